@@ -1,0 +1,209 @@
+"""One server per run, one installed template, one fresh clone of it per test.
+
+So every test makes real commits and real races, and leaves nothing to the next one.
+Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from rota._embedded import EmbeddedPostgres, find_binaries
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATE = "rota_template"
+INSTALLER = "rota_installer"
+
+Connect = Callable[..., psycopg.Connection[Any]]
+Psql = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_environment() -> Iterator[None]:
+    """Hide the developer's own database from everything that a test starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name == "DATABASE_URL" or (name.startswith("PG") and name != "PGBINDIR"):
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def sql_dir() -> Path:
+    return ROOT / "sql"
+
+
+@pytest.fixture(scope="session")
+def server(_own_environment: None) -> Iterator[EmbeddedPostgres]:
+    """The server of this run, with pg_cron where its library is installed."""
+    bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
+    settings = ["max_connections=300", "log_min_messages=log"]
+    if _has_library(bindir, "pg_cron"):
+        settings += ["shared_preload_libraries=pg_cron", "cron.database_name=postgres"]
+        settings += ["cron.use_background_workers=on"]
+    with EmbeddedPostgres(bindir=bindir, settings=settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def psql() -> Psql:
+    """Run psql as a user would; it must succeed unless *check* is false."""
+
+    def run(dsn: str, *args: str | Path, check: bool = True, **options: Any) -> Any:
+        command = ["psql", "-X", "-q", "-d", dsn, *map(str, args)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, **options)
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def admin(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[Any]]:
+    """A superuser's connection outside of the databases under test."""
+    with psycopg.connect(server.url("template1"), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def empty_database(
+    server: EmbeddedPostgres, admin: psycopg.Connection[Any]
+) -> Callable[[str], str]:
+    """Make an empty database by name; return the DSN of one who may only connect and create."""
+    admin.execute(
+        sql.SQL("create role {} login password 'installer'").format(sql.Identifier(INSTALLER))
+    )
+
+    def make(name: str) -> str:
+        database, role = sql.Identifier(name), sql.Identifier(INSTALLER)
+        admin.execute(sql.SQL("create database {} template template0").format(database))
+        admin.execute(sql.SQL("revoke all on database {} from public").format(database))
+        admin.execute(
+            sql.SQL("grant connect, create on database {} to {}").format(database, role)
+        )
+        return make_conninfo(server.url(name), user=INSTALLER, password="installer")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def template(
+    empty_database: Callable[[str], str],
+    admin: psycopg.Connection[Any],
+    psql: Psql,
+    sql_dir: Path,
+) -> str:
+    """The database that every test gets a copy of."""
+    psql(empty_database(TEMPLATE), "-f", sql_dir / "install.sql")
+    # Copying needs a database without visitors, so nobody is let in any more.
+    admin.execute(
+        sql.SQL("alter database {} allow_connections false").format(sql.Identifier(TEMPLATE))
+    )
+    return TEMPLATE
+
+
+_numbers = count(1)
+
+
+@pytest.fixture
+def dsn(
+    server: EmbeddedPostgres, admin: psycopg.Connection[Any], template: str
+) -> Iterator[str]:
+    """Where this test's own database is, as its superuser sees it."""
+    name = f"t{next(_numbers)}"
+    copying: LiteralString = "create database {} template {}"
+    if admin.info.server_version >= 150000:
+        copying += " strategy file_copy"  # twice as fast as by the log, for a small database
+    admin.execute(sql.SQL(copying).format(sql.Identifier(name), sql.Identifier(template)))
+    yield server.url(name)
+    admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def connect(dsn: str) -> Iterator[Connect]:
+    """Open one more connection to this test's database, in autocommit unless told otherwise."""
+    connections: list[psycopg.Connection[Any]] = []
+
+    def open_connection(**kwargs: Any) -> psycopg.Connection[Any]:
+        connections.append(psycopg.connect(dsn, **{"autocommit": True, **kwargs}))
+        return connections[-1]
+
+    yield open_connection
+    for connection in connections:
+        connection.close()
+
+
+@pytest.fixture
+def db(connect: Connect) -> psycopg.Connection[Any]:
+    """The connection of a test that needs one."""
+    return connect()
+
+
+class Clock:
+    """The clock of one test's database: real until `set` or `advance` stops it."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        connection.execute(
+            """
+            create schema rota_test;
+            grant usage on schema rota_test to public;
+            create table rota_test.clock (stopped_at timestamptz not null);
+            grant select on rota_test.clock to public;
+
+            create or replace function rota.now()
+                returns timestamptz
+                language plpgsql
+                stable
+                security definer
+                set search_path = pg_catalog, pg_temp
+            as $$
+            begin
+                return coalesce((select c.stopped_at from rota_test.clock as c), clock_timestamp());
+            end;
+            $$;
+            """
+        )
+
+    def now(self) -> datetime:
+        row = self._connection.execute("select rota.now()").fetchone()
+        assert row is not None
+        return row[0]  # type: ignore[no-any-return]
+
+    def set(self, moment: datetime | str) -> datetime:
+        """Stop the clock at *moment*, for every session of this database."""
+        with self._connection.transaction():
+            self._connection.execute("delete from rota_test.clock")
+            self._connection.execute("insert into rota_test.clock values (%s)", (moment,))
+        return self.now()
+
+    def advance(self, interval: timedelta | str) -> datetime:
+        """Stop the clock that much later than it shows now."""
+        row = self._connection.execute(
+            "select rota.now() + cast(%s as interval)", (interval,)
+        ).fetchone()
+        assert row is not None
+        return self.set(row[0])
+
+
+@pytest.fixture
+def clock(connect: Connect) -> Clock:
+    return Clock(connect())
+
+
+def _has_library(bindir: Path, name: str) -> bool:
+    pg_config = bindir / "pg_config"
+    if not pg_config.exists():
+        return False
+    found = subprocess.check_output([pg_config, "--pkglibdir"], text=True)
+    return Path(found.strip(), f"{name}.so").exists()
