@@ -1,0 +1,55 @@
+VENV := .venv
+BIN := $(VENV)/bin
+VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/31_version.sql)
+PYTEST = $(BIN)/python -m pytest -c tests/pytest.ini
+
+.PHONY: help demo install test test-fast test-matrix lint format check chaos dist clean setup
+
+help: ## Print this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.demo ## See jobs run, fail, retry and survive a crash (DATABASE_URL, else a throw-away server)
+	@$(BIN)/rota demo $(ARGS)
+
+install: ## Install into DATABASE_URL or the PG* defaults (ARGS="--with-roles"; see ./install.sh --help)
+	@./install.sh $(ARGS)
+
+test: $(VENV)/.dev ## Run all tests; sets up what a fresh machine lacks
+	$(PYTEST) tests $(ARGS)
+
+test-fast: $(VENV)/.dev ## Run the tests that wait for nothing
+	$(PYTEST) tests -m "not slow" $(ARGS)
+
+test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
+	$(BIN)/python tests/matrix.py $(ARGS)
+
+lint: $(VENV)/.dev ## Check style, types and the safety of the SQL
+	tests/lint.sh
+
+format: $(VENV)/.dev ## Put the Python code into its one shape
+	$(BIN)/ruff format --config python_client/pyproject.toml python_client tests
+	$(BIN)/ruff check --config python_client/pyproject.toml --fix python_client tests
+
+check: lint test ## Lint and test: what must be green before a change goes in
+
+chaos: $(VENV)/.dev ## Kill workers and servers at random and look for lost jobs
+	$(BIN)/python tests/faults/chaos.py $(ARGS)
+
+dist: ## Build dist/rota-X.Y.Z.sql, one plain file for a fresh install by any driver
+	@mkdir -p dist
+	@awk -v vars=fresh -f sql/flatten.awk sql/install.sql > dist/rota-$(VERSION).sql
+	@echo dist/rota-$(VERSION).sql
+
+clean: ## Remove what was built or downloaded
+	rm -rf $(VENV) .matrix dist
+
+setup: # bring the Debian packages that are missing; does nothing when all is there
+	@tests/setup.sh
+
+$(VENV)/.demo: python_client/pyproject.toml
+	@tests/venv.sh $(VENV) demo
+	@touch $@
+
+$(VENV)/.dev: python_client/pyproject.toml | setup
+	@tests/venv.sh $(VENV) demo,test,lint
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,297 @@
+#!/bin/sh
+# Install rota into a PostgreSQL database, look at it there, or remove it.
+set -u
+
+self=$(basename -- "$0")
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd -P) || exit 2
+
+usage() {
+    cat <<END
+Usage: ./$self [OPTION]... [URL]
+
+Install rota into a PostgreSQL database, or bring an installed one up to date.
+Everything happens in one transaction: it is all there, or nothing has changed.
+Run it as often as you like.
+
+Which database:
+  -d, --dbname URL     a URL such as postgresql://app@db.example.com/app, a libpq string
+                       such as "host=db dbname=app", or the name of a database
+                       Without it: DATABASE_URL, else the defaults of libpq, that is
+                       PGHOST, PGPORT, PGUSER, PGDATABASE, PGSERVICE and ~/.pgpass.
+The role needs CONNECT and CREATE on that database, and need not be a superuser.
+
+What to install:
+      --with-roles     also create the roles rota_producer, rota_worker, rota_operator and
+                       rota_observer (needs CREATEROLE)
+      --with-cron      also let pg_cron call rota.tick(), if that extension is there
+                       Not needed while workers run: each of them calls it too.
+      --dry-run        print the SQL and touch nothing
+
+What else it can do:
+      --status         show what is installed there and what calls tick()
+      --print-grants ACCESS ROLE
+                       print the grants that give ROLE access as producer, worker,
+                       operator or observer, to read first and then run
+      --uninstall      remove rota with all its jobs; asks first
+      --yes            do not ask
+      --version        print the version of these files
+  -h, --help           print this
+
+Exit codes: 0 done; 1 refused, not confirmed or not installed; 2 wrong usage; 3 the SQL
+failed and nothing has changed; 4 no connection; 5 psql is missing or the server is too old.
+
+Examples:
+  ./$self                                         into the database of your PG* settings
+  ./$self postgresql://app@localhost/app          into that one
+  ./$self --dry-run > rota.sql                    for a migration tool or a review
+  ./$self --print-grants worker app | psql        let the role app run jobs
+END
+}
+
+say() { printf '%s\n' "$*"; }
+
+fail() {
+    code=$1
+    shift
+    printf '%s: %s\n' "$self" "$*" >&2
+    exit "$code"
+}
+
+misused() { fail 2 "$*; see ./$self --help"; }
+
+choose() {
+    [ "$action" = install ] || misused "--$action and --$1 do not go together"
+    action=$1
+}
+
+# --- the command line
+
+action=install
+target=
+dry_run=
+with_roles=
+with_cron=
+confirmed=
+access=
+role=
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        -d | --dbname)
+            [ $# -ge 2 ] || misused "$1 needs a URL"
+            target=$2
+            shift
+            ;;
+        --dbname=*) target=${1#--dbname=} ;;
+        --with-roles) with_roles=1 ;;
+        --with-cron) with_cron=1 ;;
+        --dry-run) dry_run=1 ;;
+        --status | --uninstall | --version) choose "${1#--}" ;;
+        --print-grants)
+            [ $# -ge 3 ] || misused "--print-grants needs an access and a role"
+            choose print-grants
+            access=$2 role=$3
+            shift 2
+            ;;
+        -y | --yes) confirmed=1 ;;
+        -h | --help)
+            usage
+            exit 0
+            ;;
+        -*) misused "unknown option $1" ;;
+        '') misused "the URL is empty" ;;
+        *)
+            [ -z "$target" ] || misused "there are two databases to choose from"
+            target=$1
+            ;;
+    esac
+    shift
+done
+
+version=$(sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" "$here/sql/31_version.sql" 2>/dev/null)
+[ -n "$version" ] || fail 2 "the folder sql is not beside this script; run it from its own checkout"
+if [ "$action" = version ]; then
+    say "rota $version"
+    exit 0
+fi
+
+# --- the connection: a password leaves the command line, where any user could see it
+
+target=${target:-${DATABASE_URL:-}}
+
+# Print the target without its password; with `password`, print the password alone.
+split_target() {
+    printf '%s\n' "$target" | awk -v wanted="${1:-target}" '
+        function decode(text,    out, code) {
+            while (match(text, /%[0-9A-Fa-f][0-9A-Fa-f]/)) {
+                code = index(hex, tolower(substr(text, RSTART + 1, 1))) * 16 - 17
+                code += index(hex, tolower(substr(text, RSTART + 2, 1)))
+                out = out substr(text, 1, RSTART - 1) sprintf("%c", code)
+                text = substr(text, RSTART + 3)
+            }
+            return out text
+        }
+        function cut(length_of_name) {
+            password = substr(rest, RSTART + length_of_name, RLENGTH - length_of_name)
+            rest = substr(rest, 1, RSTART - 1) substr(rest, RSTART + RLENGTH)
+        }
+        BEGIN { hex = "0123456789abcdef" }
+        { rest = rest (NR > 1 ? "\n" : "") $0 }
+        END {
+            if (match(rest, /^postgres(ql)?:\/\//)) {
+                scheme = substr(rest, 1, RLENGTH)
+                rest = substr(rest, RLENGTH + 1)
+                if (match(rest, /^[^:@\/]*:[^@\/]*@/)) {
+                    match(rest, /:[^@\/]*/)
+                    cut(1)
+                    password = decode(password)
+                }
+                if (match(rest, /[?&]password=[^&]*/)) {
+                    first = substr(rest, RSTART, 1)
+                    cut(10)
+                    password = decode(password)
+                    if (first == "?") sub(/&/, "?", rest)
+                }
+                rest = scheme rest
+            } else if (rest ~ /=/) {
+                rest = " " rest
+                if (match(rest, /[ \t]password[ \t]*=[ \t]*(\047([^\047\\]|\\.)*\047|[^ \t\047]([^ \t\\]|\\.)*)/)) {
+                    cut(1)
+                    sub(/^password[ \t]*=[ \t]*/, "", password)
+                    if (password ~ /^\047/) password = substr(password, 2, length(password) - 2)
+                    gsub(/\\/, "", password)
+                }
+                sub(/^[ \t]+/, "", rest)
+            }
+            print (wanted == "password" ? password : rest)
+        }'
+}
+
+case $target in
+    *sslpassword*) fail 2 "put sslpassword into a service file and name that with PGSERVICE" ;;
+    *password* | postgres*:*@*)
+        password=$(LC_ALL=C split_target password)
+        target=$(LC_ALL=C split_target)
+        [ -z "$password" ] || export PGPASSWORD="$password"
+        ;;
+esac
+# What libpq cannot read it repeats in its message, password and all.
+case ${target%%\?*} in
+    postgres*://*@*@* | postgres*://*[:/]*@*)
+        fail 2 "the URL cannot be read; write @ : / of a password as %40 %3A %2F"
+        ;;
+esac
+
+command -v psql >/dev/null 2>&1 ||
+    fail 5 "psql is missing; install the PostgreSQL client (Debian: apt install postgresql-client)"
+
+export PGAPPNAME='rota install' PGCLIENTENCODING=UTF8
+
+run_psql() {
+    if [ -n "$target" ]; then
+        psql -X -q -v ON_ERROR_STOP=1 -d "$target" "$@"
+    else
+        psql -X -q -v ON_ERROR_STOP=1 "$@"
+    fi
+}
+
+ask() { run_psql -A -t -c "$1"; }
+
+# --- the actions
+
+require_installed() {
+    [ "$installed" = t ] || fail 1 "rota is not installed in $place"
+}
+
+print_sql() {
+    vars="${with_roles:+with_roles }${with_cron:+with_cron }"
+    applied=
+    if [ "$installed" = t ]; then
+        applied=$(ask 'select id from rota.upgrade_log order by id' | tr '\n' ' ')
+    else
+        vars="${vars}fresh"
+    fi
+    awk -v vars="$vars" -v applied="$applied" -f "$here/sql/flatten.awk" "$1" || exit 2
+}
+
+show_status() {
+    say "where         $place"
+    say "server        PostgreSQL $server_version"
+    if [ "$installed" != t ]; then
+        say "rota          not installed (these files: $version)"
+        exit 1
+    fi
+    say "rota          $(ask 'select rota.version()') (these files: $version)"
+    cron=$(ask "select extversion from pg_extension where extname = 'pg_cron'")
+    say "pg_cron       ${cron:-not in this database}"
+    ticker=
+    if [ "$(ask "select has_schema_privilege(to_regnamespace('cron'), 'usage')")" = t ]; then
+        ticker=$(ask "
+            select string_agg(concat('pg_cron, ', j.schedule,
+                                     case when not j.active then ' (switched off)' end), '; ')
+            from cron.job as j
+            where j.command like '%rota.tick%' and j.database = current_database()")
+    fi
+    say "ticker        ${ticker:-the workers, while one runs (this role has no pg_cron job for it)}"
+    say "live jobs     $(ask 'select count(*) from rota.jobs')"
+}
+
+uninstall() {
+    require_installed
+    live=$(ask 'select count(*) from rota.jobs') || exit 3
+    kept=$(ask 'select count(*) from rota.finished_jobs') || exit 3
+    if [ -z "$confirmed" ]; then
+        say "This removes rota from $place, with its $live live jobs,"
+        say "its history of $kept finished jobs, and all settings of queues."
+        [ -t 0 ] || fail 1 "nobody to ask; add --yes if you are sure"
+        printf 'Remove it? [y/N] '
+        read -r answer || answer=
+        case $answer in
+            [yY] | [yY][eE][sS]) ;;
+            *) fail 1 "nothing was removed" ;;
+        esac
+    fi
+    run_psql -f "$here/sql/uninstall.sql" || fail 3 "nothing was removed"
+    say "rota is removed from $place: $live live jobs, $kept finished jobs."
+}
+
+install() {
+    before=
+    [ "$installed" != t ] || before=$(ask 'select rota.version()')
+    run_psql ${with_roles:+-v with_roles=1} ${with_cron:+-v with_cron=1} \
+        -f "$here/sql/install.sql" || fail 3 "the SQL failed; nothing has changed in $place"
+    if [ -n "$before" ]; then
+        say "rota $version is up to date in $place (it was $before)."
+    else
+        say "rota $version is installed in $place. Try it:"
+        say "    select rota.enqueue('hello', '{\"name\": \"world\"}');"
+        say "    select * from rota.claim_jobs('me');"
+    fi
+}
+
+if ! facts=$(ask "
+    select current_setting('server_version_num')::int / 10000, current_setting('server_version'),
+           to_regclass('rota.upgrade_log') is not null,
+           format('database %s (role %s)', current_database(), current_user)"); then
+    [ -n "$dry_run" ] || fail 4 "no connection to the database"
+    say "$self: no connection, so this is the SQL for a database without rota" >&2
+    facts='99|unknown|f|no database'
+fi
+IFS='|' read -r major server_version installed place <<END
+$facts
+END
+[ "$major" -ge 14 ] || fail 5 "rota needs PostgreSQL 14 or newer, and this server is $server_version"
+
+case $action${dry_run:+ dry} in
+    install) install ;;
+    'install dry') print_sql "$here/sql/install.sql" ;;
+    uninstall) uninstall ;;
+    'uninstall dry') print_sql "$here/sql/uninstall.sql" ;;
+    status*) show_status ;;
+    print-grants*)
+        require_installed
+        run_psql -A -t -v access="$access" -v role="$role" <<'END' || exit 3
+select g.statement from rota.grant_statements(:'access', :'role') as g(statement);
+END
+        ;;
+esac
