@@ -1,0 +1,237 @@
+/*
+ * 32_checks.sql -- how a bad argument is refused.
+ *
+ * Every public function looks at its arguments before it touches a row, and refuses with
+ * SQLSTATE 22023 and a message that begins with the argument's name.  null for a required
+ * argument is an error and never means "everything".
+ */
+
+create or replace function rota._refuse(argument text, problem text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using
+        errcode = 'invalid_parameter_value',
+        message = format('%s %s', _refuse.argument, _refuse.problem);
+end;
+$$;
+
+create or replace function rota._check_name(argument text, name text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_name.name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$' then
+        return;
+    end if;
+
+    perform rota._refuse(_check_name.argument, format(
+        'must be 1 to 63 of the characters A-Z a-z 0-9 _ . : / - and begin with a letter or '
+        'digit, got %L', left(_check_name.name, 80)));
+end;
+$$;
+
+create or replace function rota._check_names(argument text, names text[])
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_names.names is null
+      or cardinality(_check_names.names) not between 1 and 1000 then
+        perform rota._refuse(_check_names.argument, format('must be 1 to 1000 names, got %s',
+            coalesce(cardinality(_check_names.names)::text, 'null')));
+    end if;
+    perform rota._check_name(_check_names.argument, n.name)
+    from unnest(_check_names.names) as n (name);
+end;
+$$;
+
+create or replace function rota._check_text(argument text, value text, longest integer)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if char_length(_check_text.value) between 1 and _check_text.longest then
+        return;
+    end if;
+
+    perform rota._refuse(_check_text.argument, format('must be 1 to %s characters, got %s',
+        _check_text.longest, coalesce(char_length(_check_text.value)::text, 'null')));
+end;
+$$;
+
+create or replace function rota._check_interval(
+    argument text,
+    value interval,
+    shortest interval,
+    longest interval
+)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_interval.value >= _check_interval.shortest
+      and _check_interval.value <= _check_interval.longest then
+        return;
+    end if;
+
+    perform rota._refuse(_check_interval.argument, format('must be %s to %s, got %s',
+        _check_interval.shortest, _check_interval.longest,
+        coalesce(_check_interval.value::text, 'null')));
+end;
+$$;
+
+create or replace function rota._check_lease(argument text, lease interval)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_lease.lease is not null then
+        perform rota._check_interval(
+            _check_lease.argument, _check_lease.lease, '1 millisecond', '30 days');
+    end if;
+end;
+$$;
+
+create or replace function rota._check_run_at(argument text, run_at timestamptz)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_run_at.run_at is null or not isfinite(_check_run_at.run_at) then
+        perform rota._refuse(_check_run_at.argument, format('must be a finite time, got %s',
+            coalesce(_check_run_at.run_at::text, 'null')));
+    end if;
+end;
+$$;
+
+create or replace function rota._check_priority(argument text, priority integer)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_priority.priority is null
+      or _check_priority.priority not between -32768 and 32767 then
+        perform rota._refuse(_check_priority.argument, format('must be -32768 to 32767, got %s',
+            coalesce(_check_priority.priority::text, 'null')));
+    end if;
+end;
+$$;
+
+create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_job_ref.job_id is null then
+        perform rota._refuse('job_id', 'must not be null');
+    elsif _check_job_ref.lease_token is null then
+        perform rota._refuse('lease_token', 'must not be null');
+    end if;
+end;
+$$;
+
+create or replace function rota._check_job_refs(job_ids bigint[], lease_tokens bigint[])
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_job_refs.job_ids is null
+      or array_position(_check_job_refs.job_ids, null) is not null then
+        perform rota._refuse('job_ids', 'must not be null or hold a null');
+    elsif _check_job_refs.lease_tokens is null
+      or array_position(_check_job_refs.lease_tokens, null) is not null then
+        perform rota._refuse('lease_tokens', 'must not be null or hold a null');
+    elsif cardinality(_check_job_refs.job_ids) > 1000 then
+        perform rota._refuse('job_ids', format('must be at most 1000, got %s',
+            cardinality(_check_job_refs.job_ids)));
+    elsif cardinality(_check_job_refs.job_ids) <> cardinality(_check_job_refs.lease_tokens) then
+        perform rota._refuse('lease_tokens', format('must be as many as job_ids (%s), got %s',
+            cardinality(_check_job_refs.job_ids), cardinality(_check_job_refs.lease_tokens)));
+    elsif array_ndims(_check_job_refs.job_ids) > 1
+      or array_ndims(_check_job_refs.lease_tokens) > 1
+      or array_lower(_check_job_refs.job_ids, 1) <> 1
+      or array_lower(_check_job_refs.lease_tokens, 1) <> 1 then
+        perform rota._refuse('job_ids', 'and lease_tokens must be plain lists');
+    end if;
+end;
+$$;
+
+/*
+ * The answer to a caller whose (job_id, lease_token) matched no running job.  A job that
+ * ended under this very token is RT003; anything else was claimed by somebody else or given
+ * back since, and is RT002.
+ */
+create or replace function rota._raise_lost(job_id bigint, lease_token bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_status text;
+    v_lease_token bigint;
+begin
+    select r.status, r.lease_token
+    into v_status, v_lease_token
+    from (
+        select j.status, j.lease_token from rota.jobs as j where j.id = _raise_lost.job_id
+        union all
+        select f.status, f.lease_token
+        from rota.finished_jobs as f
+        where f.id = _raise_lost.job_id
+    ) as r
+    limit 1;
+
+    if v_status is null then
+        perform rota._raise_not_found(_raise_lost.job_id);
+    elsif v_lease_token = _raise_lost.lease_token
+      and v_status in ('succeeded', 'dead', 'cancelled') then
+        raise exception using
+            errcode = 'RT003',
+            message = format('job %s already ended as %s', _raise_lost.job_id, v_status),
+            hint = 'Its outcome stands; retry_job() runs it again.';
+    else
+        raise exception using
+            errcode = 'RT002',
+            message = format('job %s: lease %s is lost, the job is now %s',
+                _raise_lost.job_id, _raise_lost.lease_token, v_status),
+            hint = 'Stop working on it and roll back: the lease ended, or the job was given back.';
+    end if;
+end;
+$$;
+
+create or replace function rota._raise_not_found(job_id bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using
+        errcode = 'RT001',
+        message = format('job %s not found', _raise_not_found.job_id),
+        hint = 'It never existed, or retention has removed it.';
+end;
+$$;

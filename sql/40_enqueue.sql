@@ -1,0 +1,313 @@
+/*
+ * 40_enqueue.sql -- put a job in.
+ *
+ * Enqueue is part of the caller's transaction: rolled back means no job, and no worker sees
+ * it before the commit.
+ *
+ * An idempotency key is unique among live jobs, held by a unique index and nothing else.  If
+ * another transaction is just inserting the same key, the insert waits for its end: after its
+ * commit we return its job, after its rollback ours goes in.  The job found may end between
+ * the two statements; hence the loops, which turn only then.
+ *
+ * enqueue_many() inserts in the order of the keys.  Two calls that share keys therefore wait
+ * for each other in one direction only and cannot deadlock.
+ */
+
+create or replace function rota.enqueue(
+    job_type text,
+    payload jsonb default '{}',
+    queue text default 'default',
+    run_at timestamptz default null,
+    delay interval default null,
+    priority integer default 0,
+    max_attempts integer default null,
+    lease interval default null,
+    backoff jsonb default null,
+    idempotency_key text default null
+)
+    returns bigint
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+as $$
+-- The conflict target names a column that is also an argument.
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := rota.now();
+    v_max_attempts integer := enqueue.max_attempts;
+    v_job_id bigint;
+begin
+    perform rota._check_new_job(
+        '', enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.delay,
+        enqueue.priority, enqueue.max_attempts, enqueue.lease, enqueue.backoff,
+        enqueue.idempotency_key);
+
+    if v_max_attempts is null then
+        select q.max_attempts into v_max_attempts
+        from rota.queues as q
+        where q.queue = enqueue.queue;
+    end if;
+
+    loop
+        insert into rota.jobs as j (
+            queue, job_type, payload, priority, max_attempts, lease, backoff,
+            idempotency_key, status, run_at, created_at, updated_at
+        )
+        values (
+            enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
+            coalesce(v_max_attempts, 10), enqueue.lease, enqueue.backoff,
+            enqueue.idempotency_key, 'queued',
+            coalesce(enqueue.run_at, v_now + coalesce(enqueue.delay, '0')), v_now, v_now
+        )
+        on conflict (idempotency_key) where idempotency_key is not null do nothing
+        returning j.id into v_job_id;
+        exit when found;
+
+        select j.id into v_job_id
+        from rota.jobs as j
+        where j.idempotency_key = enqueue.idempotency_key;
+        exit when found;
+    end loop;
+
+    return v_job_id;
+end;
+$$;
+
+comment on function rota.enqueue(
+    text, jsonb, text, timestamptz, interval, integer, integer, interval, jsonb, text) is
+    'Add one job and return its id, or the id of the live job that has the same '
+    'idempotency_key; raises 22023 for a bad argument.';
+
+create or replace function rota.enqueue_many(jobs jsonb)
+    returns table (ordinal integer, job_id bigint, is_new boolean)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := rota.now();
+    v_new_ids bigint[];
+    v_ids bigint[];
+begin
+    perform rota._check_new_jobs(enqueue_many.jobs);
+    v_new_ids := array(
+        select nextval('rota.jobs_id_seq')
+        from generate_series(1, jsonb_array_length(enqueue_many.jobs))
+    );
+    v_ids := array_fill(null::bigint, array[cardinality(v_new_ids)]);
+
+    while array_position(v_ids, null) is not null loop
+        insert into rota.jobs (
+            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
+            idempotency_key, status, run_at, created_at, updated_at
+        )
+        overriding system value
+        select
+            v_new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
+            coalesce(n.max_attempts, q.max_attempts, 10), n.lease, n.backoff,
+            n.idempotency_key, 'queued',
+            coalesce(n.run_at, v_now + coalesce(n.delay, '0')), v_now, v_now
+        from rota._new_jobs(enqueue_many.jobs) as n
+        left join rota.queues as q on q.queue = n.queue
+        where v_ids[n.ordinal] is null
+        order by n.idempotency_key, n.ordinal
+        on conflict (idempotency_key) where idempotency_key is not null do nothing;
+
+        v_ids := array(
+            select coalesce(
+                v_ids[n.ordinal],
+                case when n.idempotency_key is null then v_new_ids[n.ordinal] else j.id end
+            )
+            from rota._new_jobs(enqueue_many.jobs) as n
+            left join rota.jobs as j on j.idempotency_key = n.idempotency_key
+            order by n.ordinal
+        );
+    end loop;
+
+    return query
+    select i.ordinal::integer, v_ids[i.ordinal], v_ids[i.ordinal] = i.new_id
+    from unnest(v_new_ids) with ordinality as i (new_id, ordinal)
+    order by i.ordinal;
+end;
+$$;
+
+comment on function rota.enqueue_many(jsonb) is
+    'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
+    'return one row for each in the same order; raises 22023 for a bad one, naming it.';
+
+/* The objects as typed rows, defaults filled in. */
+create or replace function rota._new_jobs(jobs jsonb)
+    returns table (
+        ordinal bigint,
+        job_type text,
+        payload jsonb,
+        queue text,
+        run_at timestamptz,
+        delay interval,
+        priority integer,
+        max_attempts integer,
+        lease interval,
+        backoff jsonb,
+        idempotency_key text
+    )
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return query
+    select
+        n.ordinal, n.job_type,
+        case when jsonb_typeof(n.payload) = 'null' then '{}' else coalesce(n.payload, '{}') end,
+        coalesce(n.queue, 'default'), n.run_at, n.delay, coalesce(n.priority, 0),
+        n.max_attempts, n.lease, nullif(n.backoff, 'null'), n.idempotency_key
+    from rows from (
+        jsonb_to_recordset(_new_jobs.jobs) as (
+            job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
+            priority integer, max_attempts integer, lease interval, backoff jsonb,
+            idempotency_key text
+        )
+    ) with ordinality as n (
+        job_type, payload, queue, run_at, delay, priority, max_attempts, lease, backoff,
+        idempotency_key, ordinal
+    );
+end;
+$$;
+
+create or replace function rota._check_new_jobs(jobs jsonb)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    c_keys constant text[] := array[
+        'job_type', 'payload', 'queue', 'run_at', 'delay', 'priority', 'max_attempts',
+        'lease', 'backoff', 'idempotency_key'];
+    v_ordinal bigint;
+    v_job jsonb;
+begin
+    if jsonb_typeof(_check_new_jobs.jobs) is distinct from 'array' then
+        perform rota._refuse('jobs', 'must be an array of objects');
+    elsif jsonb_array_length(_check_new_jobs.jobs) > 10000 then
+        perform rota._refuse('jobs', format('must be at most 10000, got %s',
+            jsonb_array_length(_check_new_jobs.jobs)));
+    end if;
+
+    for v_ordinal, v_job in
+        select e.ordinal, e.job
+        from jsonb_array_elements(_check_new_jobs.jobs) with ordinality as e (job, ordinal)
+        where case jsonb_typeof(e.job) when 'object' then e.job - c_keys <> '{}' else true end
+        limit 1
+    loop
+        perform rota._refuse(format('jobs[%s]', v_ordinal), coalesce(
+            (
+                select format('has an unknown key %L', k.key)
+                from jsonb_each(case jsonb_typeof(v_job) when 'object' then v_job - c_keys end) as k
+                limit 1
+            ),
+            'must be an object'));
+    end loop;
+
+    -- Nothing is written in this block, so it costs no transaction id.
+    begin
+        perform rota._check_new_job(
+            format('jobs[%s].', n.ordinal), n.job_type, n.payload, n.queue, n.run_at, n.delay,
+            n.priority, n.max_attempts, n.lease, n.backoff, n.idempotency_key)
+        from rota._new_jobs(_check_new_jobs.jobs) as n;
+    exception
+        when invalid_parameter_value then
+            raise;
+        when data_exception then
+            perform rota._refuse(format('jobs[%s].%s', f.ordinal, f.key), f.problem)
+            from (
+                select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
+                from jsonb_array_elements(_check_new_jobs.jobs) with ordinality as e (job, ordinal)
+                cross join jsonb_each_text(e.job) as k
+            ) as f
+            where f.problem is not null
+            limit 1;
+            raise;
+    end;
+end;
+$$;
+
+/* Why a text is no value of the argument's type; null if it is one. */
+create or replace function rota._cast_problem(argument text, value text)
+    returns text
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    case _cast_problem.argument
+        when 'run_at' then perform _cast_problem.value::timestamptz;
+        when 'delay', 'lease' then perform _cast_problem.value::interval;
+        when 'priority', 'max_attempts' then perform _cast_problem.value::integer;
+        else null;
+    end case;
+    return null;
+exception
+    when data_exception then
+        return format('is not valid: %s', sqlerrm);
+end;
+$$;
+
+/* The rules for one new job; *prefix* says which of many it is. */
+create or replace function rota._check_new_job(
+    prefix text,
+    job_type text,
+    payload jsonb,
+    queue text,
+    run_at timestamptz,
+    delay interval,
+    priority integer,
+    max_attempts integer,
+    lease interval,
+    backoff jsonb,
+    idempotency_key text
+)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_name(_check_new_job.prefix || 'job_type', _check_new_job.job_type);
+    if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then
+        perform rota._refuse(_check_new_job.prefix || 'payload', 'must be a JSON object');
+    elsif pg_column_size(_check_new_job.payload) > 1048576 then
+        perform rota._refuse(_check_new_job.prefix || 'payload', format(
+            'must be at most 1 MiB, got %s bytes; keep the blob elsewhere and send its id',
+            pg_column_size(_check_new_job.payload)));
+    end if;
+    perform rota._check_name(_check_new_job.prefix || 'queue', _check_new_job.queue);
+    if _check_new_job.run_at is not null then
+        perform rota._check_run_at(_check_new_job.prefix || 'run_at', _check_new_job.run_at);
+    end if;
+    if _check_new_job.delay is not null then
+        perform rota._check_interval(
+            _check_new_job.prefix || 'delay', _check_new_job.delay, '0', '100 years');
+        if _check_new_job.run_at is not null then
+            perform rota._refuse(
+                _check_new_job.prefix || 'delay', 'and run_at must not both be given');
+        end if;
+    end if;
+    perform rota._check_priority(_check_new_job.prefix || 'priority', _check_new_job.priority);
+    if _check_new_job.max_attempts < 1 then
+        perform rota._refuse(_check_new_job.prefix || 'max_attempts',
+            format('must be at least 1, got %s', _check_new_job.max_attempts));
+    end if;
+    perform rota._check_lease(_check_new_job.prefix || 'lease', _check_new_job.lease);
+    perform rota._check_backoff(_check_new_job.prefix || 'backoff', _check_new_job.backoff);
+    if _check_new_job.idempotency_key is not null then
+        perform rota._check_text(
+            _check_new_job.prefix || 'idempotency_key', _check_new_job.idempotency_key, 255);
+    end if;
+end;
+$$;

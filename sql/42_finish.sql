@@ -1,0 +1,192 @@
+/*
+ * 42_finish.sql -- a job did its work.
+ *
+ * Every way out of the live table is one statement in _end_jobs(): it deletes the row and
+ * writes it to the history.  The deleted row is the proof that the job was there, with this
+ * token and in this state; so of two that want to end a job exactly one does, and what the
+ * other had written in its transaction rolls back with the error it gets.
+ *
+ * A worker whose answer was lost asks again with the same token and is told
+ * already_finished.
+ */
+
+create or replace function rota.finish_job(
+    job_id bigint,
+    lease_token bigint,
+    result jsonb default null
+)
+    returns text
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+begin
+    perform rota._check_job_ref(finish_job.job_id, finish_job.lease_token);
+    perform rota._check_result('result', finish_job.result);
+
+    if cardinality(rota._end_jobs(
+        array[finish_job.job_id], array[finish_job.lease_token], 'running', 'succeeded',
+        case when finish_job.result is not null then jsonb_build_array(finish_job.result) end
+    )) = 1 then
+        return 'finished';
+    elsif rota._is_finished(finish_job.job_id, finish_job.lease_token) then
+        return 'already_finished';
+    end if;
+
+    perform rota._raise_lost(finish_job.job_id, finish_job.lease_token);
+end;
+$$;
+
+comment on function rota.finish_job(bigint, bigint, jsonb) is
+    'End a running job as succeeded and return finished, or already_finished if this token '
+    'did so before; raises RT002 if the lease is lost, RT003 if it ended otherwise, RT001.';
+
+create or replace function rota.finish_jobs(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    results jsonb default null
+)
+    returns table (job_id bigint, outcome text)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    v_ended bigint[];
+begin
+    perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
+    perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
+
+    v_ended := rota._end_jobs(
+        finish_jobs.job_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
+        finish_jobs.results);
+
+    return query
+    select
+        t.job_id,
+        case
+            when e.job_id is not null then 'finished'
+            when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
+            else 'lost'
+        end
+    from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens)
+        with ordinality as t (job_id, lease_token, ordinal)
+    left join unnest(v_ended) as e (job_id) on e.job_id = t.job_id
+    order by t.ordinal;
+end;
+$$;
+
+comment on function rota.finish_jobs(bigint[], bigint[], jsonb) is
+    'End up to 1000 running jobs as succeeded and return finished, already_finished or lost '
+    'for each in the order given; results is an array as long as job_ids; raises 22023.';
+
+/*
+ * Move jobs from old_status to new_status and into the history; returns the ids moved.
+ *
+ * An index scan for `= any` goes in the order of the key, so two batches that share jobs lock
+ * them in the same order and cannot deadlock.  The pair (id, token) is matched by position,
+ * which keeps the statement free of joins whose cost the planner could misjudge.
+ */
+create or replace function rota._end_jobs(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    old_status text,
+    new_status text,
+    results jsonb default null
+)
+    returns bigint[]
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_ended bigint[];
+begin
+    with ended as (
+        delete from rota.jobs as j
+        where j.id = any(_end_jobs.job_ids)
+          and j.lease_token = _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)]
+          and j.status = _end_jobs.old_status
+        returning
+            j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
+            j.backoff, j.idempotency_key, j.run_at, j.attempts, j.lease_token, j.locked_by,
+            j.cancel_requested_at, j.cancel_reason, j.progress_percent, j.progress_message,
+            j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at
+    ),
+    archived as (
+        insert into rota.finished_jobs (
+            id, queue, job_type, payload, priority, max_attempts, lease,
+            backoff, idempotency_key, run_at, attempts, lease_token, locked_by,
+            cancel_requested_at, cancel_reason, progress_percent, progress_message,
+            last_error, error_type, failed_at, created_at, started_at,
+            status, updated_at, finished_at, result
+        )
+        select
+            e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
+            e.backoff, e.idempotency_key, e.run_at, e.attempts, e.lease_token, e.locked_by,
+            e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
+            e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
+            _end_jobs.new_status, v_now, v_now,
+            nullif(_end_jobs.results -> (array_position(_end_jobs.job_ids, e.id) - 1), 'null')
+        from ended as e
+    )
+    select coalesce(array_agg(e.id), '{}') into v_ended from ended as e;
+    return v_ended;
+end;
+$$;
+
+create or replace function rota._is_finished(job_id bigint, lease_token bigint)
+    returns boolean
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (
+        select
+        from rota.finished_jobs as f
+        where f.id = _is_finished.job_id
+          and f.lease_token = _is_finished.lease_token
+          and f.status = 'succeeded'
+    );
+end;
+$$;
+
+create or replace function rota._check_result(argument text, result jsonb)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if pg_column_size(_check_result.result) > 1048576 then
+        perform rota._refuse(_check_result.argument, format('must be at most 1 MiB, got %s bytes',
+            pg_column_size(_check_result.result)));
+    end if;
+end;
+$$;
+
+create or replace function rota._check_results(results jsonb, expected integer)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_results.results is null then
+        return;
+    elsif jsonb_typeof(_check_results.results) <> 'array'
+      or jsonb_array_length(_check_results.results) <> _check_results.expected then
+        perform rota._refuse('results', format(
+            'must be an array as long as job_ids (%s)', _check_results.expected));
+    end if;
+    perform rota._check_result(format('results[%s]', r.ordinal), r.result)
+    from jsonb_array_elements(_check_results.results) with ordinality as r (result, ordinal);
+end;
+$$;

@@ -1,0 +1,308 @@
+/*
+ * 44_control.sql -- what an operator does to one job.
+ *
+ * Each of these locks the job's row first, so it happens wholly before or wholly after a
+ * claim, a finish or a sweep of the same job, and says what it found.  A job that moves
+ * between jobs and finished_jobs while we look is looked for again.
+ *
+ * Nobody can stop a worker from outside.  cancel_job() therefore ends a waiting job at once,
+ * but of a running one it only asks; the worker learns of it at its next heartbeat.
+ */
+
+create or replace function rota.retry_job(job_id bigint, is_forced boolean default false)
+    returns text
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+as $$
+declare
+    v_status text;
+begin
+    perform rota._check_job_ref(retry_job.job_id, 0);
+    if retry_job.is_forced is null then
+        perform rota._refuse('is_forced', 'must not be null');
+    end if;
+
+    for v_round in 1..3 loop
+        select j.status
+        into v_status
+        from rota.jobs as j
+        where j.id = retry_job.job_id
+        for update;
+
+        if found then
+            if v_status = 'running' and not retry_job.is_forced then
+                perform rota._raise_running(retry_job.job_id);
+            end if;
+            perform rota._requeue(retry_job.job_id);
+            return 'queued';
+        elsif rota._revive(retry_job.job_id) then
+            return 'queued';
+        end if;
+    end loop;
+
+    perform rota._raise_not_found(retry_job.job_id);
+end;
+$$;
+
+comment on function rota.retry_job(bigint, boolean) is
+    'Run a job again now: a waiting one at once, an ended one with all its attempts, a running '
+    'one only if forced (its worker loses the lease); raises RT001, RT007 if its '
+    'idempotency_key is taken, RT008 if it is running.';
+
+/* A live job, back to the head of its lane; whoever ran it has lost the lease. */
+create or replace function rota._requeue(job_id bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update rota.jobs as j
+    set status = 'queued',
+        run_at = least(j.run_at, rota.now()),
+        attempts = least(j.attempts, j.max_attempts - 1),
+        lease_token = j.lease_token + (j.status = 'running')::integer,
+        locked_by = null,
+        locked_until = null,
+        cancel_requested_at = null,
+        cancel_reason = null,
+        updated_at = rota.now()
+    where j.id = _requeue.job_id;
+end;
+$$;
+
+/* An ended job, back to life with its id and its token; false if there is none. */
+create or replace function rota._revive(job_id bigint)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_key text;
+    v_other_id bigint;
+    v_found boolean;
+    v_revived bigint;
+begin
+    with ended as (
+        delete from rota.finished_jobs as f
+        where f.id = _revive.job_id
+        returning
+            f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease, f.backoff,
+            f.idempotency_key, f.lease_token, f.last_error, f.error_type, f.failed_at, f.created_at
+    ),
+    revived as (
+        insert into rota.jobs as j (
+            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
+            idempotency_key, lease_token, last_error, error_type, failed_at, created_at,
+            status, run_at, updated_at
+        )
+        overriding system value
+        select
+            e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease, e.backoff,
+            e.idempotency_key, e.lease_token, e.last_error, e.error_type, e.failed_at, e.created_at,
+            'queued', v_now, v_now
+        from ended as e
+        on conflict (idempotency_key) where idempotency_key is not null do nothing
+        returning j.id
+    )
+    select e.idempotency_key, true, r.id
+    into v_key, v_found, v_revived
+    from ended as e
+    left join revived as r on r.id = e.id;
+
+    if v_found and v_revived is null then
+        select j.id into v_other_id from rota.jobs as j where j.idempotency_key = v_key;
+        raise exception using
+            errcode = 'RT007',
+            message = format('job %s: its idempotency_key %L is taken by job %s',
+                _revive.job_id, v_key, v_other_id),
+            hint = 'Wait for that job, or cancel it first.';
+    end if;
+    return coalesce(v_found, false);
+end;
+$$;
+
+create or replace function rota.cancel_job(job_id bigint, reason text default null)
+    returns text
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+as $$
+declare
+    v_status text;
+    v_lease_token bigint;
+begin
+    perform rota._check_job_ref(cancel_job.job_id, 0);
+
+    for v_round in 1..3 loop
+        select j.status, j.lease_token
+        into v_status, v_lease_token
+        from rota.jobs as j
+        where j.id = cancel_job.job_id
+        for update;
+
+        if found then
+            return rota._cancel(cancel_job.job_id, v_lease_token, v_status, cancel_job.reason);
+        end if;
+
+        select f.status into v_status from rota.finished_jobs as f where f.id = cancel_job.job_id;
+        if v_status = 'cancelled' then
+            return v_status;
+        elsif found then
+            perform rota._raise_not_live(cancel_job.job_id);
+        end if;
+    end loop;
+
+    perform rota._raise_not_found(cancel_job.job_id);
+end;
+$$;
+
+comment on function rota.cancel_job(bigint, text) is
+    'Cancel a waiting job and return cancelled, or ask for the cancel of a running one and '
+    'return running; raises RT001 if there is no such job, RT003 if it ended otherwise.';
+
+create or replace function rota._cancel(
+    job_id bigint,
+    lease_token bigint,
+    status text,
+    reason text
+)
+    returns text
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update rota.jobs as j
+    set cancel_requested_at = case
+            when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now())
+        end,
+        cancel_reason = coalesce(left(_cancel.reason, 1000), j.cancel_reason),
+        updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
+    where j.id = _cancel.job_id
+      and j.lease_token = _cancel.lease_token;
+
+    if _cancel.status = 'running' then
+        return 'running';
+    end if;
+
+    perform rota._end_jobs(
+        array[_cancel.job_id], array[_cancel.lease_token], _cancel.status, 'cancelled');
+    return 'cancelled';
+end;
+$$;
+
+create or replace function rota.set_priority(job_id bigint, priority integer)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+as $$
+begin
+    perform rota._check_job_ref(set_priority.job_id, 0);
+    perform rota._check_priority('priority', set_priority.priority);
+
+    update rota.jobs as j
+    set priority = set_priority.priority,
+        updated_at = rota.now()
+    where j.id = set_priority.job_id;
+
+    if not found then
+        perform rota._raise_not_live(set_priority.job_id);
+    end if;
+end;
+$$;
+
+comment on function rota.set_priority(bigint, integer) is
+    'Change the priority of a live job, for a running one that of its retries; raises RT001 if '
+    'there is no such job, RT003 if it has ended, 22023.';
+
+create or replace function rota.reschedule_job(
+    job_id bigint,
+    run_at timestamptz default null,
+    delay interval default null
+)
+    returns timestamptz
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+as $$
+declare
+    v_status text;
+    v_run_at timestamptz;
+begin
+    perform rota._check_job_ref(reschedule_job.job_id, 0);
+    if (reschedule_job.run_at is null) = (reschedule_job.delay is null) then
+        perform rota._refuse('run_at', 'or delay must be given, and not both');
+    elsif reschedule_job.delay is not null then
+        perform rota._check_interval('delay', reschedule_job.delay, '0', '100 years');
+    else
+        perform rota._check_run_at('run_at', reschedule_job.run_at);
+    end if;
+
+    select j.status
+    into v_status
+    from rota.jobs as j
+    where j.id = reschedule_job.job_id
+    for update;
+    if not found then
+        perform rota._raise_not_live(reschedule_job.job_id);
+    elsif v_status = 'running' then
+        perform rota._raise_running(reschedule_job.job_id);
+    end if;
+
+    update rota.jobs as j
+    set run_at = coalesce(reschedule_job.run_at, rota.now() + reschedule_job.delay),
+        updated_at = rota.now()
+    where j.id = reschedule_job.job_id
+    returning j.run_at into v_run_at;
+    return v_run_at;
+end;
+$$;
+
+comment on function rota.reschedule_job(bigint, timestamptz, interval) is
+    'Move the next try of a waiting job and return its time; raises RT001 if there is no such '
+    'job, RT003 if it has ended, RT008 if it is running, 22023.';
+
+create or replace function rota._raise_running(job_id bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using
+        errcode = 'RT008',
+        message = format('job %s is running', _raise_running.job_id),
+        hint = 'Wait for its end, or take it away from its worker with '
+            'retry_job(…, is_forced => true).';
+end;
+$$;
+
+/* For a job that is not in the live table: it has ended, or it does not exist. */
+create or replace function rota._raise_not_live(job_id bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_status text;
+begin
+    select f.status into v_status from rota.finished_jobs as f where f.id = _raise_not_live.job_id;
+    if not found then
+        perform rota._raise_not_found(_raise_not_live.job_id);
+    end if;
+    raise exception using
+        errcode = 'RT003',
+        message = format('job %s already ended as %s', _raise_not_live.job_id, v_status),
+        hint = 'retry_job() runs it again.';
+end;
+$$;

@@ -1,0 +1,94 @@
+/*
+ * 50_sweep.sql -- take back the jobs of workers that vanished.
+ *
+ * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
+ * this and no daemon: anybody may call it at any time, each call does a bounded amount, and
+ * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.
+ *
+ * One row that cannot be swept must not keep the others.  All are first tried together; if
+ * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
+ * with a warning.
+ */
+
+create or replace function rota.sweep_stale_leases(max_jobs integer default 1000)
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+begin
+    if sweep_stale_leases.max_jobs is null
+      or sweep_stale_leases.max_jobs not between 1 and 10000 then
+        perform rota._refuse('max_jobs', format('must be 1 to 10000, got %s',
+            coalesce(sweep_stale_leases.max_jobs::text, 'null')));
+    end if;
+
+    begin
+        return rota._sweep(sweep_stale_leases.max_jobs, false);
+    exception
+        when others then
+            raise warning 'sweep falls back to one job at a time: %', sqlerrm;
+            return rota._sweep(sweep_stale_leases.max_jobs, true);
+    end;
+end;
+$$;
+
+comment on function rota.sweep_stale_leases(integer) is
+    'Fail up to max_jobs running jobs whose lease has ended, with error_type lease_expired, and '
+    'return how many; raises 22023.';
+
+create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job rota.jobs;
+    v_swept integer := 0;
+begin
+    for v_job in
+        select j.*
+        from rota.jobs as j
+        where j.status = 'running'
+          and j.locked_until < rota.now()
+        order by j.locked_until
+        limit _sweep.max_jobs
+        for update skip locked
+    loop
+        if not _sweep.is_one_by_one then
+            perform rota._sweep_one(v_job);
+            v_swept := v_swept + 1;
+            continue;
+        end if;
+
+        begin
+            perform rota._sweep_one(v_job);
+            v_swept := v_swept + 1;
+        exception
+            when others then
+                raise warning 'job % cannot be swept: %', v_job.id, sqlerrm;
+        end;
+    end loop;
+
+    return v_swept;
+end;
+$$;
+
+create or replace function rota._sweep_one(job rota.jobs)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._fail_running(
+        job,
+        format('lease expired: %s neither finished the job nor sent a heartbeat before %s',
+            job.locked_by, job.locked_until),
+        'lease_expired', null, null, false);
+end;
+$$;

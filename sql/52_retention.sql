@@ -1,0 +1,234 @@
+/*
+ * 52_retention.sql -- partitions ahead, and forgetting behind.
+ *
+ * Nothing is kept for ever unless somebody asks for it.  The horizon is the longest keep of
+ * any queue; a day that lies wholly behind it is dropped as one partition.  Only queues that
+ * keep less than the horizon, and dead jobs, are deleted row by row, a few thousand a call.
+ *
+ * Making and dropping a partition locks the parent for a moment.  It waits for that lock no
+ * longer than a tenth of a second, so that finishing jobs never queue up behind it; what does
+ * not succeed now will at a later tick.  And it is done only when tick() is alone in its
+ * transaction: a forgotten transaction must not hold such a lock.
+ */
+
+create or replace function rota._retain()
+    returns table (
+        jobs_deleted integer,
+        partitions_created integer,
+        partitions_dropped integer
+    )
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set lock_timeout = '100ms'
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    jobs_deleted := 0;
+    partitions_created := 0;
+    partitions_dropped := 0;
+
+    -- At most once in ten seconds, and by one caller at a time.
+    perform
+    from rota.upkeep as u
+    where u.task = 'retention'
+      and u.done_at not between v_now - interval '10 seconds' and v_now
+    for update skip locked;
+    if found then
+        update rota.upkeep as u set done_at = v_now where u.task = 'retention';
+        jobs_deleted := rota._delete_old(5000);
+        if transaction_timestamp() = statement_timestamp() then
+            partitions_created := rota._create_partitions();
+            partitions_dropped := rota._drop_partitions();
+        end if;
+    end if;
+    return next;
+end;
+$$;
+
+/* How long the queue that keeps longest keeps what ended well. */
+create or replace function rota._horizon()
+    returns interval
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return greatest('7 days', (select max(q.keep_finished) from rota.queues as q));
+end;
+$$;
+
+/* Delete up to max_rows rows that no partition drop will take soon enough. */
+create or replace function rota._delete_old(max_rows integer)
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_statuses text[];
+    v_queue text;
+    v_before timestamptz;
+    v_ids bigint[];
+    v_deleted integer := 0;
+begin
+    for v_statuses, v_queue, v_before in
+        select r.statuses, r.queue, v_now - r.keep from rota._rows_to_delete() as r
+    loop
+        v_ids := array(
+            select f.id
+            from rota.finished_jobs as f
+            where f.status = any(v_statuses)
+              and f.queue = v_queue
+              and f.finished_at < v_before
+            order by f.finished_at
+            limit _delete_old.max_rows - v_deleted
+            for update skip locked
+        );
+        delete from rota.finished_jobs as f
+        where f.id = any(v_ids)
+          and f.status = any(v_statuses)
+          and f.finished_at < v_before;
+        v_deleted := v_deleted + cardinality(v_ids);
+        exit when v_deleted >= _delete_old.max_rows;
+    end loop;
+
+    delete from rota.job_errors as e
+    where (e.job_id, e.lease_token) in (
+        select o.job_id, o.lease_token
+        from rota.job_errors as o
+        where o.failed_at < v_now - greatest(
+            '90 days', (select max(q.keep_dead) from rota.queues as q))
+        order by o.failed_at
+        limit _delete_old.max_rows
+        for update skip locked
+    );
+    delete from rota.workers as w where w.last_seen_at < v_now - interval '1 day';
+    return v_deleted;
+end;
+$$;
+
+/* Which queues have history, and how long each keeps it; a loose scan, one probe a queue. */
+create or replace function rota._rows_to_delete()
+    returns table (statuses text[], queue text, keep interval)
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return query
+    with recursive trees (statuses) as (
+        values ('{dead}'::text[]), ('{succeeded,cancelled}')
+    ),
+    found (statuses, queue) as (
+        select t.statuses, (
+            select f.queue
+            from rota.finished_jobs as f
+            where f.status = any(t.statuses)
+            order by f.queue
+            limit 1
+        )
+        from trees as t
+        union all
+        select n.statuses, (
+            select f.queue
+            from rota.finished_jobs as f
+            where f.status = any(n.statuses)
+              and f.queue > n.queue
+            order by f.queue
+            limit 1
+        )
+        from found as n
+        where n.queue is not null
+    )
+    select
+        n.statuses, n.queue,
+        case
+            when n.statuses = '{dead}' then coalesce(q.keep_dead, '90 days')
+            else coalesce(q.keep_finished, '7 days')
+        end
+    from found as n
+    left join rota.queues as q on q.queue = n.queue
+    where n.queue is not null
+      and (n.statuses = '{dead}' or coalesce(q.keep_finished, '7 days') < rota._horizon());
+end;
+$$;
+
+/* One partition for each of the next days; returns how many were made. */
+create or replace function rota._create_partitions()
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_today constant date := (rota.now() at time zone 'UTC')::date;
+    v_from timestamptz;
+    v_to timestamptz;
+    v_name text;
+    v_created integer := 0;
+begin
+    for v_day in 0..7 loop
+        v_name := 'finished_jobs_done_' || to_char(v_today + v_day, 'YYYYMMDD');
+        v_from := (v_today + v_day)::timestamp at time zone 'UTC';
+        v_to := (v_today + v_day + 1)::timestamp at time zone 'UTC';
+        -- Rows that came before their partition stay in the default one; so does their day.
+        continue when to_regclass('rota.' || v_name) is not null or exists (
+            select
+            from rota.finished_jobs_done_default as f
+            where f.finished_at >= v_from
+              and f.finished_at < v_to
+        );
+        execute format(
+            'create table rota.%1$I (like rota.finished_jobs_done including constraints);'
+            'alter table rota.finished_jobs_done attach partition rota.%1$I '
+            'for values from (%2$L) to (%3$L);'
+            'comment on table rota.%1$I is %4$L',
+            v_name, v_from, v_to, 'Succeeded and cancelled jobs of one day.');
+        v_created := v_created + 1;
+    end loop;
+
+    return v_created;
+exception
+    when lock_not_available then
+        return 0;
+end;
+$$;
+
+/* Drop the days that lie wholly behind the horizon; returns how many. */
+create or replace function rota._drop_partitions()
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_last constant date := ((rota.now() - rota._horizon()) at time zone 'UTC')::date - 1;
+    v_partition regclass;
+    v_dropped integer := 0;
+begin
+    for v_partition in
+        select i.inhrelid::regclass
+        from pg_inherits as i
+        join pg_class as c on c.oid = i.inhrelid
+        where i.inhparent = 'rota.finished_jobs_done'::regclass
+          and c.relname ~ '^finished_jobs_done_[0-9]{8}$'
+          and c.relname <= 'finished_jobs_done_' || to_char(v_last, 'YYYYMMDD')
+        order by c.relname
+        limit 10
+    loop
+        execute format('drop table %s', v_partition);
+        v_dropped := v_dropped + 1;
+    end loop;
+
+    return v_dropped;
+exception
+    when lock_not_available then
+        return 0;
+end;
+$$;

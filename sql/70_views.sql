@@ -1,0 +1,131 @@
+/*
+ * 70_views.sql -- what people and dashboards read.
+ *
+ * The columns of a view are an interface and those of a table are not.  Replacing a view can
+ * only add columns at its end; an upgrade that needs more drops the view first.
+ */
+
+create or replace view rota.job_runs as
+select
+    j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.attempts,
+    j.max_attempts, j.locked_by, j.locked_until, j.lease_token, j.idempotency_key,
+    j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
+    j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
+    null::timestamptz as finished_at, null::jsonb as result
+from rota.jobs as j
+union all
+select
+    f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.attempts,
+    f.max_attempts, f.locked_by, null::timestamptz, f.lease_token, f.idempotency_key,
+    f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
+    f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
+    f.finished_at, f.result
+from rota.finished_jobs as f;
+
+comment on view rota.job_runs is 'Every job, live or ended, one row each, in one shape.';
+
+create or replace view rota.queue_stats as
+select
+    n.queue,
+    coalesce(q.is_paused, false) as is_paused,
+    coalesce(l.ready, 0) as ready,
+    coalesce(l.scheduled, 0) as scheduled,
+    coalesce(l.retrying, 0) as retrying,
+    coalesce(l.running, 0) as running,
+    coalesce(l.blocked, 0) as blocked,
+    coalesce(d.dead, 0) as dead,
+    rota.now() - l.oldest_ready_at as oldest_ready_age,
+    l.next_run_at
+from (
+    select q.queue from rota.queues as q
+    union
+    select j.queue from rota.jobs as j
+    union
+    select f.queue from rota.finished_jobs_dead as f
+) as n
+left join rota.queues as q on q.queue = n.queue
+left join (
+    select
+        j.queue,
+        count(*) filter (where j.status in ('queued', 'failed') and j.is_due) as ready,
+        count(*) filter (where j.status = 'queued' and not j.is_due) as scheduled,
+        count(*) filter (where j.status = 'failed' and not j.is_due) as retrying,
+        count(*) filter (where j.status = 'running') as running,
+        count(*) filter (where j.status = 'blocked') as blocked,
+        min(j.run_at) filter (where j.status in ('queued', 'failed') and j.is_due)
+            as oldest_ready_at,
+        min(j.run_at) filter (where j.status in ('queued', 'failed') and not j.is_due)
+            as next_run_at
+    from (
+        select i.queue, i.status, i.run_at, i.run_at <= n.now as is_due
+        from rota.jobs as i
+        cross join (select rota.now() as now) as n
+    ) as j
+    group by j.queue
+) as l on l.queue = n.queue
+left join (
+    select f.queue, count(*) as dead from rota.finished_jobs_dead as f group by f.queue
+) as d on d.queue = n.queue;
+
+comment on view rota.queue_stats is
+    'One row per queue: how many jobs are ready, scheduled for later, waiting for a retry, '
+    'running, blocked or dead, and how long the oldest ready one has waited.';
+
+create or replace view rota.running_jobs as
+select
+    j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
+    rota.now() - j.started_at as running_for, j.locked_until, j.updated_at,
+    j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason
+from rota.jobs as j
+where j.status = 'running';
+
+comment on view rota.running_jobs is 'Jobs that a worker holds now, with their progress.';
+
+create or replace view rota.stale_jobs as
+select
+    j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
+    j.locked_until, j.updated_at, j.locked_until < rota.now() as is_lease_over
+from rota.jobs as j
+where j.status = 'running'
+  and (j.locked_until < rota.now() or j.updated_at < rota.now() - interval '1 hour');
+
+comment on view rota.stale_jobs is
+    'Running jobs to look at: the lease is over and nobody swept yet, or there was no sign of '
+    'life for an hour.';
+
+create or replace view rota.dead_jobs as
+select
+    f.id, f.queue, f.job_type, f.payload, f.attempts, f.max_attempts, f.last_error,
+    f.error_type, f.locked_by, f.created_at, f.failed_at, f.finished_at
+from rota.finished_jobs_dead as f;
+
+comment on view rota.dead_jobs is
+    'Jobs that were given up; retry_job(id) gives one all its attempts again.';
+
+create or replace view rota.error_groups as
+select
+    e.queue, e.job_type, e.error_type, left(e.message, 1000) as message,
+    count(*) as failures,
+    count(distinct e.job_id) as jobs,
+    min(e.failed_at) as first_failed_at,
+    max(e.failed_at) as last_failed_at,
+    max(e.job_id) as last_job_id
+from rota.job_errors as e
+group by 1, 2, 3, 4;
+
+comment on view rota.error_groups is 'Failed attempts grouped by the text of the error.';
+
+create or replace view rota.hourly_stats as
+select
+    date_trunc('hour', f.finished_at) as hour, f.queue, f.job_type,
+    count(*) filter (where f.status = 'succeeded') as succeeded,
+    count(*) filter (where f.status = 'dead') as dead,
+    count(*) filter (where f.status = 'cancelled') as cancelled,
+    sum(f.finished_at - f.started_at) as total_duration,
+    avg(f.finished_at - f.started_at) as average_duration,
+    max(f.finished_at - f.started_at) as longest_duration
+from rota.finished_jobs as f
+group by 1, 2, 3;
+
+comment on view rota.hourly_stats is
+    'Ended jobs by hour, queue and job type; durations are of the last attempt.';

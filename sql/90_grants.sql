@@ -1,0 +1,117 @@
+/*
+ * 90_grants.sql -- who may do what.
+ *
+ * One list, _access(), says which kind of access needs which function or view.  All functions
+ * run with the owner's rights, so execute is all that anybody needs; no table is granted to
+ * anybody.  `create or replace` keeps old grants, so each install takes everything away from
+ * public and from our roles, and grants it again from the list.
+ *
+ * Where the roles cannot be created, grant_statements() prints the same list for any role.
+ */
+
+create or replace function rota._access()
+    returns table (access text, kind text, name text)
+    language sql
+    immutable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+values
+    ('producer', 'function', 'enqueue'),
+    ('producer', 'function', 'enqueue_many'),
+    ('producer', 'function', 'version'),
+    ('worker', 'function', 'claim_jobs'),
+    ('worker', 'function', 'finish_job'),
+    ('worker', 'function', 'finish_jobs'),
+    ('worker', 'function', 'fail_job'),
+    ('worker', 'function', 'snooze_job'),
+    ('worker', 'function', 'release_jobs'),
+    ('worker', 'function', 'heartbeat'),
+    ('worker', 'function', 'heartbeat_jobs'),
+    ('worker', 'function', 'set_progress'),
+    ('worker', 'function', 'report_worker'),
+    ('worker', 'function', 'forget_worker'),
+    ('worker', 'function', 'sweep_stale_leases'),
+    ('worker', 'function', 'tick'),
+    ('worker', 'function', 'version'),
+    ('observer', 'view', 'job_runs'),
+    ('observer', 'view', 'queue_stats'),
+    ('observer', 'view', 'running_jobs'),
+    ('observer', 'view', 'stale_jobs'),
+    ('observer', 'view', 'dead_jobs'),
+    ('observer', 'view', 'error_groups'),
+    ('observer', 'view', 'hourly_stats'),
+    ('observer', 'view', 'workers'),
+    ('observer', 'view', 'queues'),
+    ('observer', 'view', 'job_errors'),
+    ('observer', 'function', 'version'),
+    -- The views compute ages with it, as whoever asks.
+    ('observer', 'function', 'now'),
+    ('operator', 'function', 'retry_job'),
+    ('operator', 'function', 'cancel_job'),
+    ('operator', 'function', 'set_priority'),
+    ('operator', 'function', 'reschedule_job'),
+    ('operator', 'function', 'pause_queue'),
+    ('operator', 'function', 'resume_queue'),
+    ('operator', 'function', 'set_queue'),
+    ('operator', 'function', 'tick'),
+    ('operator', 'function', 'sweep_stale_leases'),
+    ('operator', 'function', 'grant_statements')
+$$;
+
+create or replace function rota.grant_statements(access text, role name)
+    returns setof text
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if grant_statements.access is null or grant_statements.access
+      not in ('producer', 'worker', 'operator', 'observer') then
+        perform rota._refuse('access', format(
+            'must be producer, worker, operator or observer, got %L', grant_statements.access));
+    elsif grant_statements.role is null or to_regrole(quote_ident(grant_statements.role)) is null then
+        perform rota._refuse('role', format('%L does not exist', grant_statements.role));
+    end if;
+
+    return next format('grant usage on schema rota to %I;', grant_statements.role);
+    return query
+    select format('grant select on rota.%I to %I;', a.name, grant_statements.role)
+    from rota._access() as a
+    where a.kind = 'view'
+      and (a.access = grant_statements.access
+        or (a.access = 'observer' and grant_statements.access = 'operator'));
+    return query
+    select format('grant execute on function %s to %I;', p.oid::regprocedure, grant_statements.role)
+    from rota._access() as a
+    join pg_proc as p on p.proname = a.name and p.pronamespace = 'rota'::regnamespace
+    where a.kind = 'function'
+      and (a.access = grant_statements.access
+        or (a.access = 'observer' and grant_statements.access = 'operator'));
+end;
+$$;
+
+comment on function rota.grant_statements(text, name) is
+    'The grants that a role needs to be a producer, worker, operator or observer, to be run by '
+    'the owner of the schema; raises 22023.';
+
+do $$
+declare
+    v_role text;
+    v_grant text;
+begin
+    revoke all on schema rota from public;
+    revoke all on all tables in schema rota from public;
+    revoke all on all routines in schema rota from public;
+
+    foreach v_role in array array['producer', 'worker', 'operator', 'observer'] loop
+        continue when to_regrole('rota_' || v_role) is null;
+        execute format('revoke all on all tables in schema rota from %I', 'rota_' || v_role);
+        execute format('revoke all on all routines in schema rota from %I', 'rota_' || v_role);
+        for v_grant in select g from rota.grant_statements(v_role, ('rota_' || v_role)::name) as g loop
+            execute v_grant;
+        end loop;
+    end loop;
+end;
+$$;

@@ -1,0 +1,29 @@
+/*
+ * uninstall.sql -- remove rota and everything in it: jobs, history, settings.
+ *
+ *     psql -f sql/uninstall.sql
+ *
+ * The pg_cron entry goes first, because it lives outside the schema.  The roles stay: they
+ * belong to the whole cluster, and another database may use them.
+ */
+
+\set ON_ERROR_STOP on
+
+begin;
+set local client_min_messages = warning;
+set local lock_timeout = '5s';
+set local search_path = pg_catalog, pg_temp;
+
+do $$
+begin
+    if to_regclass('cron.job') is not null then
+        perform cron.unschedule(j.jobid)
+        from cron.job as j
+        where j.jobname in ('rota tick', 'rota tick log')
+          and j.database = current_database();
+    end if;
+end;
+$$;
+
+drop schema if exists rota cascade;
+commit;
