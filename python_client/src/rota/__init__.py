@@ -1,0 +1,72 @@
+"""Background jobs in the Postgres you already have.
+
+Everything public is listed in ``__all__``; all other modules are private.
+"""
+
+from ._async_client import AsyncClient
+from ._client import Client
+from ._errors import (
+    InvalidArgumentError,
+    IsolationLevelError,
+    JobFinishedError,
+    JobNotFoundError,
+    JobRunningError,
+    KeyTakenError,
+    LeaseLostError,
+    RotaError,
+    UnknownQueueError,
+)
+from ._install import sql_dir
+from ._job import AsyncJob, Job
+from ._log import JsonFormatter
+from ._registry import Registry
+from ._rows import (
+    ClaimedJob,
+    EnqueuedJob,
+    FailedJob,
+    FinishedJob,
+    Heartbeat,
+    JobHeartbeat,
+    ReleasedJob,
+    TickReport,
+)
+from ._signals import FatalError, JobCancelled, RetryIn, Snooze
+from ._version import __version__
+from ._worker import Worker
+
+__all__ = [
+    "AsyncClient",
+    "AsyncJob",
+    "ClaimedJob",
+    "Client",
+    "EnqueuedJob",
+    "FailedJob",
+    "FatalError",
+    "FinishedJob",
+    "Heartbeat",
+    "InvalidArgumentError",
+    "IsolationLevelError",
+    "Job",
+    "JobCancelled",
+    "JobFinishedError",
+    "JobHeartbeat",
+    "JobNotFoundError",
+    "JobRunningError",
+    "JsonFormatter",
+    "KeyTakenError",
+    "LeaseLostError",
+    "Registry",
+    "ReleasedJob",
+    "RetryIn",
+    "RotaError",
+    "Snooze",
+    "TickReport",
+    "UnknownQueueError",
+    "Worker",
+    "__version__",
+    "sql_dir",
+]
+
+for _name in __all__:  # tracebacks and help() show the public name
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__

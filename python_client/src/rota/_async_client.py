@@ -1,0 +1,326 @@
+r"""The client: one method per stored function, with its name and its argument names.
+
+What a method does is written once, in the comment of the function: ``\df+ rota.*``.
+An argument that is not given is not sent, so every default is the one in SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import AsyncRowFactory, class_row, scalar_row
+from psycopg.types.json import Jsonb
+
+from . import _rows as rows
+from ._errors import translate
+from ._json import clean_text, to_job, to_result
+from ._statement import UNSET, Unset, call, given
+
+Row = TypeVar("Row")
+
+
+class AsyncClient:
+    """The stored functions of rota over a connection of the caller.
+
+    The caller owns connection and transaction; the client never commits.
+    """
+
+    def __init__(self, connection: AsyncConnection[Any]) -> None:
+        self._connection = connection
+
+    async def enqueue(
+        self,
+        job_type: str,
+        payload: Any | Unset = UNSET,
+        queue: str | Unset = UNSET,
+        run_at: datetime | Unset | None = UNSET,
+        delay: timedelta | Unset | None = UNSET,
+        priority: int | Unset = UNSET,
+        max_attempts: int | Unset | None = UNSET,
+        lease: timedelta | Unset | None = UNSET,
+        backoff: Mapping[str, Any] | Unset | None = UNSET,
+        idempotency_key: str | Unset | None = UNSET,
+    ) -> rows.EnqueuedJob:
+        """Add a job in the caller's transaction; say its id and whether it is new."""
+        job = given(
+            {
+                "job_type": job_type,
+                "payload": payload,
+                "queue": queue,
+                "run_at": run_at,
+                "delay": delay,
+                "priority": priority,
+                "max_attempts": max_attempts,
+                "lease": lease,
+                "backoff": backoff,
+                "idempotency_key": idempotency_key,
+            }
+        )
+        return (await self.enqueue_many([job]))[0]
+
+    async def enqueue_many(self, jobs: Sequence[Mapping[str, Any]]) -> list[rows.EnqueuedJob]:
+        """Add many jobs, each a mapping of the arguments of `enqueue`."""
+        array = Jsonb([to_job(job) for job in jobs])
+        return await self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
+
+    async def claim_jobs(
+        self,
+        worker: str,
+        queues: Sequence[str] | Unset = UNSET,
+        max_jobs: int | Unset = UNSET,
+        lease: timedelta | Unset | None = UNSET,
+        job_types: Sequence[str] | Unset | None = UNSET,
+    ) -> list[rows.ClaimedJob]:
+        """Take due jobs for *worker*, each with a lease token."""
+        return await self._rows(
+            rows.ClaimedJob,
+            "claim_jobs",
+            worker=worker,
+            queues=_array(queues),
+            max_jobs=max_jobs,
+            lease=lease,
+            job_types=_array(job_types),
+        )
+
+    async def finish_job(
+        self, job_id: int, lease_token: int, result: Any | Unset = UNSET
+    ) -> str:
+        """End a job well; say ``finished`` or ``already_finished``."""
+        value: str = await self._value(
+            "finish_job",
+            job_id=job_id,
+            lease_token=lease_token,
+            result=result if result is UNSET else to_result(result),
+        )
+        return value
+
+    async def finish_jobs(
+        self,
+        job_ids: Sequence[int],
+        lease_tokens: Sequence[int],
+        results: Sequence[Any] | Unset | None = UNSET,
+    ) -> list[rows.FinishedJob]:
+        """End many jobs well; one row for each, in the order given."""
+        return await self._rows(
+            rows.FinishedJob,
+            "finish_jobs",
+            job_ids=_array(job_ids),
+            lease_tokens=_array(lease_tokens),
+            results=results if results is UNSET else to_result(results),
+        )
+
+    async def fail_job(
+        self,
+        job_id: int,
+        lease_token: int,
+        error: str,
+        error_type: str | Unset | None = UNSET,
+        stack: str | Unset | None = UNSET,
+        retry_in: timedelta | Unset | None = UNSET,
+        is_fatal: bool | Unset = UNSET,
+    ) -> rows.FailedJob:
+        """Record a failure; say whether the job is tried again, and when."""
+        return await self._row(
+            rows.FailedJob,
+            "fail_job",
+            job_id=job_id,
+            lease_token=lease_token,
+            error=_text(error),
+            error_type=_text(error_type),
+            stack=_text(stack),
+            retry_in=retry_in,
+            is_fatal=is_fatal,
+        )
+
+    async def snooze_job(
+        self, job_id: int, lease_token: int, delay: timedelta
+    ) -> datetime | None:
+        """Put a job off without burning an attempt; None if it was cancelled by request."""
+        value: datetime | None = await self._value(
+            "snooze_job", job_id=job_id, lease_token=lease_token, delay=delay
+        )
+        return value
+
+    async def release_jobs(
+        self, job_ids: Sequence[int], lease_tokens: Sequence[int]
+    ) -> list[rows.ReleasedJob]:
+        """Give jobs back without burning an attempt."""
+        return await self._rows(
+            rows.ReleasedJob,
+            "release_jobs",
+            job_ids=_array(job_ids),
+            lease_tokens=_array(lease_tokens),
+        )
+
+    async def heartbeat(
+        self, job_id: int, lease_token: int, lease: timedelta | Unset | None = UNSET
+    ) -> rows.Heartbeat:
+        """Extend the lease of a job."""
+        return await self._row(
+            rows.Heartbeat, "heartbeat", job_id=job_id, lease_token=lease_token, lease=lease
+        )
+
+    async def heartbeat_jobs(
+        self,
+        job_ids: Sequence[int],
+        lease_tokens: Sequence[int],
+        lease: timedelta | Unset | None = UNSET,
+    ) -> list[rows.JobHeartbeat]:
+        """Extend the leases of many jobs; a lost one is a row, not an error."""
+        return await self._rows(
+            rows.JobHeartbeat,
+            "heartbeat_jobs",
+            job_ids=_array(job_ids),
+            lease_tokens=_array(lease_tokens),
+            lease=lease,
+        )
+
+    async def set_progress(
+        self,
+        job_id: int,
+        lease_token: int,
+        percent: float | Decimal,
+        message: str | Unset | None = UNSET,
+    ) -> None:
+        """Say how far a running job is."""
+        await self._value(
+            "set_progress",
+            job_id=job_id,
+            lease_token=lease_token,
+            percent=Decimal(str(percent)),
+            message=_text(message),
+        )
+
+    async def report_worker(
+        self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
+    ) -> None:
+        """Say that a worker is there."""
+        await self._value(
+            "report_worker",
+            worker=worker,
+            host=host,
+            pid=pid,
+            version=version,
+            queues=_array(queues),
+        )
+
+    async def forget_worker(self, worker: str) -> None:
+        """Say that a worker has gone."""
+        await self._value("forget_worker", worker=worker)
+
+    async def sweep_stale_leases(self, max_jobs: int | Unset = UNSET) -> int:
+        """Take jobs back from workers whose leases ran out; say how many."""
+        value: int = await self._value("sweep_stale_leases", max_jobs=max_jobs)
+        return value
+
+    async def tick(self) -> rows.TickReport:
+        """Do the upkeep that is due."""
+        return await self._row(rows.TickReport, "tick")
+
+    async def retry_job(self, job_id: int, is_forced: bool | Unset = UNSET) -> str:
+        """Put a job back to be run now; say its new status."""
+        value: str = await self._value("retry_job", job_id=job_id, is_forced=is_forced)
+        return value
+
+    async def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
+        """Cancel a job, or ask for it while it runs; say its status."""
+        value: str = await self._value("cancel_job", job_id=job_id, reason=_text(reason))
+        return value
+
+    async def set_priority(self, job_id: int, priority: int) -> None:
+        """Change the priority of a job; lower runs first."""
+        await self._value("set_priority", job_id=job_id, priority=priority)
+
+    async def reschedule_job(
+        self,
+        job_id: int,
+        run_at: datetime | Unset | None = UNSET,
+        delay: timedelta | Unset | None = UNSET,
+    ) -> datetime:
+        """Move the next run of a job; say when it is now."""
+        value: datetime = await self._value(
+            "reschedule_job", job_id=job_id, run_at=run_at, delay=delay
+        )
+        return value
+
+    async def pause_queue(self, queue: str, reason: str | Unset | None = UNSET) -> None:
+        """Let no more jobs of a queue be claimed."""
+        await self._value("pause_queue", queue=queue, reason=_text(reason))
+
+    async def resume_queue(self, queue: str) -> None:
+        """Let the jobs of a queue be claimed again."""
+        await self._value("resume_queue", queue=queue)
+
+    async def set_queue(
+        self,
+        queue: str,
+        lease: timedelta | Unset | None = UNSET,
+        max_attempts: int | Unset | None = UNSET,
+        backoff: Mapping[str, Any] | Unset | None = UNSET,
+        keep_finished: timedelta | Unset | None = UNSET,
+        keep_dead: timedelta | Unset | None = UNSET,
+        is_reset: bool | Unset = UNSET,
+    ) -> None:
+        """Change the settings of a queue."""
+        await self._value(
+            "set_queue",
+            queue=queue,
+            lease=lease,
+            max_attempts=max_attempts,
+            backoff=Jsonb(backoff) if isinstance(backoff, Mapping) else backoff,
+            keep_finished=keep_finished,
+            keep_dead=keep_dead,
+            is_reset=is_reset,
+        )
+
+    async def version(self) -> str:
+        """Return the version of rota in the database."""
+        value: str = await self._value("version")
+        return value
+
+    async def grant_statements(self, access: str, role: str) -> list[str]:
+        """Return the statements that give *role* an access."""
+        return await self._execute(
+            scalar_row,
+            call("grant_statements", given({"access": access, "role": role})),
+            {"access": access, "role": role},
+        )
+
+    async def _rows(self, row: type[Row], function: str, **arguments: Any) -> list[Row]:
+        arguments = given(arguments)
+        return await self._execute(class_row(row), call(function, arguments, row), arguments)
+
+    async def _row(self, row: type[Row], function: str, **arguments: Any) -> Row:
+        return (await self._rows(row, function, **arguments))[0]
+
+    async def _value(self, function: str, **arguments: Any) -> Any:
+        arguments = given(arguments)
+        return (await self._execute(scalar_row, call(function, arguments), arguments))[0]
+
+    async def _execute(
+        self,
+        row_factory: AsyncRowFactory[Row],
+        statement: psycopg.sql.Composed,
+        arguments: Mapping[str, Any],
+    ) -> list[Row]:
+        try:
+            async with self._connection.cursor(row_factory=row_factory) as cursor:
+                await cursor.execute(statement, arguments)
+                return await cursor.fetchall()
+        except psycopg.Error as error:
+            raise translate(error) from error
+
+
+def _array(value: Sequence[Any] | Unset | None) -> list[Any] | Unset | None:
+    if isinstance(value, str):
+        raise TypeError(f"a list is needed, not the text {value!r}")
+    return list(value) if isinstance(value, Sequence) else value
+
+
+def _text(value: str | Unset | None) -> str | Unset | None:
+    return clean_text(value) if isinstance(value, str) else value

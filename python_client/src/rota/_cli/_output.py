@@ -1,0 +1,100 @@
+"""What the commands share: how they connect, and how they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
+
+from .._database import connect
+
+MAX_WIDTH = 48
+
+
+class UsageError(Exception):
+    """The command was used wrongly."""
+
+
+def conninfo(arguments: argparse.Namespace) -> str:
+    """Return the connection string: the option, else DATABASE_URL, else libpq's defaults."""
+    chosen = arguments.database_url or os.environ.get("DATABASE_URL", "")
+    try:
+        conninfo_to_dict(chosen)
+    except psycopg.ProgrammingError:
+        # The message of libpq would repeat the string, with its password.
+        raise UsageError(
+            "the connection string is not valid; it looks like "
+            "postgresql://user:password@host:5432/database"
+        ) from None
+    return str(chosen)
+
+
+@contextmanager
+def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
+    """Open a connection whose rows are dicts."""
+    with connect(conninfo(arguments), "rota cli") as connection:
+        connection.row_factory = dict_row
+        yield connection
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows as aligned columns."""
+    if not rows:
+        print("(none)")
+        return
+    table = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        print(line.rstrip())
+
+
+def print_record(row: Mapping[str, Any]) -> None:
+    """Print one row as a list of names and values."""
+    width = max(map(len, row))
+    for name, value in row.items():
+        print(f"{name.ljust(width)}  {_text(value)}".rstrip())
+
+
+def _cell(value: Any) -> str:
+    text = " ".join(_text(value).split())
+    return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 1] + "…"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    if isinstance(value, timedelta):
+        return str(timedelta(seconds=round(value.total_seconds())))
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=_plain)
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return float(value)
+    return str(value)

@@ -1,0 +1,66 @@
+"""The command ``rota worker``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from datetime import timedelta
+
+from .._log import JsonFormatter
+from .._registry import Registry
+from .._worker import Worker
+from ._output import UsageError, conninfo
+
+
+def work(arguments: argparse.Namespace) -> int:
+    """Run a worker until it is told to stop."""
+    _set_up_log(arguments)
+    worker = Worker(
+        conninfo(arguments),
+        load_registry(arguments.registry),
+        name=arguments.name,
+        queues=arguments.queue or ["default"],
+        concurrency=arguments.concurrency,
+        batch=arguments.batch,
+        lease=None if arguments.lease is None else timedelta(seconds=arguments.lease),
+        poll_interval=arguments.poll_interval,
+        tick_interval=arguments.tick_interval,
+        grace_period=arguments.grace_period,
+    )
+    worker.run(drain=arguments.drain, once=arguments.once)
+    if worker.has_threads:
+        # A handler ignores that its job was given back: end it together with the process,
+        # without a clean-up of the interpreter that it could disturb.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+def load_registry(spec: str) -> Registry:
+    """Import ``module:name``; modules of the current directory are found too."""
+    module_name, _, name = spec.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise UsageError(f"there is no module {module_name}") from None
+    found = getattr(module, name or "registry", None)
+    if not isinstance(found, Registry):
+        raise UsageError(f"{module_name}:{name or 'registry'} is not a rota.Registry")
+    return found
+
+
+def _set_up_log(arguments: argparse.Namespace) -> None:
+    handler = logging.StreamHandler()
+    if arguments.log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=arguments.log_level.upper(), handlers=[handler])

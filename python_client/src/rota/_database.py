@@ -1,0 +1,78 @@
+"""The worker's own connections: how they are opened, and opened again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+from psycopg.conninfo import conninfo_to_dict
+
+from ._async_client import AsyncClient
+
+T = TypeVar("T")
+
+# Settings of the client's side only: a pooler refuses startup options.
+_SOCKET = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+
+def settings(conninfo: str, name: str) -> dict[str, Any]:
+    """Return the arguments of a connection; what *conninfo* says goes first."""
+    chosen = {**_SOCKET, "fallback_application_name": name, **conninfo_to_dict(conninfo)}
+    # Prepared statements break behind a pooler in transaction mode.
+    return {**chosen, "autocommit": True, "prepare_threshold": None}
+
+
+def connect(conninfo: str, name: str = "rota") -> Connection[Any]:
+    """Open a connection in autocommit mode, fit for a pooler."""
+    return psycopg.connect("", **settings(conninfo, name))
+
+
+async def connect_async(conninfo: str, name: str = "rota") -> AsyncConnection[Any]:
+    """Open an async connection in autocommit mode, fit for a pooler."""
+    return await AsyncConnection.connect("", **settings(conninfo, name))
+
+
+def backoff(failures: int) -> float:
+    """Return how many seconds to wait after so many failures in a row."""
+    return min(10.0, 0.1 * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+class Database:
+    """One connection that is opened when it is needed; calls take turns."""
+
+    def __init__(self, conninfo: str) -> None:
+        self._conninfo = conninfo
+        self._connection: AsyncConnection[Any] | None = None
+        self._turn = asyncio.Lock()
+
+    async def call(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Run *action*; after a database error the next call opens a new connection."""
+        async with self._turn:
+            if self._connection is None or self._connection.closed:
+                self._connection = await connect_async(self._conninfo, "rota worker")
+            try:
+                return await action(AsyncClient(self._connection))
+            except (psycopg.Error, asyncio.CancelledError):
+                # Also when it seems usable: after a failover it may lead to a standby.
+                await self._drop()
+                raise
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        async with self._turn:
+            await self._drop()
+
+    async def _drop(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()

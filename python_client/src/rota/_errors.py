@@ -1,0 +1,100 @@
+"""What can go wrong, as exceptions.
+
+RotaError                  a stored function refused (carries sqlstate and hint)
+ ├ JobNotFoundError        RT001  no job with this id
+ ├ LeaseLostError          RT002  another claim owns the job by now
+ ├ JobFinishedError        RT003  the job has already ended
+ ├ UnknownQueueError       RT004  no queue with this name
+ ├ KeyTakenError           RT007  another live job holds the idempotency key
+ ├ JobRunningError         RT008  not possible while the job runs
+ ├ IsolationLevelError     RT009  claim_jobs() needs READ COMMITTED
+ └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
+
+Any other database error passes through as psycopg raised it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import psycopg
+
+
+class RotaError(Exception):
+    """A stored function of rota refused the call."""
+
+    sqlstate: ClassVar[str] = ""
+    hint: str | None = None
+
+
+class JobNotFoundError(RotaError):
+    """There is no job with this id."""
+
+    sqlstate = "RT001"
+
+
+class LeaseLostError(RotaError):
+    """The lease token is no longer the newest: somebody else owns the job by now."""
+
+    sqlstate = "RT002"
+
+
+class JobFinishedError(RotaError):
+    """The job has already ended."""
+
+    sqlstate = "RT003"
+
+
+class UnknownQueueError(RotaError):
+    """There is no queue with this name."""
+
+    sqlstate = "RT004"
+
+
+class KeyTakenError(RotaError):
+    """Another live job holds the idempotency key."""
+
+    sqlstate = "RT007"
+
+
+class JobRunningError(RotaError):
+    """The job is running, and this cannot be done to a running job."""
+
+    sqlstate = "RT008"
+
+
+class IsolationLevelError(RotaError):
+    """Jobs are claimed in READ COMMITTED only."""
+
+    sqlstate = "RT009"
+
+
+class InvalidArgumentError(RotaError, ValueError):
+    """An argument is wrong; the message begins with its name."""
+
+    sqlstate = "22023"
+
+
+_BY_SQLSTATE: dict[str | None, type[RotaError]] = {
+    error.sqlstate: error
+    for error in (
+        JobNotFoundError,
+        LeaseLostError,
+        JobFinishedError,
+        UnknownQueueError,
+        KeyTakenError,
+        JobRunningError,
+        IsolationLevelError,
+        InvalidArgumentError,
+    )
+}
+
+
+def translate(error: psycopg.Error) -> Exception:
+    """Return the exception for a database error: one of ours, or the error itself."""
+    ours = _BY_SQLSTATE.get(error.sqlstate)
+    if ours is None:
+        return error
+    translated = ours(error.diag.message_primary or str(error))
+    translated.hint = error.diag.message_hint
+    return translated

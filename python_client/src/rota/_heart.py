@@ -1,0 +1,135 @@
+"""The thread that keeps the leases of all jobs in hand, started or not.
+
+It has a connection of its own and shares no lock with the event loop for longer than a
+look-up, so neither a blocked loop nor a handler that computes can starve it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+
+from ._client import Client
+from ._database import backoff
+from ._job import BaseJob
+from ._rows import JobHeartbeat
+
+logger = logging.getLogger("rota")
+
+BEATS_PER_LEASE = 3
+MAX_JOBS = 1000
+
+
+class Heart(threading.Thread):
+    """Heartbeat every third of a lease; tell *on_change* which jobs are not wanted any more."""
+
+    def __init__(
+        self, connect: Callable[[], Connection[Any]], on_change: Callable[[BaseJob], None]
+    ) -> None:
+        super().__init__(name="rota-heartbeat", daemon=True)
+        self._connect = connect
+        self._on_change = on_change
+        self._connection: Connection[Any] | None = None
+        self._jobs: dict[int, BaseJob] = {}
+        self._changed = threading.Condition()
+        self._is_stopping = False
+        self._failures = 0
+        self._pause_until = 0.0
+
+    def add(self, job: BaseJob) -> None:
+        """Keep the lease of a job from now on."""
+        with self._changed:
+            self._jobs[job.job_id] = job
+            self._changed.notify()
+
+    def remove(self, job: BaseJob) -> None:
+        """Let go of a job."""
+        with self._changed:
+            if self._jobs.get(job.job_id) is job:
+                del self._jobs[job.job_id]
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Beat until stopped."""
+        while (jobs := self._wait()) is not None:
+            try:
+                for part in _parts(jobs):
+                    self._beat(part)
+                self._failures = 0
+            except psycopg.Error as error:
+                self._failures += 1
+                self._pause_until = time.monotonic() + backoff(self._failures)
+                self._disconnect()
+                logger.warning("heartbeat failed, trying again: %s", str(error).strip())
+        self._disconnect()
+
+    def _wait(self) -> list[BaseJob] | None:
+        """Return the jobs when one of them is due, None when there is nothing left to do."""
+        with self._changed:
+            while not self._is_stopping:
+                due = min((_due_at(job) for job in self._jobs.values()), default=None)
+                if due is None:
+                    self._changed.wait()
+                elif (pause := max(due, self._pause_until) - time.monotonic()) > 0:
+                    self._changed.wait(pause)
+                else:
+                    return list(self._jobs.values())
+        return None
+
+    def _beat(self, jobs: list[BaseJob]) -> None:
+        if self._connection is None:
+            self._connection = self._connect()
+        sent_at = time.monotonic()
+        beats = Client(self._connection).heartbeat_jobs(
+            [job.job_id for job in jobs],
+            [job.lease_token for job in jobs],
+            lease=jobs[0].lease,
+        )
+        by_id = {beat.job_id: beat for beat in beats}
+        for job in jobs:
+            if self._note(job, by_id.get(job.job_id), sent_at):
+                self._on_change(job)
+
+    def _note(self, job: BaseJob, beat: JobHeartbeat | None, sent_at: float) -> bool:
+        """Store what a heartbeat said; return whether the job should stop."""
+        if beat is None or beat.is_lost:
+            if job.is_settling or self._jobs.get(job.job_id) is not job:
+                return False  # it is gone because it has just been finished
+            job.is_told_lost = True
+            self.remove(job)
+            return True
+        job.confirmed_at = sent_at
+        job.is_cancel_requested = beat.is_cancel_requested
+        return job.is_cancel_requested
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
+
+
+def _due_at(job: BaseJob) -> float:
+    return job.confirmed_at + job.lease.total_seconds() / BEATS_PER_LEASE
+
+
+def _parts(jobs: list[BaseJob]) -> list[list[BaseJob]]:
+    """Split jobs by the length of their lease, and into parts that one call takes."""
+    by_lease: dict[Any, list[BaseJob]] = {}
+    for job in jobs:
+        by_lease.setdefault(job.lease, []).append(job)
+    return [
+        same[start : start + MAX_JOBS]
+        for same in by_lease.values()
+        for start in range(0, len(same), MAX_JOBS)
+    ]

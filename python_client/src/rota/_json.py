@@ -1,0 +1,83 @@
+"""Dump values so that Postgres always takes them.
+
+``jsonb`` refuses NUL characters, lone surrogates, NaN and Infinity, and ``text`` refuses the
+first two.  A result or an error message that holds one must not keep its job from ending, so
+characters are replaced by U+FFFD, and numbers that are none by null.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+logger = logging.getLogger("rota")
+
+MAX_RESULT = 1_000_000
+"""A result of more characters than this, as JSON, is not stored."""
+
+_REFUSED = re.compile("[\x00\ud800-\udfff]")
+
+
+def clean_text(text: str) -> str:
+    """Replace the characters that Postgres refuses in text."""
+    return _REFUSED.sub("\ufffd", text)
+
+
+def clean(value: Any) -> Any:
+    """Replace what ``jsonb`` refuses, all the way down."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {clean(k) if isinstance(k, str) else k: clean(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return value
+
+
+def dump_clean(value: Any) -> str:
+    """Return JSON text that ``jsonb`` takes; raise TypeError for what is no JSON at all."""
+    return json.dumps(clean(value), allow_nan=False)
+
+
+def to_result(value: Any) -> Jsonb | None:
+    """Wrap the result of a job; None stays null in the database."""
+    return None if value is None else Jsonb(value, dumps=dump_clean)
+
+
+def storable(value: Any, job_id: int) -> Any:
+    """Return the result of a job, or None with a warning when it cannot be stored."""
+    try:
+        size = len(dump_clean(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        logger.warning("job %s: its result is not JSON and is dropped: %s", job_id, error)
+        return None
+    if size > MAX_RESULT:
+        logger.warning("job %s: its result has %s characters and is dropped", job_id, size)
+        return None
+    return value
+
+
+def to_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the arguments of one ``enqueue`` into what ``enqueue_many`` reads.
+
+    Only its own values are turned: a duration into seconds, a moment into ISO text.
+    The payload is left alone.
+    """
+    return {name: _plain(value) for name, value in job.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value

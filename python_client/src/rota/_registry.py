@@ -1,0 +1,63 @@
+"""Which handler runs which type of job."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Handler = Callable[[Any], object]
+H = TypeVar("H", bound=Handler)
+
+
+class Registry:
+    """The handlers of a worker, by job type.
+
+        registry = Registry()
+
+        @registry.handler("send_mail")
+        def send_mail(job: rota.Job) -> None: ...
+
+    A plain function runs in a thread and gets a `Job`, an ``async def`` function runs in the
+    event loop and gets an `AsyncJob`.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def handler(self, job_type: str) -> Callable[[H], H]:
+        """Register the decorated function for a job type."""
+
+        def register(function: H) -> H:
+            self.add(job_type, function)
+            return function
+
+        return register
+
+    def add(self, job_type: str, function: Handler) -> None:
+        """Register a function for a job type; a second one for the same type is an error."""
+        if job_type in self._handlers:
+            raise ValueError(f"there is a handler for {job_type!r} already")
+        self._handlers[job_type] = function
+
+    def include(self, other: Registry) -> None:
+        """Register all handlers of another registry."""
+        for job_type, function in other._handlers.items():
+            self.add(job_type, function)
+
+    @property
+    def job_types(self) -> list[str]:
+        """The types that have a handler."""
+        return sorted(self._handlers)
+
+    def __getitem__(self, job_type: str) -> Handler:
+        return self._handlers[job_type]
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+
+def is_async(handler: Handler) -> bool:
+    """Whether calling a handler gives a coroutine."""
+    call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async one
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)

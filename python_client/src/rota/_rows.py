@@ -1,0 +1,87 @@
+"""The rows that the stored functions return, one dataclass per shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueuedJob:
+    """A job that was enqueued, or that was already there under the same key."""
+
+    ordinal: int
+    job_id: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedJob:
+    """A job that is now ours until *locked_until*; *locked_for* is the length of the lease."""
+
+    job_id: int
+    lease_token: int
+    queue: str
+    job_type: str
+    payload: Any
+    priority: int
+    attempt: int
+    max_attempts: int
+    run_at: datetime
+    locked_until: datetime
+    locked_for: timedelta
+    idempotency_key: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedJob:
+    """How one of many finishes went: ``finished``, ``already_finished`` or ``lost``."""
+
+    job_id: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedJob:
+    """What became of a failed job: ``failed`` with its next run, ``dead`` or ``cancelled``."""
+
+    status: str
+    run_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasedJob:
+    """Whether a job could be given back."""
+
+    job_id: int
+    is_released: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """How long the lease runs now, and whether somebody asked to cancel the job."""
+
+    locked_until: datetime
+    is_cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHeartbeat:
+    """The heartbeat of one job among many; *locked_until* is None when it is lost."""
+
+    job_id: int
+    locked_until: datetime | None
+    is_lost: bool
+    is_cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickReport:
+    """What one tick did; None for what failed and will be tried again."""
+
+    jobs_swept: int
+    jobs_deleted: int | None
+    partitions_created: int | None
+    partitions_dropped: int | None

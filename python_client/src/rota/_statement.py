@@ -1,0 +1,46 @@
+"""Build the one kind of statement the clients send: a call with named arguments."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from psycopg import sql
+
+
+class Unset(enum.Enum):
+    """The type of `UNSET`."""
+
+    UNSET = "UNSET"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset.UNSET
+"""Stands for an argument that was not given: it is not sent, so SQL chooses the default."""
+
+
+def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that were given."""
+    return {name: value for name, value in arguments.items() if value is not UNSET}
+
+
+def call(function: str, arguments: Mapping[str, Any], row: type | None = None) -> sql.Composed:
+    """Return ``select … from rota.function(name => %(name)s, …)``.
+
+    The columns are the fields of *row*, a dataclass; without it, the one value, whose column
+    has the function's name.
+    """
+    named = sql.SQL(", ").join(
+        sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder(name))
+        for name in arguments
+    )
+    columns = [field.name for field in fields(row)] if row else [function]
+    return sql.SQL("select {} from {}({})").format(
+        sql.SQL(", ").join(map(sql.Identifier, columns)),
+        sql.Identifier("rota", function),
+        named,
+    )

@@ -1,0 +1,63 @@
+"""What every worker does beside its jobs: tick, and say that it is there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+
+import psycopg
+
+from ._async_client import AsyncClient
+from ._database import Database
+from ._errors import RotaError
+from ._version import __version__
+
+logger = logging.getLogger("rota")
+
+REPORT_INTERVAL = 30.0
+
+
+class Upkeep:
+    """Calls ``tick()`` about every *interval* seconds, and reports now and then."""
+
+    def __init__(
+        self, database: Database, worker: str, queues: list[str], interval: float
+    ) -> None:
+        self._database = database
+        self._worker = worker
+        self._queues = queues
+        self._interval = interval
+        self._tick_at = 0.0
+        self._report_at = 0.0
+
+    @property
+    def due_at(self) -> float:
+        """When there is something to do next, on the monotonic clock."""
+        return min(self._tick_at, self._report_at)
+
+    async def introduce(self) -> None:
+        """Report for the first time; any error is the caller's."""
+        await self._database.call(self._report)
+
+    async def run_due(self) -> None:
+        """Do what is due; a failure is logged, and tried again when it is due again."""
+        try:
+            if time.monotonic() >= self._tick_at:
+                self._tick_at = time.monotonic() + self._interval * random.uniform(0.8, 1.2)  # noqa: S311
+                await self._database.call(AsyncClient.tick)
+            if time.monotonic() >= self._report_at:
+                await self._database.call(self._report)
+        except (psycopg.Error, RotaError) as error:
+            logger.warning("upkeep failed: %s", str(error).strip())
+
+    async def take_leave(self) -> None:
+        """Report for the last time."""
+        await self._database.call(lambda client: client.forget_worker(self._worker))
+
+    async def _report(self, client: AsyncClient) -> None:
+        self._report_at = time.monotonic() + REPORT_INTERVAL
+        host = socket.gethostname()
+        await client.report_worker(self._worker, host, os.getpid(), __version__, self._queues)
