@@ -1,7 +1,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/31_version.sql)
-PYTEST = $(BIN)/python -m pytest -c tests/pytest.ini
+PYTEST = cd tests && ../$(BIN)/python -m pytest
 
 .PHONY: help demo install test test-fast test-matrix lint format check chaos dist clean setup
 
@@ -14,11 +14,11 @@ demo: $(VENV)/.demo ## See jobs run, fail, retry and survive a crash (DATABASE_U
 install: ## Install into DATABASE_URL or the PG* defaults (ARGS="--with-roles"; see ./install.sh --help)
 	@./install.sh $(ARGS)
 
-test: $(VENV)/.dev ## Run all tests; sets up what a fresh machine lacks
-	$(PYTEST) tests $(ARGS)
+test: $(VENV)/.dev ## Run all tests, or some: ARGS="sql -k claim"; sets up what a fresh machine lacks
+	$(PYTEST) $(ARGS)
 
 test-fast: $(VENV)/.dev ## Run the tests that wait for nothing
-	$(PYTEST) tests -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
 	$(BIN)/python tests/matrix.py $(ARGS)

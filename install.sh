@@ -131,6 +131,13 @@ split_target() {
             }
             return out text
         }
+        function unescape(text,    out) {
+            while (match(text, /\\./)) {
+                out = out substr(text, 1, RSTART - 1) substr(text, RSTART + 1, 1)
+                text = substr(text, RSTART + 2)
+            }
+            return out text
+        }
         function cut(length_of_name) {
             password = substr(rest, RSTART + length_of_name, RLENGTH - length_of_name)
             rest = substr(rest, 1, RSTART - 1) substr(rest, RSTART + RLENGTH)
@@ -159,7 +166,7 @@ split_target() {
                     cut(1)
                     sub(/^password[ \t]*=[ \t]*/, "", password)
                     if (password ~ /^\047/) password = substr(password, 2, length(password) - 2)
-                    gsub(/\\/, "", password)
+                    password = unescape(password)
                 }
                 sub(/^[ \t]+/, "", rest)
             }

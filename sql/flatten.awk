@@ -29,7 +29,9 @@ function flatten(file,    line, status, folder, bottom) {
         else if (line ~ /^[ \t]*\\ir /) flatten(folder word(line))
         else if (line ~ /^[ \t]*\\set /) continue
         else if (line ~ /^[ \t]*select .*\\gset[ \t]*$/) look_up(line)
-        else if (line ~ /^[ \t]*\\/ || line ~ /\\gset/) fail(file ": cannot flatten: " line)
+        else if (line ~ /^[ \t]*\\/ || line ~ /^[^*-]*[ \t]\\g[a-z]*[ \t]*$/) {
+            fail(file ": cannot flatten: " line)
+        }
         else print line
     }
     if (status < 0) fail("cannot read " file)

@@ -27,7 +27,9 @@ Params = Sequence[Any] | Mapping[str, Any] | None
 class Session:
     """One connection in autocommit, with a thread of its own for what must wait."""
 
-    def __init__(self, connection: psycopg.Connection[Any], observer: psycopg.Connection[Any]) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], observer: psycopg.Connection[Any]
+    ) -> None:
         self.connection = connection
         self.pid = connection.info.backend_pid
         self._observer = observer

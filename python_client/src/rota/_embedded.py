@@ -42,7 +42,9 @@ class EmbeddedPostgres:
     Start it from a thread that outlives it: for the system that thread is the parent.
     """
 
-    def __init__(self, *, bindir: str | Path | None = None, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, bindir: str | Path | None = None, settings: Sequence[str] = ()
+    ) -> None:
         """Start a server; *settings* are `name=value` lines of its configuration."""
         self.bindir, self.source = find_binaries(bindir)
         program = str(self.bindir / "postgres")
@@ -127,7 +129,10 @@ class _Server(testing.postgresql.Postgresql):  # type: ignore[misc]  # an untype
         probe = [*self._prefix(), "test", "-x", self.postgres]
         if subprocess.run(probe, check=False).returncode != 0:
             prefix, package, site = Path(self.postgres).parents[1:4]
-            for tree in (prefix, site / f"{package.name}.libs"):  # a wheel keeps libraries there
+            for tree in (
+                prefix,
+                site / f"{package.name}.libs",
+            ):  # a wheel keeps libraries there
                 if tree.exists():
                     copy = Path(self.base_dir, "programs", tree.relative_to(site))
                     shutil.copytree(tree, copy, symlinks=True)
@@ -141,7 +146,10 @@ def _is_complete(bindir: Path) -> bool:
 
 def _candidates() -> Iterator[tuple[Path, str]]:
     if pg_config := shutil.which("pg_config"):
-        yield Path(subprocess.check_output([pg_config, "--bindir"], text=True).strip()), "pg_config"
+        yield (
+            Path(subprocess.check_output([pg_config, "--bindir"], text=True).strip()),
+            "pg_config",
+        )
     if postgres := shutil.which("postgres"):
         yield Path(postgres).resolve().parent, "PATH"
     installed = Path("/usr/lib/postgresql").glob("[0-9]*/bin")

