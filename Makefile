@@ -27,8 +27,9 @@ lint: $(VENV)/.dev ## Check style, types and the safety of the SQL
 	tests/lint.sh
 
 format: $(VENV)/.dev ## Put the Python code into its one shape
-	$(BIN)/ruff format --config python_client/pyproject.toml python_client tests
-	$(BIN)/ruff check --config python_client/pyproject.toml --fix python_client tests
+	cd python_client && ../$(BIN)/ruff format && ../$(BIN)/ruff check --fix
+	$(BIN)/ruff format --config python_client/pyproject.toml tests
+	$(BIN)/ruff check --config python_client/pyproject.toml --fix tests
 
 check: lint test ## Lint and test: what must be green before a change goes in
 

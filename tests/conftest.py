@@ -169,7 +169,9 @@ class Clock:
                 set search_path = pg_catalog, pg_temp
             as $$
             begin
-                return coalesce((select c.stopped_at from rota_test.clock as c), clock_timestamp());
+                return coalesce(
+                    (select c.stopped_at from rota_test.clock as c), clock_timestamp()
+                );
             end;
             $$;
             """

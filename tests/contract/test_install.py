@@ -34,7 +34,8 @@ def test_install_needs_no_more_than_connect_and_create(
 
     with psycopg.connect(empty) as connection:
         row = connection.execute(
-            "select rolsuper or rolcreaterole or rolcreatedb from pg_roles where rolname = current_user"
+            "select rolsuper or rolcreaterole or rolcreatedb from pg_roles"
+            " where rolname = current_user"
         ).fetchone()
         job = connection.execute("select rota.enqueue('hello')").fetchone()
     assert row == (False,)

