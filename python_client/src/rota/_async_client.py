@@ -36,7 +36,7 @@ class AsyncClient:
     async def enqueue(
         self,
         job_type: str,
-        payload: Any | Unset = UNSET,
+        payload: Mapping[str, Any] | Unset = UNSET,
         queue: str | Unset = UNSET,
         run_at: datetime | Unset | None = UNSET,
         delay: timedelta | Unset | None = UNSET,

@@ -69,8 +69,15 @@ class _Script:
 
     def _read(self, path: Path) -> None:
         depth = len(self._is_live)
+        is_comment = False
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if meta := _META.match(line):
+            is_comment = is_comment or line.startswith("/*")
+            if is_comment:
+                # A header shows how psql lines look; there they are only text.
+                if all(self._is_live):
+                    self._pending.append(line)
+                is_comment = "*/" not in line
+            elif meta := _META.match(line):
                 self._follow(meta[1], meta[2], path)
             elif all(self._is_live):
                 self._take(line)

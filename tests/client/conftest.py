@@ -1,0 +1,70 @@
+"""What the tests of the client share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from client.workers import BackgroundWorker, WorkerProcess
+
+from rota import Client, Registry, Worker
+
+
+@pytest.fixture
+def start_worker(dsn: str, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """Start worker processes; those that still run at the end are killed."""
+    started: list[WorkerProcess] = []
+
+    def start(*options: str) -> WorkerProcess:
+        started.append(WorkerProcess(dsn, tmp_path / f"worker{len(started)}.log", *options))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        if worker.process.poll() is None:
+            worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.fixture
+def client(db: psycopg.Connection[Any]) -> Client:
+    return Client(db)
+
+
+@pytest.fixture
+def status(db: psycopg.Connection[Any]) -> Callable[[int], str]:
+    """Say the status of a job."""
+
+    def get(job_id: int) -> str:
+        row = db.execute("select status from rota.job_runs where id = %s", [job_id]).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    return get
+
+
+@pytest.fixture
+def drain(dsn: str) -> Callable[..., None]:
+    """Run a worker in this process until nothing is due."""
+
+    def run(registry: Registry, **options: Any) -> None:
+        Worker(dsn, registry, poll_interval=0.05, **options).run(drain=True)
+
+    return run
+
+
+@pytest.fixture
+def background(dsn: str) -> Iterator[Callable[..., BackgroundWorker]]:
+    """Run workers in threads of this process; they are stopped at the end."""
+    started: list[BackgroundWorker] = []
+
+    def start(registry: Registry, **options: Any) -> BackgroundWorker:
+        started.append(BackgroundWorker(dsn, registry, **options))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.stop(now=True)

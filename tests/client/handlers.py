@@ -1,0 +1,53 @@
+"""The handlers of the worker processes that the tests start."""
+
+import asyncio
+import time
+
+import rota
+
+registry = rota.Registry()
+
+
+@registry.handler("quick")
+def quick(job: rota.Job) -> dict[str, int]:
+    """End at once."""
+    return {"attempt": job.attempt}
+
+
+@registry.handler("sleep")
+def sleep(job: rota.Job) -> None:
+    """Take a while, whatever happens."""
+    until = time.monotonic() + float(job.payload["seconds"])
+    while time.monotonic() < until:
+        time.sleep(0.02)
+
+
+@registry.handler("polite")
+def polite(job: rota.Job) -> None:
+    """Take a while, unless nobody wants it any more."""
+    until = time.monotonic() + float(job.payload["seconds"])
+    while time.monotonic() < until:
+        job.check()
+        time.sleep(0.02)
+
+
+@registry.handler("async_sleep")
+async def async_sleep(job: rota.AsyncJob) -> None:
+    """Take a while in the loop."""
+    await asyncio.sleep(float(job.payload["seconds"]))
+
+
+@registry.handler("block_loop")
+async def block_loop(job: rota.AsyncJob) -> None:
+    """Compute in the loop and let nothing else run there."""
+    until = time.monotonic() + float(job.payload["seconds"])
+    while time.monotonic() < until:
+        pass
+
+
+@registry.handler("mark")
+def mark(job: rota.Job) -> None:
+    """Write in the transaction that ends the job."""
+    with job.transaction() as connection:
+        connection.execute("insert into marks (job_id) values (%s)", [job.job_id])
+        sleep(job)

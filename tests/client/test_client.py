@@ -1,0 +1,206 @@
+"""The client is the stored functions, and nothing else."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from rota import AsyncClient, Client
+
+PACKAGE = Path(rota.__file__).parent
+NOT_OF_THE_CLIENT = {"now"}
+
+
+def _methods(cls: type) -> dict[str, list[str]]:
+    return {
+        name: list(inspect.signature(method).parameters)[1:]
+        for name, method in vars(cls).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+    }
+
+
+def test_client_has_the_functions_of_the_catalog(db: psycopg.Connection[Any]) -> None:
+    functions = db.execute(
+        r"""
+        select p.proname, coalesce(array(
+            select a.name
+            from unnest(p.proargnames, p.proargmodes) with ordinality as a (name, mode, n)
+            where coalesce(a.mode, 'i') = 'i'
+            order by a.n
+        ), '{}')
+        from pg_proc as p
+        where p.pronamespace = 'rota'::regnamespace
+          and p.prokind = 'f'
+          and p.prorettype <> 'trigger'::regtype
+          and p.proname not like '\_%%'
+        """
+    ).fetchall()
+
+    expected = {name: names for name, names in functions if name not in NOT_OF_THE_CLIENT}
+
+    assert _methods(Client) == expected
+    assert _methods(AsyncClient) == expected
+
+
+def test_sync_client_is_fresh() -> None:
+    tool = PACKAGE.parents[1] / "tools" / "generate_sync.py"
+
+    assert subprocess.run([sys.executable, str(tool), "--check"], check=False).returncode == 0
+
+
+def test_clients_name_no_table() -> None:
+    tree = ast.parse((PACKAGE / "_async_client.py").read_text())
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+
+    assert not [t for t in texts if isinstance(t, str) and "from rota." in t]
+
+
+def test_exported_members_are_complete_and_sorted() -> None:
+    public = {
+        name
+        for name, value in vars(rota).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+
+    assert rota.__all__ == sorted(rota.__all__)
+    assert set(rota.__all__) == public | {"__version__"}
+
+
+def test_version_is_that_of_the_database(client: Client) -> None:
+    assert client.version() == rota.__version__
+
+
+def test_enqueue_says_whether_the_job_is_new(client: Client) -> None:
+    first = client.enqueue("send_mail", {"user_id": 7}, idempotency_key="welcome:7")
+    second = client.enqueue("send_mail", {"user_id": 7}, idempotency_key="welcome:7")
+
+    assert first.is_new
+    assert not second.is_new
+    assert first.job_id == second.job_id
+
+
+def test_enqueue_passes_every_argument(client: Client, db: psycopg.Connection[Any]) -> None:
+    job = client.enqueue(
+        "send_mail",
+        {"list": [1, {"a": None}]},
+        queue="mail",
+        delay=timedelta(minutes=10),
+        priority=-3,
+        max_attempts=2,
+        lease=timedelta(seconds=90),
+        backoff={"kind": "fixed", "base_seconds": 5},
+        idempotency_key="k",
+    )
+
+    row = db.execute(
+        "select queue, payload, priority, max_attempts, lease, run_at - created_at,"
+        " idempotency_key from rota.jobs where id = %s",
+        [job.job_id],
+    ).fetchone()
+    assert row is not None
+    assert row[:5] == ("mail", {"list": [1, {"a": None}]}, -3, 2, timedelta(seconds=90))
+    assert abs(row[5] - timedelta(minutes=10)) < timedelta(seconds=1)
+    assert row[6] == "k"
+
+
+def test_enqueue_joins_the_transaction_of_the_caller(
+    connect: Callable[..., psycopg.Connection[Any]], db: psycopg.Connection[Any]
+) -> None:
+    connection = connect(autocommit=False)
+
+    Client(connection).enqueue("send_mail")
+    connection.rollback()
+
+    assert db.execute("select count(*) from rota.jobs").fetchone() == (0,)
+
+
+def test_every_call_works(client: Client) -> None:
+    client.set_queue("default", lease=timedelta(seconds=30), backoff={"kind": "fixed"})
+    ids = [job.job_id for job in client.enqueue_many([{"job_type": "a"}] * 6)]
+    jobs = {job.job_id: job for job in client.claim_jobs("w", ["default"], 6)}
+    tokens = [jobs[i].lease_token for i in ids]
+
+    assert sorted(jobs) == ids
+    assert jobs[ids[0]].locked_for == timedelta(seconds=30)
+    assert not client.heartbeat(ids[0], tokens[0]).is_cancel_requested
+    assert [b.is_lost for b in client.heartbeat_jobs(ids, tokens)] == [False] * 6
+    client.set_progress(ids[0], tokens[0], 12.5, "begun")
+    assert client.finish_job(ids[0], tokens[0], {"ok": True}) == "finished"
+    assert client.finish_job(ids[0], tokens[0], {"ok": True}) == "already_finished"
+    assert [f.outcome for f in client.finish_jobs(ids[:2], tokens[:2], [1, None])] == [
+        "already_finished",
+        "finished",
+    ]
+    assert client.fail_job(ids[2], tokens[2], "bad\x00", "E", "stack").status == "failed"
+    assert client.fail_job(ids[3], tokens[3], "worse", is_fatal=True).status == "dead"
+    assert client.snooze_job(ids[4], tokens[4], timedelta(hours=1)) is not None
+    assert [r.is_released for r in client.release_jobs(ids[5:], tokens[5:])] == [True]
+    assert client.retry_job(ids[3]) == "queued"
+    client.set_priority(ids[3], 4)
+    client.reschedule_job(ids[3], delay=timedelta(hours=2))
+    assert client.cancel_job(ids[3], "no more") == "cancelled"
+    client.pause_queue("default", "lunch")
+    client.resume_queue("default")
+    client.report_worker("w", "host", 1, "0", ["default"])
+    client.forget_worker("w")
+    assert client.sweep_stale_leases() == 0
+    assert client.tick().jobs_swept == 0
+    assert client.grant_statements("producer", "postgres")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda c, j: c.retry_job(10**12), rota.JobNotFoundError),
+        (lambda c, j: c.heartbeat(j.job_id, j.lease_token - 1), rota.LeaseLostError),
+        (lambda c, j: c.reschedule_job(j.job_id, delay=timedelta(1)), rota.JobRunningError),
+        (lambda c, j: c.pause_queue("nowhere"), rota.UnknownQueueError),
+        (lambda c, j: c.enqueue(""), rota.InvalidArgumentError),
+    ],
+)
+def test_errors_have_classes(client: Client, call: Any, error: type[rota.RotaError]) -> None:
+    client.enqueue("a")
+    (job,) = client.claim_jobs("w")
+
+    with pytest.raises(error) as caught:
+        call(client, job)
+
+    assert isinstance(caught.value.__cause__, psycopg.Error)
+    assert caught.value.__cause__.sqlstate == error.sqlstate
+
+
+def test_finished_job_refuses(client: Client) -> None:
+    job_id = client.enqueue("a").job_id
+    (job,) = client.claim_jobs("w")
+    client.finish_job(job_id, job.lease_token)
+
+    with pytest.raises(rota.JobFinishedError):
+        client.cancel_job(job_id)
+
+
+def test_claim_refuses_other_isolation(
+    connect: Callable[..., psycopg.Connection[Any]],
+) -> None:
+    connection = connect(autocommit=False)
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+
+    with pytest.raises(rota.IsolationLevelError):
+        Client(connection).claim_jobs("w")
+
+
+def test_unknown_database_errors_pass_through(client: Client) -> None:
+    with pytest.raises(psycopg.errors.UntranslatableCharacter):
+        client.enqueue("a", {"text": "\x00"})
+
+
+def test_a_text_is_no_list_of_queues(client: Client) -> None:
+    with pytest.raises(TypeError):
+        client.claim_jobs("w", "default")

@@ -1,0 +1,115 @@
+"""`rota install` does without psql what ``psql -f install.sql`` does."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from rota import _install
+from rota.__main__ import main
+
+CATALOG = """
+    select 'function', p.oid::regprocedure::text, p.prosrc, p.proacl::text
+    from pg_proc as p
+    where p.pronamespace = 'rota'::regnamespace
+    union all
+    select c.relkind::text, c.oid::regclass::text, pg_get_viewdef(c.oid), c.relacl::text
+    from pg_class as c
+    where c.relnamespace = 'rota'::regnamespace and c.relkind in ('v')
+    union all
+    select 'column', a.attrelid::regclass::text, a.attname, format_type(a.atttypid, a.atttypmod)
+    from pg_attribute as a
+    join pg_class as c on c.oid = a.attrelid
+    where c.relnamespace = 'rota'::regnamespace and a.attnum > 0
+    union all
+    select 'constraint', c.conrelid::regclass::text, c.conname, pg_get_constraintdef(c.oid)
+    from pg_constraint as c
+    where c.connamespace = 'rota'::regnamespace
+    order by 1, 2, 3, 4
+"""
+
+
+def _catalog(dsn: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(CATALOG).fetchall()
+
+
+def _empty(empty_database: Callable[[str], str], request: pytest.FixtureRequest) -> str:
+    return empty_database("client_" + request.node.name[5:50])
+
+
+def test_install_gives_what_psql_gives(
+    empty_database: Callable[[str], str], dsn: str, request: pytest.FixtureRequest
+) -> None:
+    own = _empty(empty_database, request)
+
+    assert main(["install", "-d", own]) == 0
+    first = _catalog(own)
+    assert main(["install", "-d", own]) == 0
+
+    assert first == _catalog(dsn)
+    assert first == _catalog(own)
+
+
+def test_dry_run_prints_what_install_would_run(
+    empty_database: Callable[[str], str],
+    dsn: str,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = _empty(empty_database, request)
+
+    assert main(["install", "--dry-run", "-d", own]) == 0
+    text = capsys.readouterr().out
+    with psycopg.connect(own, autocommit=True) as connection:
+        assert connection.execute("select to_regnamespace('rota')").fetchone() == (None,)
+        connection.execute(text.encode())
+
+    assert _catalog(own) == _catalog(dsn)
+
+
+def test_uninstall_leaves_nothing(dsn: str, db: psycopg.Connection[Any]) -> None:
+    assert main(["uninstall", "-d", dsn]) == 2
+    assert main(["uninstall", "--yes", "-d", dsn]) == 0
+
+    assert db.execute("select to_regnamespace('rota')").fetchone() == (None,)
+
+
+def test_failed_install_leaves_nothing(
+    empty_database: Callable[[str], str],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = _empty(empty_database, request)
+    subprocess.run(["cp", "-r", f"{_install.sql_dir()}/.", str(tmp_path)], check=True)
+    part = tmp_path / "70_views.sql"
+    part.write_text(part.read_text() + "\nselect no_such_function();\n")
+    monkeypatch.setattr(_install, "sql_dir", lambda: tmp_path)
+
+    assert main(["install", "-d", own]) == 1
+
+    with psycopg.connect(own) as connection:
+        assert connection.execute("select to_regnamespace('rota')").fetchone() == (None,)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["\\i other.sql\n", "\\if 1 = 1\n\\endif\n", "\\if :fresh\n", "\\ir none.sql\n"]
+)
+def test_what_cannot_be_followed_is_an_error(
+    dsn: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "install.sql").write_text(text)
+    monkeypatch.setattr(_install, "sql_dir", lambda: tmp_path)
+
+    assert main(["install", "-d", dsn]) == 1
+    assert capsys.readouterr().err.startswith("rota: ")

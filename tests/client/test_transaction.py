@@ -1,0 +1,169 @@
+"""Business writes and the end of the job are committed together, or not at all."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from rota import AsyncJob, Client, Job, Registry
+
+Drain = Callable[..., None]
+Status = Callable[[int], str]
+
+
+@pytest.fixture(autouse=True)
+def _marks(db: psycopg.Connection[Any]) -> None:
+    db.execute("create table marks (job_id bigint)")
+
+
+def _marks_of(db: psycopg.Connection[Any]) -> list[int]:
+    return [row[0] for row in db.execute("select job_id from marks").fetchall()]
+
+
+def test_writes_and_finish_commit_together(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        job.result = {"from": "transaction"}
+        with job.transaction() as connection:
+            connection.execute("insert into marks values (%s)", [job.job_id])
+        assert job.is_finished
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> str:
+        async with job.transaction() as connection:
+            await connection.execute("insert into marks values (%s)", [job.job_id])
+        return "comes too late"
+
+    ids = [client.enqueue("plain").job_id, client.enqueue("async").job_id]
+    drain(registry)
+
+    assert sorted(_marks_of(db)) == ids
+    rows = db.execute("select status, result from rota.finished_jobs order by id").fetchall()
+    assert rows == [("succeeded", {"from": "transaction"}), ("succeeded", None)]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_lost_lease_rolls_the_writes_back(
+    client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain, kind: str
+) -> None:
+    """The job is taken away after the write and before the end of the transaction."""
+    registry = Registry()
+    seen: list[BaseException] = []
+
+    def take_away(job_id: int) -> None:
+        # In one transaction, or the worker itself would be the next to claim it.
+        with psycopg.connect(dsn) as other:
+            Client(other).retry_job(job_id, is_forced=True)
+            Client(other).claim_jobs("thief", max_jobs=1)
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        try:
+            with job.transaction() as connection:
+                connection.execute("insert into marks values (%s)", [job.job_id])
+                take_away(job.job_id)
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        try:
+            async with job.transaction() as connection:
+                await connection.execute("insert into marks values (%s)", [job.job_id])
+                take_away(job.job_id)
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    client.enqueue(kind)
+    drain(registry)
+
+    assert [type(error) for error in seen] == [rota.LeaseLostError]
+    assert _marks_of(db) == []
+    row = db.execute("select status, locked_by from rota.jobs").fetchone()
+    assert row == ("running", "thief")
+
+
+def test_an_exception_inside_rolls_back_and_fails(
+    client: Client, db: psycopg.Connection[Any], status: Status, drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("bad")
+    def bad(job: Job) -> None:
+        with job.transaction() as connection:
+            connection.execute("insert into marks values (%s)", [job.job_id])
+            raise ValueError("no")
+
+    job_id = client.enqueue("bad").job_id
+    drain(registry)
+
+    assert _marks_of(db) == []
+    assert status(job_id) == "failed"
+
+
+def test_an_exception_after_it_changes_nothing(
+    client: Client, db: psycopg.Connection[Any], status: Status, drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("late")
+    def late(job: Job) -> None:
+        with job.transaction():
+            pass
+        with pytest.raises(RuntimeError), job.transaction():
+            pass
+        raise ValueError("too late")
+
+    job_id = client.enqueue("late").job_id
+    drain(registry)
+
+    assert status(job_id) == "succeeded"
+
+
+def test_heartbeats_go_on_while_the_finish_waits(
+    client: Client, db: psycopg.Connection[Any], status: Status, drain: Drain
+) -> None:
+    """The transaction takes longer than the lease; nobody else gets the job."""
+    registry = Registry()
+
+    @registry.handler("long")
+    def long(job: Job) -> None:
+        with job.transaction() as connection:
+            connection.execute("insert into marks values (%s)", [job.job_id])
+            threading.Event().wait(3)
+
+    job_id = client.enqueue("long", lease=timedelta(seconds=1)).job_id
+    drain(registry)
+
+    assert _marks_of(db) == [job_id]
+    assert status(job_id) == "succeeded"
+
+
+def test_a_commit_whose_reply_was_lost_is_a_success(
+    client: Client, db: psycopg.Connection[Any], status: Status, drain: Drain
+) -> None:
+    """The handler tries again after the lost reply: its writes must not be made twice."""
+    registry = Registry()
+
+    @registry.handler("cut")
+    def cut(job: Job) -> None:
+        for _ in range(2):
+            with job.transaction() as connection:
+                connection.execute("insert into marks values (%s)", [job.job_id])
+            job.is_finished = False  # as if the reply had not come
+
+    job_id = client.enqueue("cut").job_id
+    drain(registry)
+
+    assert _marks_of(db) == [job_id]
+    assert status(job_id) == "succeeded"

@@ -1,0 +1,471 @@
+"""What a worker does with a job, for each way in which a handler can end."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from client.workers import BackgroundWorker, wait_until
+
+import rota
+from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
+
+Drain = Callable[..., None]
+Status = Callable[[int], str]
+Background = Callable[..., BackgroundWorker]
+
+
+def _result(db: psycopg.Connection[Any], job_id: int) -> Any:
+    row = db.execute("select result from rota.finished_jobs where id = %s", [job_id]).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _live(db: psycopg.Connection[Any], job_id: int) -> dict[str, Any]:
+    with db.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        cursor.execute("select * from rota.job_runs where id = %s", [job_id])
+        row = cursor.fetchone()
+        assert row is not None
+        return row
+
+
+def test_plain_and_async_handlers_finish_with_their_results(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> Any:
+        return {"thread": threading.current_thread().name, "payload": job.payload}
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> Any:
+        await asyncio.sleep(0)
+        return {"thread": threading.current_thread().name, "attempt": job.attempt}
+
+    first = client.enqueue("plain", {"n": 1}).job_id
+    second = client.enqueue("async").job_id
+    drain(registry)
+
+    assert _result(db, first) == {"thread": "rota-job", "payload": {"n": 1}}
+    assert _result(db, second)["attempt"] == 1
+    assert _result(db, second)["thread"] != "rota-job"
+
+
+def test_drain_runs_more_jobs_than_one_batch(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+    registry.add("quick", lambda job: job.payload)
+    client.enqueue_many([{"job_type": "quick", "payload": {"n": n}} for n in range(250)])
+
+    drain(registry, concurrency=8, batch=100)
+
+    rows = db.execute("select result, payload, attempts from rota.finished_jobs").fetchall()
+    assert len(rows) == 250
+    assert all(result == payload and attempts == 1 for result, payload, attempts in rows)
+
+
+def test_drain_leaves_jobs_of_other_types_and_of_later(
+    client: Client, status: Status, drain: Drain
+) -> None:
+    registry = Registry()
+    registry.add("quick", lambda job: None)
+    other = client.enqueue("other").job_id
+    later = client.enqueue("quick", delay=timedelta(hours=1)).job_id
+
+    drain(registry)
+
+    assert status(other) == "queued"
+    assert status(later) == "queued"
+
+
+def test_drain_runs_what_its_jobs_enqueue(
+    client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("chain")
+    def chain(job: Job) -> None:
+        if job.payload["left"] > 0:
+            with job.transaction() as connection:
+                Client(connection).enqueue("chain", {"left": job.payload["left"] - 1})
+
+    client.enqueue("chain", {"left": 3})
+    drain(registry)
+
+    assert db.execute("select count(*) from rota.finished_jobs").fetchone() == (4,)
+
+
+def test_once_runs_one_claim(client: Client, db: psycopg.Connection[Any], dsn: str) -> None:
+    registry = Registry()
+    registry.add("quick", lambda job: None)
+    client.enqueue_many([{"job_type": "quick"}] * 9)
+
+    Worker(dsn, registry, concurrency=2, batch=5).run(once=True)
+
+    assert db.execute("select count(*) from rota.finished_jobs").fetchone() == (5,)
+    assert db.execute("select count(*) from rota.jobs where attempts = 0").fetchone() == (4,)
+
+
+def test_an_exception_fails_the_attempt(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("bad")
+    def bad(job: Job) -> None:
+        raise LookupError("no such user \x00\ud800")
+
+    job_id = client.enqueue("bad").job_id
+    drain(registry)
+
+    job = _live(db, job_id)
+    assert (job["status"], job["attempts"], job["error_type"]) == ("failed", 1, "LookupError")
+    assert job["last_error"] == "no such user \ufffd\ufffd"
+    stack = db.execute("select stack from rota.job_errors").fetchone()
+    assert stack is not None
+    assert "in bad" in stack[0]
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (SystemExit(3), "failed"),
+        (StopIteration(), "failed"),
+        (KeyboardInterrupt(), "failed"),
+        (UnprintableError(), "failed"),
+        (asyncio.CancelledError(), "failed"),
+        (Exception("x" * 1_000_000), "failed"),
+        (rota.FatalError("never again"), "dead"),
+        (rota.RetryIn(-1), "failed"),
+        (rota.Snooze(-1), "failed"),
+        (rota.Snooze(timedelta.max), "failed"),
+        (rota.RetryIn(3600, "closed"), "failed"),
+        (rota.Snooze(3600), "queued"),
+        (rota.JobCancelled("of its own will"), "failed"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_whatever_is_raised_ends_the_job(
+    client: Client, status: Status, drain: Drain, kind: str, error: BaseException, expected: str
+) -> None:
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        raise error
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        raise error
+
+    job_id = client.enqueue(kind).job_id
+    drain(registry)
+
+    assert status(job_id) == expected
+
+
+def test_snooze_burns_no_attempt_and_retry_in_sets_the_time(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("snooze")
+    def snooze(job: Job) -> None:
+        raise rota.Snooze(timedelta(hours=1))
+
+    @registry.handler("retry")
+    async def retry(job: AsyncJob) -> None:
+        raise rota.RetryIn(7200, "closed for lunch")
+
+    snoozed, retried = client.enqueue("snooze").job_id, client.enqueue("retry").job_id
+    drain(registry)
+
+    first, second = _live(db, snoozed), _live(db, retried)
+    assert (first["status"], first["attempts"]) == ("queued", 0)
+    assert timedelta(minutes=59) < first["run_at"] - first["created_at"] < timedelta(minutes=61)
+    assert (second["status"], second["attempts"]) == ("failed", 1)
+    assert second["last_error"] == "closed for lunch"
+    assert second["run_at"] - second["created_at"] > timedelta(minutes=119)
+
+
+@pytest.mark.parametrize(
+    ("result", "stored"),
+    [
+        ("a\x00b\ud800", "a\ufffdb\ufffd"),
+        ({"n": float("nan"), "i": [float("inf")]}, {"n": None, "i": [None]}),
+        ("x" * 10_000_000, None),
+        (object(), None),
+        (10**200_000, None),
+        (None, None),
+        (0, 0),
+    ],
+    ids=["characters", "numbers", "10 MB", "no JSON", "huge number", "none", "zero"],
+)
+def test_any_result_ends_the_job(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, result: Any, stored: Any
+) -> None:
+    registry = Registry()
+    registry.add("result", lambda job: result)
+
+    job_id = client.enqueue("result").job_id
+    drain(registry)
+
+    assert _result(db, job_id) == stored
+
+
+def test_one_refused_result_does_not_hurt_the_others(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry()
+    gate = threading.Barrier(4)
+
+    @registry.handler("number")
+    def number(job: Job) -> Any:
+        gate.wait(10)
+        return job.payload["n"] or "\x00"
+
+    monkeypatch.setattr("rota._json.clean", lambda value: value)
+    client.enqueue_many([{"job_type": "number", "payload": {"n": n}} for n in range(4)])
+    drain(registry, concurrency=4)
+
+    rows = db.execute(
+        "select (payload ->> 'n')::int, result from rota.finished_jobs order by 1"
+    )
+    assert rows.fetchall() == [(0, None), (1, 1), (2, 2), (3, 3)]
+
+
+def test_heartbeats_keep_a_job_longer_than_its_lease(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("blocks")
+    async def blocks(job: AsyncJob) -> int:
+        time.sleep(2.5)
+        return job.attempt
+
+    job_id = client.enqueue("blocks", lease=timedelta(seconds=1), max_attempts=2).job_id
+    drain(registry)
+
+    assert _result(db, job_id) == 1
+
+
+def test_cancel_reaches_an_async_handler(
+    client: Client, status: Status, background: Background
+) -> None:
+    registry = Registry()
+    started = threading.Event()
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    job_id = client.enqueue("waits", lease=timedelta(seconds=1.5)).job_id
+    background(registry)
+    assert started.wait(10)
+
+    assert client.cancel_job(job_id) == "running"
+    wait_until(lambda: status(job_id) == "cancelled")
+
+
+def test_cancel_reaches_a_thread_that_checks(
+    client: Client, status: Status, background: Background
+) -> None:
+    registry = Registry()
+    started = threading.Event()
+
+    @registry.handler("checks")
+    def checks(job: Job) -> None:
+        started.set()
+        while True:
+            job.check()
+            time.sleep(0.02)
+
+    job_id = client.enqueue("checks", lease=timedelta(seconds=1.5)).job_id
+    background(registry)
+    assert started.wait(10)
+
+    client.cancel_job(job_id)
+    wait_until(lambda: status(job_id) == "cancelled")
+
+
+def test_lost_lease_cancels_the_handler(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = Registry()
+    started, ended = threading.Event(), threading.Event()
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            assert job.is_lost
+            ended.set()
+
+    job_id = client.enqueue("waits", lease=timedelta(seconds=1.5)).job_id
+    with caplog.at_level(logging.INFO, "rota"):
+        worker = background(registry)
+        assert started.wait(10)
+        client.retry_job(job_id, is_forced=True)
+        client.cancel_job(job_id)
+        assert ended.wait(10)
+        worker.stop()
+
+    assert "lost" in _events(caplog)
+
+
+def test_stop_gives_back_and_lets_end(
+    client: Client, db: psycopg.Connection[Any], background: Background
+) -> None:
+    registry = Registry()
+    started, go_on = threading.Event(), threading.Event()
+
+    @registry.handler("waits")
+    def waits(job: Job) -> None:
+        started.set()
+        assert go_on.wait(10)
+
+    client.enqueue_many([{"job_type": "waits"}] * 5)
+    worker = background(registry, concurrency=1, batch=5)
+    assert started.wait(10)
+    worker.worker.stop()
+    queued = "select count(*) from rota.jobs where status = 'queued' and attempts = 0"
+    wait_until(lambda: db.execute(queued).fetchone() == (4,))
+    go_on.set()
+    worker.stop()
+
+    assert db.execute("select count(*) from rota.finished_jobs").fetchone() == (1,)
+    assert db.execute("select count(*) from rota.workers").fetchone() == (0,)
+
+
+def test_grace_period_ends_in_release(
+    client: Client, db: psycopg.Connection[Any], background: Background
+) -> None:
+    registry = Registry()
+    started = threading.Semaphore(0)
+    leave = threading.Event()
+
+    @registry.handler("stubborn")
+    def stubborn(job: Job) -> None:
+        started.release()
+        leave.wait(30)
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        started.release()
+        await asyncio.sleep(60)
+
+    client.enqueue("stubborn")
+    client.enqueue("waits")
+    worker = background(registry, grace_period=0.1)
+    assert started.acquire(timeout=10)
+    assert started.acquire(timeout=10)
+    worker.stop()
+
+    rows = db.execute("select status, attempts from rota.jobs").fetchall()
+    assert rows == [("queued", 0), ("queued", 0)]
+    assert worker.worker.has_threads
+    leave.set()
+
+
+def test_progress_is_stored_from_both_kinds(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        job.set_progress(12.5, "in a thread")
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        await job.set_progress(75, "in the loop")
+
+    client.enqueue("plain")
+    client.enqueue("async")
+    drain(registry)
+
+    rows = db.execute(
+        "select progress_message from rota.finished_jobs order by progress_percent"
+    ).fetchall()
+    assert rows == [("in a thread",), ("in the loop",)]
+
+
+def test_stale_jobs_are_swept_by_any_worker(
+    client: Client, status: Status, background: Background
+) -> None:
+    registry = Registry()
+    registry.add("other", lambda job: None)
+    job_id = client.enqueue("quick", lease=timedelta(milliseconds=50)).job_id
+    client.claim_jobs("a worker that dies")
+
+    background(registry)
+
+    wait_until(lambda: status(job_id) != "running")
+
+
+def _events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.rota["event"] for record in caplog.records if hasattr(record, "rota")]
+
+
+def test_log_has_one_line_for_each_event(
+    client: Client, drain: Drain, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+
+    @registry.handler("bad")
+    def bad(job: Job) -> None:
+        raise ValueError("two\nlines")
+
+    job_id = client.enqueue("bad", max_attempts=3).job_id
+    with caplog.at_level(logging.INFO, "rota"):
+        drain(registry)
+
+    assert _events(caplog) == ["claimed", "failed"]
+    record = next(r for r in caplog.records if r.levelname == "WARNING")
+    message = record.getMessage()
+    assert message.startswith(f"failed job_type=bad job_id={job_id} queue=default attempt=1 ")
+    assert "next_run=" in message
+    assert "\n" not in message
+    line = json.loads(JsonFormatter().format(record))
+    assert line["event"] == "failed"
+    assert line["error"] == "two\nlines"
+    assert line["duration"] >= 0
+
+
+def test_worker_fails_at_once_without_a_database() -> None:
+    registry = Registry()
+    registry.add("quick", lambda job: None)
+
+    with pytest.raises(psycopg.OperationalError):
+        Worker("host=127.0.0.1 port=1", registry).run()
+
+
+def test_registry_refuses_a_second_handler() -> None:
+    registry = Registry()
+    registry.add("a", lambda job: None)
+
+    with pytest.raises(ValueError, match="already"):
+        registry.add("a", lambda job: None)
+    with pytest.raises(ValueError, match="handler"):
+        Worker("", Registry())

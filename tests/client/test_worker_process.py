@@ -1,0 +1,182 @@
+"""Worker processes that are stopped, killed, frozen and cut off."""
+
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from client.workers import WorkerProcess, wait_until
+
+from rota import Client
+
+Start = Callable[..., WorkerProcess]
+RUNNING = "select count(*) from rota.jobs where status = 'running'"
+
+
+def _count(db: psycopg.Connection[Any], query: Any) -> int:
+    row = db.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _wait_for_running(db: psycopg.Connection[Any], count: int) -> None:
+    wait_until(lambda: _count(db, RUNNING) == count, f"{count} running jobs")
+
+
+def test_sigterm_gives_a_batch_back_within_a_second(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    sleep = {"job_type": "sleep", "payload": {"seconds": 3}}
+    client.enqueue_many([sleep] * 100)
+    worker = start_worker("--concurrency", "2", "--batch", "100")
+    _wait_for_running(db, 100)
+
+    worker.signal(signal.SIGTERM)
+    asked_at = time.monotonic()
+    _wait_for_running(db, 2)
+    took = time.monotonic() - asked_at
+
+    assert took < 1.5  # a second, and what a busy machine adds
+    assert worker.wait() == 0
+    assert _count(db, "select count(*) from rota.finished_jobs") == 2
+    untouched = "select count(*) from rota.jobs where status = 'queued' and attempts = 0"
+    assert _count(db, untouched) == 98
+    assert len(worker.lines("released")) == 98
+
+
+@pytest.mark.parametrize("kind", ["sleep", "async_sleep", "block_loop"])
+def test_heartbeats_go_on_after_sigterm(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start, kind: str
+) -> None:
+    lease = timedelta(seconds=1.5)
+    job_id = client.enqueue(kind, {"seconds": 5}, lease=lease).job_id
+    worker = start_worker()
+    worker.wait_for_line("claimed")
+
+    worker.signal(signal.SIGTERM)
+    while worker.process.poll() is None:
+        client.sweep_stale_leases()
+        time.sleep(0.1)
+
+    row = db.execute("select id, status, attempts from rota.finished_jobs").fetchone()
+    assert row == (job_id, "succeeded", 1)
+
+
+def test_second_signal_stops_at_once(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    for kind in ("sleep", "async_sleep", "polite"):
+        client.enqueue(kind, {"seconds": 60})
+    worker = start_worker()
+    _wait_for_running(db, 3)
+
+    worker.signal(signal.SIGINT)
+    wait_until(lambda: "stops" in worker.log.read_text())
+    worker.signal(signal.SIGINT)
+
+    assert worker.wait(10) == 0
+    assert _count(db, "select count(*) from rota.jobs where status = 'queued'") == 3
+    assert _count(db, "select sum(attempts) from rota.jobs") == 0
+
+
+def test_kill_9_is_repaired_by_another_worker(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    client.enqueue(
+        "sleep",
+        {"seconds": 1},
+        lease=timedelta(seconds=1.5),
+        backoff={"kind": "fixed", "base_seconds": 0.1},
+    )
+    first = start_worker()
+    first.wait_for_line("claimed")
+    first.signal(signal.SIGKILL)
+    first.wait()
+
+    start_worker("--queue", "default")
+
+    finished = "select count(*) from rota.finished_jobs where attempts = 2"
+    wait_until(lambda: _count(db, finished) == 1, "the second run")
+
+
+def test_a_frozen_worker_is_refused(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    """Frozen past its lease, the job goes to a thief; awake again, its finish is refused."""
+    job_id = client.enqueue("sleep", {"seconds": 2}).job_id
+    worker = start_worker("--tick-interval", "600", "--lease", "1")
+    worker.wait_for_line("claimed")
+
+    worker.signal(signal.SIGSTOP)
+    wait_until(client.sweep_stale_leases, "the end of the lease")
+    client.retry_job(job_id)
+    (stolen,) = client.claim_jobs("thief", lease=timedelta(minutes=5))
+    worker.signal(signal.SIGCONT)
+
+    assert f"job_id={job_id}" in worker.wait_for_line("lost")
+    assert not worker.lines("succeeded")
+    assert client.finish_job(job_id, stolen.lease_token, {"by": "thief"}) == "finished"
+
+
+def test_cut_connections_do_not_double_a_finish(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    lease = timedelta(seconds=3)
+    job_id = client.enqueue("sleep", {"seconds": 2}, lease=lease).job_id
+    worker = start_worker()
+    worker.wait_for_line("claimed")
+
+    for _ in range(3):
+        db.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name like 'rota %' and datname = current_database()"
+        )
+        time.sleep(0.2)
+    worker.wait_for_line("succeeded")
+    later = client.enqueue("quick").job_id
+
+    done = "select count(*) from rota.finished_jobs"
+    wait_until(lambda: _count(db, done) == 2, "the next job")
+    rows = db.execute("select id, attempts from rota.finished_jobs order by id").fetchall()
+    assert rows == [(job_id, 1), (later, 1)]
+
+
+def test_unreachable_database_makes_the_lease_lost(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    client.enqueue("async_sleep", {"seconds": 60}, lease=timedelta(seconds=1.5))
+    worker = start_worker("--tick-interval", "0.3")
+    worker.wait_for_line("claimed")
+    name = db.info.dbname
+
+    with psycopg.connect(db.info.dsn, password=db.info.password, dbname="template1") as admin:
+        admin.autocommit = True
+        admin.execute(f'alter database "{name}" allow_connections false')
+        db.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name like 'rota %' and datname = current_database()"
+        )
+        worker.wait_for_line("lost")
+        admin.execute(f'alter database "{name}" allow_connections true')
+
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_a_stopped_worker_leaves_no_transaction_open(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    db.execute("create table marks (job_id bigint)")
+    job_id = client.enqueue("mark", {"seconds": 1}).job_id
+    worker = start_worker()
+    worker.wait_for_line("claimed")
+
+    worker.signal(signal.SIGTERM)
+
+    assert worker.wait() == 0
+    assert db.execute("select job_id from marks").fetchall() == [(job_id,)]
+    gone = "select count(*) from pg_stat_activity where application_name like 'rota %'"
+    wait_until(lambda: _count(db, gone + " and datname = current_database()") == 0)

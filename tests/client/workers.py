@@ -1,0 +1,75 @@
+"""Workers for tests: real processes, and threads of this process; and how to wait."""
+
+# ruff: noqa: D102, S101, S603 - these are parts of tests
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota import Registry, Worker
+
+HERE = Path(__file__).parent
+DEADLINE = 30.0
+
+
+def wait_until(condition: Callable[[], Any], what: str = "the condition") -> Any:
+    """Return the first true value of *condition*; fail after a deadline."""
+    until = time.monotonic() + DEADLINE
+    while time.monotonic() < until:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    pytest.fail(f"{what} did not come true within {DEADLINE} seconds")
+
+
+class WorkerProcess:
+    """A ``rota worker`` of its own, with the handlers of handlers.py and a log to read."""
+
+    def __init__(self, dsn: str, log: Path, *options: str) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "rota", "worker", "handlers:registry", *options]
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                [*command, "--poll-interval", "0.1", "--tick-interval", "0.2"],
+                cwd=HERE,
+                env={**os.environ, "DATABASE_URL": dsn},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = DEADLINE) -> int:
+        return self.process.wait(timeout)
+
+    def lines(self, event: str) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if f" {event} " in line]
+
+    def wait_for_line(self, event: str) -> str:
+        found: list[str] = wait_until(lambda: self.lines(event), f"a log line {event!r}")
+        return found[0]
+
+
+class BackgroundWorker:
+    """A worker in a thread of this process."""
+
+    def __init__(self, dsn: str, registry: Registry, **options: Any) -> None:
+        options = {"poll_interval": 0.05, "tick_interval": 0.2, **options}
+        self.worker = Worker(dsn, registry, **options)
+        self.thread = threading.Thread(target=self.worker.run)
+        self.thread.start()
+
+    def stop(self, *, now: bool = False) -> None:
+        self.worker.stop(now=now)
+        self.thread.join(DEADLINE)
+        assert not self.thread.is_alive()
