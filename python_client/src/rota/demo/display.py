@@ -32,7 +32,7 @@ def make_console(*, is_plain: bool) -> Console:
     """Return the console; a plain one has neither colours nor cursor movement."""
     is_terminal = sys.stdout.isatty()
     if is_plain or os.environ.get("NO_COLOR") or not is_terminal or Console().is_dumb_terminal:
-        width = None if is_terminal else 100
+        width = None if is_terminal else 108
         return Console(no_color=True, force_terminal=False, width=width, highlight=False)
     return Console(highlight=False)
 
