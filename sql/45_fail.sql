@@ -216,9 +216,9 @@ declare
     v_cancelled_ids bigint[];
     v_cancelled_tokens bigint[];
 begin
-    select array_agg(j.id), array_agg(j.lease_token)
-    into v_cancelled_ids, v_cancelled_tokens
-    from (
+    -- All are locked before any is looked at: the planner moves a condition on a subquery into
+    -- it, in front of the lock, but not on a CTE.
+    with held as (
         select j.id, j.lease_token, j.cancel_requested_at
         from rota.jobs as j
         where j.id = any(_give_back.job_ids)
@@ -226,8 +226,11 @@ begin
           and j.status = 'running'
         order by j.id
         for update
-    ) as j
-    where j.cancel_requested_at is not null;
+    )
+    select array_agg(h.id), array_agg(h.lease_token)
+    into v_cancelled_ids, v_cancelled_tokens
+    from held as h
+    where h.cancel_requested_at is not null;
 
     return query
     select e.job_id, timestamptz 'infinity'
