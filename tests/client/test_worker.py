@@ -248,6 +248,43 @@ def test_one_refused_result_does_not_hurt_the_others(
     assert rows.fetchall() == [(0, None), (1, 1), (2, 2), (3, 3)]
 
 
+@pytest.mark.parametrize("call", ["finish_jobs", "fail_job", "snooze_job"])
+def test_a_lost_reply_is_asked_for_again(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    """The database heard the end of the job, and the connection broke before it said so."""
+    registry = Registry()
+    original = getattr(rota.AsyncClient, call)
+    calls = []
+
+    async def cut(self: rota.AsyncClient, *args: Any) -> Any:
+        calls.append(args)
+        done = await original(self, *args)
+        if len(calls) == 1:
+            raise psycopg.OperationalError("the connection was cut")
+        return done
+
+    @registry.handler("a")
+    def handle(job: Job) -> None:
+        if call == "fail_job":
+            raise ValueError("no")
+        if call == "snooze_job":
+            raise rota.Snooze(3600)
+
+    monkeypatch.setattr(rota.AsyncClient, call, cut)
+    client.enqueue("a")
+    drain(registry)
+
+    rows = db.execute("select status, attempts from rota.job_runs").fetchall()
+    expected = {"fail_job": ("failed", 1), "snooze_job": ("queued", 0)}
+    assert rows == [expected.get(call, ("succeeded", 1))]
+    assert len(calls) == 2
+
+
 def test_heartbeats_keep_a_job_longer_than_its_lease(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

@@ -17,6 +17,7 @@ from psycopg import Connection
 
 from ._client import Client
 from ._database import backoff
+from ._errors import RotaError
 from ._job import BaseJob
 from ._rows import JobHeartbeat
 
@@ -36,7 +37,7 @@ class Heart(threading.Thread):
         self._connect = connect
         self._on_change = on_change
         self._connection: Connection[Any] | None = None
-        self._jobs: dict[int, BaseJob] = {}
+        self._due: dict[BaseJob, float] = {}
         self._changed = threading.Condition()
         self._is_stopping = False
         self._failures = 0
@@ -45,14 +46,13 @@ class Heart(threading.Thread):
     def add(self, job: BaseJob) -> None:
         """Keep the lease of a job from now on."""
         with self._changed:
-            self._jobs[job.job_id] = job
+            self._due[job] = job.confirmed_at + _interval(job)
             self._changed.notify()
 
     def remove(self, job: BaseJob) -> None:
         """Let go of a job."""
         with self._changed:
-            if self._jobs.get(job.job_id) is job:
-                del self._jobs[job.job_id]
+            self._due.pop(job, None)
 
     def stop(self) -> None:
         """Let the thread end."""
@@ -67,7 +67,7 @@ class Heart(threading.Thread):
                 for part in _parts(jobs):
                     self._beat(part)
                 self._failures = 0
-            except psycopg.Error as error:
+            except (psycopg.Error, RotaError) as error:
                 self._failures += 1
                 self._pause_until = time.monotonic() + backoff(self._failures)
                 self._disconnect()
@@ -78,13 +78,13 @@ class Heart(threading.Thread):
         """Return the jobs when one of them is due, None when there is nothing left to do."""
         with self._changed:
             while not self._is_stopping:
-                due = min((_due_at(job) for job in self._jobs.values()), default=None)
+                due = min(self._due.values(), default=None)
                 if due is None:
                     self._changed.wait()
                 elif (pause := max(due, self._pause_until) - time.monotonic()) > 0:
                     self._changed.wait(pause)
                 else:
-                    return list(self._jobs.values())
+                    return sorted(self._due, key=self._due.__getitem__)
         return None
 
     def _beat(self, jobs: list[BaseJob]) -> None:
@@ -98,13 +98,17 @@ class Heart(threading.Thread):
         )
         by_id = {beat.job_id: beat for beat in beats}
         for job in jobs:
+            with self._changed:
+                if job not in self._due:
+                    continue  # it has ended meanwhile
+                self._due[job] = sent_at + _interval(job)
             if self._note(job, by_id.get(job.job_id), sent_at):
                 self._on_change(job)
 
     def _note(self, job: BaseJob, beat: JobHeartbeat | None, sent_at: float) -> bool:
         """Store what a heartbeat said; return whether the job should stop."""
         if beat is None or beat.is_lost:
-            if job.is_settling or self._jobs.get(job.job_id) is not job:
+            if job.is_settling:
                 return False  # it is gone because it has just been finished
             job.is_told_lost = True
             self.remove(job)
@@ -119,8 +123,8 @@ class Heart(threading.Thread):
             connection.close()
 
 
-def _due_at(job: BaseJob) -> float:
-    return job.confirmed_at + job.lease.total_seconds() / BEATS_PER_LEASE
+def _interval(job: BaseJob) -> float:
+    return job.lease.total_seconds() / BEATS_PER_LEASE
 
 
 def _parts(jobs: list[BaseJob]) -> list[list[BaseJob]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,6 +19,7 @@ from ._registry import Registry, is_async
 from ._rows import ClaimedJob
 from ._settler import Settler
 from ._signals import JobCancelled
+from ._threads import Threads
 
 logger = logging.getLogger("rota")
 
@@ -48,7 +48,7 @@ class Runner:
         self._waiting: deque[BaseJob] = deque()
         self._running: dict[BaseJob, asyncio.Task[None]] = {}
         self._handlers: dict[BaseJob, asyncio.Task[Outcome]] = {}
-        self._threads: set[threading.Thread] = set()
+        self.threads = Threads()
 
     @property
     def is_idle(self) -> bool:
@@ -59,11 +59,6 @@ class Runner:
     def free(self) -> int:
         """How many more jobs could start at once."""
         return max(0, self._concurrency - len(self._running) - len(self._waiting))
-
-    @property
-    def has_threads(self) -> bool:
-        """Whether a handler still runs in a thread."""
-        return any(thread.is_alive() for thread in self._threads)
 
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
         """Take claimed jobs in hand."""
@@ -151,7 +146,7 @@ class Runner:
             return outcome_of(job, error)
         handler = self._registry[job.job_type]
         if isinstance(job, Job):
-            return await self._in_thread(partial(run_sync, handler, job))
+            return await self.threads.run(partial(run_sync, handler, job))
         assert isinstance(job, AsyncJob)  # noqa: S101 - for the type checker
         coroutine = cast(Callable[[AsyncJob], Awaitable[object]], handler)
         task = asyncio.create_task(run_async(coroutine, job))
@@ -163,26 +158,6 @@ class Runner:
         if task.cancelled():  # before its first step
             return outcome_of(job, asyncio.CancelledError())
         return task.result()
-
-    async def _in_thread(self, function: Callable[[], Outcome]) -> Outcome:
-        # A thread of an executor would keep the process from leaving; these are daemons.
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Outcome] = loop.create_future()
-
-        def put(outcome: Outcome) -> None:
-            if not future.done():
-                future.set_result(outcome)
-
-        def target() -> None:
-            outcome = function()
-            self._threads.discard(threading.current_thread())
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(put, outcome)
-
-        thread = threading.Thread(target=target, name="rota-job", daemon=True)
-        self._threads.add(thread)
-        thread.start()
-        return await future
 
     def _end(self, job: BaseJob, task: asyncio.Task[None]) -> None:
         del self._running[job]

@@ -1,0 +1,101 @@
+"""The loop that asks for jobs while there is a free place, and does the upkeep between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import psycopg
+
+from ._async_client import AsyncClient
+from ._database import Database, backoff
+from ._rows import ClaimedJob
+from ._runner import Runner
+from ._upkeep import Upkeep
+
+logger = logging.getLogger("rota")
+
+MAX_BATCH = 1000
+PATIENCE = 5
+"""Failed claims in a row after which a loop that is to end by itself gives up."""
+
+
+class ClaimLoop:
+    """Claims over one connection; *claim* is the call for a number of jobs."""
+
+    def __init__(
+        self,
+        database: Database,
+        claim: Callable[[AsyncClient, int], Awaitable[list[ClaimedJob]]],
+        upkeep: Upkeep,
+        *,
+        batch: int,
+        poll_interval: float,
+    ) -> None:
+        self._database = database
+        self._claim = claim
+        self._upkeep = upkeep
+        self._batch = batch
+        self._poll_interval = poll_interval
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self._failures = 0
+        self._claim_at = 0.0
+
+    def wake(self) -> None:
+        """Look again at what there is to do."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Claim no more; call `wake` in the loop's thread after it."""
+        self._is_stopping = True
+
+    async def run(self, runner: Runner, *, drain: bool, once: bool) -> None:
+        """Claim until stopped, or until nothing is due, or once and wait for the end."""
+        may_claim = True
+        while not self._is_stopping:
+            self._wake.clear()
+            await self._upkeep.run_due()
+            runner.cancel_lost()
+            was_idle = runner.is_idle
+            if was_idle and not may_claim:
+                return
+            if was_idle and drain and not self._failures:
+                self._claim_at = 0.0  # whether more is due is asked at once
+            if may_claim and runner.free and time.monotonic() >= self._claim_at:
+                has_claimed = await self._claim_for(runner, is_patient=not (drain or once))
+                may_claim = not (once and has_claimed)
+                if drain and has_claimed and was_idle and runner.is_idle:
+                    return
+            until = self._upkeep.due_at
+            if may_claim and runner.free:
+                until = min(until, self._claim_at)
+            await self._sleep(until - time.monotonic())
+
+    async def _claim_for(self, runner: Runner, *, is_patient: bool) -> bool:
+        """Claim what can start, or a batch; return whether the database answered."""
+        wanted = min(max(runner.free, self._batch), MAX_BATCH)
+        sent_at = time.monotonic()
+        try:
+            claims = await self._database.call(lambda client: self._claim(client, wanted))
+        except psycopg.Error as error:
+            self._failures += 1
+            if self._failures >= PATIENCE and not is_patient:
+                raise
+            logger.warning("claim failed, trying again: %s", str(error).strip())
+            self._claim_at = time.monotonic() + backoff(self._failures)
+            return False
+        self._failures = 0
+        runner.accept(claims, sent_at)
+        is_all = len(claims) < wanted
+        pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
+        self._claim_at = time.monotonic() + pause if is_all else 0.0
+        return True
+
+    async def _sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), max(seconds, 0.0))

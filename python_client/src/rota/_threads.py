@@ -1,0 +1,43 @@
+"""Threads for handlers that are plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Runs functions that never raise, each in a thread of its own.
+
+    The threads are daemons: those of an executor would keep the process from leaving.
+    """
+
+    def __init__(self) -> None:
+        self._threads: set[threading.Thread] = set()
+
+    def __bool__(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Return what *function* returns."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def put(value: T) -> None:
+            if not future.done():
+                future.set_result(value)
+
+        def target() -> None:
+            value = function()
+            self._threads.discard(thread)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(put, value)
+
+        thread = threading.Thread(target=target, name="rota-job", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+        return await future
