@@ -63,7 +63,10 @@ create table rota.jobs (
         check (
             (status = 'running') = (locked_by is not null)
             and (status = 'running') = (locked_until is not null)
-            and (status <> 'running' or (attempts > 0 and lease_token > 0 and started_at is not null))
+            and (
+                status <> 'running'
+                or (attempts > 0 and lease_token > 0 and started_at is not null)
+            )
         ),
     constraint jobs_locked_until_check
         check (isfinite(locked_until)),
@@ -73,7 +76,7 @@ create table rota.jobs (
         check (progress_percent between 0 and 100)
 )
 with (
-    -- Room on each page, so that progress of a running job is written without new index entries.
+    -- Room on each page: progress of a running job is then written without index entries.
     fillfactor = 85,
     -- Every job leaves dead rows behind however few rows live; the default, a fifth of the
     -- table, would let them pile up in front of the claim.  Vacuum by count, without naps.

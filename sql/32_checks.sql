@@ -217,7 +217,7 @@ begin
             errcode = 'RT002',
             message = format('job %s: lease %s is lost, the job is now %s',
                 _raise_lost.job_id, _raise_lost.lease_token, v_status),
-            hint = 'Stop working on it and roll back: the lease ended, or the job was given back.';
+            hint = 'Stop working on it and roll back: the lease ended or was given back.';
     end if;
 end;
 $$;

@@ -5,7 +5,7 @@
  *
  *     {"kind": "fixed",       "base_seconds": 60}                           1m 1m 1m
  *     {"kind": "linear",      "base_seconds": 300}                          5m 10m 15m
- *     {"kind": "exponential", "base_seconds": 60, "cap_seconds": 1800}      1m 2m 4m … 30m
+ *     {"kind": "exponential", "base_seconds": 60, "cap_seconds": 1800}      1m 2m 4m ... 30m
  *     {"kind": "quadratic",   "base_seconds": 10}                           10s 40s 90s
  *     {"kind": "list",        "delay_seconds": [60, 300, 1800, 7200]}       the last repeats
  *
@@ -27,7 +27,8 @@ create or replace function rota._backoff(policy jsonb, attempt integer)
 as $$
 declare
     v_kind constant text := coalesce(_backoff.policy ->> 'kind', 'exponential');
-    v_base constant float8 := rota._bounded(_backoff.policy -> 'base_seconds', 60, 0.001, 31536000);
+    v_base constant float8 := rota._bounded(
+        _backoff.policy -> 'base_seconds', 60, 0.001, 31536000);
     v_cap constant float8 := rota._bounded(
         _backoff.policy -> 'cap_seconds',
         case when _backoff.policy is null then 1800 else 86400 end,
@@ -72,7 +73,8 @@ begin
     if jsonb_typeof(_bounded.value) is distinct from 'number' then
         return _bounded.fallback;
     end if;
-    return least(greatest(_bounded.value::numeric, _bounded.low::numeric), _bounded.high::numeric);
+    return least(
+        greatest(_bounded.value::numeric, _bounded.low::numeric), _bounded.high::numeric);
 end;
 $$;
 
@@ -96,7 +98,8 @@ begin
     elsif _check_backoff.backoff ->> 'kind' is null or _check_backoff.backoff ->> 'kind'
       not in ('fixed', 'linear', 'exponential', 'quadratic', 'list') then
         v_problem := 'needs a kind: fixed, linear, exponential, quadratic or list';
-    elsif (_check_backoff.backoff ->> 'kind' = 'list') <> (_check_backoff.backoff ? 'delay_seconds') then
+    elsif (_check_backoff.backoff ->> 'kind' = 'list')
+      <> (_check_backoff.backoff ? 'delay_seconds') then
         v_problem := 'needs delay_seconds for the kind list, and only for it';
     end if;
 

@@ -30,6 +30,8 @@ create or replace function rota.enqueue(
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
@@ -85,6 +87,8 @@ create or replace function rota.enqueue_many(jobs jsonb)
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -207,7 +211,8 @@ begin
         perform rota._refuse(format('jobs[%s]', v_ordinal), coalesce(
             (
                 select format('has an unknown key %L', k.key)
-                from jsonb_each(case jsonb_typeof(v_job) when 'object' then v_job - c_keys end) as k
+                from jsonb_each(
+                    case jsonb_typeof(v_job) when 'object' then v_job - c_keys end) as k
                 limit 1
             ),
             'must be an object'));
@@ -226,7 +231,8 @@ begin
             perform rota._refuse(format('jobs[%s].%s', f.ordinal, f.key), f.problem)
             from (
                 select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
-                from jsonb_array_elements(_check_new_jobs.jobs) with ordinality as e (job, ordinal)
+                from jsonb_array_elements(_check_new_jobs.jobs)
+                    with ordinality as e (job, ordinal)
                 cross join jsonb_each_text(e.job) as k
             ) as f
             where f.problem is not null

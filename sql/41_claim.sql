@@ -45,14 +45,15 @@ create or replace function rota.claim_jobs(
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
     set enable_sort = off
 as $$
 declare
     v_now constant timestamptz := rota.now();
     v_queues text[];
-    v_priority integer := -32769;
-    v_ids bigint[] := '{}';
+    v_ids bigint[];
 begin
     perform rota._check_claim(
         claim_jobs.worker, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.lease,
@@ -64,34 +65,7 @@ begin
             select from rota.queues as q where q.queue = c.queue and q.is_paused)
     );
 
-    while cardinality(v_ids) < claim_jobs.max_jobs loop
-        select l.priority
-        into v_priority
-        from unnest(v_queues) as c (queue)
-        cross join lateral (
-            select j.priority
-            from rota.jobs as j
-            where j.queue = c.queue
-              and j.status in ('queued', 'failed')
-              and j.priority > v_priority
-            order by j.priority
-            limit 1
-        ) as l
-        order by l.priority
-        limit 1;
-        exit when v_priority is null;
-
-        if cardinality(v_queues) = 1 then
-            v_ids := v_ids || rota._lock_lane(
-                v_queues[1], v_priority, claim_jobs.max_jobs - cardinality(v_ids),
-                claim_jobs.job_types, v_now);
-        else
-            v_ids := v_ids || rota._lock_lanes(
-                v_queues, v_priority, claim_jobs.max_jobs - cardinality(v_ids),
-                claim_jobs.job_types, v_now);
-        end if;
-    end loop;
-
+    v_ids := rota._lock_due(v_queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
     if cardinality(v_ids) = 0 then
         return;
     end if;
@@ -105,7 +79,8 @@ begin
                 j.lease_token + 1, (extract(epoch from v_now) * 1000000)::bigint),
             locked_by = claim_jobs.worker,
             locked_until = v_now + coalesce(
-                j.lease, claim_jobs.lease, rota._queue_lease(j.queue)),
+                j.lease, claim_jobs.lease,
+                (select q.lease from rota.queues as q where q.queue = j.queue), '1 minute'),
             progress_percent = null,
             progress_message = null,
             started_at = v_now,
@@ -127,6 +102,52 @@ $$;
 comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
     'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id; '
     'a lease lasts as the job says, else the argument, else the queue; raises 22023 or RT009.';
+
+/* Walk the lanes from the lowest priority number up, locking due jobs until it is enough. */
+create or replace function rota._lock_due(
+    queues text[],
+    max_jobs integer,
+    job_types text[],
+    due timestamptz
+)
+    returns bigint[]
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_priority integer := -32769;
+    v_ids bigint[] := '{}'::bigint[];
+begin
+    while cardinality(v_ids) < _lock_due.max_jobs loop
+        select min(l.priority)
+        into v_priority
+        from unnest(_lock_due.queues) as c (queue)
+        cross join lateral (
+            select j.priority::integer
+            from rota.jobs as j
+            where j.queue = c.queue
+              and j.status in ('queued', 'failed')
+              and j.priority > v_priority
+            order by j.priority
+            limit 1
+        ) as l;
+        exit when v_priority is null;
+
+        if cardinality(_lock_due.queues) = 1 then
+            v_ids := v_ids || rota._lock_lane(
+                _lock_due.queues[1], v_priority, _lock_due.max_jobs - cardinality(v_ids),
+                _lock_due.job_types, _lock_due.due);
+        else
+            v_ids := v_ids || rota._lock_lanes(
+                _lock_due.queues, v_priority, _lock_due.max_jobs - cardinality(v_ids),
+                _lock_due.job_types, _lock_due.due);
+        end if;
+    end loop;
+
+    return v_ids;
+end;
+$$;
 
 /* Lock the first due jobs of one lane that nobody else holds. */
 create or replace function rota._lock_lane(
@@ -177,10 +198,10 @@ create or replace function rota._lock_lanes(
 as $$
 declare
     v_window constant integer := _lock_lanes.max_jobs + 20;
-    v_after_run_at timestamptz := '-infinity';
+    v_after_run_at timestamptz := timestamptz '-infinity';
     v_after_id bigint := 0;
     v_candidates bigint[];
-    v_ids bigint[] := '{}';
+    v_ids bigint[] := '{}'::bigint[];
 begin
     loop
         v_candidates := array(
@@ -221,21 +242,6 @@ begin
     end loop;
 
     return v_ids;
-end;
-$$;
-
-/* The length of a lease where neither job nor caller says one. */
-create or replace function rota._queue_lease(queue text)
-    returns interval
-    language plpgsql
-    stable
-    security definer
-    set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return coalesce(
-        (select q.lease from rota.queues as q where q.queue = _queue_lease.queue),
-        '1 minute');
 end;
 $$;
 

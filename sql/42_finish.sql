@@ -20,22 +20,25 @@ create or replace function rota.finish_job(
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
+declare
+    v_ended bigint[];
 begin
     perform rota._check_job_ref(finish_job.job_id, finish_job.lease_token);
     perform rota._check_result('result', finish_job.result);
 
-    if cardinality(rota._end_jobs(
+    v_ended := rota._end_jobs(
         array[finish_job.job_id], array[finish_job.lease_token], 'running', 'succeeded',
-        case when finish_job.result is not null then jsonb_build_array(finish_job.result) end
-    )) = 1 then
+        case when finish_job.result is not null then jsonb_build_array(finish_job.result) end);
+    if cardinality(v_ended) = 1 then
         return 'finished';
-    elsif rota._is_finished(finish_job.job_id, finish_job.lease_token) then
-        return 'already_finished';
+    elsif not rota._is_finished(finish_job.job_id, finish_job.lease_token) then
+        perform rota._raise_lost(finish_job.job_id, finish_job.lease_token);
     end if;
-
-    perform rota._raise_lost(finish_job.job_id, finish_job.lease_token);
+    return 'already_finished';
 end;
 $$;
 
@@ -53,6 +56,8 @@ create or replace function rota.finish_jobs(
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 declare
@@ -166,8 +171,8 @@ create or replace function rota._check_result(argument text, result jsonb)
 as $$
 begin
     if pg_column_size(_check_result.result) > 1048576 then
-        perform rota._refuse(_check_result.argument, format('must be at most 1 MiB, got %s bytes',
-            pg_column_size(_check_result.result)));
+        perform rota._refuse(_check_result.argument, format(
+            'must be at most 1 MiB, got %s bytes', pg_column_size(_check_result.result)));
     end if;
 end;
 $$;

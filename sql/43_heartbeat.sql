@@ -22,6 +22,8 @@ create or replace function rota.heartbeat(
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now constant timestamptz := rota.now();
@@ -64,6 +66,8 @@ create or replace function rota.heartbeat_jobs(
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 declare
@@ -97,6 +101,21 @@ comment on function rota.heartbeat_jobs(bigint[], bigint[], interval) is
     'heartbeat() for up to 1000 jobs: one row for each in the order given, is_lost where the '
     'lease is lost; raises 22023 for a bad argument.';
 
+/* The length of a lease where neither job nor caller says one. */
+create or replace function rota._queue_lease(queue text)
+    returns interval
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return coalesce(
+        (select q.lease from rota.queues as q where q.queue = _queue_lease.queue),
+        '1 minute');
+end;
+$$;
+
 create or replace function rota.set_progress(
     job_id bigint,
     lease_token bigint,
@@ -108,6 +127,8 @@ create or replace function rota.set_progress(
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 begin
     perform rota._check_job_ref(set_progress.job_id, set_progress.lease_token);

@@ -15,6 +15,8 @@ create or replace function rota.retry_job(job_id bigint, is_forced boolean defau
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_status text;
@@ -37,12 +39,14 @@ begin
             end if;
             perform rota._requeue(retry_job.job_id);
             return 'queued';
-        elsif rota._revive(retry_job.job_id) then
-            return 'queued';
+        end if;
+        exit when rota._revive(retry_job.job_id);
+        if v_round = 3 then
+            perform rota._raise_not_found(retry_job.job_id);
         end if;
     end loop;
 
-    perform rota._raise_not_found(retry_job.job_id);
+    return 'queued';
 end;
 $$;
 
@@ -91,19 +95,22 @@ begin
         delete from rota.finished_jobs as f
         where f.id = _revive.job_id
         returning
-            f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease, f.backoff,
-            f.idempotency_key, f.lease_token, f.last_error, f.error_type, f.failed_at, f.created_at
+            f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
+            f.backoff, f.idempotency_key, f.lease_token, f.last_error, f.error_type,
+            f.failed_at, f.created_at
     ),
     revived as (
         insert into rota.jobs as j (
-            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, lease_token, last_error, error_type, failed_at, created_at,
+            id, queue, job_type, payload, priority, max_attempts, lease,
+            backoff, idempotency_key, lease_token, last_error, error_type,
+            failed_at, created_at,
             status, run_at, updated_at
         )
         overriding system value
         select
-            e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease, e.backoff,
-            e.idempotency_key, e.lease_token, e.last_error, e.error_type, e.failed_at, e.created_at,
+            e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
+            e.backoff, e.idempotency_key, e.lease_token, e.last_error, e.error_type,
+            e.failed_at, e.created_at,
             'queued', v_now, v_now
         from ended as e
         on conflict (idempotency_key) where idempotency_key is not null do nothing
@@ -132,6 +139,8 @@ create or replace function rota.cancel_job(job_id bigint, reason text default nu
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_status text;
@@ -150,15 +159,17 @@ begin
             return rota._cancel(cancel_job.job_id, v_lease_token, v_status, cancel_job.reason);
         end if;
 
-        select f.status into v_status from rota.finished_jobs as f where f.id = cancel_job.job_id;
-        if v_status = 'cancelled' then
-            return v_status;
-        elsif found then
+        select f.status
+        into v_status
+        from rota.finished_jobs as f
+        where f.id = cancel_job.job_id;
+        exit when v_status = 'cancelled';
+        if found or v_round = 3 then
             perform rota._raise_not_live(cancel_job.job_id);
         end if;
     end loop;
 
-    perform rota._raise_not_found(cancel_job.job_id);
+    return 'cancelled';
 end;
 $$;
 
@@ -203,6 +214,8 @@ create or replace function rota.set_priority(job_id bigint, priority integer)
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 begin
     perform rota._check_job_ref(set_priority.job_id, 0);
@@ -233,6 +246,8 @@ create or replace function rota.reschedule_job(
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_status text;
@@ -282,7 +297,7 @@ begin
         errcode = 'RT008',
         message = format('job %s is running', _raise_running.job_id),
         hint = 'Wait for its end, or take it away from its worker with '
-            'retry_job(…, is_forced => true).';
+            'retry_job(..., is_forced => true).';
 end;
 $$;
 
@@ -296,7 +311,10 @@ as $$
 declare
     v_status text;
 begin
-    select f.status into v_status from rota.finished_jobs as f where f.id = _raise_not_live.job_id;
+    select f.status
+    into v_status
+    from rota.finished_jobs as f
+    where f.id = _raise_not_live.job_id;
     if not found then
         perform rota._raise_not_found(_raise_not_live.job_id);
     end if;

@@ -25,6 +25,8 @@ create or replace function rota.fail_job(
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_job rota.jobs;
@@ -76,7 +78,7 @@ end;
 $$;
 
 comment on function rota.fail_job(bigint, bigint, text, text, text, interval, boolean) is
-    'Report that an attempt failed and return failed with the next run_at, or dead or cancelled '
+    'Report a failed attempt and return failed with the next run_at, or dead or cancelled '
     'with null; error is cut to 10000 characters and stack to 20000; raises RT002 if the lease '
     'is lost, RT001, RT003, 22023.';
 
@@ -149,6 +151,8 @@ create or replace function rota.snooze_job(job_id bigint, lease_token bigint, de
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_run_at timestamptz;
@@ -179,6 +183,8 @@ create or replace function rota.release_jobs(job_ids bigint[], lease_tokens bigi
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 begin

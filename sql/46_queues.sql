@@ -58,7 +58,8 @@ begin
 end;
 $$;
 
-comment on function rota.set_queue(text, interval, integer, jsonb, interval, interval, boolean) is
+comment on function rota.set_queue(
+    text, interval, integer, jsonb, interval, interval, boolean) is
     'Change settings of a queue: null leaves one as it is, is_reset puts the others back to '
     'their defaults; raises 22023 for a bad argument.';
 
@@ -85,8 +86,8 @@ end;
 $$;
 
 comment on function rota.pause_queue(text, text) is
-    'Stop claims from a queue until resume_queue(), noting who and why; raises RT004 if no such '
-    'queue has settings or jobs.';
+    'Stop claims from a queue until resume_queue(), noting who and why; raises RT004 if it '
+    'has neither settings nor jobs.';
 
 create or replace function rota.resume_queue(queue text)
     returns void
@@ -109,7 +110,7 @@ end;
 $$;
 
 comment on function rota.resume_queue(text) is
-    'Let jobs of a queue be claimed again; raises RT004 if no such queue has settings or jobs.';
+    'Let jobs of a queue be claimed again; raises RT004 if it has neither settings nor jobs.';
 
 /* A typing error in the name of a queue, at the moment one wants to stop it, must not pass. */
 create or replace function rota._check_known_queue(queue text)

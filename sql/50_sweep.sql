@@ -16,6 +16,8 @@ create or replace function rota.sweep_stale_leases(max_jobs integer default 1000
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
     set enable_sort = off
 as $$
@@ -37,8 +39,8 @@ end;
 $$;
 
 comment on function rota.sweep_stale_leases(integer) is
-    'Fail up to max_jobs running jobs whose lease has ended, with error_type lease_expired, and '
-    'return how many; raises 22023.';
+    'Fail up to max_jobs running jobs whose lease has ended, with error_type lease_expired, '
+    'and return how many; raises 22023.';
 
 create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
     returns integer

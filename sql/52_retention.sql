@@ -21,6 +21,8 @@ create or replace function rota._retain()
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
     set lock_timeout = '100ms'
 as $$
 declare

@@ -12,10 +12,11 @@ begin
         raise exception using
             errcode = 'feature_not_supported',
             message = 'pg_cron is not installed in this database',
-            hint = 'As a superuser: create extension pg_cron.  If it lives in another database, '
-                'run there: select cron.schedule_in_database(''rota tick'', ''* * * * *'', '
-                '''select rota.tick()'', ''' || current_database() || ''').  Or leave it: '
-                'every worker ticks.';
+            hint = format(
+                'As a superuser: create extension pg_cron.  If it lives in another database, '
+                'run there: select cron.schedule_in_database(%L, %L, %L, %L).  Or leave it: '
+                'every worker ticks.',
+                'rota tick', '* * * * *', 'select rota.tick()', current_database());
     end if;
 
     perform cron.schedule('rota tick', '* * * * *', 'select rota.tick()');

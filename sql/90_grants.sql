@@ -71,11 +71,13 @@ begin
       not in ('producer', 'worker', 'operator', 'observer') then
         perform rota._refuse('access', format(
             'must be producer, worker, operator or observer, got %L', grant_statements.access));
-    elsif grant_statements.role is null or to_regrole(quote_ident(grant_statements.role)) is null then
+    elsif grant_statements.role is null
+      or to_regrole(quote_ident(grant_statements.role)) is null then
         perform rota._refuse('role', format('%L does not exist', grant_statements.role));
     end if;
 
-    return next format('grant usage on schema rota to %I;', grant_statements.role);
+    return query
+    select format('grant usage on schema rota to %I;', grant_statements.role);
     return query
     select format('grant select on rota.%I to %I;', a.name, grant_statements.role)
     from rota._access() as a
@@ -83,7 +85,8 @@ begin
       and (a.access = grant_statements.access
         or (a.access = 'observer' and grant_statements.access = 'operator'));
     return query
-    select format('grant execute on function %s to %I;', p.oid::regprocedure, grant_statements.role)
+    select format(
+        'grant execute on function %s to %I;', p.oid::regprocedure, grant_statements.role)
     from rota._access() as a
     join pg_proc as p on p.proname = a.name and p.pronamespace = 'rota'::regnamespace
     where a.kind = 'function'
@@ -109,7 +112,9 @@ begin
         continue when to_regrole('rota_' || v_role) is null;
         execute format('revoke all on all tables in schema rota from %I', 'rota_' || v_role);
         execute format('revoke all on all routines in schema rota from %I', 'rota_' || v_role);
-        for v_grant in select g from rota.grant_statements(v_role, ('rota_' || v_role)::name) as g loop
+        for v_grant in
+            select g from rota.grant_statements(v_role, ('rota_' || v_role)::name) as g
+        loop
             execute v_grant;
         end loop;
     end loop;
