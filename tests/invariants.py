@@ -1,0 +1,66 @@
+"""What is true of the tables at any moment, whatever raced or died before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+# Each part finds the jobs that break one rule; the tables' own constraints are not trusted.
+BROKEN = """
+with runs as materialized (
+    select
+        j.id, 'live' as place, j.status, j.attempts, j.max_attempts, j.lease_token,
+        j.locked_by, j.locked_until, j.idempotency_key, j.cancel_requested_at,
+        j.started_at, null::timestamptz as finished_at
+    from rota.jobs as j
+    union all
+    select
+        f.id, 'ended', f.status, f.attempts, f.max_attempts, f.lease_token,
+        f.locked_by, null, f.idempotency_key, f.cancel_requested_at,
+        f.started_at, f.finished_at
+    from rota.finished_jobs as f
+)
+select 'has more than one row' as rule, r.id from runs as r group by r.id having count(*) > 1
+union all
+select 'is in the wrong table for its status', r.id from runs as r
+where (r.place = 'live') <> (r.status in ('blocked', 'queued', 'running', 'failed'))
+   or (r.place = 'ended') <> (r.status in ('succeeded', 'dead', 'cancelled'))
+union all
+select 'has more attempts than allowed', r.id from runs as r
+where r.attempts not between 0 and r.max_attempts
+union all
+select 'waits without an attempt left', r.id from runs as r
+where r.place = 'live' and r.status <> 'running' and r.attempts >= r.max_attempts
+union all
+select 'is running and not locked, or locked and not running', r.id from runs as r
+where r.place = 'live'
+  and ((r.status = 'running') <> (r.locked_by is not null)
+    or (r.status = 'running') <> (r.locked_until is not null))
+union all
+select 'was run and has no token, or no start', r.id from runs as r
+where (r.status in ('running', 'succeeded', 'dead') or r.attempts > 0)
+  and (r.lease_token = 0 or r.started_at is null)
+union all
+select 'waits with a request to cancel it', r.id from runs as r
+where r.place = 'live' and r.status <> 'running' and r.cancel_requested_at is not null
+union all
+select 'shares its key with another live job', min(r.id) from runs as r
+where r.place = 'live' and r.idempotency_key is not null
+group by r.idempotency_key
+having count(*) > 1
+union all
+select 'ended before it began', r.id from runs as r
+where r.finished_at < r.started_at
+union all
+select 'has a failure of a later claim than its last', e.job_id
+from rota.job_errors as e
+join runs as r on r.id = e.job_id and e.lease_token > r.lease_token
+"""
+
+
+def check_invariants(db: psycopg.Connection[Any]) -> None:
+    """Fail with the rule and the job's id if any job breaks a rule."""
+    db.execute("set jit = off")  # it would take longer than the query
+    broken = [f"job {job_id} {rule}" for rule, job_id in db.execute(BROKEN).fetchall()]
+    assert not broken, "; ".join(broken[:20])
