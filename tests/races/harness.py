@@ -19,9 +19,20 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.abc import QueryNoTemplate
 
 Params = Sequence[Any] | Mapping[str, Any] | None
+
+
+def call(function: str, /, **arguments: Any) -> tuple[sql.Composed, dict[str, Any]]:
+    """Return the query and the parameters of a call, to be given to `fetch` or `start`."""
+    named = [
+        sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder(name))
+        for name in arguments
+    ]
+    query = sql.SQL("select * from rota.{}({})")
+    return query.format(sql.Identifier(function), sql.SQL(", ").join(named)), arguments
 
 
 class Session:
@@ -85,6 +96,16 @@ class Pending:
                 return
             if wait([self._future], timeout=0.005).done:
                 raise AssertionError(f"it did not wait, and returned {self._future.result()!r}")
+        raise AssertionError(f"it neither waits nor ends after {timeout} s")
+
+    def wait_settled(self, timeout: float = 10) -> bool:
+        """Return True when the statement waits for a lock, False when it has ended."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if wait([self._future], timeout=0.002).done:
+                return False
+            if self._session.blockers():
+                return True
         raise AssertionError(f"it neither waits nor ends after {timeout} s")
 
     def wait_settled(self, timeout: float = 10) -> bool:
