@@ -208,12 +208,22 @@ def test_snooze_burns_no_attempt_and_retry_in_sets_the_time(
         ("a\x00b\ud800", "a\ufffdb\ufffd"),
         ({"n": float("nan"), "i": [float("inf")]}, {"n": None, "i": [None]}),
         ("x" * 10_000_000, None),
+        ([1] * 300_000, None),
         (object(), None),
         (10**200_000, None),
         (None, None),
         (0, 0),
     ],
-    ids=["characters", "numbers", "10 MB", "no JSON", "huge number", "none", "zero"],
+    ids=[
+        "characters",
+        "numbers",
+        "10 MB",
+        "large as jsonb",
+        "no JSON",
+        "huge number",
+        "none",
+        "zero",
+    ],
 )
 def test_any_result_ends_the_job(
     client: Client, db: psycopg.Connection[Any], drain: Drain, result: Any, stored: Any

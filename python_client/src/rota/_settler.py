@@ -27,6 +27,8 @@ logger = logging.getLogger("rota")
 T = TypeVar("T")
 Ending = tuple[str, dict[str, Any]]
 MAX_JOBS = 1000
+REFUSED = (InvalidArgumentError, psycopg.DataError)
+"""Errors that say that an argument is wrong: calling again would not help."""
 
 
 class Settler:
@@ -47,7 +49,7 @@ class Settler:
         try:
             try:
                 return await self._end_without_success(job, outcome)
-            except (InvalidArgumentError, psycopg.DataError) as error:
+            except REFUSED as error:
                 # A delay that SQL refuses, say: the job fails for that reason instead.
                 return await self._end_without_success(job, failure(error))
         except (LeaseLostError, JobNotFoundError):
@@ -95,10 +97,11 @@ class Settler:
         while self._pending:
             part, self._pending = self._pending[:MAX_JOBS], self._pending[MAX_JOBS:]
             try:
-                await self._finish_part(part)
-            except psycopg.DataError as error:
-                await self._finish_one_by_one(part, error)
-            except Exception as error:
+                try:
+                    await self._finish_part(part)
+                except REFUSED as error:
+                    await self._finish_one_by_one(part, error)
+            except Exception as error:  # each job's own task raises it
                 for _, _, future in part:
                     if not future.done():
                         future.set_exception(error)
@@ -113,14 +116,14 @@ class Settler:
                 future.set_result("lost" if row.outcome == "lost" else "succeeded")
 
     async def _finish_one_by_one(
-        self, part: list[tuple[BaseJob, Any, asyncio.Future[str]]], error: psycopg.Error
+        self, part: list[tuple[BaseJob, Any, asyncio.Future[str]]], error: Exception
     ) -> None:
         """Find the result that the database refuses, and drop it."""
         if len(part) > 1:
             for one in part:
                 try:
                     await self._finish_part([one])
-                except psycopg.DataError as refused:
+                except REFUSED as refused:
                     await self._finish_one_by_one([one], refused)
         else:
             job, _, future = part[0]

@@ -1,0 +1,66 @@
+"""What is built carries the SQL parts, also when it is built from the source distribution."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import rota
+
+PROJECT = Path(rota.__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_package_from_the_source_distribution_installs(dsn: str, tmp_path: Path) -> None:
+    pytest.importorskip("build")
+    pytest.importorskip("hatchling")
+    dist, target = tmp_path / "dist", tmp_path / "target"
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist)]
+    subprocess.run([*build, str(PROJECT)], check=True, capture_output=True)
+    (wheel,) = dist.glob("*.whl")  # made from the unpacked source distribution
+    with ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(target)
+
+    parts = {
+        path.relative_to(PROJECT.parent) for path in (PROJECT.parent / "sql").rglob("*.sql")
+    }
+    assert {f"rota/{part}" for part in parts} <= names
+    assert "rota/py.typed" in names
+
+    where = "import rota; print(rota.sql_dir())"
+    for command in (["-c", where], ["-m", "rota", "install", "-d", dsn]):
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(target)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.strip() in (
+            str(target / "rota" / "sql"),
+            f"rota {rota.__version__} is installed in {dsn.rpartition('/')[2]}",
+        )
+
+
+def test_examples_work_together(dsn: str) -> None:
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=PROJECT / "examples",
+            env={**os.environ, "DATABASE_URL": dsn},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout + done.stderr
+
+    assert "is new" in run("enqueue.py")
+    assert "is there already" in run("enqueue.py")
+    run("-m", "rota", "enqueue", "count_users")
+    run("-m", "rota", "enqueue", "import_pages")
+    assert run("-m", "rota", "worker", "jobs:registry", "--drain").count(" succeeded ") == 3
