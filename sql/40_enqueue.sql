@@ -225,8 +225,8 @@ begin
             n.priority, n.max_attempts, n.lease, n.backoff, n.idempotency_key)
         from rota._new_jobs(_check_new_jobs.jobs) as n;
     exception
-        when invalid_parameter_value then
-            raise;
+        -- An unknown time zone is an invalid_parameter_value too, so no error is let through
+        -- before all texts are known to be values.
         when data_exception then
             perform rota._refuse(format('jobs[%s].%s', f.ordinal, f.key), f.problem)
             from (
