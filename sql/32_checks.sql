@@ -157,7 +157,12 @@ create or replace function rota._check_job_refs(job_ids bigint[], lease_tokens b
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if _check_job_refs.job_ids is null
+    if array_ndims(_check_job_refs.job_ids) > 1
+      or array_ndims(_check_job_refs.lease_tokens) > 1
+      or array_lower(_check_job_refs.job_ids, 1) <> 1
+      or array_lower(_check_job_refs.lease_tokens, 1) <> 1 then
+        perform rota._refuse('job_ids', 'and lease_tokens must be plain lists');
+    elsif _check_job_refs.job_ids is null
       or array_position(_check_job_refs.job_ids, null) is not null then
         perform rota._refuse('job_ids', 'must not be null or hold a null');
     elsif _check_job_refs.lease_tokens is null
@@ -169,12 +174,31 @@ begin
     elsif cardinality(_check_job_refs.job_ids) <> cardinality(_check_job_refs.lease_tokens) then
         perform rota._refuse('lease_tokens', format('must be as many as job_ids (%s), got %s',
             cardinality(_check_job_refs.job_ids), cardinality(_check_job_refs.lease_tokens)));
-    elsif array_ndims(_check_job_refs.job_ids) > 1
-      or array_ndims(_check_job_refs.lease_tokens) > 1
-      or array_lower(_check_job_refs.job_ids, 1) <> 1
-      or array_lower(_check_job_refs.lease_tokens, 1) <> 1 then
-        perform rota._refuse('job_ids', 'and lease_tokens must be plain lists');
     end if;
+end;
+$$;
+
+/*
+ * The ids of the leases that may be alive, null for the others, in the order given.  A worker
+ * can hold an old and a new lease of one job and report both together; tokens only grow, so of
+ * several leases of a job only the newest counts.
+ */
+create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
+    returns bigint[]
+    language plpgsql
+    immutable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return array(
+        select case
+            when rank() over (partition by r.job_id order by r.lease_token desc) = 1 then r.job_id
+        end
+        from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
+            with ordinality as r (job_id, lease_token, ordinal)
+        order by r.ordinal
+    );
 end;
 $$;
 

@@ -61,13 +61,15 @@ create or replace function rota.finish_jobs(
     set enable_bitmapscan = off
 as $$
 declare
+    v_ids bigint[];
     v_ended bigint[];
 begin
     perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
     perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
 
+    v_ids := rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
     v_ended := rota._end_jobs(
-        finish_jobs.job_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
+        v_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
         finish_jobs.results);
 
     return query
@@ -78,9 +80,9 @@ begin
             when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
             else 'lost'
         end
-    from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens)
-        with ordinality as t (job_id, lease_token, ordinal)
-    left join unnest(v_ended) as e (job_id) on e.job_id = t.job_id
+    from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens, v_ids)
+        with ordinality as t (job_id, lease_token, newest_id, ordinal)
+    left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id
     order by t.ordinal;
 end;
 $$;

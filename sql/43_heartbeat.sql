@@ -72,9 +72,11 @@ create or replace function rota.heartbeat_jobs(
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_ids bigint[];
 begin
     perform rota._check_job_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens);
     perform rota._check_lease('lease', heartbeat_jobs.lease);
+    v_ids := rota._newest_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens);
 
     return query
     with beaten as (
@@ -82,9 +84,8 @@ begin
         set locked_until = v_now + coalesce(
                 heartbeat_jobs.lease, j.lease, rota._queue_lease(j.queue)),
             updated_at = v_now
-        where j.id = any(heartbeat_jobs.job_ids)
-          and j.lease_token
-            = heartbeat_jobs.lease_tokens[array_position(heartbeat_jobs.job_ids, j.id)]
+        where j.id = any(v_ids)
+          and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]
           and j.status = 'running'
         returning j.id, j.lease_token, j.locked_until, j.cancel_requested_at
     )

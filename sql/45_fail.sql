@@ -187,14 +187,17 @@ create or replace function rota.release_jobs(job_ids bigint[], lease_tokens bigi
     set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
+declare
+    v_ids bigint[];
 begin
     perform rota._check_job_refs(release_jobs.job_ids, release_jobs.lease_tokens);
+    v_ids := rota._newest_refs(release_jobs.job_ids, release_jobs.lease_tokens);
 
     return query
     select t.job_id, g.next_run_at is not null
-    from unnest(release_jobs.job_ids) with ordinality as t (job_id, ordinal)
-    left join rota._give_back(release_jobs.job_ids, release_jobs.lease_tokens, null) as g
-      on g.job_id = t.job_id
+    from unnest(release_jobs.job_ids, v_ids) with ordinality as t (job_id, newest_id, ordinal)
+    left join rota._give_back(v_ids, release_jobs.lease_tokens, null) as g
+      on g.job_id = t.newest_id
     order by t.ordinal;
 end;
 $$;
