@@ -1,0 +1,114 @@
+"""How the tests of the stored functions call them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.rows import namedtuple_row
+from psycopg.types.json import Jsonb
+
+Db = psycopg.Connection[Any]
+
+WORKER = {"worker": "w"}
+
+
+def call(db: Db, function: str, /, **arguments: Any) -> list[Any]:
+    """Call a function of rota by its argument names; return its rows."""
+    names = [
+        sql.SQL("{} => {}").format(sql.Identifier(a), sql.Placeholder(a)) for a in arguments
+    ]
+    query = sql.SQL("select * from rota.{}({})").format(
+        sql.Identifier(function), sql.SQL(", ").join(names)
+    )
+    values = {k: Jsonb(v) if isinstance(v, dict) else v for k, v in arguments.items()}
+    with db.cursor(row_factory=namedtuple_row) as cursor:
+        return cursor.execute(query, values).fetchall()
+
+
+def one(db: Db, function: str, /, **arguments: Any) -> Any:
+    """Call a function that returns one row; return the row."""
+    (row,) = call(db, function, **arguments)
+    return row
+
+
+def value(db: Db, function: str, /, **arguments: Any) -> Any:
+    """Call a function that returns one value; return the value."""
+    return one(db, function, **arguments)[0]
+
+
+def rows(db: Db, query: str, *parameters: Any) -> list[Any]:
+    """Run a query; return its rows."""
+    with db.cursor(row_factory=namedtuple_row) as cursor:
+        return cursor.execute(query, parameters or None).fetchall()  # type: ignore[arg-type]
+
+
+def scalar(db: Db, query: str, *parameters: Any) -> Any:
+    """Run a query of one value; return the value."""
+    ((found,),) = rows(db, query, *parameters)
+    return found
+
+
+def enqueue(db: Db, job_type: str | None = "x", **arguments: Any) -> int:
+    return value(db, "enqueue", job_type=job_type, **arguments)  # type: ignore[no-any-return]
+
+
+def claim(db: Db, **arguments: Any) -> list[Any]:
+    return call(db, "claim_jobs", **{**WORKER, **arguments})
+
+
+def running(db: Db, **arguments: Any) -> Any:
+    """Enqueue a job and claim it; return what the claim said."""
+    job_id = enqueue(db, **arguments)
+    (job,) = claim(db, queues=[arguments.get("queue", "default")])
+    assert job.job_id == job_id
+    return job
+
+
+def owner(job: Any) -> dict[str, int]:
+    """Return the arguments by which a worker speaks for its job."""
+    return {"job_id": job.job_id, "lease_token": job.lease_token}
+
+
+def owners(*jobs: Any) -> dict[str, list[int]]:
+    """Return the arguments by which a worker speaks for several jobs."""
+    return {
+        "job_ids": [job.job_id for job in jobs],
+        "lease_tokens": [job.lease_token for job in jobs],
+    }
+
+
+def run(db: Db, job_id: int) -> Any:
+    """Return the one row that job_runs has of a job."""
+    (row,) = rows(db, "select * from rota.job_runs where id = %s", job_id)
+    return row
+
+
+def everything(db: Db) -> list[Any]:
+    """Return every row of the tables that outcomes are written to."""
+    return [
+        rows(db, "select * from rota.jobs order by id"),
+        rows(db, "select * from rota.finished_jobs order by id"),
+        rows(db, "select * from rota.job_errors order by job_id, lease_token"),
+    ]
+
+
+@contextmanager
+def raises(sqlstate: str, name: str = "") -> Iterator[None]:
+    """Expect this error; its message begins with *name* as a word."""
+    with pytest.raises(psycopg.Error) as caught:
+        yield
+    message = caught.value.diag.message_primary or ""
+    assert caught.value.sqlstate == sqlstate, message
+    assert not name or message.startswith(f"{name} "), message
+
+
+@contextmanager
+def refused(name: str) -> Iterator[None]:
+    """Expect the refusal of the argument of this name."""
+    with raises("22023", name):
+        yield

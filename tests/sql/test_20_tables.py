@@ -1,0 +1,140 @@
+"""What is always true of a row, whoever writes it."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from sql.helpers import call, claim, enqueue, one, owner, raises, running, scalar, value
+from psycopg.types.json import Jsonb
+
+JOBS = {
+    "status_check": "status = 'succeeded'",
+    "queue_check": "queue = repeat('q', 64)",
+    "job_type_check": "job_type = ''",
+    "payload_check": "payload = '[]'",
+    "max_attempts_check": "status = 'running', max_attempts = 0",
+    "lease_check": "lease = '0'",
+    "backoff_check": "backoff = '5'",
+    "idempotency_key_check": "idempotency_key = ''",
+    "run_at_check": "run_at = 'infinity'",
+    "attempts_check": "attempts = -1",
+    "attempts_left_check": "attempts = max_attempts",
+    "lease_token_check": "lease_token = -1",
+    "running_check": "status = 'running'",
+    "cancel_requested_at_check": "cancel_requested_at = now()",
+    "progress_percent_check": "progress_percent = 101",
+}
+
+
+def violated(db, query):
+    with pytest.raises(psycopg.errors.CheckViolation) as caught:
+        db.execute(query)
+    return caught.value.diag.constraint_name
+
+
+def test_jobs_refuses_a_row_that_breaks_a_rule(db):
+    enqueue(db)
+
+    broken = {name: violated(db, f"update rota.jobs set {JOBS[name]}") for name in JOBS}
+
+    assert broken == {name: f"jobs_{name}" for name in JOBS}
+
+
+def test_jobs_refuses_a_lease_without_end(db):
+    running(db)
+
+    name = violated(db, "update rota.jobs set locked_until = 'infinity'")
+
+    assert name == "jobs_locked_until_check"
+
+
+def test_jobs_have_a_test_for_every_check(db):
+    checks = {
+        name.removeprefix("jobs_")
+        for (name,) in db.execute(
+            "select conname from pg_constraint "
+            "where conrelid = 'rota.jobs'::regclass and contype = 'c'"
+        )
+    }
+
+    assert checks == {*JOBS, "locked_until_check"}
+
+
+def test_jobs_refuse_two_live_jobs_of_one_key(db):
+    enqueue(db, idempotency_key="k")
+    other = enqueue(db)
+
+    with raises("23505"):
+        db.execute("update rota.jobs set idempotency_key = 'k' where id = %s", (other,))
+
+
+@pytest.mark.parametrize("first", [2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 6])
+def test_jobs_live_their_whole_life_with_ids_of_any_size(db, first):
+    db.execute(f"alter sequence rota.jobs_id_seq restart with {first}")
+
+    one_job = running(db, idempotency_key="k")
+    many = call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x"}] * 3))
+    batch = claim(db, max_jobs=3)
+
+    assert one_job.job_id == first
+    assert [row.job_id for row in many] == [first + 1, first + 2, first + 3]
+    assert one(db, "fail_job", **owner(one_job), error="e").status == "failed"
+    assert value(db, "retry_job", job_id=first) == "queued"
+    assert value(db, "cancel_job", job_id=first) == "cancelled"
+    assert [job.job_id for job in batch] == [first + 1, first + 2, first + 3]
+    assert [
+        row.outcome
+        for row in call(
+            db,
+            "finish_jobs",
+            job_ids=[job.job_id for job in batch],
+            lease_tokens=[job.lease_token for job in batch],
+        )
+    ] == ["finished"] * 3
+
+
+def test_jobs_end_their_ids_with_a_clean_error(db):
+    db.execute(f"alter sequence rota.jobs_id_seq restart with {2**63 - 1}")
+    assert enqueue(db) == 2**63 - 1
+
+    with raises("2200H"):
+        enqueue(db)
+    with raises("2200H"):
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x"}]))
+
+    assert scalar(db, "select count(*) from rota.jobs") == 1
+
+
+def test_queues_and_workers_refuse_rows_that_make_no_sense(db):
+    for query, constraint in [
+        ("insert into rota.queues (queue) values ('')", "queues_queue_check"),
+        (
+            "insert into rota.queues (queue, is_paused) values ('q', true)",
+            "queues_paused_check",
+        ),
+        ("insert into rota.queues (queue, lease) values ('q', '0')", "queues_lease_check"),
+        (
+            "insert into rota.queues (queue, max_attempts) values ('q', 0)",
+            "queues_max_attempts_check",
+        ),
+        ("insert into rota.queues (queue, backoff) values ('q', '1')", "queues_backoff_check"),
+        (
+            "insert into rota.queues (queue, keep_finished) values ('q', '-1 s')",
+            "queues_keep_finished_check",
+        ),
+        (
+            "insert into rota.queues (queue, keep_dead) values ('q', '101 years')",
+            "queues_keep_dead_check",
+        ),
+        ("insert into rota.workers (worker, queues) values ('', '{}')", "workers_worker_check"),
+    ]:
+        assert violated(db, query) == constraint
+
+
+@pytest.mark.parametrize("status", ["queued", "running", "failed", "blocked", "done"])
+def test_finished_jobs_hold_no_live_status(db, status):
+    job = running(db)
+    value(db, "finish_job", **owner(job))
+
+    with raises("23514"):
+        db.execute("update rota.finished_jobs set status = %s", (status,))

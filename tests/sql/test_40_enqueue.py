@@ -1,0 +1,372 @@
+"""Putting jobs in."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    one,
+    owner,
+    raises,
+    refused,
+    rows,
+    run,
+    running,
+    scalar,
+    value,
+)
+
+MIB = 1048576
+MEGABYTE = {"blob": "a" * 1_000_000}
+TOO_MUCH = {"blob": "a" * MIB}
+KEY_10_KB = "k" * 10240
+
+GOOD_NAMES = ["a", "Z", "0", "a" * 47, "b" * 57, "c" * 63, "app/mail:v1.2-x_y"]
+BAD_NAMES = [
+    None,
+    "",
+    "c" * 64,
+    "x" * 10240,
+    "_a",
+    "-a",
+    "a b",
+    "a ",
+    " a",
+    "a\n",
+    "é",
+    "a" * 62 + "é",
+    "a" * 61 + "é",
+    "q" * 15 + "🦀" * 12,
+    "a;drop table x",
+    'a"b',
+    "a'b",
+    "a%s",
+    "$1",
+]
+
+# One bad value of one argument, and the name that the refusal begins with.
+BAD = [
+    *(("job_type", name) for name in BAD_NAMES),
+    *(("queue", name) for name in BAD_NAMES),
+    ("payload", None),
+    *(("payload", Jsonb(x)) for x in ([], "text", 5, True, None, TOO_MUCH)),
+    *(("run_at", x) for x in ("infinity", "-infinity")),
+    *(("delay", x) for x in ("-1 microsecond", "-1 day", "101 years", "178000000 years")),
+    *(("priority", x) for x in (None, 32768, -32769, 2**31 - 1, -(2**31))),
+    *(("max_attempts", x) for x in (0, -1, -(2**31))),
+    *(("lease", x) for x in ("0", "-1 s", "999 microseconds", "1 year", "100 years")),
+    *(("lease", x) for x in (timedelta(seconds=2**31 - 1), timedelta(days=30, seconds=1))),
+    *(("idempotency_key", x) for x in ("", "k" * 256, KEY_10_KB)),
+]
+
+
+def test_enqueue_returns_the_id_of_a_job_with_every_default(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+
+    job = run(db, enqueue(db, "mail"))
+
+    assert (job.queue, job.job_type, job.payload, job.priority) == ("default", "mail", {}, 0)
+    assert (job.status, job.attempts, job.max_attempts, job.lease_token) == ("queued", 0, 10, 0)
+    assert (job.run_at, job.created_at, job.updated_at) == (now, now, now)
+    assert (job.idempotency_key, job.started_at, job.locked_by) == (None, None, None)
+
+
+def test_enqueue_keeps_what_it_is_given(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+
+    job_id = enqueue(
+        db,
+        "mail",
+        payload={"to": "a", "deep": [{"n": 1.5}, None, "\u2028🦀"]},
+        queue="q/1",
+        run_at=now + timedelta(days=1),
+        priority=-7,
+        max_attempts=2**31 - 1,
+        lease="5 minutes",
+        backoff={"kind": "fixed"},
+        idempotency_key=" K🦀 ",
+    )
+
+    (job,) = rows(db, "select * from rota.jobs where id = %s", job_id)
+    assert job.payload == {"to": "a", "deep": [{"n": 1.5}, None, "\u2028🦀"]}
+    assert (job.queue, job.priority, job.max_attempts) == ("q/1", -7, 2**31 - 1)
+    assert (job.run_at, job.lease) == (now + timedelta(days=1), timedelta(minutes=5))
+    assert (job.backoff, job.idempotency_key) == ({"kind": "fixed"}, " K🦀 ")
+
+
+def test_enqueue_counts_a_delay_from_the_clock_and_not_from_the_transaction(db, connect, clock):
+    clock.set("2026-01-01 00:00+00")
+    with connect(autocommit=False) as old:
+        old.execute("select 1")
+        now = clock.advance("1 hour")
+
+        first = run(old, enqueue(old, delay="10 s"))
+        (row,) = call(old, "enqueue_many", jobs=Jsonb([{"job_type": "x", "delay": 10}]))
+
+        assert first.run_at == now + timedelta(seconds=10)
+        assert run(old, row.job_id).run_at == now + timedelta(seconds=10)
+
+
+def test_enqueue_takes_the_attempts_of_the_queue(db):
+    value(db, "set_queue", queue="q", max_attempts=3)
+
+    assert run(db, enqueue(db, queue="q")).max_attempts == 3
+    assert run(db, enqueue(db, queue="q", max_attempts=4)).max_attempts == 4
+    (row,) = call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "queue": "q"}]))
+    assert run(db, row.job_id).max_attempts == 3
+
+
+def test_enqueue_accepts_names_up_to_their_limit(db):
+    for name in GOOD_NAMES:
+        job = run(db, enqueue(db, name, queue=name))
+        (claimed,) = claim(db, queues=[name], job_types=[name])
+
+        assert (job.queue, job.job_type) == (name, name)
+        assert claimed.job_id == job.id
+
+
+def test_enqueue_refuses_every_bad_argument_by_name(db):
+    for argument, bad in BAD:
+        with refused(argument):
+            enqueue(db, **{"job_type": "x", argument: bad})
+
+    assert scalar(db, "select count(*) from rota.jobs") == 0
+
+
+def test_enqueue_refuses_both_delay_and_run_at(db):
+    with refused("delay"):
+        enqueue(db, run_at="2026-01-01", delay="1 s")
+
+
+def test_enqueue_refuses_an_infinite_interval(db):
+    if db.info.server_version < 170000:
+        with raises("22007"):
+            enqueue(db, delay="infinity")
+        return
+    for argument in ("delay", "lease"):
+        for bad in ("infinity", "-infinity"):
+            with refused(argument):
+                enqueue(db, **{argument: bad})
+
+
+def test_enqueue_accepts_every_limit(db):
+    for arguments in [
+        {"delay": "0"},
+        {"delay": "100 years"},
+        {"lease": "1 millisecond"},
+        {"lease": "30 days"},
+        {"priority": -32768},
+        {"priority": 32767},
+        {"max_attempts": 1},
+        {"idempotency_key": "🦀" * 255},
+        {"payload": MEGABYTE},
+        {"run_at": "0001-01-01"},
+        {"run_at": "9999-12-31"},
+    ]:
+        assert enqueue(db, **arguments) > 0
+
+
+def test_enqueue_returns_the_live_job_of_the_same_key(db):
+    first = enqueue(db, "one", idempotency_key="k")
+
+    assert enqueue(db, "two", queue="other", idempotency_key="k") == first
+    (job,) = claim(db)
+    assert enqueue(db, idempotency_key="k") == first
+    one(db, "fail_job", **owner(job), error="e")
+    assert enqueue(db, idempotency_key="k") == first
+    assert (run(db, first).job_type, run(db, first).status) == ("one", "failed")
+
+
+def test_enqueue_makes_a_new_job_when_the_one_of_the_key_has_ended(db):
+    job = running(db, idempotency_key="k")
+    value(db, "finish_job", **owner(job))
+
+    assert enqueue(db, idempotency_key="k") > job.job_id
+
+
+def test_enqueue_tells_keys_apart_by_every_character(db):
+    keys = ["k", "K", "k ", " k", "{}", "[]", "null", "é", "e\u0301", "0", "00"]
+
+    ids = [enqueue(db, idempotency_key=key) for key in [*keys, None, None]]
+
+    assert len(set(ids)) == len(keys) + 2
+
+
+def test_enqueue_is_undone_with_the_transaction(db):
+    with db.transaction(force_rollback=True):
+        enqueue(db, idempotency_key="k")
+
+    assert scalar(db, "select count(*) from rota.jobs") == 0
+    assert run(db, enqueue(db, idempotency_key="k")).status == "queued"
+
+
+def many(db, jobs):
+    return call(db, "enqueue_many", jobs=Jsonb(jobs))
+
+
+def test_enqueue_many_answers_in_order_and_knows_what_is_new(db):
+    there = enqueue(db, idempotency_key="there")
+
+    answers = many(
+        db,
+        [
+            {"job_type": "a", "idempotency_key": "z"},
+            {"job_type": "b"},
+            {"job_type": "c", "idempotency_key": "there"},
+            {"job_type": "d", "idempotency_key": "a"},
+            {"job_type": "e", "idempotency_key": "z"},
+            {"job_type": "f"},
+        ],
+    )
+
+    assert [row.ordinal for row in answers] == [1, 2, 3, 4, 5, 6]
+    assert [row.is_new for row in answers] == [True, True, False, True, False, True]
+    assert answers[2].job_id == there
+    assert answers[4].job_id == answers[0].job_id
+    assert [run(db, row.job_id).job_type for row in answers] == ["a", "b", "x", "d", "a", "f"]
+
+
+def test_enqueue_many_is_enqueue_for_each_element(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    each = {
+        "job_type": "mail",
+        "payload": {"a": [1, None]},
+        "queue": "q",
+        "run_at": "2027-01-01T00:00:00+00:00",
+        "priority": 5,
+        "max_attempts": 7,
+        "lease": "90 s",
+        "backoff": {"kind": "fixed"},
+    }
+
+    singly = enqueue(db, **each)
+    (row,) = many(db, [each])
+
+    same = "select to_jsonb(j) - 'id' as job from rota.jobs as j where j.id = %s"
+    assert rows(db, same, row.job_id) == rows(db, same, singly)
+
+
+def test_enqueue_many_reads_null_as_left_out_and_a_number_as_seconds(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    optional = ["payload", "queue", "run_at", "priority", "max_attempts", "lease", "backoff"]
+
+    answers = many(
+        db,
+        [
+            {"job_type": "x", **dict.fromkeys([*optional, "delay", "idempotency_key"])},
+            {"job_type": "x", "delay": 1.5, "lease": 90},
+            {"job_type": "x", "delay": "2 minutes", "lease": "1:00"},
+        ],
+    )
+
+    first, second, third = (
+        rows(db, "select * from rota.jobs where id = %s", row.job_id)[0] for row in answers
+    )
+    assert (first.payload, first.queue, first.run_at, first.priority) == ({}, "default", now, 0)
+    assert (first.max_attempts, first.lease, first.backoff) == (10, None, None)
+    assert (second.run_at, second.lease) == (
+        now + timedelta(seconds=1.5),
+        timedelta(seconds=90),
+    )
+    assert (third.run_at, third.lease) == (now + timedelta(minutes=2), timedelta(hours=1))
+
+
+def test_enqueue_many_takes_ten_thousand_and_no_more(db):
+    keys = [f"k{n % 9000}" for n in range(10_000)]
+    random.Random(4).shuffle(keys)
+    jobs = [{"job_type": "x", "idempotency_key": key} for key in keys]
+
+    with refused("jobs"):
+        many(db, [*jobs, {"job_type": "x"}])
+    answers = many(db, jobs)
+
+    first = {}
+    for key, row in zip(keys, answers, strict=True):
+        assert row.is_new == (key not in first)
+        assert row.job_id == first.setdefault(key, row.job_id)
+    assert [row.ordinal for row in answers] == list(range(1, 10_001))
+    assert scalar(db, "select count(*) from rota.jobs") == 9000
+
+
+def test_enqueue_many_of_nothing_is_nothing(db):
+    assert many(db, []) == []
+
+
+@pytest.mark.parametrize("jobs", [None, {}, "x", 5, True], ids=repr)
+def test_enqueue_many_refuses_what_is_no_array(db, jobs):
+    with refused("jobs"):
+        many(db, jobs)
+
+
+def test_enqueue_many_refuses_null(db):
+    with refused("jobs"):
+        call(db, "enqueue_many", jobs=None)
+
+
+def elements():
+    """Bad elements, and the name in the refusal of each."""
+    for bad in (None, 5, "x", [], [{}]):
+        yield bad, "jobs[2]"
+    for key in ("id", "status", "Queue", "queue ", "", "payload_", "attempts", "lease_token"):
+        yield {"job_type": "x", key: 1}, "jobs[2]"
+    yield {}, "jobs[2].job_type"
+    for argument, bad in BAD:
+        plain = bad.obj if isinstance(bad, Jsonb) else bad
+        if isinstance(plain, timedelta):
+            plain = plain.total_seconds()
+        if plain is None and argument != "job_type":
+            continue  # left out
+        yield {"job_type": "x", argument: plain}, f"jobs[2].{argument}"
+    for argument, bad in [
+        ("run_at", "soon"),
+        ("run_at", "2026-13-01"),
+        ("run_at", "2026-01-01 00:00 Mars/Phobos"),
+        ("run_at", "999999-01-01"),
+        ("run_at", 5),
+        ("run_at", {}),
+        ("delay", "soon"),
+        ("delay", "999999999999 years"),
+        ("delay", []),
+        ("lease", {"a": 1}),
+        ("priority", "high"),
+        ("priority", 1.5),
+        ("priority", 1e10),
+        ("priority", [1]),
+        ("max_attempts", "ten"),
+        ("max_attempts", 2**31),
+        ("max_attempts", True),
+        ("backoff", "fixed"),
+        ("backoff", []),
+        ("payload", "{}"),
+    ]:
+        yield {"job_type": "x", argument: bad}, f"jobs[2].{argument}"
+
+
+def test_enqueue_many_names_the_bad_element_and_inserts_nothing(db):
+    for bad, name in elements():
+        with refused(name):
+            many(db, [{"job_type": "good"}, bad, {"job_type": "good"}])
+
+    assert scalar(db, "select count(*) from rota.jobs") == 0
+
+
+def test_enqueue_many_takes_a_payload_of_a_megabyte(db):
+    (row,) = many(db, [{"job_type": "x", "payload": MEGABYTE}])
+
+    assert run(db, row.job_id).payload == MEGABYTE
+
+
+def test_enqueue_many_works_under_every_isolation_level(db):
+    for level in psycopg.IsolationLevel:
+        db.isolation_level = level
+
+        with db.transaction():
+            assert len(many(db, [{"job_type": "x", "idempotency_key": level.name}] * 2)) == 2
+            assert enqueue(db, idempotency_key=level.name) > 0
