@@ -113,6 +113,15 @@ def test_worker_needs_a_registry(run: Callable[..., str], spec: str) -> None:
     assert "rota: " in run("worker", spec, code=2)
 
 
+def test_worker_says_where_the_handlers_fail_to_load(
+    run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_jobs.py").write_text("import rota\nregistry = rota.Registri()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert "broken_jobs.py:2" in run("worker", "broken_jobs:registry", code=2)
+
+
 def test_used_wrongly(run: Callable[..., str]) -> None:
     assert "not JSON" in run("enqueue", "a", "{", code=2)
     assert run("enqueue", "", code=1).startswith("rota: ")

@@ -405,6 +405,39 @@ def test_stop_gives_back_and_lets_end(
     assert db.execute("select count(*) from rota.workers").fetchone() == (0,)
 
 
+def test_stop_does_not_wait_for_a_tick(
+    client: Client,
+    db: psycopg.Connection[Any],
+    connect: Callable[..., psycopg.Connection[Any]],
+    background: Background,
+) -> None:
+    """Upkeep hangs behind a lock; what has not been started is given back all the same."""
+    registry = Registry()
+    started, go_on = threading.Event(), threading.Event()
+
+    @registry.handler("waits")
+    def waits(job: Job) -> None:
+        started.set()
+        assert go_on.wait(10)
+
+    client.enqueue_many([{"job_type": "waits"}] * 5)
+    worker = background(registry, concurrency=1, batch=5)
+    assert started.wait(10)
+    blocker = connect(autocommit=False)
+    blocker.execute("lock table rota.workers, rota.upkeep in access exclusive mode")
+    hangs = "select count(*) from pg_locks where not granted"
+    wait_until(lambda: db.execute(hangs).fetchone() != (0,), "a tick that hangs")
+
+    worker.worker.stop()
+    queued = "select count(*) from rota.jobs where status = 'queued' and attempts = 0"
+    wait_until(lambda: db.execute(queued).fetchone() == (4,), "four jobs given back")
+    blocker.rollback()
+    go_on.set()
+    worker.stop()
+
+    assert db.execute("select count(*) from rota.finished_jobs").fetchone() == (1,)
+
+
 def test_grace_period_ends_in_release(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:
@@ -514,5 +547,7 @@ def test_registry_refuses_a_second_handler() -> None:
 
     with pytest.raises(ValueError, match="already"):
         registry.add("a", lambda job: None)
+    with pytest.raises(ValueError, match="interval"):
+        Worker("", registry, poll_interval=0)
     with pytest.raises(ValueError, match="handler"):
         Worker("", Registry())

@@ -49,6 +49,7 @@ class Runner:
         self._running: dict[BaseJob, asyncio.Task[None]] = {}
         self._handlers: dict[BaseJob, asyncio.Task[Outcome]] = {}
         self.threads = Threads()
+        self._is_open = True
 
     @property
     def is_idle(self) -> bool:
@@ -81,6 +82,10 @@ class Runner:
         for job in self._handlers:
             if job.is_lost:
                 self.cancel(job)
+
+    def close(self) -> None:
+        """Start no more jobs."""
+        self._is_open = False
 
     async def give_back_waiting(self) -> None:
         """Release the jobs that have not been started."""
@@ -120,7 +125,7 @@ class Runner:
                 log_job("released" if job.job_id in released else "lost", job)
 
     def _start(self) -> None:
-        while self._waiting and len(self._running) < self._concurrency:
+        while self._is_open and self._waiting and len(self._running) < self._concurrency:
             job = self._waiting.popleft()
             task = asyncio.create_task(self._run(job))
             self._running[job] = task

@@ -63,6 +63,8 @@ class Worker:
     ) -> None:
         if not len(registry):
             raise ValueError("registry must have a handler")
+        if min(poll_interval, tick_interval) <= 0:
+            raise ValueError("poll_interval and tick_interval must be greater than 0")
         if concurrency < 1 or not 1 <= batch <= MAX_BATCH:
             raise ValueError(f"concurrency must be at least 1, and batch 1 to {MAX_BATCH}")
         self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
@@ -72,6 +74,7 @@ class Worker:
         self._queues = list(queues)
         self._lease = lease
         self._grace_period = grace_period
+        self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._claims = Database(conninfo)
         self._endings = Database(conninfo)
@@ -102,10 +105,15 @@ class Worker:
             raise
         self._heart.start()
         logger.info("worker %s started", self.name)
+        claiming = asyncio.create_task(self._loop.run(self._runner, drain=drain, once=once))
+        stopping = asyncio.create_task(self._stop.wait())
         try:
-            await self._loop.run(self._runner, drain=drain, once=once)
+            await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await self._leave()
+            stopping.cancel()
+            await self._leave(claiming)
+        if not claiming.cancelled():
+            claiming.result()  # raises what ended the loop
 
     def stop(self, *, now: bool = False) -> None:
         """Claim no more, give back what has not been started, and let the running jobs end.
@@ -115,6 +123,7 @@ class Worker:
         self._loop.stop()
         if hasattr(self, "loop") and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._loop.wake)
+            self.loop.call_soon_threadsafe(self._stop.set)
             if now:
                 self.loop.call_soon_threadsafe(self._stop_now.set)
 
@@ -148,8 +157,14 @@ class Worker:
             self.name, self._queues, max_jobs, self._lease, job_types
         )
 
-    async def _leave(self) -> None:
+    async def _leave(self, claiming: asyncio.Task[None]) -> None:
         logger.info("worker %s stops", self.name)
+        self._runner.close()
+        await _try(self._runner.give_back_waiting())
+        # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
+        await asyncio.wait([claiming], timeout=LEAVE_TIMEOUT)
+        claiming.cancel()
+        await asyncio.wait([claiming])
         await _try(self._runner.give_back_waiting())
         await self._runner.wait(self._grace_period, self._stop_now)
         await _try(self._runner.stop_running())

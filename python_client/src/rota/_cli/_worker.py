@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import sys
+import traceback
 from datetime import timedelta
 
 from .._log import JsonFormatter
@@ -47,10 +48,11 @@ def load_registry(spec: str) -> Registry:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
-        raise UsageError(f"there is no module {module_name}") from None
+    except Exception as error:  # whatever the user's module raises
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if "importlib" in frame.filename else f" ({frame.filename}:{frame.lineno})"
+        kind = type(error).__name__
+        raise UsageError(f"cannot import {module_name}: {kind}: {error}{place}") from None
     found = getattr(module, name or "registry", None)
     if not isinstance(found, Registry):
         raise UsageError(f"{module_name}:{name or 'registry'} is not a rota.Registry")
