@@ -1,0 +1,125 @@
+"""The documents say what is so: their examples run, and the reference is the catalog's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(
+    r"^#### `(?P<name>\w+)\((?P<arguments>.*)\) -> (?P<result>.*)`\n\n"
+    r"(?P<sentence>.*)\.\n\*Raises:\* (?P<raises>.*)\. \*Role:\* (?P<roles>.*)\.$",
+    re.MULTILINE,
+)
+
+Psql = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def blocks(document: str, *languages: str) -> list[tuple[str, str]]:
+    """Return the marked blocks of a document, in order."""
+    found = BLOCK.findall((ROOT / document).read_text())
+    return [(language, text) for language, text in found if language in languages]
+
+
+def table(text: str) -> list[str]:
+    """Return the lines of psql's output without what psql adds for the eye."""
+    lines = (line.rstrip() for line in text.splitlines())
+    return [line for line in lines if line and not re.fullmatch(r"\(\d+ rows?\)", line)]
+
+
+@pytest.mark.parametrize("document", ["README.md", "sql/README.md"])
+def test_sql_examples_run_and_print_what_is_shown(document: str, dsn: str) -> None:
+    shown: str | None = None
+
+    for language, text in blocks(document, "sql", "text"):
+        if language == "sql":
+            done = subprocess.run(
+                ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn],
+                input=text,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{text}\n{done.stderr}"
+            shown = done.stdout
+        elif "---+---" in text:
+            assert shown is not None
+            assert table(text) == table(shown)
+
+
+@pytest.mark.parametrize("document", ["README.md"])
+def test_python_examples_run(
+    document: str, dsn: str, db: psycopg.Connection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _, text in blocks(document, "python"):
+        exec(compile(text, document, "exec"), {"DATABASE_URL": dsn})  # noqa: S102
+
+    assert "report for user 8 attempt 1" in capfd.readouterr().out
+    ended = db.execute("select status, result from rota.job_runs").fetchall()
+    assert ended == [("succeeded", {"sent": True})]
+
+
+def test_reference_has_each_public_function_as_the_catalog_has_it(
+    db: psycopg.Connection,
+) -> None:
+    public = db.execute(
+        """
+        select
+            p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
+            obj_description(p.oid),
+            array(select a.access from rota._access() as a where a.name = p.proname order by 1)
+        from pg_proc as p
+        where p.pronamespace = 'rota'::regnamespace
+          and p.proname !~ '^_'
+        """
+    ).fetchall()
+
+    entries = {m["name"]: m for m in ENTRY.finditer((ROOT / "sql/README.md").read_text())}
+
+    assert set(entries) == {row[0] for row in public}
+    for name, arguments, result, comment, roles in public:
+        entry = entries[name]
+        assert entry["arguments"] == plain(arguments), name
+        assert entry["result"] == plain(result), name
+        raises = "" if entry["raises"] == "nothing" else f"; raises {entry['raises']}"
+        assert f"{entry['sentence']}{raises}." == comment, name
+        assert entry["roles"].split(", ") == roles, name
+
+
+def plain(signature: str) -> str:
+    """Return the catalog's spelling of a signature as a user would write it."""
+    signature = signature.replace("timestamp with time zone", "timestamptz")
+    signature = re.sub(r"::[a-z]+(\[\])?", "", signature)
+    for word in ("DEFAULT", "NULL", "TABLE", "SETOF"):
+        signature = signature.replace(word, word.lower())
+    return signature
+
+
+def test_reference_lists_each_part_and_each_view(db: psycopg.Connection) -> None:
+    text = (ROOT / "sql/README.md").read_text()
+
+    parts = [path.name for path in (ROOT / "sql").glob("*.sql")]
+    views = db.execute(
+        "select relname from pg_class where relkind = 'v' and relnamespace = 'rota'::regnamespace"
+    ).fetchall()
+
+    assert [part for part in parts if f"({part})" not in text] == []
+    assert [view for (view,) in views if f"| `{view}` |" not in text] == []
+
+
+def test_reference_lists_each_error_code_that_the_sql_raises() -> None:
+    raised = {
+        code
+        for path in (ROOT / "sql").glob("*.sql")
+        for code in re.findall(r"'(RT\d{3})'", path.read_text())
+    }
+
+    listed = set(re.findall(r"^\| `(RT\d{3})` \|", (ROOT / "sql/README.md").read_text(), re.M))
+
+    assert listed == raised
