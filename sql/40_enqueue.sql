@@ -10,7 +10,9 @@
  * the two statements; hence the loops, which turn only then.
  *
  * enqueue_many() inserts in the order of the keys.  Two calls that share keys therefore wait
- * for each other in one direction only and cannot deadlock.
+ * for each other in one direction only and cannot deadlock.  When a job that was found has
+ * ended meanwhile, all that was inserted is given up and the whole done again: to insert one
+ * more key while holding later ones would be the other direction.
  */
 
 create or replace function rota.enqueue(
@@ -92,7 +94,6 @@ create or replace function rota.enqueue_many(jobs jsonb)
 as $$
 #variable_conflict use_column
 declare
-    v_now constant timestamptz := rota.now();
     v_new_ids bigint[];
     v_ids bigint[];
 begin
@@ -101,34 +102,16 @@ begin
         select nextval('rota.jobs_id_seq')
         from generate_series(1, jsonb_array_length(enqueue_many.jobs))
     );
-    v_ids := array_fill(null::bigint, array[cardinality(v_new_ids)]);
 
-    while array_position(v_ids, null) is not null loop
-        insert into rota.jobs (
-            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, status, run_at, created_at, updated_at
-        )
-        overriding system value
-        select
-            v_new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
-            coalesce(n.max_attempts, q.max_attempts, 10), n.lease, n.backoff,
-            n.idempotency_key, 'queued',
-            coalesce(n.run_at, v_now + coalesce(n.delay, '0')), v_now, v_now
-        from rota._new_jobs(enqueue_many.jobs) as n
-        left join rota.queues as q on q.queue = n.queue
-        where v_ids[n.ordinal] is null
-        order by n.idempotency_key, n.ordinal
-        on conflict (idempotency_key) where idempotency_key is not null do nothing;
-
-        v_ids := array(
-            select coalesce(
-                v_ids[n.ordinal],
-                case when n.idempotency_key is null then v_new_ids[n.ordinal] else j.id end
-            )
-            from rota._new_jobs(enqueue_many.jobs) as n
-            left join rota.jobs as j on j.idempotency_key = n.idempotency_key
-            order by n.ordinal
-        );
+    loop
+        begin
+            v_ids := rota._insert_jobs(enqueue_many.jobs, v_new_ids);
+            exit when array_position(v_ids, null) is null;
+            raise no_data_found;
+        exception
+            when no_data_found then
+                null;
+        end;
     end loop;
 
     return query
@@ -141,6 +124,45 @@ $$;
 comment on function rota.enqueue_many(jsonb) is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
     'return one row for each in the same order; raises 22023 for a bad one, naming it.';
+
+/* Insert what is not there; returns the ids, null where the job found has ended just now. */
+create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
+    returns bigint[]
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    insert into rota.jobs (
+        id, queue, job_type, payload, priority, max_attempts, lease, backoff,
+        idempotency_key, status, run_at, created_at, updated_at
+    )
+    overriding system value
+    select
+        _insert_jobs.new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
+        coalesce(n.max_attempts, q.max_attempts, 10), n.lease, n.backoff,
+        n.idempotency_key, 'queued',
+        coalesce(n.run_at, v_now + coalesce(n.delay, '0')), v_now, v_now
+    from rota._new_jobs(_insert_jobs.jobs) as n
+    left join rota.queues as q on q.queue = n.queue
+    order by n.idempotency_key, n.ordinal
+    on conflict (idempotency_key) where idempotency_key is not null do nothing;
+
+    return array(
+        select
+            case
+                when n.idempotency_key is null then _insert_jobs.new_ids[n.ordinal]
+                else j.id
+            end
+        from rota._new_jobs(_insert_jobs.jobs) as n
+        left join rota.jobs as j on j.idempotency_key = n.idempotency_key
+        order by n.ordinal
+    );
+end;
+$$;
 
 /* The objects as typed rows, defaults filled in. */
 create or replace function rota._new_jobs(jobs jsonb)
