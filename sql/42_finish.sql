@@ -95,8 +95,10 @@ comment on function rota.finish_jobs(bigint[], bigint[], jsonb) is
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
  *
  * An index scan for `= any` goes in the order of the key, so two batches that share jobs lock
- * them in the same order and cannot deadlock.  The pair (id, token) is matched by position,
- * which keeps the statement free of joins whose cost the planner could misjudge.
+ * them in the same order and cannot deadlock.  A bitmap scan would not, and the plan of the
+ * session's first call is kept; so every function that leads here switches bitmap scans off.
+ * The pair (id, token) is matched by position, which keeps the statement free of joins whose
+ * cost the planner could misjudge.
  */
 create or replace function rota._end_jobs(
     job_ids bigint[],

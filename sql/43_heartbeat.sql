@@ -79,12 +79,23 @@ begin
     v_ids := rota._newest_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens);
 
     return query
-    with beaten as (
+    with held as (
+        -- In the order of the ids, like every batch; the update alone might go along
+        -- jobs_lease_idx.
+        select j.id
+        from rota.jobs as j
+        where j.id = any(v_ids)
+          and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]
+          and j.status = 'running'
+        order by j.id
+        for update
+    ),
+    beaten as (
         update rota.jobs as j
         set locked_until = v_now + coalesce(
                 heartbeat_jobs.lease, j.lease, rota._queue_lease(j.queue)),
             updated_at = v_now
-        where j.id = any(v_ids)
+        where j.id = any(array(select h.id from held as h))
           and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]
           and j.status = 'running'
         returning j.id, j.lease_token, j.locked_until, j.cancel_requested_at

@@ -141,6 +141,7 @@ create or replace function rota.cancel_job(job_id bigint, reason text default nu
     set enable_seqscan = off
     set jit = off
     set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
 as $$
 declare
     v_status text;

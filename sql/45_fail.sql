@@ -27,6 +27,7 @@ create or replace function rota.fail_job(
     set enable_seqscan = off
     set jit = off
     set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
 as $$
 declare
     v_job rota.jobs;
@@ -153,6 +154,7 @@ create or replace function rota.snooze_job(job_id bigint, lease_token bigint, de
     set enable_seqscan = off
     set jit = off
     set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
 as $$
 declare
     v_run_at timestamptz;
