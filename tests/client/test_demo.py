@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+
 from rota import Client, FatalError
 from rota.demo import handlers, mail
 from rota.demo.shop import SHOP_TABLES

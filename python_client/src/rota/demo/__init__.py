@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Sequence
 
 __all__ = ["main"]
 
 
-def __getattr__(name: str) -> Any:
-    # Imported when it is asked for: a worker that loads the handlers does not need it.
-    if name == "main":
-        from .command import main
-
-        return main
-    raise AttributeError(name)
+def main(argv: Sequence[str]) -> int:
+    """Play the demo; return 0 if everything was as told."""
+    try:
+        # Imported here: a worker that loads the handlers does not need it.
+        from .command import main as play
+    except ImportError as error:
+        hint = "install what the demo needs: pip install 'rota[demo]'"
+        print(f"rota demo: {error}; {hint}", file=sys.stderr)
+        return 1
+    return play(argv)

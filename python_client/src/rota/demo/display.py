@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -73,11 +72,11 @@ class Display:
         self._mails, self._runs = mails, {run.id: run for run in runs}
         if self._live is not None:
             rows = Table(box=None, padding=(0, 2, 0, 0))
-            for title in ("job", "type", "about", "status", "attempt", "worker", ""):
+            for title in ("id", "job", "status", "attempt", "worker", ""):
                 rows.add_column(title, no_wrap=True)
             for run in runs:
                 rows.add_row(*self._cells(run))
-            self._live.update(Group(Text(), Padding(rows, (0, 0, 0, 2))))
+            self._live.update(Group(Text(), rows))
 
     def _tell_begin(self, run: Run, before: Run | None) -> None:
         if run.status == "running" and (before is None or run.attempts > before.attempts):
@@ -105,13 +104,12 @@ class Display:
     def _cells(self, run: Run) -> list[Any]:
         clock = ""
         if run.status == "running":
-            clock = f"lease ends in {max(run.seconds, 0):.1f} s"
+            clock = f"lease {max(run.seconds, 0):.1f} s"
         elif run.status == "failed":
-            clock = f"next try in {max(run.seconds, 0):.1f} s"
-        about, status = self._parts[run.idempotency_key].about, Text(run.status)
-        status.stylize(COLORS.get(run.status, ""))
+            clock = f"retry {max(run.seconds, 0):.1f} s"
+        status = Text(run.status, COLORS.get(run.status, ""))
         attempt = str(run.attempts) if run.attempts else ""
-        return [str(run.id), run.job_type, about, status, attempt, run.worker or "", clock]
+        return [str(run.id), self._name(run), status, attempt, run.worker or "", clock]
 
     def __enter__(self) -> Display:
         if self._live is not None:

@@ -47,7 +47,7 @@ def own_server(bindir: str | None) -> Iterator[Place]:
     with server, connect(server.url()) as connection:
         _reserve(connection, is_installed=False)
         version = _set_up(connection, is_installed=False)
-        database = f"PostgreSQL {server.version} ({server.source}), gone with the demo"
+        database = f"PostgreSQL {server.version}, a throw-away server of {server.bindir}"
         yield Place(server.url(), database, f"{version}, installed there")
 
 

@@ -71,7 +71,7 @@ def play(place: Place, display: Display, folder: Path) -> Happened:
             display.show(happened.runs, happened.mails)
             if not is_clicked and any(run.attempts for run in happened.runs):
                 click_export(connection, click)
-                display.say("finn clicks on export: his job goes before all that wait")
+                display.say("finn clicks on export: his report goes before all that wait")
                 is_clicked = True
             elif happened.killed is None and _has_victims_mail(happened):
                 happened.killed = _kill_the_sender(processes, happened.runs)

@@ -81,7 +81,7 @@ def nightly(today: str, week_start: str, closed_port: int) -> list[Part]:
 
 def export(week_start: str) -> Part:
     """Return what is enqueued when finn clicks on *export*: before all that waits."""
-    return _report("finn", week_start, about="finn's export", priority=-10)
+    return _report("finn", week_start, about="export", priority=-10)
 
 
 def _report(user: str, week_start: str, about: str = "", priority: int = 0) -> Part:
