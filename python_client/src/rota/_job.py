@@ -7,31 +7,17 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from psycopg import AsyncConnection, Connection
 
 from ._async_client import AsyncClient
 from ._client import Client
 from ._errors import JobFinishedError, LeaseLostError
+from ._host import Host
 from ._json import storable
 from ._rows import ClaimedJob
 from ._signals import JobCancelled
-
-
-class Host(Protocol):
-    """What a job needs of the worker it runs in."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def connect(self) -> Connection[Any]:
-        """Open a connection for a handler in a thread."""
-
-    async def connect_async(self) -> AsyncConnection[Any]:
-        """Open a connection for a handler in the loop."""
-
-    async def report_progress(self, job: BaseJob, percent: float, message: str | None) -> None:
-        """Store the progress of a job, if the database can be reached."""
 
 
 class BaseJob:
@@ -97,6 +83,13 @@ class BaseJob:
         """Whether *error* is the handler's answer to `check` or to a cancellation."""
         return isinstance(error, JobCancelled | LeaseLostError | asyncio.CancelledError)
 
+    async def _report(self, percent: float, message: str | None) -> None:
+        try:
+            await self._host.store_progress(self.job_id, self.lease_token, percent, message)
+        except LeaseLostError:
+            self.is_told_lost = True
+            raise
+
     @contextmanager
     def _finishing(self) -> Iterator[None]:
         """Remember that the block ended the job, if it did."""
@@ -138,7 +131,7 @@ class Job(BaseJob):
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        report = self._host.report_progress(self, percent, message)
+        report = self._report(percent, message)
         asyncio.run_coroutine_threadsafe(report, self._host.loop).result()
 
 
@@ -161,4 +154,4 @@ class AsyncJob(BaseJob):
 
     async def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        await self._host.report_progress(self, percent, message)
+        await self._report(percent, message)

@@ -12,7 +12,8 @@ from typing import cast
 
 from ._errors import RotaError
 from ._heart import Heart
-from ._job import AsyncJob, BaseJob, Host, Job
+from ._host import Host
+from ._job import AsyncJob, BaseJob, Job
 from ._log import log_job
 from ._outcome import Outcome, Succeeded, outcome_of, run_async, run_sync
 from ._registry import Registry, is_async

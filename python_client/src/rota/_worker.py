@@ -12,19 +12,18 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, Connection
 
 from ._async_client import AsyncClient
 from ._claim_loop import MAX_BATCH, ClaimLoop
-from ._database import Database, connect, connect_async
-from ._errors import LeaseLostError
+from ._database import Database, connect
+from ._errors import RotaError
 from ._heart import Heart
+from ._host import Host
 from ._job import BaseJob
 from ._registry import Registry
 from ._rows import ClaimedJob
@@ -68,8 +67,6 @@ class Worker:
         if concurrency < 1 or not 1 <= batch <= MAX_BATCH:
             raise ValueError(f"concurrency must be at least 1, and batch 1 to {MAX_BATCH}")
         self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
-        self.loop: asyncio.AbstractEventLoop
-        self._conninfo = conninfo
         self._registry = registry
         self._queues = list(queues)
         self._lease = lease
@@ -78,13 +75,19 @@ class Worker:
         self._stop_now = asyncio.Event()
         self._claims = Database(conninfo)
         self._endings = Database(conninfo)
+        self._host = Host(conninfo, self._endings)
         self._heart = Heart(partial(connect, conninfo, "rota heartbeat"), self._on_change)
         self._upkeep = Upkeep(self._claims, self.name, self._queues, tick_interval)
         self._loop = ClaimLoop(
             self._claims, self._claim, self._upkeep, batch=batch, poll_interval=poll_interval
         )
         self._runner = Runner(
-            self, registry, Settler(self._endings), self._heart, concurrency, self._loop.wake
+            self._host,
+            registry,
+            Settler(self._endings),
+            self._heart,
+            concurrency,
+            self._loop.wake,
         )
 
     def run(self, *, drain: bool = False, once: bool = False) -> None:
@@ -97,7 +100,7 @@ class Worker:
 
     async def run_async(self, *, drain: bool = False, once: bool = False) -> None:
         """Work like `run`, in the caller's event loop and without signals."""
-        self.loop = asyncio.get_running_loop()
+        self._host.loop = asyncio.get_running_loop()
         try:
             await self._upkeep.introduce()
         except BaseException:
@@ -121,35 +124,15 @@ class Worker:
         With *now* they get no grace period.  May be called from any thread.
         """
         self._loop.stop()
-        if hasattr(self, "loop") and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._loop.wake)
-            self.loop.call_soon_threadsafe(self._stop.set)
-            if now:
-                self.loop.call_soon_threadsafe(self._stop_now.set)
+        self._call(self._loop.wake)
+        self._call(self._stop.set)
+        if now:
+            self._call(self._stop_now.set)
 
     @property
     def has_threads(self) -> bool:
         """Whether a handler that did not want to end still runs in a thread."""
         return bool(self._runner.threads)
-
-    def connect(self) -> Connection[Any]:
-        """Open a connection for a handler in a thread."""
-        return connect(self._conninfo, "rota job")
-
-    async def connect_async(self) -> AsyncConnection[Any]:
-        """Open a connection for a handler in the loop."""
-        return await connect_async(self._conninfo, "rota job")
-
-    async def report_progress(self, job: BaseJob, percent: float, message: str | None) -> None:
-        """Store the progress of a job, if the database can be reached."""
-        ids = (job.job_id, job.lease_token)
-        try:
-            await self._endings.call(lambda c: c.set_progress(*ids, percent, message))
-        except LeaseLostError:
-            job.is_told_lost = True
-            raise
-        except psycopg.OperationalError as error:
-            logger.warning("job %s: progress not stored: %s", job.job_id, error)
 
     async def _claim(self, client: AsyncClient, max_jobs: int) -> list[ClaimedJob]:
         job_types = self._registry.job_types
@@ -176,13 +159,18 @@ class Worker:
         logger.info("worker %s stopped", self.name)
 
     def _on_change(self, job: BaseJob) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._runner.cancel, job)
+        self._call(partial(self._runner.cancel, job))
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Call a function in the loop's thread, if there is a loop yet, or still."""
+        loop = getattr(self._host, "loop", None)
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(function)
 
 
 async def _try(action: Awaitable[None]) -> None:
     """Do what needs the database, but not for long: leaving matters more."""
     try:
         await asyncio.wait_for(action, timeout=LEAVE_TIMEOUT)
-    except (TimeoutError, psycopg.Error) as error:
+    except (TimeoutError, psycopg.Error, RotaError) as error:
         logger.warning("leaving without the database: %r", error)

@@ -1,0 +1,44 @@
+"""What a job may use of the worker it runs in: its loop, its connections, its progress."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+
+from ._database import Database, connect, connect_async
+
+logger = logging.getLogger("rota")
+
+NAME = "rota job"
+
+
+class Host:
+    """Opens connections for handlers, and stores progress over one of the worker's."""
+
+    def __init__(self, conninfo: str, database: Database) -> None:
+        self.loop: asyncio.AbstractEventLoop
+        self._conninfo = conninfo
+        self._database = database
+
+    def connect(self) -> Connection[Any]:
+        """Open a connection for a handler in a thread."""
+        return connect(self._conninfo, NAME)
+
+    async def connect_async(self) -> AsyncConnection[Any]:
+        """Open a connection for a handler in the loop."""
+        return await connect_async(self._conninfo, NAME)
+
+    async def store_progress(
+        self, job_id: int, lease_token: int, percent: float, message: str | None
+    ) -> None:
+        """Store the progress of a job, if the database can be reached."""
+        try:
+            await self._database.call(
+                lambda client: client.set_progress(job_id, lease_token, percent, message)
+            )
+        except psycopg.OperationalError as error:
+            logger.warning("job %s: progress not stored: %s", job_id, str(error).strip())
