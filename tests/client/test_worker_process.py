@@ -13,6 +13,7 @@ from client.workers import WorkerProcess, wait_until
 from rota import Client
 
 Start = Callable[..., WorkerProcess]
+pytestmark = pytest.mark.slow
 RUNNING = "select count(*) from rota.jobs where status = 'running'"
 
 

@@ -1,0 +1,78 @@
+"""Client, worker and command line behind pgbouncer in transaction mode."""
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from client.workers import wait_until
+from psycopg.conninfo import conninfo_to_dict
+
+from rota import AsyncJob, Client, Job, Registry, Worker
+from rota.__main__ import main
+
+PGBOUNCER = shutil.which("pgbouncer", path=os.environ.get("PATH", "") + ":/usr/sbin")
+
+pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
+
+
+@pytest.fixture
+def pooler(dsn: str, tmp_path: Path) -> Iterator[str]:
+    """Where two server connections are shared by all who come."""
+    server = conninfo_to_dict(dsn)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    target = " ".join(
+        f"{name}={server[name]}" for name in ("host", "port", "dbname", "user", "password")
+    )
+    config = tmp_path / "pgbouncer.ini"
+    config.write_text(
+        f"[databases]\njobs = {target}\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        "auth_type = any\npool_mode = transaction\ndefault_pool_size = 2\n"
+        + ("user = nobody\n" if os.geteuid() == 0 else "")
+    )
+    assert PGBOUNCER is not None
+    url = f"postgresql://anybody@127.0.0.1:{port}/jobs"
+    with subprocess.Popen([PGBOUNCER, "-q", str(config)], stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: _is_open(port), "pgbouncer")
+            yield url
+        finally:
+            process.kill()
+
+
+def _is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_everything_works_behind_a_pooler(
+    client: Client, db: psycopg.Connection[Any], pooler: str
+) -> None:
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        job.set_progress(50)
+        with job.transaction() as connection:
+            connection.execute("select 1")
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.transaction() as connection:
+            await connection.execute("select 1")
+
+    assert main(["install", "-d", pooler]) == 0
+    assert main(["enqueue", "plain", "-d", pooler]) == 0
+    client.enqueue_many([{"job_type": kind} for kind in ("plain", "async")] * 20)
+    Worker(pooler, registry, concurrency=8, poll_interval=0.05).run(drain=True)
+
+    done = "select count(*) from rota.finished_jobs where status = 'succeeded' and attempts = 1"
+    assert db.execute(done).fetchone() == (41,)
