@@ -3,7 +3,8 @@
  *
  * Nothing is kept for ever unless somebody asks for it.  The horizon is the longest keep of
  * any queue; a day that lies wholly behind it is dropped as one partition.  Only queues that
- * keep less than the horizon, and dead jobs, are deleted row by row, a few thousand a call.
+ * keep less than the horizon, dead jobs, and days without a partition are deleted row by row,
+ * a few thousand a call.
  *
  * Making and dropping a partition locks the parent for a moment.  It waits for that lock no
  * longer than a tenth of a second, so that finishing jobs never queue up behind it; what does
@@ -77,6 +78,7 @@ declare
     v_before timestamptz;
     v_ids bigint[];
     v_deleted integer := 0;
+    v_oldest constant timestamptz := v_now - rota._horizon();
 begin
     for v_statuses, v_queue, v_before in
         select r.statuses, r.queue, v_now - r.keep from rota._rows_to_delete() as r
@@ -98,6 +100,19 @@ begin
         v_deleted := v_deleted + cardinality(v_ids);
         exit when v_deleted >= _delete_old.max_rows;
     end loop;
+
+    -- The default partition is never dropped.
+    v_ids := array(
+        select f.id
+        from rota.finished_jobs_done_default as f
+        where f.finished_at < v_oldest
+        limit _delete_old.max_rows - v_deleted
+        for update skip locked
+    );
+    delete from rota.finished_jobs_done_default as f
+    where f.id = any(v_ids)
+      and f.finished_at < v_oldest;
+    v_deleted := v_deleted + cardinality(v_ids);
 
     delete from rota.job_errors as e
     where (e.job_id, e.lease_token) in (
