@@ -1,0 +1,198 @@
+"""Taking back what a worker left behind."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from psycopg.types.json import Jsonb
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    everything,
+    one,
+    owner,
+    refused,
+    rows,
+    run,
+    running,
+    scalar,
+    value,
+)
+
+# Running rows of another worker, made without its ten thousand calls.
+RUNNING = """
+    insert into rota.jobs (
+        queue, job_type, payload, priority, max_attempts, status, run_at, attempts,
+        lease_token, locked_by, locked_until, started_at
+    )
+    select 'default', 'x', '{}', 0, 10, 'running', rota.now(), 1, n, 'w',
+        rota.now() + make_interval(secs => n), rota.now()
+    from generate_series(%s::integer, %s) as g (n)
+"""
+
+POISON = """
+    create function public.poison() returns trigger language plpgsql as $$
+    begin
+        if old.id = {} then
+            raise exception 'poison';
+        end if;
+        return coalesce(new, old);
+    end;
+    $$;
+    create trigger poison before update or delete on rota.jobs
+        for each row execute function public.poison();
+"""
+
+
+def test_sweep_stale_leases_fails_the_attempt(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db)
+    clock.set(job.locked_until)
+    assert value(db, "sweep_stale_leases") == 0
+    now = clock.advance("1 microsecond")
+
+    assert value(db, "sweep_stale_leases") == 1
+
+    row = run(db, job.job_id)
+    assert (row.status, row.attempts, row.error_type) == ("failed", 1, "lease_expired")
+    assert (row.failed_at, row.locked_by) == (now, None)
+    assert row.run_at >= now + timedelta(seconds=48)
+    (error,) = rows(db, "select * from rota.job_errors")
+    assert (error.worker, error.error_type, error.attempt) == ("w", "lease_expired", 1)
+    assert "w neither finished" in error.message
+
+
+def test_sweep_stale_leases_twice_gives_one_outcome(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    running(db)
+    clock.advance("1 hour")
+    assert value(db, "sweep_stale_leases") == 1
+    before = everything(db)
+
+    assert value(db, "sweep_stale_leases") == 0
+    assert everything(db) == before
+
+
+def test_sweep_stale_leases_ends_a_job_without_attempts_left(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db, max_attempts=1)
+    clock.advance("1 hour")
+
+    value(db, "sweep_stale_leases")
+
+    assert run(db, job.job_id).status == "dead"
+
+
+def test_sweep_stale_leases_ends_a_job_whose_cancel_was_requested(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db)
+    value(db, "cancel_job", job_id=job.job_id, reason="r")
+    clock.advance("1 hour")
+
+    value(db, "sweep_stale_leases")
+
+    row = run(db, job.job_id)
+    assert (row.status, row.cancel_reason) == ("cancelled", "r")
+
+
+def test_sweep_stale_leases_leaves_each_job_its_own_lease(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    long, short = running(db, lease="1 hour"), running(db, lease="4 minutes")
+    clock.advance("5 minutes")
+
+    assert value(db, "sweep_stale_leases") == 1
+
+    assert run(db, long.job_id).status == "running"
+    assert run(db, short.job_id).status == "failed"
+
+
+def test_sweep_stale_leases_finds_one_among_ten_thousand(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    db.execute(RUNNING, (1, 10_001))
+    db.execute(
+        "update rota.jobs set locked_until = rota.now() - interval '1 s'"
+        " where id = (select max(id) from rota.jobs)"
+    )
+
+    assert value(db, "sweep_stale_leases", max_jobs=1) == 1
+
+    swept = rows(db, "select id from rota.jobs where status = 'failed'")
+    assert swept == rows(db, "select max(id) from rota.jobs")
+
+
+def test_sweep_stale_leases_does_a_bounded_amount_oldest_first(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    db.execute(RUNNING, (1, 1500))
+    clock.advance("1 hour")
+
+    assert value(db, "sweep_stale_leases", max_jobs=10) == 10
+    failed = rows(db, "select lease_token from rota.jobs where status = 'failed' order by 1")
+    assert [token for (token,) in failed] == list(range(1, 11))
+    assert value(db, "sweep_stale_leases") == 1000
+    assert value(db, "sweep_stale_leases") == 490
+
+
+@pytest.mark.parametrize("max_jobs", [None, 0, -1, 10_001, 2**31 - 1])
+def test_sweep_stale_leases_refuses(db, max_jobs):
+    with refused("max_jobs"):
+        value(db, "sweep_stale_leases", max_jobs=max_jobs)
+
+
+def test_sweep_stale_leases_passes_over_rows_that_others_hold(db, connect, clock):
+    clock.set("2026-01-01 00:00+00")
+    held, free = running(db), running(db)
+    clock.advance("1 hour")
+    other = connect(autocommit=False)
+    one(other, "heartbeat", **owner(held))
+
+    assert value(db, "sweep_stale_leases") == 1
+
+    other.commit()
+    assert run(db, held.job_id).status == "running"
+    assert run(db, free.job_id).status == "failed"
+
+
+def test_sweep_stale_leases_leaves_only_the_job_that_cannot_be_swept(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    jobs = [running(db) for _ in range(5)]
+    poison = jobs[1].job_id
+    db.execute(POISON.format(poison))
+    clock.advance("1 hour")
+
+    assert value(db, "sweep_stale_leases") == 4
+
+    for job in jobs:
+        row = run(db, job.job_id)
+        assert row.status == ("running" if job.job_id == poison else "failed")
+    assert value(db, "sweep_stale_leases") == 0
+    enqueue(db, queue="q")
+    (other,) = claim(db, queues=["q"])
+    assert one(db, "fail_job", **owner(other), error="e").status == "failed"
+    db.execute("drop trigger poison on rota.jobs")
+    assert value(db, "sweep_stale_leases") == 1
+
+
+def test_sweep_stale_leases_takes_a_job_with_any_rule(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    for policy in [{"base_seconds": 1e300}, {"kind": [1]}, {"kind": "list"}, {"jitter": "x"}]:
+        job = running(db)
+        db.execute(
+            "update rota.jobs set backoff = %s where id = %s", (Jsonb(policy), job.job_id)
+        )
+    clock.advance("1 hour")
+
+    assert value(db, "sweep_stale_leases") == 4
+    assert scalar(db, "select count(*) from rota.jobs where status = 'failed'") == 4
+
+
+def test_sweep_stale_leases_makes_up_for_a_worker_that_nobody_knows(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    call(db, "report_worker", worker="w", host="h", pid=1, version="1", queues=["default"])
+    job = running(db)
+    db.execute("truncate rota.workers")
+    clock.advance("2 minutes")
+
+    assert one(db, "tick").jobs_swept == 1
+    assert run(db, job.job_id).status == "failed"

@@ -1,0 +1,223 @@
+"""Partitions ahead, and forgetting behind."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from sql.helpers import Db, one, owner, rows, run, running, scalar, value
+
+
+def end(db: Db, status: str, queue: str = "default") -> int:
+    """Bring a new job to this end; return its id."""
+    job = running(db, queue=queue)
+    if status == "succeeded":
+        value(db, "finish_job", **owner(job))
+    else:
+        if status == "cancelled":
+            value(db, "cancel_job", job_id=job.job_id)
+        one(db, "fail_job", **owner(job), error="e", is_fatal=True)
+    assert run(db, job.job_id).status == status
+    return job.job_id
+
+
+def is_there(db: Db, job_id: int) -> bool:
+    return scalar(db, "select exists (select from rota.finished_jobs where id = %s)", job_id)
+
+
+def tick_until_done(db: Db, clock) -> int:
+    """Tick until nothing is left to do; return how many rows were deleted."""
+    deleted = 0
+    while True:
+        clock.advance("11 s")
+        did = one(db, "tick")
+        deleted += did.jobs_deleted
+        if not (did.jobs_deleted or did.partitions_dropped or did.partitions_created):
+            return deleted
+
+
+def partitions(db: Db) -> list[str]:
+    return [
+        name
+        for (name,) in rows(
+            db,
+            "select inhrelid::regclass::text from pg_inherits"
+            " where inhparent = 'rota.finished_jobs_done'::regclass"
+            " and inhrelid::regclass::text ~ '[0-9]{8}$' order by 1",
+        )
+    ]
+
+
+def names(moment: datetime, days: range) -> list[str]:
+    days = [moment + timedelta(days=n) for n in days]
+    return [f"rota.finished_jobs_done_{day:%Y%m%d}" for day in days]
+
+
+@pytest.mark.parametrize(
+    ("status", "kept", "gone"),
+    [
+        ("succeeded", "6 days 23 hours", "8 days 1 hour"),
+        ("cancelled", "6 days 23 hours", "8 days 1 hour"),
+        ("dead", "89 days 23 hours", "90 days 1 hour"),
+    ],
+)
+def test_retain_forgets_each_ended_job_in_its_time(db, clock, status, kept, gone):
+    start = clock.now()
+    job_id = end(db, status)
+    queued = running(db)
+
+    clock.set(start)
+    clock.advance(kept)
+    tick_until_done(db, clock)
+    assert is_there(db, job_id)
+
+    clock.set(start)
+    clock.advance(gone)
+    tick_until_done(db, clock)
+    assert not is_there(db, job_id)
+    assert run(db, queued.job_id)
+
+
+@pytest.mark.parametrize("status", ["succeeded", "cancelled", "dead"])
+def test_retain_keeps_a_queue_as_long_as_it_says(db, clock, status):
+    start = clock.now()
+    setting = "keep_dead" if status == "dead" else "keep_finished"
+    value(db, "set_queue", queue="short", **{setting: "1 hour"})
+    value(db, "set_queue", queue="long", **{setting: "200 days"})
+    short, usual, long = (end(db, status, queue) for queue in ("short", "default", "long"))
+
+    clock.advance("2 hours")
+    tick_until_done(db, clock)
+    assert [is_there(db, x) for x in (short, usual, long)] == [False, True, True]
+
+    clock.set(start + timedelta(days=91))
+    tick_until_done(db, clock)
+    assert [is_there(db, x) for x in (short, usual, long)] == [False, False, True]
+
+    clock.set(start + timedelta(days=202))
+    tick_until_done(db, clock)
+    assert not is_there(db, long)
+
+
+def test_retain_forgets_errors_and_workers(db, clock):
+    start = clock.now()
+    end(db, "dead")
+    value(db, "report_worker", worker="w", host="h", pid=1, version="1", queues=["q"])
+
+    clock.advance("23 hours")
+    one(db, "tick")
+    assert scalar(db, "select count(*) from rota.workers") == 1
+    clock.advance("2 hours")
+    one(db, "tick")
+    assert scalar(db, "select count(*) from rota.workers") == 0
+    assert scalar(db, "select count(*) from rota.job_errors") == 1
+    clock.set(start + timedelta(days=91))
+    one(db, "tick")
+    assert scalar(db, "select count(*) from rota.job_errors") == 0
+
+
+def test_retain_makes_partitions_ahead_and_drops_those_behind(db, clock):
+    now = clock.set("2031-03-01 12:00+00")
+    made = partitions(db)
+
+    did = one(db, "tick")
+    assert did.partitions_created == 8
+    assert did.partitions_dropped == len(made)
+    assert partitions(db) == names(now, range(8))
+
+    now = clock.advance("1 day")
+    did = one(db, "tick")
+    assert (did.partitions_created, did.partitions_dropped) == (1, 0)
+
+    now = clock.advance("7 days")
+    tick_until_done(db, clock)
+    assert partitions(db) == names(now, range(-7, 8))
+    now = clock.advance("1 day")
+    tick_until_done(db, clock)
+    assert partitions(db) == names(now, range(-7, 8))
+
+
+def test_retain_routes_a_job_to_the_partition_of_its_day(db, clock):
+    clock.set("2031-03-01 23:59:59.999999+00")
+    one(db, "tick")
+    last = end(db, "succeeded")
+    clock.advance("1 microsecond")
+    first = end(db, "cancelled")
+
+    where = "select tableoid::regclass::text from rota.finished_jobs where id = %s"
+    assert scalar(db, where, last) == "rota.finished_jobs_done_20310301"
+    assert scalar(db, where, first) == "rota.finished_jobs_done_20310302"
+
+
+def test_retain_never_refuses_a_job_whose_partition_is_missing(db, clock):
+    start = clock.advance("1000 days")
+    jobs = [end(db, status) for status in ("succeeded", "cancelled", "dead")]
+    assert scalar(db, "select count(*) from rota.finished_jobs_done_default") == 2
+
+    did = one(db, "tick")
+    assert did.partitions_created == 7  # not today's: its rows are in the default partition
+    jobs.append(end(db, "succeeded"))
+    clock.set(start + timedelta(days=6))
+    tick_until_done(db, clock)
+    assert all(is_there(db, job_id) for job_id in jobs)
+
+    clock.set(start + timedelta(days=9))
+    tick_until_done(db, clock)
+    assert [is_there(db, job_id) for job_id in jobs] == [False, False, True, False]
+
+
+def test_retain_deletes_a_bounded_amount(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    end(db, "dead")
+    columns = ", ".join(
+        f"f.{name}" if name != "id" else "1000 + n"
+        for (name,) in rows(
+            db,
+            "select attname::text from pg_attribute where attnum > 0"
+            " and attrelid = 'rota.finished_jobs'::regclass order by attnum",
+        )
+    )
+    db.execute(
+        f"insert into rota.finished_jobs select {columns} from rota.finished_jobs as f"
+        " cross join generate_series(1, 6999) as g (n)"
+    )
+    clock.advance("91 days")
+
+    counts = []
+    for _ in range(3):
+        clock.advance("11 s")
+        counts.append(one(db, "tick").jobs_deleted)
+
+    assert counts == [5000, 2000, 0]
+
+
+def test_retain_runs_at_most_once_in_ten_seconds(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    assert one(db, "tick").partitions_created == 8
+    value(db, "set_queue", queue="default", keep_dead="0")
+    end(db, "dead")
+
+    clock.advance("9 s")
+    assert one(db, "tick").jobs_deleted == 0
+    clock.advance("2 s")
+    assert one(db, "tick").jobs_deleted == 1
+
+
+def test_retain_works_again_after_the_clock_stepped_back(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+
+    now = clock.set("2030-03-01 12:00+00")
+
+    assert one(db, "tick").partitions_created == 8
+    assert names(now, range(8))[0] in partitions(db)
+
+
+def test_retain_of_other_sessions_time_zones_makes_the_same_days(db, clock):
+    now = clock.set("2031-03-01 12:00+00")
+    for zone in ("Pacific/Kiritimati", "America/New_York", "Australia/Lord_Howe"):
+        db.execute(f"set timezone = '{zone}'")
+        one(db, "tick")
+        clock.advance("11 s")
+
+    assert partitions(db)[-8:] == names(now, range(8))
