@@ -192,8 +192,8 @@ create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigi
 as $$
 begin
     return array(
-        select case
-            when rank() over (partition by r.job_id order by r.lease_token desc) = 1 then r.job_id
+        select case rank() over (partition by r.job_id order by r.lease_token desc)
+            when 1 then r.job_id
         end
         from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
             with ordinality as r (job_id, lease_token, ordinal)
