@@ -428,9 +428,11 @@ def test_stop_does_not_wait_for_a_tick(
     hangs = "select count(*) from pg_locks where not granted"
     wait_until(lambda: db.execute(hangs).fetchone() != (0,), "a tick that hangs")
 
+    asked_at = time.monotonic()
     worker.worker.stop()
     queued = "select count(*) from rota.jobs where status = 'queued' and attempts = 0"
     wait_until(lambda: db.execute(queued).fetchone() == (4,), "four jobs given back")
+    assert time.monotonic() - asked_at < 2.5
     blocker.rollback()
     go_on.set()
     worker.stop()
