@@ -46,7 +46,7 @@ class Session:
         self._observer = observer
         self._executor = ThreadPoolExecutor(max_workers=1)
 
-    def transaction(self) -> AbstractContextManager[psycopg.Transaction]:
+    def transaction(self) -> AbstractContextManager[psycopg.Transaction, bool]:
         """Open a transaction for the length of a `with` block."""
         return self.connection.transaction()
 
@@ -96,16 +96,6 @@ class Pending:
                 return
             if wait([self._future], timeout=0.005).done:
                 raise AssertionError(f"it did not wait, and returned {self._future.result()!r}")
-        raise AssertionError(f"it neither waits nor ends after {timeout} s")
-
-    def wait_settled(self, timeout: float = 10) -> bool:
-        """Return True when the statement waits for a lock, False when it has ended."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if wait([self._future], timeout=0.002).done:
-                return False
-            if self._session.blockers():
-                return True
         raise AssertionError(f"it neither waits nor ends after {timeout} s")
 
     def wait_settled(self, timeout: float = 10) -> bool:

@@ -1,0 +1,143 @@
+"""Enqueues of the same key that meet: one job, whoever commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from invariants import check_invariants
+from psycopg.types.json import Jsonb
+from races.harness import Pending, Session, call
+
+ONE = call("enqueue", job_type="t", idempotency_key="k")
+
+
+def many(*keys: str) -> tuple[Any, Any]:
+    return call(
+        "enqueue_many", jobs=Jsonb([{"job_type": "t", "idempotency_key": key} for key in keys])
+    )
+
+
+def test_enqueue_waits_for_an_open_one_and_returns_its_job(a: Session, b: Session) -> None:
+    """A enqueues and stays open; B enqueues the same key and waits; A commits."""
+    with a.transaction():
+        job = a.fetch(*ONE)
+        pending = b.start(*ONE)
+        pending.wait_blocked(by=a)
+
+    assert pending.result() == job
+
+
+def test_enqueue_takes_over_from_one_that_is_rolled_back(a: Session, b: Session) -> None:
+    """A enqueues and stays open; B enqueues the same key and waits; A rolls back."""
+    with a.transaction() as transaction:
+        job = a.fetch(*ONE)
+        pending = b.start(*ONE)
+        pending.wait_blocked(by=a)
+        raise psycopg.Rollback(transaction)
+
+    assert pending.result() != job
+    assert b.fetch("select j.id from rota.jobs as j") == pending.result()
+
+
+def test_five_enqueues_of_one_key_leave_one_job_when_four_roll_back(
+    session: Callable[[], Session], db: psycopg.Connection[Any]
+) -> None:
+    """Five enqueue in open transactions; whoever got through rolls back, but the last one."""
+    sessions = [session() for _ in range(5)]
+    for each in sessions:
+        each.fetch("begin")
+    waiting: dict[Session, Pending] = {each: each.start(*ONE) for each in sessions}
+
+    ids = []
+    while waiting:
+        through = [each for each, pending in waiting.items() if not pending.wait_settled()]
+        assert len(through) <= 1, "two hold the same key"
+        for each in through:
+            ids.append(waiting.pop(each).result()[0][0])
+            each.fetch("rollback" if waiting else "commit")
+
+    assert len(set(ids)) == 5
+    assert db.execute("select j.id from rota.jobs as j").fetchall() == [(ids[-1],)]
+    check_invariants(db)
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_enqueue_many_of_the_same_keys_in_opposite_orders(
+    a: Session, b: Session, db: psycopg.Connection[Any], is_committed: bool
+) -> None:
+    """A enqueues k1 k2 k3 and stays open; B enqueues k3 k2 k1 and waits; A ends."""
+    with a.transaction() as transaction:
+        first = a.fetch(*many("k1", "k2", "k3"))
+        pending = b.start(*many("k3", "k2", "k1"))
+        pending.wait_blocked(by=a)
+        if not is_committed:
+            raise psycopg.Rollback(transaction)
+    second = pending.result()
+
+    assert [row[2] for row in first] == [True] * 3
+    assert [row[2] for row in second] == [not is_committed] * 3
+    if is_committed:
+        assert [row[1] for row in second] == [row[1] for row in first][::-1]
+    assert db.execute("select count(*) from rota.jobs").fetchall() == [(3,)]
+    check_invariants(db)
+
+
+def test_enqueue_many_gives_its_keys_up_when_it_must_begin_again(
+    session: Callable[[], Session], db: psycopg.Connection[Any]
+) -> None:
+    """The job that A found under k1 ends before A can read it: A must not hold k3 meanwhile.
+
+    A passes over k1, inserts k3, and waits for C's k5.  B finishes the job of k1, enqueues k1
+    anew in an open transaction, then k3, and waits for A.  C rolls back.  A, having all other
+    keys, lacks k1 and begins again.  So B gets k3; it commits, and A finds both.
+    """
+    a, b, c = session(), session(), session()
+    b.fetch(*many("k1"))
+    job_id, token = b.fetch(*call("claim_jobs", worker="w"))[0][:2]
+    c.fetch("begin")
+    c.fetch(*many("k5"))
+
+    pending = a.start(*many("k9", "k5", "k3", "k1"))
+    pending.wait_blocked(by=c)
+    b.fetch(*call("finish_job", job_id=job_id, lease_token=token))
+    b.fetch("begin")
+    b.fetch(*many("k1"))
+    third = b.start(*many("k3"))
+    third.wait_blocked(by=a)
+    c.fetch("rollback")
+    assert third.result()[0][2]
+    b.fetch("commit")
+
+    assert [row[2] for row in pending.result()] == [True, True, False, False]
+    assert db.execute("select count(*) from rota.jobs").fetchall() == [(4,)]
+    check_invariants(db)
+
+
+def test_enqueue_waits_for_an_open_finish_of_its_key(a: Session, b: Session) -> None:
+    """A finishes the job and stays open; B enqueues its key and waits; A commits: a new job."""
+    job = a.fetch(*ONE)
+    job_id, token = a.fetch(*call("claim_jobs", worker="w"))[0][:2]
+
+    with a.transaction():
+        a.fetch(*call("finish_job", job_id=job_id, lease_token=token))
+        pending = b.start(*ONE)
+        pending.wait_blocked(by=a)
+
+    assert pending.result() != job
+
+
+def test_enqueue_returns_the_job_whose_finish_is_rolled_back(a: Session, b: Session) -> None:
+    """A finishes the job and stays open; B enqueues its key and waits; A rolls back."""
+    job = a.fetch(*ONE)
+    job_id, token = a.fetch(*call("claim_jobs", worker="w"))[0][:2]
+
+    with a.transaction() as transaction:
+        a.fetch(*call("finish_job", job_id=job_id, lease_token=token))
+        pending = b.start(*ONE)
+        pending.wait_blocked(by=a)
+        raise psycopg.Rollback(transaction)
+
+    assert pending.result() == job
