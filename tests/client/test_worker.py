@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from client.workers import BackgroundWorker, wait_until
+from psycopg import sql
 
 import rota
 from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
@@ -70,6 +71,25 @@ def test_drain_runs_more_jobs_than_one_batch(
     rows = db.execute("select result, payload, attempts from rota.finished_jobs").fetchall()
     assert len(rows) == 250
     assert all(result == payload and attempts == 1 for result, payload, attempts in rows)
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_worker_claims_though_the_default_isolation_is_another(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, level: str
+) -> None:
+    db.execute(
+        sql.SQL("alter database {} set default_transaction_isolation = {}").format(
+            sql.Identifier(db.info.dbname), sql.Literal(level)
+        )
+    )
+    registry = Registry()
+    registry.add("work", lambda job: job.payload)
+    client.enqueue_many([{"job_type": "work"}] * 3)
+
+    drain(registry)
+
+    rows = db.execute("select status, attempts from rota.job_runs").fetchall()
+    assert rows == [("succeeded", 1)] * 3
 
 
 def test_drain_leaves_jobs_of_other_types_and_of_later(

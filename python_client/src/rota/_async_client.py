@@ -31,7 +31,7 @@ class AsyncClient:
     """
 
     def __init__(self, connection: AsyncConnection[Any]) -> None:
-        self._connection = connection
+        self.connection = connection
 
     async def enqueue(
         self,
@@ -309,7 +309,7 @@ class AsyncClient:
         arguments: Mapping[str, Any],
     ) -> list[Row]:
         try:
-            async with self._connection.cursor(row_factory=row_factory) as cursor:
+            async with self.connection.cursor(row_factory=row_factory) as cursor:
                 await cursor.execute(statement, arguments)
                 return await cursor.fetchall()
         except psycopg.Error as error:

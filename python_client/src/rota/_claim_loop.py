@@ -81,7 +81,9 @@ class ClaimLoop:
         wanted = min(max(runner.free, self._batch), MAX_BATCH)
         sent_at = time.monotonic()
         try:
-            claims = await self._database.call(lambda client: self._claim(client, wanted))
+            claims = await self._database.call_read_committed(
+                lambda client: self._claim(client, wanted)
+            )
         except psycopg.Error as error:
             self._failures += 1
             if self._failures >= PATIENCE and not is_patient:

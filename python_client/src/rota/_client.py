@@ -32,7 +32,7 @@ class Client:
     """
 
     def __init__(self, connection: Connection[Any]) -> None:
-        self._connection = connection
+        self.connection = connection
 
     def enqueue(
         self,
@@ -310,7 +310,7 @@ class Client:
         arguments: Mapping[str, Any],
     ) -> list[Row]:
         try:
-            with self._connection.cursor(row_factory=row_factory) as cursor:
+            with self.connection.cursor(row_factory=row_factory) as cursor:
                 cursor.execute(statement, arguments)
                 return cursor.fetchall()
         except psycopg.Error as error:

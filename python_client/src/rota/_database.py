@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection, Connection, IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 
 from ._async_client import AsyncClient
+from ._errors import IsolationLevelError
 
 T = TypeVar("T")
 
@@ -54,18 +55,34 @@ class Database:
         self._conninfo = conninfo
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
+        self._is_default_refused = False
 
     async def call(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Run *action*; after a database error the next call opens a new connection."""
         async with self._turn:
             if self._connection is None or self._connection.closed:
                 self._connection = await connect_async(self._conninfo, "rota worker")
+                await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             try:
                 return await action(AsyncClient(self._connection))
             except (psycopg.Error, asyncio.CancelledError):
                 # Also when it seems usable: after a failover it may lead to a standby.
                 await self._drop()
                 raise
+
+    async def call_read_committed(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Run *action* like `call`, also where the database's default is another level."""
+
+        async def begin_and_act(client: AsyncClient) -> T:
+            async with client.connection.transaction():
+                return await action(client)
+
+        if not self._is_default_refused:
+            try:
+                return await self.call(action)
+            except IsolationLevelError:
+                self._is_default_refused = True
+        return await self.call(begin_and_act)
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
