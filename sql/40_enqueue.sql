@@ -103,14 +103,22 @@ begin
         from generate_series(1, jsonb_array_length(enqueue_many.jobs))
     );
 
-    loop
+    -- Where no job has a key there is nothing to find, and no need of the subtransaction: a
+    -- caller may make thousands of such calls in one transaction.
+    if not jsonb_path_exists(enqueue_many.jobs, '$[*].idempotency_key ? (@ != null)') then
+        perform rota._insert_jobs(enqueue_many.jobs, v_new_ids);
+        v_ids := v_new_ids;
+    end if;
+    while v_ids is null loop
         begin
-            v_ids := rota._insert_jobs(enqueue_many.jobs, v_new_ids);
-            exit when array_position(v_ids, null) is null;
-            raise no_data_found;
+            perform rota._insert_jobs(enqueue_many.jobs, v_new_ids);
+            v_ids := rota._find_jobs(enqueue_many.jobs, v_new_ids);
+            if array_position(v_ids, null) is not null then
+                raise no_data_found;
+            end if;
         exception
             when no_data_found then
-                null;
+                v_ids := null;
         end;
     end loop;
 
@@ -125,9 +133,9 @@ comment on function rota.enqueue_many(jsonb) is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
     'return one row for each in the same order; raises 22023 for a bad one, naming it.';
 
-/* Insert what is not there; returns the ids, null where the job found has ended just now. */
+/* Insert what is not there, in the order of the keys. */
 create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
-    returns bigint[]
+    returns void
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
@@ -150,14 +158,24 @@ begin
     left join rota.queues as q on q.queue = n.queue
     order by n.idempotency_key, n.ordinal
     on conflict (idempotency_key) where idempotency_key is not null do nothing;
+end;
+$$;
 
+/* The ids of the jobs now there, null where the one that was found has ended just now. */
+create or replace function rota._find_jobs(jobs jsonb, new_ids bigint[])
+    returns bigint[]
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
     return array(
         select
             case
-                when n.idempotency_key is null then _insert_jobs.new_ids[n.ordinal]
+                when n.idempotency_key is null then _find_jobs.new_ids[n.ordinal]
                 else j.id
             end
-        from rota._new_jobs(_insert_jobs.jobs) as n
+        from rota._new_jobs(_find_jobs.jobs) as n
         left join rota.jobs as j on j.idempotency_key = n.idempotency_key
         order by n.ordinal
     );

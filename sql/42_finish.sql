@@ -95,8 +95,7 @@ comment on function rota.finish_jobs(bigint[], bigint[], jsonb) is
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
  *
  * An index scan for `= any` goes in the order of the key, so two batches that share jobs lock
- * them in the same order and cannot deadlock.  A bitmap scan would not, and the plan of the
- * session's first call is kept; so every function that leads here switches bitmap scans off.
+ * them in the same order and cannot deadlock; any other kind of scan would not.
  * The pair (id, token) is matched by position, which keeps the statement free of joins whose
  * cost the planner could misjudge.
  */
@@ -111,6 +110,8 @@ create or replace function rota._end_jobs(
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set enable_bitmapscan = off
 as $$
 declare
     v_now constant timestamptz := rota.now();
