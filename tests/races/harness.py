@@ -46,7 +46,7 @@ class Session:
         self._observer = observer
         self._executor = ThreadPoolExecutor(max_workers=1)
 
-    def transaction(self) -> AbstractContextManager[psycopg.Transaction, bool]:
+    def transaction(self) -> AbstractContextManager[psycopg.Transaction]:
         """Open a transaction for the length of a `with` block."""
         return self.connection.transaction()
 
