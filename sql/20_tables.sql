@@ -93,8 +93,10 @@ with (
 create index jobs_ready_idx on rota.jobs (queue, priority, run_at, id)
     where status in ('queued', 'failed');
 
+-- The same rows as "where status = 'running'".  But that is said of single jobs everywhere, and
+-- a planner that knows of few running jobs would look for the one by reading them all.
 create index jobs_lease_idx on rota.jobs (locked_until)
-    where status = 'running';
+    where locked_until is not null;
 
 create unique index jobs_idempotency_key_idx on rota.jobs (idempotency_key)
     where idempotency_key is not null;

@@ -77,7 +77,8 @@ select
     rota.now() - j.started_at as running_for, j.locked_until, j.updated_at,
     j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason
 from rota.jobs as j
-where j.status = 'running';
+where j.status = 'running'
+  and j.locked_until is not null;
 
 comment on view rota.running_jobs is 'Jobs that a worker holds now, with their progress.';
 
@@ -87,6 +88,7 @@ select
     j.locked_until, j.updated_at, j.locked_until < rota.now() as is_lease_over
 from rota.jobs as j
 where j.status = 'running'
+  and j.locked_until is not null
   and (j.locked_until < rota.now() or j.updated_at < rota.now() - interval '1 hour');
 
 comment on view rota.stale_jobs is
