@@ -198,6 +198,9 @@ create or replace function rota._lock_lanes(
 as $$
 declare
     v_window constant integer := _lock_lanes.max_jobs + 20;
+    -- A variable: with literals the planner may take jobs_ready_idx where the ids are known, and
+    -- read the whole line of a priority to find them.
+    c_waiting constant text[] := '{queued,failed}'::text[];
     v_after_run_at timestamptz := timestamptz '-infinity';
     v_after_id bigint := 0;
     v_candidates bigint[];
@@ -227,7 +230,7 @@ begin
             from rota.jobs as j
             where j.id = any(v_candidates)
               and j.priority = _lock_lanes.priority
-              and j.status in ('queued', 'failed')
+              and j.status = any(c_waiting)
               and j.run_at <= _lock_lanes.due
             order by j.run_at, j.id
             limit _lock_lanes.max_jobs - cardinality(v_ids)
