@@ -1,0 +1,174 @@
+"""Sessions that die between two statements, and sessions that hold what they can."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from client.workers import wait_until
+from conftest import Clock, Psql
+from invariants import check_invariants
+from races.harness import call
+from rota._embedded import EmbeddedPostgres
+
+Connect = Callable[..., psycopg.Connection[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _invariants(db: psycopg.Connection[Any]) -> Iterator[None]:
+    yield
+    check_invariants(db)
+
+
+def terminate(db: psycopg.Connection[Any], victim: psycopg.Connection[Any]) -> None:
+    """End a session from outside and return when it has gone."""
+    pid = victim.info.backend_pid
+    db.execute("select pg_terminate_backend(%s)", (pid,))
+    gone = "select from pg_stat_activity where pid = %s"
+    wait_until(lambda: not db.execute(gone, (pid,)).rowcount, "the end of the session")
+
+
+def runs(db: psycopg.Connection[Any]) -> list[Any]:
+    return db.execute("select status, attempts from rota.job_runs order by id").fetchall()
+
+
+def test_claim_of_a_session_that_dies_before_its_commit_never_was(
+    db: psycopg.Connection[Any], connect: Connect
+) -> None:
+    db.execute(*call("enqueue", job_type="t"))
+    victim = connect(autocommit=False)
+    victim.execute(*call("claim_jobs", worker="victim"))
+
+    terminate(db, victim)
+
+    assert runs(db) == [("queued", 0)]
+    assert len(db.execute(*call("claim_jobs", worker="w")).fetchall()) == 1
+
+
+@pytest.mark.parametrize("ending", ["finish_job", "fail_job", "snooze_job", "release_jobs"])
+def test_ending_of_a_session_that_dies_before_its_commit_never_was(
+    db: psycopg.Connection[Any], connect: Connect, clock: Clock, ending: str
+) -> None:
+    clock.set("2026-03-01 12:00:00+00")
+    db.execute(*call("enqueue", job_type="t"))
+    victim = connect(autocommit=False)
+    job_id, token = victim.execute(*call("claim_jobs", worker="victim")).fetchall()[0][:2]
+    victim.commit()
+    arguments: dict[str, Any] = {"job_id": job_id, "lease_token": token}
+    extra: dict[str, dict[str, Any]] = {
+        "fail_job": {"error": "no luck"},
+        "snooze_job": {"delay": "1 hour"},
+    }
+    if ending == "release_jobs":
+        arguments = {"job_ids": [job_id], "lease_tokens": [token]}
+    victim.execute(*call(ending, **arguments, **extra.get(ending, {})))
+
+    terminate(db, victim)
+
+    assert runs(db) == [("running", 1)]
+    clock.advance("2 minutes")
+    assert db.execute(*call("tick")).fetchall()[0][0] == 1
+    assert runs(db) == [("failed", 1)]
+
+
+@pytest.mark.parametrize("sweeping", ["tick", "sweep_stale_leases"])
+def test_sweep_whose_session_dies_is_done_by_the_next(
+    db: psycopg.Connection[Any], connect: Connect, clock: Clock, sweeping: str
+) -> None:
+    clock.set("2026-03-01 12:00:00+00")
+    for _ in range(5):
+        db.execute(*call("enqueue", job_type="t"))
+    db.execute(*call("claim_jobs", worker="w", max_jobs=5))
+    clock.advance("2 minutes")
+    victim = connect(autocommit=False)
+    assert victim.execute(*call(sweeping)).fetchall()[0][0] == 5
+
+    terminate(db, victim)
+
+    assert runs(db) == [("running", 1)] * 5
+    assert connect().execute(*call("tick")).fetchall()[0][0] == 5
+    assert runs(db) == [("failed", 1)] * 5
+
+
+def test_advisory_locks_of_others_stop_nothing(
+    db: psycopg.Connection[Any], connect: Connect, clock: Clock
+) -> None:
+    """Another session holds thousands of advisory locks, our own name's among them."""
+    clock.set("2026-03-01 12:00:00+00")
+    words = ["rota", "default", "tick", "sweep", "claim", "jobs", "w", "rota.install"]
+    words += ["rota.tick", "rota.sweep", "rota.jobs", "rota.queues", "retention", "upkeep"]
+    holder = connect()
+    holder.execute(
+        "select pg_advisory_lock(i), pg_advisory_lock(i, 0), pg_advisory_lock(0, i) "
+        "from generate_series(-100, 900) as i"
+    )
+    holder.execute(
+        "select pg_advisory_lock(hashtext(w)), pg_advisory_lock(hashtextextended(w, 0)), "
+        "pg_advisory_lock(hashtext('rota'), hashtext(w)) from unnest(%s::text[]) as w",
+        (words,),
+    )
+    holder.execute(
+        "select pg_advisory_lock(c.oid::integer), pg_advisory_lock(0, c.oid::integer) "
+        "from pg_class as c where c.relnamespace = 'rota'::regnamespace"
+    )
+
+    for connection in (db, connect()):
+        connection.execute("set lock_timeout = '1s'")
+        connection.execute(*call("enqueue", job_type="t"))
+        connection.execute(*call("claim_jobs", worker="w"))
+        clock.advance("2 minutes")
+        assert connection.execute(*call("tick")).fetchall()[0][0] == 1
+
+    assert runs(db) == [("failed", 1)] * 2
+
+
+def test_no_function_takes_an_advisory_lock(db: psycopg.Connection[Any]) -> None:
+    takers = db.execute(
+        "select p.proname from pg_proc as p "
+        "where p.pronamespace = 'rota'::regnamespace and p.prosrc ~* 'advisory'"
+    ).fetchall()
+
+    assert takers == []
+
+
+def test_nothing_that_was_answered_is_lost_in_a_crash_of_the_server(
+    psql: Psql, sql_dir: Path, tmp_path: Path
+) -> None:
+    """kill -9 of a backend in the middle of a finish: the server throws all sessions out."""
+    with EmbeddedPostgres() as server:
+        with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
+            connection.execute("create database crash")
+        url = server.url("crash")
+        psql(url, "-f", sql_dir / "install.sql")
+        victim, other = (psycopg.connect(url, autocommit=True) for _ in range(2))
+        for _ in range(10):
+            victim.execute(*call("enqueue", job_type="t"))
+        claims = victim.execute(*call("claim_jobs", worker="w", max_jobs=10)).fetchall()
+        refs = [{"job_id": row[0], "lease_token": row[1]} for row in claims]
+        victim.execute(*call("finish_job", **refs[0]))
+        victim.execute("begin")
+        victim.execute(*call("finish_job", **refs[1]))
+
+        os.kill(victim.info.backend_pid, signal.SIGKILL)
+
+        def reconnect() -> psycopg.Connection[Any] | None:
+            try:
+                return psycopg.connect(url, autocommit=True)
+            except psycopg.OperationalError:
+                return None
+
+        with pytest.raises(psycopg.OperationalError):
+            wait_until(lambda: other.execute("select 1") is None, "the crash")
+        victim.close()
+        other.close()
+        with wait_until(reconnect, "the recovery") as again:
+            assert runs(again) == [("succeeded", 1)] + [("running", 1)] * 9
+            answers = [again.execute(*call("finish_job", **ref)).fetchone() for ref in refs]
+            check_invariants(again)
+
+    assert answers == [("already_finished",)] + [("finished",)] * 9
