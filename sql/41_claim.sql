@@ -198,8 +198,8 @@ create or replace function rota._lock_lanes(
 as $$
 declare
     v_window constant integer := _lock_lanes.max_jobs + 20;
-    -- A variable: with literals the planner may take jobs_ready_idx where the ids are known, and
-    -- read the whole line of a priority to find them.
+    -- A variable: with literals the planner may take jobs_ready_idx where the ids are known,
+    -- and read the whole line of a priority to find them.
     c_waiting constant text[] := '{queued,failed}'::text[];
     v_after_run_at timestamptz := timestamptz '-infinity';
     v_after_id bigint := 0;
