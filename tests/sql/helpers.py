@@ -54,10 +54,12 @@ def scalar(db: Db, query: str, *parameters: Any) -> Any:
 
 
 def enqueue(db: Db, job_type: str | None = "x", **arguments: Any) -> int:
+    """Enqueue a job; return its id."""
     return value(db, "enqueue", job_type=job_type, **arguments)  # type: ignore[no-any-return]
 
 
 def claim(db: Db, **arguments: Any) -> list[Any]:
+    """Claim jobs, one from the default queue unless told otherwise."""
     return call(db, "claim_jobs", **{**WORKER, **arguments})
 
 
@@ -65,7 +67,8 @@ def running(db: Db, **arguments: Any) -> Any:
     """Enqueue a job and claim it; return what the claim said."""
     job_id = enqueue(db, **arguments)
     (job,) = claim(db, queues=[arguments.get("queue", "default")])
-    assert job.job_id == job_id
+    if job.job_id != job_id:
+        raise AssertionError(f"claimed job {job.job_id} instead of {job_id}")
     return job
 
 
@@ -103,8 +106,10 @@ def raises(sqlstate: str, name: str = "") -> Iterator[None]:
     with pytest.raises(psycopg.Error) as caught:
         yield
     message = caught.value.diag.message_primary or ""
-    assert caught.value.sqlstate == sqlstate, message
-    assert not name or message.startswith(f"{name} "), message
+    if caught.value.sqlstate != sqlstate or (name and not message.startswith(f"{name} ")):
+        raise AssertionError(
+            f"expected {sqlstate} {name}, got {caught.value.sqlstate} {message}"
+        )
 
 
 @contextmanager

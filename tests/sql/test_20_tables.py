@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from sql.helpers import call, claim, enqueue, one, owner, raises, running, scalar, value
 from psycopg.types.json import Jsonb
+
+from sql.helpers import call, claim, enqueue, one, owner, raises, running, scalar, value
 
 JOBS = {
     "status_check": "status = 'succeeded'",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import pytest
 from psycopg.types.json import Jsonb
+
 from sql.helpers import claim, enqueue, one, owner, refused, rows, running, scalar, value
 
 KINDS = ["fixed", "linear", "exponential", "quadratic"]
@@ -119,8 +119,8 @@ def test_backoff_is_by_default_one_minute_doubled_up_to_half_an_hour(db):
 
         shortest, longest, different = rows(
             db,
-            "select extract(epoch from min(d)) as shortest, extract(epoch from max(d)) as longest,"
-            " count(distinct d) as different"
+            "select extract(epoch from min(d)) as shortest,"
+            " extract(epoch from max(d)) as longest, count(distinct d) as different"
             " from generate_series(1, 500) as g, lateral rota._backoff(null, %s + 0 * g) as d",
             attempt,
         )[0]

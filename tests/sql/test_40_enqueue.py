@@ -8,6 +8,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
+
 from sql.helpers import (
     call,
     claim,

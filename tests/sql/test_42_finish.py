@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
+
 from sql.helpers import (
     call,
     claim,

@@ -6,6 +6,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+
 from sql.helpers import (
     call,
     claim,

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from psycopg.types.json import Jsonb
+
 from sql.helpers import (
     call,
     claim,

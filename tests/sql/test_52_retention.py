@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
+
 from sql.helpers import Db, one, owner, rows, run, running, scalar, value
 
 

@@ -8,8 +8,8 @@ from sql.helpers import claim, enqueue, one, owner, rows, running, value
 from sql.test_52_retention import end
 
 COLUMNS = {
-    "job_runs": "id queue job_type payload priority run_at status attempts max_attempts locked_by"
-    " locked_until lease_token idempotency_key progress_percent progress_message"
+    "job_runs": "id queue job_type payload priority run_at status attempts max_attempts"
+    " locked_by locked_until lease_token idempotency_key progress_percent progress_message"
     " cancel_requested_at cancel_reason last_error error_type failed_at created_at updated_at"
     " started_at finished_at result",
     "queue_stats": "queue is_paused ready scheduled retrying running blocked dead"

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+
 from sql.helpers import Db, call, claim, enqueue, owner, raises, refused, rows, scalar, value
 
 FUNCTIONS = {
@@ -141,7 +142,8 @@ def test_grants_give_public_nothing(db, roled, somebody):
         )
         public = rows(
             connection,
-            "select proname from pg_proc, aclexplode(coalesce(proacl, acldefault('f', proowner)))"
+            "select proname from pg_proc,"
+            " aclexplode(coalesce(proacl, acldefault('f', proowner)))"
             " where pronamespace = 'rota'::regnamespace and grantee = 0"
             " union all select relname from pg_class, aclexplode(relacl)"
             " where relnamespace = 'rota'::regnamespace and grantee = 0",

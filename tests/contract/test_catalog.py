@@ -1,0 +1,265 @@
+"""What is promised of every function, view and table, asked of the catalog and of the text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+Db = psycopg.Connection[Any]
+
+SQL = Path(__file__).resolve().parents[2] / "sql"
+PARTS = sorted(SQL.glob("[0-9][0-9]_*.sql"))
+
+# Arguments that mean no column.  All others are named as the column that they mean, or as
+# its plural for a list; and job_id is what every table but jobs itself calls the job.
+WORDS = {
+    "access": "text",
+    "delay": "interval",
+    "error": "text",
+    "is_fatal": "boolean",
+    "is_forced": "boolean",
+    "is_reset": "boolean",
+    "jobs": "jsonb",
+    "max_jobs": "integer",
+    "message": "text",
+    "percent": "numeric",
+    "reason": "text",
+    "retry_in": "interval",
+    "role": "name",
+}
+# An integer outside of smallint is refused by name and not by a cast.
+WIDER = {"priority": "integer"}
+LISTS = {
+    "job_ids": "bigint[]",
+    "job_types": "text[]",
+    "lease_tokens": "bigint[]",
+    "queues": "text[]",
+    "results": "jsonb",
+}
+# Changes of a job that has perhaps a worker, and why no token guards them.
+UNGUARDED = {
+    "claim_jobs": "takes rows that it has just locked in a waiting state",
+    "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
+    "set_priority": "changes nothing that the worker relies on",
+    "reschedule_job": "refuses running jobs, under the lock it took",
+}
+
+
+def ask(db: Db, query: str) -> list[Any]:
+    return db.execute(query).fetchall()  # type: ignore[arg-type]
+
+
+def public_functions(db: Db) -> list[Any]:
+    return ask(
+        db,
+        "select oid::regprocedure::text, proname::text, proargnames, proargmodes::text[],"
+        " array(select format_type(t, null)"
+        "  from unnest(coalesce(proallargtypes, proargtypes::oid[])) as t)"
+        " from pg_proc where pronamespace = 'rota'::regnamespace and proname not like '\\_%'",
+    )
+
+
+def test_functions_run_as_their_owner_with_a_fixed_search_path(db: Db) -> None:
+    loose = ask(
+        db,
+        "select oid::regprocedure::text from pg_proc"
+        " where pronamespace = 'rota'::regnamespace and not (prosecdef"
+        " and coalesce(proconfig, '{}') @> '{\"search_path=pg_catalog, pg_temp\"}')",
+    )
+
+    assert loose == []
+    assert len(public_functions(db)) >= 25
+
+
+def test_functions_are_not_for_public(db: Db) -> None:
+    public = ask(
+        db,
+        "select p.oid::regprocedure::text from pg_proc as p,"
+        " aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) as a"
+        " where p.pronamespace = 'rota'::regnamespace and a.grantee = 0",
+    )
+
+    assert public == []
+
+
+def test_functions_have_one_form_each(db: Db) -> None:
+    overloaded = ask(
+        db,
+        "select proname from pg_proc where pronamespace = 'rota'::regnamespace"
+        " group by 1 having count(*) > 1",
+    )
+
+    assert overloaded == []
+
+
+def test_functions_that_keep_to_indexes_pay_no_compiler(db: Db) -> None:
+    """A plan that is priced out of its alternatives looks so dear that it would be compiled."""
+    priced = ask(
+        db,
+        "select proname::text from pg_proc where pronamespace = 'rota'::regnamespace"
+        " and proname not like '\\_%' and array_to_string(proconfig, ' ') like '%enable_%'"
+        " and not proconfig @> '{jit=off}'",
+    )
+
+    assert priced == []
+
+
+def test_functions_are_never_strict(db: Db) -> None:
+    strict = ask(
+        db,
+        "select proname::text from pg_proc"
+        " where pronamespace = 'rota'::regnamespace and proisstrict",
+    )
+
+    assert strict == []
+
+
+def test_all_that_is_public_is_explained(db: Db) -> None:
+    silent = ask(
+        db,
+        "select p.oid::regprocedure::text from pg_proc as p"
+        " where p.pronamespace = 'rota'::regnamespace and p.proname not like '\\_%'"
+        " and obj_description(p.oid, 'pg_proc') is null"
+        " union all"
+        " select c.oid::regclass::text from pg_class as c"
+        " where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p', 'v')"
+        " and obj_description(c.oid, 'pg_class') is null",
+    )
+
+    assert silent == []
+
+
+def test_arguments_bear_the_names_and_types_of_their_columns(db: Db) -> None:
+    columns = dict(
+        ask(
+            db,
+            "select attname::text, min(format_type(atttypid, null)) from pg_attribute as a"
+            " join pg_class as c on c.oid = a.attrelid and c.relkind in ('r', 'p')"
+            " where c.relnamespace = 'rota'::regnamespace and attnum > 0 and not attisdropped"
+            " and attname not in ('id', 'name') group by 1",
+        )
+    )
+    expected = {**columns, **WORDS, **WIDER, **LISTS}
+
+    found = {
+        (function, name, kind)
+        for _, function, names, modes, types in public_functions(db)
+        for name, mode, kind in zip(names or [], modes or ["i"] * 99, types, strict=False)
+        if mode == "i"
+    }
+
+    assert {x for x in found if expected.get(x[1]) != x[2]} == set()
+    assert set(WORDS) | set(LISTS) <= {name for _, name, _ in found}
+
+
+def test_ids_tokens_and_sequences_are_bigint(db: Db) -> None:
+    narrow = ask(
+        db,
+        "select attrelid::regclass::text, attname::text from pg_attribute"
+        " join pg_class as c on c.oid = attrelid and c.relkind in ('r', 'p', 'v')"
+        " where c.relnamespace = 'rota'::regnamespace"
+        " and (attname = 'id' or attname like '%\\_id' or attname like '%\\_token')"
+        " and atttypid <> 'bigint'::regtype"
+        " and c.relname <> 'upgrade_log'"
+        " union all select seqrelid::regclass::text, '' from pg_sequence"
+        " join pg_class as c on c.oid = seqrelid and c.relnamespace = 'rota'::regnamespace"
+        " where seqtypid <> 'bigint'::regtype",
+    )
+
+    assert narrow == []
+
+
+def test_moments_have_a_time_zone(db: Db) -> None:
+    zoneless = ask(
+        db,
+        "select attrelid::regclass::text, attname::text from pg_attribute"
+        " join pg_class as c on c.oid = attrelid and c.relnamespace = 'rota'::regnamespace"
+        " where atttypid in ('timestamp'::regtype, 'date'::regtype)",
+    )
+
+    assert zoneless == []
+
+
+FUNCTION = re.compile(
+    r"^create or replace function rota\.(\w+)\((.*?)^\$\$;$", re.DOTALL | re.MULTILINE
+)
+STATEMENT = re.compile(
+    r"(?:update|delete from) rota\.jobs as j\b.*?(?:;|\n +returning\b)", re.DOTALL
+)
+
+
+def bodies() -> dict[str, str]:
+    return {
+        name: re.sub(r"--[^\n]*", "", body)
+        for part in PARTS
+        for name, body in FUNCTION.findall(part.read_text())
+    }
+
+
+def changes() -> list[tuple[str, str]]:
+    return [
+        (name, found[0])
+        for name, body in bodies().items()
+        for found in STATEMENT.finditer(body)
+    ]
+
+
+def test_changes_of_a_job_are_all_seen_by_these_tests() -> None:
+    text = "".join(part.read_text() for part in PARTS)
+
+    assert len(changes()) == len(
+        re.findall(r"(?:update|delete from) (?:only )?rota\.jobs\b", text)
+    )
+    assert len(changes()) >= 11
+
+
+@pytest.mark.parametrize(
+    ("function", "statement"), changes(), ids=[name for name, _ in changes()]
+)
+def test_changes_of_a_running_job_are_fenced_by_its_token(
+    function: str, statement: str
+) -> None:
+    where = statement[
+        statement.index("\n    where ")
+        if "\n    where " in statement
+        else statement.index("where ") :
+    ]
+
+    if function in UNGUARDED:
+        assert "j.lease_token =" not in where, "take it off the list"
+    else:
+        assert re.search(r"\band j\.lease_token\s+= ", where)
+
+
+def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
+    code = bodies()
+    for function in ("_lock_due", "_lock_lane", "_lock_lanes", "_sweep"):
+        conditions = re.findall(r"\bj\.status\b(?! *=? *'running',)[^\n]*", code[function])
+        assert conditions
+        for condition in conditions:
+            assert condition in (
+                "j.status in ('queued', 'failed')",
+                "j.status = 'running'",
+                "j.status = any(c_waiting)",  # found by id
+            )
+
+
+def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
+    for name, body in bodies().items():
+        clocks = re.findall(
+            r"(?<!rota\.)\bnow\(\)|\bcurrent_timestamp\b|\bclock_timestamp\b"
+            r"|\btransaction_timestamp\b|\bstatement_timestamp\b|\blocaltimestamp\b",
+            body,
+        )
+        allowed = {
+            "now": ["clock_timestamp"],
+            # Whether it is alone in its transaction, not what time it is.
+            "_retain": ["transaction_timestamp", "statement_timestamp"],
+        }
+        assert clocks == allowed.get(name, []), name
+        assert "advisory" not in body, name
+        assert not re.search(r"\bcreate temp|\blisten\b|\bset_config\b", body), name

@@ -1,0 +1,221 @@
+"""Hot statements stay on their indexes, whatever the planner believes of the tables.
+
+The plans are those that really ran inside of the functions, as auto_explain reports them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.rows import namedtuple_row
+
+Db = psycopg.Connection[Any]
+
+READY = """
+    insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at)
+    select (array['a', 'b'])[1 + n %% 2], 'x', '{}', 0, 10, 'queued',
+        rota.now() - interval '1 hour'
+    from generate_series(1, %s::integer) as g (n)
+"""
+# What is not due yet, in front of what is.
+FUTURE = """
+    insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at)
+    select 'a', 'x', '{}', -1, 10, 'queued', rota.now() + interval '30 days'
+    from generate_series(1, %s::integer) as g (n)
+"""
+FINISHED = """
+    insert into rota.finished_jobs (
+        id, queue, job_type, payload, priority, max_attempts, status, run_at, attempts,
+        lease_token, created_at, updated_at, finished_at
+    )
+    select n, 'a', 'x', '{}', 0, 10, 'succeeded', rota.now(), 1, 1, rota.now(), rota.now(),
+        rota.now()
+    from generate_series(1000001, 1000000 + %s::integer) as g (n)
+"""
+
+SCENARIOS: dict[str, list[tuple[str, int] | str]] = {
+    "no statistics": [(FUTURE, 5_000), (READY, 50_000)],
+    "statistics of an empty table": ["analyze", (FUTURE, 5_000), (READY, 50_000)],
+    "statistics of one row": [(READY, 1), "analyze", (FUTURE, 5_000), (READY, 50_000)],
+    "a million finished": [(FINISHED, 1_000_000), (READY, 20_000), "analyze"],
+    "a million ready": [(FUTURE, 200_000), (READY, 800_000), "analyze"],
+}
+
+
+@pytest.fixture(scope="module", params=SCENARIOS)
+def scenario(
+    request: pytest.FixtureRequest, server: Any, admin: Db, template: str
+) -> Iterator[str]:
+    """The DSN of a database with these rows and these statistics."""
+    name = "plans"
+    database = sql.Identifier(name)
+    admin.execute(
+        sql.SQL("create database {} template {}").format(database, sql.Identifier(template))
+    )
+    with psycopg.connect(server.url(name), autocommit=True) as db:
+        for (table,) in db.execute(
+            "select oid::regclass::text from pg_class"
+            " where relnamespace = 'rota'::regnamespace and relkind = 'r'"
+        ).fetchall():
+            db.execute(f"alter table {table} set (autovacuum_enabled = false)")
+        for step in SCENARIOS[request.param]:
+            if isinstance(step, str):
+                db.execute("analyze rota.jobs, rota.finished_jobs, rota.queues")
+            else:
+                db.execute(step[0], (step[1],))
+    yield server.url(name)
+    admin.execute(sql.SQL("drop database {} with (force)").format(database))
+
+
+class Session:
+    """A connection that keeps the plans of all that ran in its last call."""
+
+    def __init__(self, connection: Db) -> None:
+        self.connection = connection
+        self.plans: list[dict[str, Any]] = []
+        connection.add_notice_handler(self._keep)
+        for setting in (
+            "load 'auto_explain'",
+            "set auto_explain.log_min_duration = 0",
+            "set auto_explain.log_nested_statements = on",
+            "set auto_explain.log_analyze = on",
+            "set auto_explain.log_timing = off",
+            "set auto_explain.log_buffers = on",
+            "set auto_explain.log_format = json",
+            "set client_min_messages = log",
+        ):
+            connection.execute(setting)
+
+    def _keep(self, diagnostic: Any) -> None:
+        _, found, plan = (diagnostic.message_primary or "").partition("plan:\n")
+        if found:
+            self.plans.append(json.loads(plan))
+
+    def call(self, query: str, *parameters: Any) -> list[Any]:
+        self.plans.clear()
+        with self.connection.cursor(row_factory=namedtuple_row) as cursor:
+            return cursor.execute(query, parameters).fetchall()  # type: ignore[arg-type]
+
+    def nodes(self) -> Iterator[dict[str, Any]]:
+        """Give every node of every plan of the last call."""
+        stack = [plan["Plan"] for plan in self.plans]
+        while stack:
+            node = stack.pop()
+            stack += node.get("Plans", [])
+            yield node
+
+    def blocks(self) -> int:
+        """Return how many pages the last call touched; its own plan comes last."""
+        top = self.plans[-1]["Plan"]
+        return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
+
+
+@pytest.fixture(params=["auto", "force_generic_plan", "force_custom_plan"])
+def session(request: pytest.FixtureRequest, scenario: str) -> Iterator[Session]:
+    with psycopg.connect(scenario, autocommit=True) as connection:
+        connection.execute(f"set plan_cache_mode = {request.param}")
+        try:
+            yield Session(connection)
+        except psycopg.errors.UndefinedFile:
+            pytest.skip("the server has no auto_explain")
+
+
+def check(session: Session, round_number: int, jobs: int, name: str) -> None:
+    """Hold the plans of the last call against what so many jobs may cost.
+
+    The first rounds also read the catalog.
+    """
+    assert len(session.plans) > 1, name
+    for node in session.nodes():
+        kind, relation = node["Node Type"], node.get("Relation Name")
+        assert not (kind == "Seq Scan" and relation), (name, relation)
+        if kind == "Sort":
+            assert node["Actual Rows"] <= 2 * (jobs + 20), (name, node)
+        if relation == "jobs":
+            removed = node.get("Rows Removed by Filter", 0)
+            removed += node.get("Rows Removed by Index Recheck", 0)
+            assert removed <= 20 + jobs, (
+                name,
+                node["Index Name"],
+                removed,
+                node.get("Index Cond"),
+                node.get("Filter"),
+            )
+    if round_number > 2:
+        assert session.blocks() <= 200 + 40 * jobs, (name, session.blocks())
+
+
+CLAIM = "select * from rota.claim_jobs('w', %s::text[], %s, job_types => %s::text[])"
+
+
+def test_plans_of_every_hot_call_stay_on_their_indexes(session: Session) -> None:
+    """Six times each: the sixth runs what a session runs for the rest of its life."""
+    for n in range(6):
+        for queues, types in [(["a"], None), (["a", "b"], None), (["a", "b"], ["x", "y"])]:
+            for max_jobs in (1, 50):
+                jobs = session.call(CLAIM, queues, max_jobs, types)
+                assert len(jobs) == max_jobs
+                check(session, n, max_jobs, "claim")
+
+        ids = [[job.job_id for job in jobs[m : m + 10]] for m in (0, 10, 20)]
+        tokens = [[job.lease_token for job in jobs[m : m + 10]] for m in (0, 10, 20)]
+        for query, parameters, count in [
+            ("select * from rota.heartbeat_jobs(%s, %s)", (ids[0], tokens[0]), 10),
+            ("select * from rota.finish_jobs(%s, %s)", (ids[0], tokens[0]), 10),
+            ("select * from rota.finish_jobs(%s, %s)", (ids[0], tokens[0]), 10),  # again
+            ("select * from rota.release_jobs(%s, %s)", (ids[1], tokens[1]), 10),
+        ]:
+            session.call(query, *parameters)
+            check(session, n, count, query)
+        for query, m in [
+            ("select * from rota.heartbeat(%s, %s)", 30),
+            ("select rota.set_progress(%s, %s, 5)", 30),
+            ("select rota.finish_job(%s, %s)", 30),
+            ("select rota.finish_job(%s, %s)", 30),  # again
+            ("select * from rota.fail_job(%s, %s, 'e')", 31),
+            ("select * from rota.fail_job(%s, %s, 'e')", 31),  # again
+            ("select rota.snooze_job(%s, %s, '1 s')", 32),
+        ]:
+            session.call(query, jobs[m].job_id, jobs[m].lease_token)
+            check(session, n, 1, query)
+        for query, m in [
+            ("select rota.retry_job(%s)", 31),
+            ("select rota.set_priority(%s, 5)", 31),
+            ("select rota.reschedule_job(%s, delay => '1 day')", 31),
+            ("select rota.cancel_job(%s)", 31),
+            ("select rota.retry_job(%s)", 31),
+        ]:
+            session.call(query, jobs[m].job_id)
+            check(session, n, 1, query)
+
+
+def test_plans_of_enqueue_stay_on_their_indexes(session: Session) -> None:
+    key: Callable[[int], str] = lambda n: f"{session.connection.info.backend_pid}-{n}"  # noqa: E731
+    for n in range(6):
+        session.call("select rota.enqueue('x', idempotency_key => %s)", key(n))
+        session.call("select rota.enqueue('x', idempotency_key => %s)", key(n))
+        check(session, n, 1, "enqueue")
+        batch = [{"job_type": "x", "idempotency_key": key(n + m)} for m in range(10)]
+        session.call("select * from rota.enqueue_many(%s)", json.dumps(batch))
+        check(session, n, 10, "enqueue_many")
+
+
+def test_plans_of_the_sweep_stay_on_their_indexes(session: Session) -> None:
+    for n in range(6):
+        session.call(CLAIM, ["b"], 5, None)
+        session.connection.execute(
+            "update rota.jobs set locked_until = rota.now() - interval '1 s'"
+            " where status = 'running' and locked_until > rota.now()"
+        )
+
+        ((swept,),) = session.call("select rota.sweep_stale_leases()")
+
+        assert swept >= 5
+        check(session, n, swept, "sweep")
+    session.call("select rota.sweep_stale_leases()")
+    check(session, 6, 0, "sweep of nothing")
