@@ -31,6 +31,7 @@ RUNNING = """
     select 'default', 'x', '{}', 0, 10, 'running', rota.now(), 1, n, 'w',
         rota.now() + make_interval(secs => n), rota.now()
     from generate_series(%s::integer, %s) as g (n)
+    order by n desc
 """
 
 POISON = """

@@ -327,6 +327,7 @@ def test_grants_cannot_be_widened_by_a_search_path(db, connect, somebody):
     statements = hostile(db)
     db.execute(sql.SQL("create schema trap authorization {}").format(sql.Identifier(role)))
     attacker = as_role(connect, role)
+    attacker.execute("grant usage on schema trap to public")
     for statement in statements:
         attacker.execute(statement)
     attacker.execute("set search_path = trap, pg_temp, pg_catalog")
