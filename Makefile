@@ -27,13 +27,13 @@ lint: $(VENV)/.dev ## Check style, types and the safety of the SQL
 	tests/lint.sh
 
 format: $(VENV)/.dev ## Put the Python code into its one shape
-	cd python_client && ../$(BIN)/ruff format && ../$(BIN)/ruff check --fix
-	$(BIN)/ruff format --config python_client/pyproject.toml tests
 	$(BIN)/ruff check --config python_client/pyproject.toml --fix tests
+	$(BIN)/ruff format --config python_client/pyproject.toml tests
+	cd python_client && ../$(BIN)/ruff check --fix && ../$(BIN)/ruff format
 
 check: lint test ## Lint and test: what must be green before a change goes in
 
-chaos: $(VENV)/.dev ## Kill workers and servers at random and look for lost jobs
+chaos: $(VENV)/.dev ## Kill and freeze workers at random for a minute, and look for lost jobs
 	$(BIN)/python tests/faults/chaos.py $(ARGS)
 
 dist: ## Build dist/rota-X.Y.Z.sql, one plain file for a fresh install by any driver

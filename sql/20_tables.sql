@@ -58,7 +58,8 @@ create table rota.jobs (
     constraint jobs_attempts_left_check
         check (status = 'running' or attempts < max_attempts),
     constraint jobs_lease_token_check
-        check (lease_token >= 0),
+        -- Also an exact number in JavaScript; the clock in microseconds reaches it in 2255.
+        check (lease_token between 0 and 9007199254740991),
     constraint jobs_running_check
         check (
             (status = 'running') = (locked_by is not null)

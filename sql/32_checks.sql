@@ -92,6 +92,22 @@ begin
 end;
 $$;
 
+/*
+ * A duration as seconds.  A day of an interval has 23 hours when the session's time zone says
+ * so, and '1 month -29 days' is a positive interval that ends in the past in February.
+ */
+create or replace function rota._exact(duration interval)
+    returns interval
+    language plpgsql
+    immutable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return make_interval(secs => extract(epoch from _exact.duration)::float8);
+end;
+$$;
+
 create or replace function rota._check_lease(argument text, lease interval)
     returns void
     language plpgsql

@@ -60,9 +60,9 @@ begin
         )
         values (
             enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
-            coalesce(v_max_attempts, 10), enqueue.lease, enqueue.backoff,
+            coalesce(v_max_attempts, 10), rota._exact(enqueue.lease), enqueue.backoff,
             enqueue.idempotency_key, 'queued',
-            coalesce(enqueue.run_at, v_now + coalesce(enqueue.delay, '0')), v_now, v_now
+            coalesce(enqueue.run_at, v_now + rota._exact(enqueue.delay), v_now), v_now, v_now
         )
         on conflict (idempotency_key) where idempotency_key is not null do nothing
         returning j.id into v_job_id;
@@ -151,9 +151,9 @@ begin
     overriding system value
     select
         _insert_jobs.new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
-        coalesce(n.max_attempts, q.max_attempts, 10), n.lease, n.backoff,
+        coalesce(n.max_attempts, q.max_attempts, 10), rota._exact(n.lease), n.backoff,
         n.idempotency_key, 'queued',
-        coalesce(n.run_at, v_now + coalesce(n.delay, '0')), v_now, v_now
+        coalesce(n.run_at, v_now + rota._exact(n.delay), v_now), v_now, v_now
     from rota._new_jobs(_insert_jobs.jobs) as n
     left join rota.queues as q on q.queue = n.queue
     order by n.idempotency_key, n.ordinal

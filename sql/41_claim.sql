@@ -52,12 +52,14 @@ create or replace function rota.claim_jobs(
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_lease interval;
     v_queues text[];
     v_ids bigint[];
 begin
     perform rota._check_claim(
         claim_jobs.worker, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.lease,
         claim_jobs.job_types);
+    v_lease := rota._exact(claim_jobs.lease);
     v_queues := array(
         select distinct c.queue
         from unnest(claim_jobs.queues) as c (queue)
@@ -66,10 +68,6 @@ begin
     );
 
     v_ids := rota._lock_due(v_queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
-    if cardinality(v_ids) = 0 then
-        return;
-    end if;
-
     return query
     with claimed as (
         update rota.jobs as j
@@ -79,7 +77,7 @@ begin
                 j.lease_token + 1, (extract(epoch from v_now) * 1000000)::bigint),
             locked_by = claim_jobs.worker,
             locked_until = v_now + coalesce(
-                j.lease, claim_jobs.lease,
+                j.lease, v_lease,
                 (select q.lease from rota.queues as q where q.queue = j.queue), '1 minute'),
             progress_percent = null,
             progress_message = null,
@@ -92,8 +90,8 @@ begin
     )
     select
         c.id, c.lease_token, c.queue, c.job_type, c.payload, c.priority, c.attempts,
-        c.max_attempts, c.run_at, c.locked_until, c.locked_until - v_now,
-        c.idempotency_key, c.created_at
+        c.max_attempts, c.run_at, c.locked_until, c.locked_until - v_now, c.idempotency_key,
+        c.created_at
     from claimed as c
     order by c.priority, c.run_at, c.id;
 end;

@@ -27,14 +27,16 @@ create or replace function rota.heartbeat(
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_lease interval;
 begin
     perform rota._check_job_ref(heartbeat.job_id, heartbeat.lease_token);
     perform rota._check_lease('lease', heartbeat.lease);
+    v_lease := rota._exact(heartbeat.lease);
 
     return query
     update rota.jobs as j
     set locked_until = v_now + coalesce(
-            heartbeat.lease, j.lease, rota._queue_lease(j.queue)),
+            v_lease, j.lease, rota._queue_lease(j.queue)),
         updated_at = v_now
     where j.id = heartbeat.job_id
       and j.lease_token = heartbeat.lease_token
@@ -72,10 +74,12 @@ create or replace function rota.heartbeat_jobs(
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_lease interval;
     v_ids bigint[];
 begin
     perform rota._check_job_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens);
     perform rota._check_lease('lease', heartbeat_jobs.lease);
+    v_lease := rota._exact(heartbeat_jobs.lease);
     v_ids := rota._newest_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens);
 
     return query
@@ -93,7 +97,7 @@ begin
     beaten as (
         update rota.jobs as j
         set locked_until = v_now + coalesce(
-                heartbeat_jobs.lease, j.lease, rota._queue_lease(j.queue)),
+                v_lease, j.lease, rota._queue_lease(j.queue)),
             updated_at = v_now
         where j.id = any(array(select h.id from held as h))
           and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]

@@ -275,7 +275,8 @@ begin
     end if;
 
     update rota.jobs as j
-    set run_at = coalesce(reschedule_job.run_at, rota.now() + reschedule_job.delay),
+    set run_at = coalesce(
+            reschedule_job.run_at, rota.now() + rota._exact(reschedule_job.delay)),
         updated_at = rota.now()
     where j.id = reschedule_job.job_id
     returning j.run_at into v_run_at;

@@ -107,7 +107,7 @@ begin
     end;
     if status = 'failed' then
         run_at := v_now + coalesce(
-            _fail_running.retry_in,
+            rota._exact(_fail_running.retry_in),
             rota._backoff(
                 coalesce(
                     job.backoff,
@@ -166,7 +166,7 @@ begin
         select g.next_run_at
         from rota._give_back(
             array[snooze_job.job_id], array[snooze_job.lease_token],
-            rota.now() + snooze_job.delay) as g
+            rota.now() + rota._exact(snooze_job.delay)) as g
     );
     if v_run_at is null then
         perform rota._raise_lost(snooze_job.job_id, snooze_job.lease_token);

@@ -43,8 +43,8 @@ begin
         queue, lease, max_attempts, backoff, keep_finished, keep_dead
     )
     values (
-        set_queue.queue, set_queue.lease, set_queue.max_attempts, set_queue.backoff,
-        set_queue.keep_finished, set_queue.keep_dead
+        set_queue.queue, rota._exact(set_queue.lease), set_queue.max_attempts,
+        set_queue.backoff, set_queue.keep_finished, set_queue.keep_dead
     )
     on conflict on constraint queues_pkey do update
     set lease = coalesce(excluded.lease, case when not is_reset then q.lease end),

@@ -7,7 +7,7 @@
  *
  * One row that cannot be swept must not keep the others.  All are first tried together; if
  * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
- * with a warning.
+ * with a warning; up to ten times as many are looked at, so that bad ones do not fill the call.
  */
 
 create or replace function rota.sweep_stale_leases(max_jobs integer default 1000)
@@ -58,9 +58,10 @@ begin
         where j.status = 'running'
           and j.locked_until < rota.now()
         order by j.locked_until
-        limit _sweep.max_jobs
+        limit _sweep.max_jobs * case when _sweep.is_one_by_one then 10 else 1 end
         for update skip locked
     loop
+        exit when v_swept = _sweep.max_jobs;
         if not _sweep.is_one_by_one then
             perform rota._sweep_one(v_job);
             v_swept := v_swept + 1;

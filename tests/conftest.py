@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+
 from rota._embedded import EmbeddedPostgres, find_binaries
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from client.workers import BackgroundWorker, WorkerProcess
 
+from client.workers import BackgroundWorker, WorkerProcess
 from rota import Client, Registry, Worker
 
 

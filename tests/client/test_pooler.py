@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from client.workers import wait_until
 from psycopg.conninfo import conninfo_to_dict
 
+from client.workers import wait_until
 from rota import AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
 

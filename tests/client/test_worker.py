@@ -11,10 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from client.workers import BackgroundWorker, wait_until
 from psycopg import sql
 
 import rota
+from client.workers import BackgroundWorker, wait_until
 from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
 
 Drain = Callable[..., None]

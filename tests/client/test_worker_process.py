@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from client.workers import WorkerProcess, wait_until
 
+from client.workers import WorkerProcess, wait_until
 from rota import Client
 
 Start = Callable[..., WorkerProcess]

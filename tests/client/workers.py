@@ -1,6 +1,5 @@
 """Workers for tests: real processes, and threads of this process; and how to wait."""
 
-# ruff: noqa: D102, S101, S603 - these are parts of tests
 from __future__ import annotations
 
 import os

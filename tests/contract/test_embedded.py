@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
 from rota._embedded import EmbeddedPostgres, find_binaries
 
 BINDIR = os.environ.get("ROTA_PG_BINDIR")

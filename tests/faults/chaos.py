@@ -26,12 +26,14 @@ from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
+
 from rota._embedded import EmbeddedPostgres
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from handlers import TABLES  # noqa: E402
+
 from invariants import BROKEN  # noqa: E402
 
 LEASE = 2.0

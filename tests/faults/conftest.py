@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+
 from client.workers import wait_until
 from faults.handlers import TABLES
 

@@ -11,6 +11,7 @@ import threading
 import time
 
 import psycopg
+
 import rota
 
 registry = rota.Registry()

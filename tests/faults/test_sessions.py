@@ -10,8 +10,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from client.workers import wait_until
 from conftest import Clock, Psql
+
+from client.workers import wait_until
 from invariants import check_invariants
 from races.harness import call
 from rota._embedded import EmbeddedPostgres

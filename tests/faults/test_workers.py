@@ -9,10 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
+
 from client.workers import wait_until
 from faults.conftest import FaultyWorker
 from invariants import check_invariants
-from psycopg.types.json import Jsonb
 
 Start = Callable[[str], FaultyWorker]
 LEASE = 1.0

@@ -5,6 +5,7 @@ from typing import Any
 
 import psycopg
 import pytest
+
 from races.harness import Session
 
 

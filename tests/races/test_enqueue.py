@@ -7,8 +7,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from invariants import check_invariants
 from psycopg.types.json import Jsonb
+
+from invariants import check_invariants
 from races.harness import Pending, Session, call
 
 ONE = call("enqueue", job_type="t", idempotency_key="k")

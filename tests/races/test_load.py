@@ -16,8 +16,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from invariants import check_invariants
 from psycopg.types.json import Jsonb
+
+from invariants import check_invariants
 from races.harness import call
 
 SECONDS = 4.0

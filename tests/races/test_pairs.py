@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from conftest import Clock
+
 from invariants import check_invariants
 from races.harness import Session
 

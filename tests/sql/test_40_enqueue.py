@@ -371,3 +371,14 @@ def test_enqueue_many_works_under_every_isolation_level(db):
         with db.transaction():
             assert len(many(db, [{"job_type": "x", "idempotency_key": level.name}] * 2)) == 2
             assert enqueue(db, idempotency_key=level.name) > 0
+
+
+def test_enqueue_counts_durations_in_seconds_whatever_the_calendar_says(db, clock):
+    db.execute("set time zone 'Europe/Berlin'")
+    clock.set("2026-03-28 12:00+00")  # the day before the clocks go forward
+
+    db.execute("select rota.enqueue('t', delay => '1 day', lease => '1 day')")
+    db.execute("select rota.enqueue('t', delay => '1 month -29 days')")
+
+    found = rows(db, "select run_at - created_at, lease from rota.jobs order by id")
+    assert found == [(timedelta(hours=24), timedelta(hours=24)), (timedelta(days=1), None)]
