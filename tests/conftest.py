@@ -7,6 +7,7 @@ Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -32,6 +33,9 @@ Psql = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="session", autouse=True)
 def _own_environment() -> Iterator[None]:
     """Hide the developer's own database from everything that a test starts."""
+    # A shell starts what it puts in the background with SIGINT ignored, and so would all
+    # that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ:
             if name == "DATABASE_URL" or (name.startswith("PG") and name != "PGBINDIR"):

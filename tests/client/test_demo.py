@@ -223,9 +223,10 @@ def test_demo_cleans_up_after_one_that_was_killed(
     killed.process.kill()
     assert killed.is_gone()
 
-    refused, cleaning = demo("-d", empty), demo("-d", empty, "--clean")
-
+    refused = demo("-d", empty)
     assert refused.wait() == 1
+    cleaning = demo("-d", empty, "--clean")
+
     assert "rota demo --clean" in refused.errors
     assert cleaning.wait() == 0, cleaning.errors
     assert schemas(empty) == before
