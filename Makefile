@@ -38,7 +38,8 @@ chaos: $(VENV)/.dev ## Kill and freeze workers at random for a minute, and look 
 
 dist: ## Build dist/rota-X.Y.Z.sql, one plain file for a fresh install by any driver
 	@mkdir -p dist
-	@awk -v vars=fresh -f sql/flatten.awk sql/install.sql > dist/rota-$(VERSION).sql
+	@echo "-- rota $(VERSION) for a database without it, in one piece for any driver; with psql add -v ON_ERROR_STOP=1" > dist/rota-$(VERSION).sql
+	@awk -v vars=fresh -f sql/flatten.awk sql/install.sql >> dist/rota-$(VERSION).sql
 	@echo dist/rota-$(VERSION).sql
 
 clean: ## Remove what was built or downloaded

@@ -25,7 +25,8 @@ What to install:
                        rota_observer (needs CREATEROLE)
       --with-cron      also let pg_cron call rota.tick(), if that extension is there
                        Not needed while workers run: each of them calls it too.
-      --dry-run        print the SQL and touch nothing
+      --dry-run        print the SQL and touch nothing; for a database with rota that is
+                       the upgrade, for one without, or if there is none, the whole
 
 What else it can do:
       --status         show what is installed there and what calls tick()
@@ -91,6 +92,7 @@ while [ $# -gt 0 ]; do
             [ $# -ge 3 ] || misused "--print-grants needs an access and a role"
             choose print-grants
             access=$2 role=$3
+            case $role in -*) misused "--print-grants needs an access and a role" ;; esac
             shift 2
             ;;
         -y | --yes) confirmed=1 ;;
@@ -99,6 +101,11 @@ while [ $# -gt 0 ]; do
             exit 0
             ;;
         -*) misused "unknown option $1" ;;
+        postgres://* | postgresql://*)
+            [ -z "$target" ] || misused "there are two databases to choose from"
+            target=$1
+            ;;
+        *://*) misused "this is no URL of a PostgreSQL database" ;;
         '') misused "the URL is empty" ;;
         *)
             [ -z "$target" ] || misused "there are two databases to choose from"
@@ -208,6 +215,8 @@ ask() { run_psql -A -t -c "$1"; }
 
 require_installed() {
     [ "$installed" = t ] || fail 1 "rota is not installed in $place"
+    [ "$may_use" = t ] || fail 1 "rota is installed in $place, but this role may not use it; \
+let its owner see $self --print-grants"
 }
 
 print_sql() {
@@ -228,6 +237,7 @@ show_status() {
         say "rota          not installed (these files: $version)"
         exit 1
     fi
+    require_installed
     say "rota          $(ask 'select rota.version()') (these files: $version)"
     cron=$(ask "select extversion from pg_extension where extname = 'pg_cron'")
     say "pg_cron       ${cron:-not in this database}"
@@ -240,11 +250,14 @@ show_status() {
             where j.command like '%rota.tick%' and j.database = current_database()")
     fi
     say "ticker        ${ticker:-the workers, while one runs (this role has no pg_cron job for it)}"
-    say "live jobs     $(ask 'select count(*) from rota.jobs')"
+    live=$(ask "select case when has_table_privilege('rota.jobs', 'select') then 't' end")
+    [ -z "$live" ] || live=$(ask 'select count(*) from rota.jobs')
+    say "live jobs     ${live:-not for this role to see}"
 }
 
 uninstall() {
     require_installed
+    [ "$is_owner" = t ] || fail 1 "rota belongs to another role in $place"
     live=$(ask 'select count(*) from rota.jobs') || exit 3
     kept=$(ask 'select count(*) from rota.finished_jobs') || exit 3
     if [ -z "$confirmed" ]; then
@@ -267,8 +280,10 @@ install() {
     [ "$installed" != t ] || before=$(ask 'select rota.version()')
     run_psql ${with_roles:+-v with_roles=1} ${with_cron:+-v with_cron=1} \
         -f "$here/sql/install.sql" || fail 3 "the SQL failed; nothing has changed in $place"
-    if [ -n "$before" ]; then
-        say "rota $version is up to date in $place (it was $before)."
+    if [ "$before" = "$version" ]; then
+        say "rota $version is up to date in $place; it was there already."
+    elif [ -n "$before" ]; then
+        say "rota $version is installed in $place, where it was $before."
     else
         say "rota $version is installed in $place. Try it:"
         say "    select rota.enqueue('hello', '{\"name\": \"world\"}');"
@@ -278,13 +293,17 @@ install() {
 
 if ! facts=$(ask "
     select current_setting('server_version_num')::int / 10000, current_setting('server_version'),
-           to_regclass('rota.upgrade_log') is not null,
+           exists (select from pg_catalog.pg_class as c
+                   where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'),
+           coalesce(has_schema_privilege(to_regnamespace('rota'), 'usage'), false),
+           coalesce((select pg_has_role(n.nspowner, 'usage') from pg_catalog.pg_namespace as n
+                     where n.nspname = 'rota'), false),
            format('database %s (role %s)', current_database(), current_user)"); then
     [ -n "$dry_run" ] || fail 4 "no connection to the database"
     say "$self: no connection, so this is the SQL for a database without rota" >&2
-    facts='99|unknown|f|no database'
+    facts='99|unknown|f|f|f|no database'
 fi
-IFS='|' read -r major server_version installed place <<END
+IFS='|' read -r major server_version installed may_use is_owner place <<END
 $facts
 END
 [ "$major" -ge 14 ] || fail 5 "rota needs PostgreSQL 14 or newer, and this server is $server_version"

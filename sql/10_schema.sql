@@ -8,4 +8,4 @@
 create schema rota;
 
 comment on schema rota is
-    'Background jobs and schedules: call the functions, read the views, leave the tables be.';
+    'Background jobs: call the functions, read the views, leave the tables alone.';

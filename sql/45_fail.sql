@@ -8,7 +8,8 @@
  * and the sweep both go through it, so a job whose worker vanished is treated exactly like one
  * whose worker reported an error.  No way leads past max_attempts, also not retry_in.
  *
- * A job whose cancel was requested is not tried again: it ends as cancelled.
+ * A job whose cancel was requested is not tried again: it ends as cancelled, and what its
+ * worker reported then is no failure that anybody has to look at.
  */
 
 create or replace function rota.fail_job(
@@ -65,13 +66,13 @@ begin
     where r.id = fail_job.job_id
       and r.lease_token = fail_job.lease_token
       and r.status in ('failed', 'dead', 'cancelled')
-      and exists (
+      and (r.status = 'cancelled' and r.cancel_requested_at is not null or exists (
         select
         from rota.job_errors as e
         where e.job_id = fail_job.job_id
           and e.lease_token = fail_job.lease_token
           and e.message = left(fail_job.error, 10000)
-      );
+      ));
     if not found then
         perform rota._raise_lost(fail_job.job_id, fail_job.lease_token);
     end if;
@@ -113,6 +114,12 @@ begin
                     job.backoff,
                     (select q.backoff from rota.queues as q where q.queue = job.queue)),
                 job.attempts));
+    end if;
+
+    if status = 'cancelled' then
+        perform rota._end_jobs(array[job.id], array[job.lease_token], 'running', status);
+        return next;
+        return;
     end if;
 
     insert into rota.job_errors (

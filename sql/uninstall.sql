@@ -22,6 +22,17 @@ begin
         where j.jobname in ('rota tick', 'rota tick log')
           and j.database = current_database();
     end if;
+
+    if to_regnamespace('rota') is not null and not exists (
+        select
+        from pg_class as c
+        where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'
+    ) then
+        raise exception using
+            errcode = 'duplicate_schema',
+            message = 'a schema rota exists, but rota is not installed in it',
+            hint = 'Nothing was removed.';
+    end if;
 end;
 $$;
 

@@ -10,16 +10,28 @@
  *
  * The file ends with its own row for upgrade_log.  A fresh install creates the tables as they
  * are now and writes the rows of all steps.  There are no steps yet; the check below only
- * makes sure that the schema found is ours.
+ * makes sure that the schema found is rota's, and the installer's.
  */
 
 do $$
+declare
+    v_owner regrole;
 begin
-    if to_regclass('rota.upgrade_log') is null then
+    select n.nspowner::regrole into v_owner from pg_namespace as n where n.nspname = 'rota';
+    if not exists (
+        select
+        from pg_class as c
+        where c.relnamespace = to_regnamespace('rota') and c.relname = 'upgrade_log'
+    ) then
         raise exception using
             errcode = 'duplicate_schema',
             message = 'a schema rota exists, but rota is not installed in it',
             hint = 'Rename or drop that schema, then install again.';
+    elsif not pg_has_role(v_owner, 'usage') then
+        raise exception using
+            errcode = 'insufficient_privilege',
+            message = format('rota belongs to role %s, and you are %I', v_owner, current_user),
+            hint = 'Install as that role, or as one that is a member of it.';
     end if;
 end;
 $$;

@@ -10,6 +10,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 Dump = Callable[[str], str]
 
@@ -130,6 +132,34 @@ def test_uninstall_leaves_nothing(empty: str, psql: Any, dump: Dump, sql_dir: Pa
     psql(empty, "-f", sql_dir / "uninstall.sql")
 
     assert dump(empty) == before
+
+
+def test_uninstall_leaves_a_foreign_schema_of_that_name(
+    empty: str, psql: Any, sql_dir: Path
+) -> None:
+    psql(empty, "-c", "create schema rota", "-c", "create table rota.staff (name text)")
+
+    done = psql(empty, "-f", sql_dir / "uninstall.sql", check=False)
+
+    assert (done.returncode, "not installed in it" in done.stderr) == (3, True)
+    psql(empty, "-c", "select from rota.staff")
+
+
+def test_only_the_owner_can_install_again(
+    empty: str, psql: Any, sql_dir: Path, admin: psycopg.Connection[Any]
+) -> None:
+    psql(empty, "-f", sql_dir / "install.sql")
+    database = sql.Identifier(conninfo_to_dict(empty)["dbname"])  # type: ignore[arg-type]
+    admin.execute("create role stranger login password 'stranger'")
+    admin.execute(sql.SQL("grant connect on database {} to stranger").format(database))
+    stranger = make_conninfo(empty, user="stranger", password="stranger")
+    try:
+        done = psql(stranger, "-f", sql_dir / "install.sql", check=False)
+    finally:
+        admin.execute("drop owned by stranger; drop role stranger")
+
+    assert done.returncode == 3
+    assert "rota belongs to role rota_installer, and you are stranger" in done.stderr
 
 
 def test_uninstall_of_nothing_is_no_error(empty: str, psql: Any, sql_dir: Path) -> None:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -70,6 +71,26 @@ def version(dsn: str) -> str | None:
         row = connection.execute("select rota.version()").fetchone()
     assert row is not None
     return str(row[0])
+
+
+def test_it_tells_a_role_without_rights_what_is_missing(
+    empty: str, install_sh: Run, admin: psycopg.Connection[Any]
+) -> None:
+    install_sh("-d", empty)
+    database = sql.Identifier(conninfo_to_dict(empty)["dbname"])  # type: ignore[arg-type]
+    admin.execute("create role outsider login password 'outsider'")
+    admin.execute(sql.SQL("grant connect on database {} to outsider").format(database))
+    outsider = make_conninfo(empty, user="outsider", password="outsider")
+    try:
+        status = install_sh("--status", "-d", outsider)
+        uninstall = install_sh("--uninstall", "--yes", "-d", outsider)
+    finally:
+        admin.execute("drop owned by outsider; drop role outsider")
+
+    assert (status.returncode, uninstall.returncode) == (1, 1)
+    assert "this role may not use it" in status.stderr
+    assert "this role may not use it" in uninstall.stderr
+    assert version(empty) is not None
 
 
 def test_it_installs_and_then_keeps_it_up_to_date(empty: str, install_sh: Run) -> None:

@@ -117,7 +117,7 @@ def test_retry_job_revives_an_ended_job_with_all_its_attempts(db, clock, status)
     assert (row.status, row.attempts, row.max_attempts, row.run_at) == ("queued", 0, 2, now)
     assert (row.payload, row.priority, row.idempotency_key) == ({"a": 1}, 4, "k")
     assert (row.last_error, row.cancel_requested_at) == (
-        None if status == "succeeded" else "e",
+        "e" if status == "dead" else None,
         None,
     )
     (again,) = claim(db)
