@@ -5,7 +5,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +204,19 @@ def test_unknown_database_errors_pass_through(client: Client) -> None:
 def test_a_text_is_no_list_of_queues(client: Client) -> None:
     with pytest.raises(TypeError):
         client.claim_jobs("w", "default")
+
+
+def test_a_moment_needs_a_time_zone(client: Client, db: psycopg.Connection[Any]) -> None:
+    job_id = client.enqueue("a", {"at": "noon"}, run_at=datetime.now(UTC)).job_id
+    naive = datetime(2030, 1, 1)
+    calls: list[Callable[[], Any]] = [
+        lambda: client.enqueue("a", run_at=naive),
+        lambda: client.enqueue_many([{"job_type": "a", "run_at": naive}]),
+        lambda: client.reschedule_job(job_id, run_at=naive),
+    ]
+
+    for call in calls:
+        with pytest.raises(rota.InvalidArgumentError, match=r"^run_at must have a time zone"):
+            call()
+
+    assert db.execute("select count(*) from rota.jobs").fetchone() == (1,)

@@ -17,6 +17,8 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from ._checks import check_zone
+
 logger = logging.getLogger("rota")
 
 MAX_RESULT = 1_000_000
@@ -72,10 +74,11 @@ def to_job(job: Mapping[str, Any]) -> dict[str, Any]:
     Only its own values are turned: a duration into seconds, a moment into ISO text.
     The payload is left alone.
     """
-    return {name: _plain(value) for name, value in job.items()}
+    return {name: _plain(name, value) for name, value in job.items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
+    check_zone(name, value)
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, datetime):

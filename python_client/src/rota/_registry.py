@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ._checks import check_name
+
 Handler = Callable[[Any], object]
 H = TypeVar("H", bound=Handler)
 
@@ -27,6 +29,8 @@ class Registry:
 
     def handler(self, job_type: str) -> Callable[[H], H]:
         """Register the decorated function for a job type."""
+        if not isinstance(job_type, str):  # without a name the function would be lost silently
+            raise TypeError('use @registry.handler("job_type")')
 
         def register(function: H) -> H:
             self.add(job_type, function)
@@ -36,6 +40,8 @@ class Registry:
 
     def add(self, job_type: str, function: Handler) -> None:
         """Register a function for a job type; a second one for the same type is an error."""
+        check_name("job_type", job_type)
+        _check_takes_a_job(job_type, function)
         if job_type in self._handlers:
             raise ValueError(f"there is a handler for {job_type!r} already")
         self._handlers[job_type] = function
@@ -61,3 +67,16 @@ def is_async(handler: Handler) -> bool:
     """Whether calling a handler gives a coroutine."""
     call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async one
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+
+
+def _check_takes_a_job(job_type: str, function: Handler) -> None:
+    try:
+        inspect.signature(function).bind(None)
+    except ValueError:
+        pass  # written in C, without a signature
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"the handler of {job_type!r} is called with the job alone, "
+            f"which {name} does not take: {error}"
+        ) from None

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-
-def to_duration(delay: timedelta | float) -> timedelta:
-    """Take a number as seconds."""
-    return delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+from ._checks import to_duration
 
 
 class Snooze(Exception):
     """Run the job again after *delay* (seconds or timedelta); no attempt is burnt."""
 
     def __init__(self, delay: timedelta | float) -> None:
-        super().__init__(f"snooze for {to_duration(delay)}")
         self.delay = to_duration(delay)
+        super().__init__(f"snooze for {self.delay}")
 
 
 class RetryIn(Exception):

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from psycopg import sql
 
+from ._checks import check_zone
+
 
 class Unset(enum.Enum):
     """The type of `UNSET`."""
@@ -25,6 +27,8 @@ UNSET: Final = Unset.UNSET
 
 def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that were given."""
+    for name, value in arguments.items():
+        check_zone(name, value)
     return {name: value for name, value in arguments.items() if value is not UNSET}
 
 
