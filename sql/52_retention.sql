@@ -6,6 +6,8 @@
  * keep less than the horizon, dead jobs, and days without a partition are deleted row by row,
  * a few thousand a call.
  *
+ * Records of effects carry the end of their time themselves.
+ *
  * Making and dropping a partition locks the parent for a moment.  It waits for that lock no
  * longer than a tenth of a second, so that finishing jobs never queue up behind it; what does
  * not succeed now will at a later tick.  And it is done only when tick() is alone in its
@@ -42,6 +44,7 @@ begin
     if found then
         update rota.upkeep as u set done_at = v_now where u.task = 'retention';
         jobs_deleted := rota._delete_old(5000);
+        perform rota._forget_effects(5000);
         if transaction_timestamp() = statement_timestamp() then
             partitions_created := rota._create_partitions();
             partitions_dropped := rota._drop_partitions();
@@ -126,6 +129,30 @@ begin
     );
     delete from rota.workers as w where w.last_seen_at < v_now - interval '1 day';
     return v_deleted;
+end;
+$$;
+
+/* Delete up to max_rows records of effects; one whose lease is held is still needed. */
+create or replace function rota._forget_effects(max_rows integer)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    with old as materialized (
+        select e.scope, e.key
+        from rota.effects as e
+        where e.kept_until < rota.now()
+          and (e.completed_at is not null or not rota._is_leased(e.job_id, e.lease_token))
+        order by e.kept_until
+        limit _forget_effects.max_rows
+        for update skip locked
+    )
+    delete from rota.effects as e
+    using old as o
+    where e.scope = o.scope
+      and e.key = o.key;
 end;
 $$;
 

@@ -31,6 +31,10 @@ values
     ('worker', 'function', 'set_progress'),
     ('worker', 'function', 'report_worker'),
     ('worker', 'function', 'forget_worker'),
+    ('worker', 'function', 'record_effect'),
+    ('worker', 'function', 'complete_effect'),
+    ('worker', 'function', 'withdraw_effect'),
+    ('worker', 'function', 'effect_result'),
     ('worker', 'function', 'sweep_stale_leases'),
     ('worker', 'function', 'tick'),
     ('worker', 'function', 'version'),
@@ -44,6 +48,7 @@ values
     ('observer', 'view', 'workers'),
     ('observer', 'view', 'queues'),
     ('observer', 'view', 'job_errors'),
+    ('observer', 'view', 'effects'),
     ('observer', 'function', 'version'),
     -- The views compute ages with it, as whoever asks.
     ('observer', 'function', 'now'),

@@ -27,6 +27,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 30_clock.sql
 \ir 20_tables.sql
 \ir 21_finished_jobs.sql
+\ir 22_effects.sql
 \else
 \ir upgrades/all.sql
 \ir 30_clock.sql
@@ -43,6 +44,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 45_fail.sql
 \ir 46_queues.sql
 \ir 47_workers.sql
+\ir 48_effects.sql
 \ir 50_sweep.sql
 \ir 52_retention.sql
 \ir 53_tick.sql

@@ -24,6 +24,10 @@ FUNCTIONS = {
         "heartbeat",
         "heartbeat_jobs",
         "set_progress",
+        "record_effect",
+        "complete_effect",
+        "withdraw_effect",
+        "effect_result",
         "report_worker",
         "forget_worker",
         "sweep_stale_leases",
@@ -58,6 +62,7 @@ READABLE = {
     "workers",
     "queues",
     "job_errors",
+    "effects",
 }
 
 _numbers = count(1)

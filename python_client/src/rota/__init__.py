@@ -5,7 +5,10 @@ Everything public is listed in ``__all__``; all other modules are private.
 
 from ._async_client import AsyncClient
 from ._client import Client
+from ._effect import Effect
 from ._errors import (
+    EffectInProgressError,
+    EffectNotHeldError,
     InvalidArgumentError,
     IsolationLevelError,
     JobFinishedError,
@@ -22,6 +25,7 @@ from ._log import JsonFormatter
 from ._registry import Registry
 from ._rows import (
     ClaimedJob,
+    EffectResult,
     EnqueuedJob,
     FailedJob,
     FinishedJob,
@@ -39,6 +43,10 @@ __all__ = [
     "AsyncJob",
     "ClaimedJob",
     "Client",
+    "Effect",
+    "EffectInProgressError",
+    "EffectNotHeldError",
+    "EffectResult",
     "EnqueuedJob",
     "FailedJob",
     "FatalError",

@@ -197,6 +197,59 @@ class Client:
             message=_text(message),
         )
 
+    def record_effect(
+        self,
+        scope: str,
+        key: str,
+        job_id: int,
+        lease_token: int,
+        if_unknown: str | Unset = UNSET,
+        keep: timedelta | Unset = UNSET,
+    ) -> bool:
+        """Record that a job is about to cause an effect; say whether it is to."""
+        value: bool = self._value(
+            "record_effect",
+            scope=scope,
+            key=key,
+            job_id=job_id,
+            lease_token=lease_token,
+            if_unknown=if_unknown,
+            keep=keep,
+        )
+        return value
+
+    def complete_effect(
+        self,
+        scope: str,
+        key: str,
+        job_id: int,
+        lease_token: int,
+        result: Any | Unset = UNSET,
+    ) -> str:
+        """Say that an effect has happened; say ``completed`` or ``already_completed``."""
+        value: str = self._value(
+            "complete_effect",
+            scope=scope,
+            key=key,
+            job_id=job_id,
+            lease_token=lease_token,
+            result=result if result is UNSET else to_result(result),
+        )
+        return value
+
+    def withdraw_effect(
+        self, scope: str, key: str, job_id: int, lease_token: int
+    ) -> None:
+        """Take back the record of an effect that certainly did not happen."""
+        self._value(
+            "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
+        )
+
+    def effect_result(self, scope: str, key: str) -> rows.EffectResult | None:
+        """Return what is known of an effect, None if nobody has recorded it."""
+        found = self._rows(rows.EffectResult, "effect_result", scope=scope, key=key)
+        return found[0] if found else None
+
     def report_worker(
         self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
     ) -> None:

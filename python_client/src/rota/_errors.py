@@ -8,6 +8,8 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  ├ KeyTakenError           RT007  another live job holds the idempotency key
  ├ JobRunningError         RT008  not possible while the job runs
  ├ IsolationLevelError     RT009  claim_jobs() needs READ COMMITTED
+ ├ EffectInProgressError   RT010  another running job has recorded the effect
+ ├ EffectNotHeldError      RT011  this job has no open record of the effect
  └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
 
 Any other database error passes through as psycopg raised it.
@@ -69,6 +71,18 @@ class IsolationLevelError(RotaError):
     sqlstate = "RT009"
 
 
+class EffectInProgressError(RotaError):
+    """Another job has recorded the effect and still runs."""
+
+    sqlstate = "RT010"
+
+
+class EffectNotHeldError(RotaError):
+    """The job has no open record of the effect."""
+
+    sqlstate = "RT011"
+
+
 class InvalidArgumentError(RotaError, ValueError):
     """An argument is wrong; the message begins with its name."""
 
@@ -85,6 +99,8 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         KeyTakenError,
         JobRunningError,
         IsolationLevelError,
+        EffectInProgressError,
+        EffectNotHeldError,
         InvalidArgumentError,
     )
 }

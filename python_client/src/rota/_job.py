@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,11 +18,13 @@ from psycopg import AsyncConnection, Connection
 
 from ._async_client import AsyncClient
 from ._client import Client
+from ._effect import Effect, record, record_async
 from ._errors import JobFinishedError, LeaseLostError
 from ._host import Host
 from ._json import storable
 from ._rows import ClaimedJob
 from ._signals import JobCancelled
+from ._statement import UNSET, Unset
 
 
 class BaseJob:
@@ -129,6 +136,17 @@ class Job(BaseJob):
             yield connection
             self._end_finish(Client(connection).finish_job(**self._begin_finish()))
 
+    def effect(
+        self, scope: str, key: str, if_unknown: str = "skip", keep: timedelta | Unset = UNSET
+    ) -> AbstractContextManager[Effect]:
+        """Do something outside of the database once: the block is to do it if `is_due`.
+
+        If an earlier run died or raised in its block, nobody knows whether it happened:
+        *if_unknown* is ``skip`` (at most once) or ``again`` (at least once).  Raise
+        EffectInProgressError while another job is at it.
+        """
+        return record(self, self._host, scope, key, if_unknown, keep)
+
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
         report = self._report(percent, message)
@@ -151,6 +169,12 @@ class AsyncJob(BaseJob):
                     yield connection
                     client = AsyncClient(connection)
                     self._end_finish(await client.finish_job(**self._begin_finish()))
+
+    def effect(
+        self, scope: str, key: str, if_unknown: str = "skip", keep: timedelta | Unset = UNSET
+    ) -> AbstractAsyncContextManager[Effect]:
+        """Do something outside of the database once, like `Job.effect`."""
+        return record_async(self, self._host, scope, key, if_unknown, keep)
 
     async def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""

@@ -60,6 +60,14 @@ class ReleasedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EffectResult:
+    """What is known of a recorded effect: whether it is done, and with what result."""
+
+    is_done: bool
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """How long the lease runs now, and whether somebody asked to cancel the job."""
 

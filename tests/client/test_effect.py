@@ -1,0 +1,233 @@
+"""An effect is recorded before its block and completed after it, whatever happens inside."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from rota import AsyncJob, Client, Effect, Job, Registry
+
+Drain = Callable[..., None]
+Status = Callable[[int], str]
+Body = Callable[[Any, Effect], None]
+NOW = {"kind": "fixed", "base_seconds": 0.001}
+KINDS = ["plain", "async"]
+
+
+def _registry(body: Body, **options: Any) -> Registry:
+    """Handlers of both kinds that run *body* as the effect and return its result."""
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> Any:
+        with job.effect("mail", job.payload.get("key", "k"), **options) as effect:
+            body(job, effect)
+        return effect.result
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> Any:
+        async with job.effect("mail", job.payload.get("key", "k"), **options) as effect:
+            body(job, effect)
+        return effect.result
+
+    return registry
+
+
+def _ledger(db: psycopg.Connection[Any]) -> list[Any]:
+    return db.execute(
+        "select key, completed_at is not null, result from rota.effects order by key"
+    ).fetchall()
+
+
+def _results(db: psycopg.Connection[Any]) -> list[Any]:
+    return [r for (r,) in db.execute("select result from rota.finished_jobs order by id")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_effect_is_done_once_and_its_result_is_there_later(
+    client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain, kind: str
+) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def body(job: Any, effect: Effect) -> None:
+        seen.append((effect.is_due, effect.is_done))
+        if effect.is_due:
+            assert _ledger(db) == [("k", False, None)]  # committed before
+            effect.result = {"id": 5}
+
+    client.enqueue(kind)
+    drain(_registry(body))
+    client.enqueue(kind)
+    drain(_registry(body))
+
+    assert seen == [(True, False), (False, True)]
+    assert _ledger(db) == [("k", True, {"id": 5})]
+    assert _results(db) == [{"id": 5}, {"id": 5}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("if_unknown", "expected"),
+    [("skip", [(True, False), (False, False)]), ("again", [(True, False), (True, False)])],
+)
+def test_a_block_that_raises_leaves_the_outcome_unknown(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    kind: str,
+    if_unknown: str,
+    expected: list[Any],
+) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def body(job: Any, effect: Effect) -> None:
+        seen.append((effect.is_due, effect.is_done))
+        if job.attempt == 1:
+            raise TimeoutError("no answer")
+
+    client.enqueue(kind, backoff=NOW)
+    _until_ended(db, lambda: drain(_registry(body, if_unknown=if_unknown)))
+
+    assert seen == expected
+    assert _ledger(db) == [("k", if_unknown == "again", None)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_withdrawn_effect_is_due_again(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str, raises: bool
+) -> None:
+    ledgers: list[Any] = []
+
+    def body(job: Any, effect: Effect) -> None:
+        assert effect.is_due
+        if job.attempt == 1:
+            effect.withdraw()
+            if raises:
+                raise ConnectionRefusedError("not accepted")
+
+    registry = _registry(body)
+
+    @registry.handler("look")
+    def look(job: Job) -> None:
+        ledgers.append(_ledger(db))
+
+    client.enqueue(kind, backoff=NOW)
+    _until_ended(db, lambda: drain(registry))
+    if raises:
+        assert _ledger(db) == [("k", True, None)]
+    else:
+        assert _ledger(db) == []
+
+
+def _until_ended(db: psycopg.Connection[Any], drain: Callable[[], None]) -> None:
+    for _ in range(100):
+        drain()
+        if db.execute("select count(*) from rota.jobs").fetchone() == (0,):
+            return
+    pytest.fail("the job did not end")
+
+
+def test_a_lost_lease_is_refused_before_the_block_and_after_it(
+    client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain
+) -> None:
+    seen: list[str] = []
+
+    def take_away(job: Job) -> None:
+        with psycopg.connect(dsn) as other:  # one transaction, or this worker would claim it
+            Client(other).retry_job(job.job_id, is_forced=True)
+            Client(other).claim_jobs("thief", max_jobs=1)
+
+    registry = Registry()
+
+    @registry.handler("x")
+    def handle(job: Job) -> None:
+        with pytest.raises(rota.LeaseLostError), job.effect("mail", "after"):
+            take_away(job)
+        with pytest.raises(rota.LeaseLostError), job.effect("mail", "before"):
+            seen.append("block")
+        seen.append("end")
+
+    client.enqueue("x")
+    drain(registry)
+
+    assert seen == ["end"]
+    assert _ledger(db) == [("after", False, None)]
+
+
+def test_an_effect_that_another_job_is_at_is_not_for_this_one(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    client.enqueue("other")
+    (other,) = client.claim_jobs("other")
+    client.record_effect("mail", "k", other.job_id, other.lease_token)
+    registry = _registry(lambda job, effect: pytest.fail("it ran"))
+
+    client.enqueue("plain", max_attempts=1)
+    client.enqueue("async", max_attempts=1)
+    drain(registry)
+
+    rows = db.execute("select status, error_type from rota.finished_jobs").fetchall()
+    assert rows == [("dead", "rota.EffectInProgressError")] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_completion_is_repeated_until_the_database_answers(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first connection is cut after the commit, as far as the handler can tell."""
+    calls: list[str] = []
+    sync, in_loop = Client.complete_effect, rota.AsyncClient.complete_effect
+
+    def cut(self: Client, *args: Any, **kwargs: Any) -> str:
+        calls.append(sync(self, *args, **kwargs))
+        if len(calls) == 1:
+            raise psycopg.OperationalError("cut")
+        return calls[-1]
+
+    async def cut_async(self: rota.AsyncClient, *args: Any, **kwargs: Any) -> str:
+        calls.append(await in_loop(self, *args, **kwargs))
+        if len(calls) == 1:
+            raise psycopg.OperationalError("cut")
+        return calls[-1]
+
+    monkeypatch.setattr(Client, "complete_effect", cut)
+    monkeypatch.setattr(rota.AsyncClient, "complete_effect", cut_async)
+    client.enqueue(kind)
+    drain(_registry(lambda job, effect: None))
+
+    assert calls == ["completed", "already_completed"]
+    assert _results(db) == [None]
+
+
+def test_client_returns_none_for_an_effect_that_nobody_recorded(client: Client) -> None:
+    assert client.effect_result("mail", "k") is None
+
+
+def test_a_cancelled_async_block_stays_unknown(
+    client: Client, db: psycopg.Connection[Any], background: Callable[..., Any]
+) -> None:
+    registry = Registry()
+    begun = asyncio.Event()
+
+    @registry.handler("slow")
+    async def slow(job: AsyncJob) -> None:
+        async with job.effect("mail", "k"):
+            begun.set()
+            await asyncio.sleep(60)
+
+    client.enqueue("slow")
+    worker = background(registry, grace_period=0)
+    while not begun.is_set():
+        pass
+    worker.stop(now=True)
+
+    assert _ledger(db) == [("k", False, None)]
+    assert db.execute("select status, attempts from rota.jobs").fetchone() == ("queued", 0)
