@@ -220,3 +220,10 @@ def test_a_moment_needs_a_time_zone(client: Client, db: psycopg.Connection[Any])
             call()
 
     assert db.execute("select count(*) from rota.jobs").fetchone() == (1,)
+
+
+def test_enqueue_speaks_of_its_own_arguments(client: Client) -> None:
+    with pytest.raises(rota.InvalidArgumentError, match=r"^priority must "):
+        client.enqueue("a", priority=10**6)
+    with pytest.raises(rota.InvalidArgumentError, match=r"^jobs\[1\]\.priority must "):
+        client.enqueue_many([{"job_type": "a", "priority": 10**6}])

@@ -17,6 +17,7 @@ from psycopg.rows import AsyncRowFactory, class_row, scalar_row
 from psycopg.types.json import Jsonb
 
 from . import _rows as rows
+from ._checks import of_one_job
 from ._errors import translate
 from ._json import clean_text, to_job, to_result
 from ._statement import UNSET, Unset, call, given
@@ -61,7 +62,8 @@ class AsyncClient:
                 "idempotency_key": idempotency_key,
             }
         )
-        return (await self.enqueue_many([job]))[0]
+        with of_one_job():
+            return (await self.enqueue_many([job]))[0]
 
     async def enqueue_many(self, jobs: Sequence[Mapping[str, Any]]) -> list[rows.EnqueuedJob]:
         """Add many jobs, each a mapping of the arguments of `enqueue`."""

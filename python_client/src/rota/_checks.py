@@ -6,7 +6,10 @@ SQL checks every argument too; these are the mistakes that would otherwise show 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any
 
 from ._errors import InvalidArgumentError
@@ -26,7 +29,7 @@ def check_name(argument: str, name: str) -> None:
 def check_range(argument: str, value: float, least: float, most: float) -> None:
     """Raise ValueError unless *value* is in the range, both ends included."""
     if not least <= value <= most:  # also for what is no number
-        limits = f"{least} to {most}" if most < float("inf") else f"at least {least}"
+        limits = f"{least} to {most}" if most < inf else f"at least {least}"
         raise ValueError(f"{argument} must be {limits}, got {value}")
 
 
@@ -38,15 +41,25 @@ def check_zone(argument: str, value: Any) -> None:
         )
 
 
-def to_duration(delay: timedelta | float) -> timedelta:
-    """Return a delay, of which a number means seconds."""
-    message = f"delay must be a timedelta or seconds >= 0, got {delay!r}"
-    if not isinstance(delay, timedelta | int | float):
+def to_duration(argument: str, value: timedelta | float) -> timedelta:
+    """Return a duration, of which a number means seconds; raise TypeError or ValueError."""
+    message = f"{argument} must be a timedelta or seconds >= 0, got {value!r}"
+    if not isinstance(value, timedelta | int | float):
         raise TypeError(message)
     try:
-        duration = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        duration = value if isinstance(value, timedelta) else timedelta(seconds=value)
     except (OverflowError, ValueError):  # infinite, or no number
         raise ValueError(message) from None
     if duration < timedelta(0):
         raise ValueError(message)
     return duration
+
+
+@contextmanager
+def of_one_job() -> Iterator[None]:
+    """Speak of the arguments of a single job, which is not the first of many to its caller."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        error.args = (str(error).removeprefix("jobs[1]."),)
+        raise

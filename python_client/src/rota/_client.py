@@ -18,6 +18,7 @@ from psycopg.rows import RowFactory, class_row, scalar_row
 from psycopg.types.json import Jsonb
 
 from . import _rows as rows
+from ._checks import of_one_job
 from ._errors import translate
 from ._json import clean_text, to_job, to_result
 from ._statement import UNSET, Unset, call, given
@@ -62,7 +63,8 @@ class Client:
                 "idempotency_key": idempotency_key,
             }
         )
-        return (self.enqueue_many([job]))[0]
+        with of_one_job():
+            return (self.enqueue_many([job]))[0]
 
     def enqueue_many(self, jobs: Sequence[Mapping[str, Any]]) -> list[rows.EnqueuedJob]:
         """Add many jobs, each a mapping of the arguments of `enqueue`."""

@@ -11,7 +11,7 @@ class Snooze(Exception):
     """Run the job again after *delay* (seconds or timedelta); no attempt is burnt."""
 
     def __init__(self, delay: timedelta | float) -> None:
-        self.delay = to_duration(delay)
+        self.delay = to_duration("delay", delay)
         super().__init__(f"snooze for {self.delay}")
 
 
@@ -20,7 +20,7 @@ class RetryIn(Exception):
 
     def __init__(self, delay: timedelta | float, reason: str = "the handler asked") -> None:
         super().__init__(reason)
-        self.delay = to_duration(delay)
+        self.delay = to_duration("delay", delay)
 
 
 class FatalError(Exception):
