@@ -6,6 +6,7 @@ import time
 import rota
 
 registry = rota.Registry()
+empty = rota.Registry()
 
 
 @registry.handler("quick")

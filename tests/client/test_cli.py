@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 import rota
 from rota import Client
@@ -63,10 +66,15 @@ def test_retry_and_cancel(run: Callable[..., str], client: Client) -> None:
     assert run("retry", job_id) == f"job {job_id} is queued\n"
     client.claim_jobs("w")
     assert "heartbeat" in run("cancel", job_id)
-    assert "rota: " in run("retry", job_id, code=1)
+    assert f"rota retry {job_id} --force" in run("retry", job_id, code=1)
     assert json.loads(run("retry", job_id, "--force", "--json"))["status"] == "queued"
-    assert "not found" in run("retry", "999999", code=1)
-    assert run("job", "999999", code=1)
+    not_found = run("retry", "999999", code=1)
+    assert not_found.startswith("rota: job 999999 not found (")
+    assert run("cancel", "999999", code=1) == not_found
+    assert run("job", "999999", code=1) == not_found
+    (claim,) = client.claim_jobs("w")
+    client.finish_job(claim.job_id, claim.lease_token)
+    assert f"(To run it again: rota retry {job_id})" in run("cancel", job_id, code=1)
 
 
 def test_status_and_tick(run: Callable[..., str], client: Client) -> None:
@@ -80,6 +88,71 @@ def test_status_and_tick(run: Callable[..., str], client: Client) -> None:
     assert [worker["worker"] for worker in status["workers"]] == ["w1"]
     assert "w1" in run("status")
     assert json.loads(run("tick", "--json"))["jobs_swept"] == 0
+
+
+def test_status_shows_who_paused_a_queue(run: Callable[..., str], client: Client) -> None:
+    client.enqueue("a", queue="mail")
+
+    assert "queue mail is paused" in run("pause", "mail", "--reason", "the server moves")
+
+    assert "the server moves" in run("status")
+    (paused,) = json.loads(run("status", "--json"))["paused"]
+    assert paused["queue"] == "mail"
+    assert paused["paused_by"]
+    assert paused["paused_at"]
+    resumed = json.loads(run("resume", "mail", "--json"))
+    assert resumed == {"queue": "mail", "is_paused": False}
+    assert json.loads(run("status", "--json"))["paused"] == []
+    assert "rota status" in run("pause", "nowhere", code=1)
+
+
+def test_status_shows_due_jobs_by_type(run: Callable[..., str], client: Client) -> None:
+    client.enqueue_many([{"job_type": "hello"}] * 2)
+    client.enqueue("x", queue="mail")
+    client.enqueue("later", delay=timedelta(hours=1))
+    client.report_worker("w1", "host", 1, "0.1.0", ["mail"])
+
+    due = json.loads(run("status", "--json"))["due_jobs"]
+
+    assert [(row["job_type"], row["due"], row["workers_of_queue"]) for row in due] == [
+        ("hello", 2, 0),
+        ("x", 1, 1),
+    ]
+
+
+def test_observer_may_ask_for_the_status(
+    dsn: str, db: psycopg.Connection[Any], run: Callable[..., str], client: Client
+) -> None:
+    role = f"watcher_{db.info.dbname}"
+    db.execute(sql.SQL("create role {} login password 'w'").format(sql.Identifier(role)))
+    for statement in client.grant_statements("observer", role):
+        db.execute(statement.encode())
+    try:
+        url = make_conninfo(dsn, user=role, password="w")
+        assert rota.__version__ in run("status", "-d", url)
+    finally:
+        db.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
+
+
+def test_database_may_be_a_bare_name(
+    dsn: str, db: psycopg.Connection[Any], run: Callable[..., str], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("PGHOST", db.info.host)
+    monkeypatch.setenv("PGPORT", str(db.info.port))
+    monkeypatch.setenv("PGUSER", db.info.user)
+    monkeypatch.setenv("PGPASSWORD", db.info.password)
+
+    assert db.info.dbname in run("status", "-d", db.info.dbname)
+
+
+def test_uninstall(
+    dsn: str, db: psycopg.Connection[Any], run: Callable[..., str], client: Client
+) -> None:
+    name = db.info.dbname
+
+    assert "--yes" in run("uninstall", code=2)
+    assert run("uninstall", "--yes") == f"rota is gone from {name}\n"
+    assert run("uninstall", "--yes", code=1) == f"rota: rota is not installed in {name}\n"
 
 
 def test_worker_command(
@@ -108,9 +181,40 @@ def test_worker_command(
     assert db.execute("select result from rota.finished_jobs").fetchone() == ({"n": 1},)
 
 
-@pytest.mark.parametrize("spec", ["no_such_module:registry", "json:registry", "json"])
-def test_worker_needs_a_registry(run: Callable[..., str], spec: str) -> None:
-    assert "rota: " in run("worker", spec, code=2)
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("no_such.module:registry", "(Run it where `import no_such` works, or set PYTHONPATH)"),
+        ("json:registry", "rota: json has no attribute registry\n"),
+        ("json", "rota: json has no attribute registry\n"),
+        ("json:dumps", "rota: json:dumps is not a rota.Registry\n"),
+        ("client.handlers:empty", "rota: the registry has no handler\n"),
+    ],
+)
+def test_worker_needs_a_registry(run: Callable[..., str], spec: str, message: str) -> None:
+    assert message in run("worker", spec, code=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--concurrency", "0", "concurrency must be at least 1, got 0"),
+        ("--batch", "1001", "batch must be 1 to 1000, got 1001"),
+        ("--lease", "0", "lease in seconds must be 0.001 to 2592000, got 0.0"),
+        ("--lease", "-1", "lease must be a timedelta or seconds >= 0, got -1.0"),
+        ("--lease", "inf", "lease must be a timedelta or seconds >= 0, got inf"),
+        ("--grace-period", "-1", "grace_period must be at least 0, got -1.0"),
+        ("--poll-interval", "nan", "poll_interval must be at least 0.001, got nan"),
+        ("--queue", "a b", "queue must be 1 to 63 of the characters"),
+        ("--name", "", "the length of name must be 1 to 255, got 0"),
+    ],
+)
+def test_worker_settings_out_of_range(
+    run: Callable[..., str], option: str, value: str, message: str
+) -> None:
+    error = run("worker", "client.handlers:registry", option, value, "-d", "port=1", code=2)
+
+    assert error.startswith(f"rota: {message}")
 
 
 def test_worker_says_where_the_handlers_fail_to_load(
@@ -124,10 +228,11 @@ def test_worker_says_where_the_handlers_fail_to_load(
 
 def test_used_wrongly(run: Callable[..., str]) -> None:
     assert "not JSON" in run("enqueue", "a", "{", code=2)
-    assert run("enqueue", "", code=1).startswith("rota: ")
-    with pytest.raises(SystemExit) as caught:
-        main(["no_such_command"])
-    assert caught.value.code == 2
+    assert run("enqueue", "", code=1).startswith("rota: job_type must be ")
+    for words in (["no_such_command"], ["jobs", "--status", "ded"]):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == 2
 
 
 @pytest.mark.parametrize(
@@ -163,3 +268,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "exit codes" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["worker", "--help"])
+    assert "SIGTERM (default: 30.0)" in " ".join(capsys.readouterr().out.split())

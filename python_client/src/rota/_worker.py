@@ -19,7 +19,7 @@ from functools import partial
 import psycopg
 
 from ._async_client import AsyncClient
-from ._claim_loop import MAX_BATCH, ClaimLoop
+from ._claim_loop import ClaimLoop
 from ._database import Database, connect
 from ._errors import RotaError
 from ._heart import Heart
@@ -28,6 +28,7 @@ from ._job import BaseJob
 from ._registry import Registry
 from ._rows import ClaimedJob
 from ._runner import Runner
+from ._settings import check_settings
 from ._settler import Settler
 from ._signal_handlers import stop_on_signals
 from ._upkeep import Upkeep
@@ -60,12 +61,10 @@ class Worker:
         tick_interval: float = 1.0,
         grace_period: float = 30.0,
     ) -> None:
-        if not len(registry):
-            raise ValueError("registry must have a handler")
-        if min(poll_interval, tick_interval) <= 0:
-            raise ValueError("poll_interval and tick_interval must be greater than 0")
-        if concurrency < 1 or not 1 <= batch <= MAX_BATCH:
-            raise ValueError(f"concurrency must be at least 1, and batch 1 to {MAX_BATCH}")
+        check_settings(
+            registry, name, queues, concurrency, batch, lease,
+            poll_interval=poll_interval, tick_interval=tick_interval, grace_period=grace_period,
+        )  # fmt: skip
         self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._registry = registry
         self._queues = list(queues)

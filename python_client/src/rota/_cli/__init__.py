@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import psycopg
 
 from .._errors import RotaError
-from ._output import UsageError
+from ._hints import hint_for
+from ._output import CommandError
 from ._parser import make_parser
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, INTERRUPTED = 0, 1, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,10 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(words)
     try:
         return int(arguments.run(arguments) or OK)
-    except UsageError as error:
-        return _complain(error, None, USAGE)
+    except CommandError as error:
+        return _complain(error, error.hint, error.code)
     except RotaError as error:
-        return _complain(error, error.hint, FAILED)
+        return _complain(error, hint_for(error, arguments), FAILED)
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable) as error:
         return _complain(error, "Is rota installed in this database? Try: rota install", FAILED)
     except psycopg.errors.UndefinedFunction as error:
@@ -54,6 +55,6 @@ def _demo(words: list[str]) -> int:
     try:
         demo = importlib.import_module("rota.demo")
     except ImportError as error:
-        hint = "Install what the demo needs: pip install 'rota[demo]'"
+        hint = "Install what the demo needs: pip install './python_client[demo]'"
         return _complain(error, hint, FAILED)
     return int(demo.main(words))

@@ -25,7 +25,7 @@ def enqueue(arguments: argparse.Namespace) -> None:
     options = {name: getattr(arguments, name) for name in ENQUEUE_OPTIONS}
     job |= {name: value for name, value in options.items() if value is not None}
     with connected(arguments) as connection:
-        row = Client(connection).enqueue_many([job])[0]
+        row = Client(connection).enqueue(**job)
     if arguments.json:
         print_json({"job_id": row.job_id, "is_new": row.is_new})
     else:
@@ -65,7 +65,7 @@ def job(arguments: argparse.Namespace) -> None:
             "select * from rota.job_runs where id = %s", [arguments.job_id]
         ).fetchone()
         if row is None:
-            raise JobNotFoundError(f"job {arguments.job_id} does not exist")
+            raise JobNotFoundError(f"job {arguments.job_id} not found")
         errors = connection.execute(
             "select attempt, failed_at, worker, error_type, message, stack from rota.job_errors"
             " where job_id = %s order by lease_token",

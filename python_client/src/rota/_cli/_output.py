@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -13,7 +14,7 @@ from typing import Any
 
 import psycopg
 from psycopg import Connection
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 
 from .._database import connect
@@ -21,13 +22,33 @@ from .._database import connect
 MAX_WIDTH = 48
 
 
-class UsageError(Exception):
+_BARE_NAME = re.compile(r"[^=/:@]+")
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked for: why, what helps, and the exit code."""
+
+    code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(CommandError):
     """The command was used wrongly."""
+
+    code = 2
 
 
 def conninfo(arguments: argparse.Namespace) -> str:
-    """Return the connection string: the option, else DATABASE_URL, else libpq's defaults."""
+    """Return the connection string: the option, else DATABASE_URL, else libpq's defaults.
+
+    As in psql, it may be the bare name of a database.
+    """
     chosen = arguments.database_url or os.environ.get("DATABASE_URL", "")
+    if _BARE_NAME.fullmatch(chosen):
+        return make_conninfo(dbname=chosen)
     try:
         conninfo_to_dict(chosen)
     except psycopg.ProgrammingError:

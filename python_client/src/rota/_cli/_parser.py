@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from .._version import __version__
-from . import _jobs, _schema, _worker
+from . import _jobs, _queues, _schema, _status, _worker
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
+STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
 EPILOG = """\
 examples:
   rota install -d postgresql://localhost/shop
@@ -17,7 +18,8 @@ examples:
   rota worker shop.jobs:registry --queue default --concurrency 8
   rota jobs --status dead
 
-The database is that of -d, else of DATABASE_URL, else what libpq finds (PGHOST, PGSERVICE, …).
+The database is that of -d, a URL or a name, else that of DATABASE_URL, else what libpq finds
+(PGHOST, PGSERVICE, …).
 exit codes: 0 done, 1 failed, 2 used wrongly
 """
 
@@ -34,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_schema_commands(commands)
     _add_job_commands(commands)
+    _add_queue_commands(commands)
     _add_worker(commands)
     _add(commands, "demo", lambda _: 0, "see jobs run, fail, retry and survive a crash")
     return parser
@@ -46,7 +49,9 @@ def _add(
         name, help=what, description=f"{what[0].upper()}{what[1:]}."
     )
     parser.set_defaults(run=run)
-    parser.add_argument("-d", "--database-url", metavar="URL", help="which database")
+    parser.add_argument(
+        "-d", "--database-url", metavar="URL", help="which database, by URL or name"
+    )
     if json:
         parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -59,7 +64,7 @@ def _add_schema_commands(commands: Any) -> None:
     add.add_argument("--with-cron", action="store_true", help="let pg_cron call tick()")
     add = _add(commands, "uninstall", _schema.uninstall, "remove rota and all its jobs")
     add.add_argument("--yes", action="store_true", help="do not ask")
-    _add(commands, "status", _schema.status, "show version, queues and workers", json=True)
+    _add(commands, "status", _status.status, "show queues, due jobs and workers", json=True)
     _add(commands, "tick", _schema.tick, "do the upkeep that is due", json=True)
 
 
@@ -76,9 +81,9 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--key", dest="idempotency_key", help="idempotency key")
     add = _add(commands, "jobs", _jobs.jobs, "list jobs, the newest first", json=True)
     add.add_argument("--queue")
-    add.add_argument("--status")
+    add.add_argument("--status", choices=STATUSES)
     add.add_argument("--type", dest="job_type")
-    add.add_argument("--limit", type=int, default=50)
+    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
     add = _add(commands, "job", _jobs.job, "show one job and its errors", json=True)
     add.add_argument("job_id", type=int)
     add = _add(commands, "retry", _jobs.retry, "run a job again now", json=True)
@@ -89,23 +94,37 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--reason")
 
 
+def _add_queue_commands(commands: Any) -> None:
+    what = "let no more jobs of a queue be claimed"
+    add = _add(commands, "pause", _queues.pause, what, json=True)
+    add.add_argument("queue")
+    add.add_argument("--reason", help="shown by rota status")
+    what = "let the jobs of a queue be claimed again"
+    add = _add(commands, "resume", _queues.resume, what, json=True)
+    add.add_argument("queue")
+
+
 def _add_worker(commands: Any) -> None:
     add = _add(commands, "worker", _worker.work, "run jobs until SIGTERM or Ctrl-C")
+
+    def number(kind: type, name: str, default: float, what: str) -> None:
+        what += " (default: %(default)s)"
+        add.add_argument(name, type=kind, default=default, metavar="N", help=what)
+
     add.add_argument("registry", help="module:name of a rota.Registry")
     add.add_argument("--queue", action="append", help="may be repeated (default: default)")
-    add.add_argument("--concurrency", type=int, default=4, help="jobs at a time (default: 4)")
-    add.add_argument("--batch", type=int, default=1, help="claim up to so many at once")
+    number(int, "--concurrency", 4, "jobs at a time")
+    number(int, "--batch", 1, "claim up to so many at once")
     add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
-    add.add_argument("--name", help="default: host:pid:random")
-    add.add_argument("--poll-interval", type=float, default=1.0, metavar="SECONDS")
-    add.add_argument("--tick-interval", type=float, default=1.0, metavar="SECONDS")
-    add.add_argument(
-        "--grace-period", type=float, default=30.0, metavar="SECONDS",
-        help="what running jobs get after SIGTERM (default: 30); a second signal ends it",
-    )  # fmt: skip
+    add.add_argument("--name", help="(default: host:pid:random)")
+    number(float, "--poll-interval", 1.0, "seconds between two claims while nothing is due")
+    number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
+    number(float, "--grace-period", 30.0, "seconds that running jobs get after SIGTERM")
     how = add.add_mutually_exclusive_group()
     how.add_argument("--drain", action="store_true", help="leave when nothing is due")
     how.add_argument("--once", action="store_true", help="leave after one claim")
-    add.add_argument("--log-format", choices=("text", "json"), default="text")
+    default = "(default: %(default)s)"
+    formats = ("text", "json")
+    add.add_argument("--log-format", choices=formats, default="text", help=default)
     levels = ("debug", "info", "warning", "error")
-    add.add_argument("--log-level", choices=levels, default="info")
+    add.add_argument("--log-level", choices=levels, default="info", help=default)

@@ -1,4 +1,4 @@
-"""Commands about the whole: install, uninstall, status, tick."""
+"""Commands about the whole: install, uninstall, tick."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 
 from .._client import Client
 from .._install import run_script, script_text
-from .._version import __version__
-from ._output import UsageError, connected, print_json, print_record, print_table
+from ._output import CommandError, UsageError, connected, print_json, print_record
 
 
 def install(arguments: argparse.Namespace) -> None:
@@ -27,6 +26,9 @@ def uninstall(arguments: argparse.Namespace) -> int:
     """Remove the schema with everything in it, after a question."""
     with connected(arguments) as connection:
         database = connection.info.dbname
+        row = connection.execute("select to_regnamespace('rota') as schema").fetchone()
+        if not row or row["schema"] is None:
+            raise CommandError(f"rota is not installed in {database}")
         if not arguments.yes:
             if not sys.stdin.isatty():
                 raise UsageError("uninstall deletes all jobs: confirm it with --yes")
@@ -37,31 +39,6 @@ def uninstall(arguments: argparse.Namespace) -> int:
         run_script(connection, "uninstall.sql", {})
         print(f"rota is gone from {database}")
     return 0
-
-
-def status(arguments: argparse.Namespace) -> None:
-    """Show version, queues, upkeep and workers."""
-    with connected(arguments) as connection:
-        overview = {
-            "database": connection.info.dbname,
-            "version": Client(connection).version(),
-            "client": __version__,
-        }
-        queues = connection.execute("select * from rota.queue_stats order by queue").fetchall()
-        upkeep = connection.execute(
-            "select task, nullif(done_at, '-infinity') as done_at from rota.upkeep"
-        ).fetchall()
-        workers = connection.execute(
-            "select worker, host, pid, version, queues, started_at, last_seen_at,"
-            " rota.now() - last_seen_at as silent_for from rota.workers order by worker"
-        ).fetchall()
-    if arguments.json:
-        print_json({**overview, "queues": queues, "upkeep": upkeep, "workers": workers})
-        return
-    print_record(overview)
-    for title, rows in (("queues", queues), ("upkeep", upkeep), ("workers", workers)):
-        print(f"\n{title}")
-        print_table(rows)
 
 
 def tick(arguments: argparse.Namespace) -> None:

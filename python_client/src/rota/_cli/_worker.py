@@ -8,8 +8,8 @@ import logging
 import os
 import sys
 import traceback
-from datetime import timedelta
 
+from .._checks import to_duration
 from .._log import JsonFormatter
 from .._registry import Registry
 from .._worker import Worker
@@ -19,18 +19,23 @@ from ._output import UsageError, conninfo
 def work(arguments: argparse.Namespace) -> int:
     """Run a worker until it is told to stop."""
     _set_up_log(arguments)
-    worker = Worker(
-        conninfo(arguments),
-        load_registry(arguments.registry),
-        name=arguments.name,
-        queues=arguments.queue or ["default"],
-        concurrency=arguments.concurrency,
-        batch=arguments.batch,
-        lease=None if arguments.lease is None else timedelta(seconds=arguments.lease),
-        poll_interval=arguments.poll_interval,
-        tick_interval=arguments.tick_interval,
-        grace_period=arguments.grace_period,
-    )
+    registry = load_registry(arguments.registry)
+    lease = arguments.lease
+    try:
+        worker = Worker(
+            conninfo(arguments),
+            registry,
+            name=arguments.name,
+            queues=arguments.queue or ["default"],
+            concurrency=arguments.concurrency,
+            batch=arguments.batch,
+            lease=None if lease is None else to_duration("lease", lease),
+            poll_interval=arguments.poll_interval,
+            tick_interval=arguments.tick_interval,
+            grace_period=arguments.grace_period,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     worker.run(drain=arguments.drain, once=arguments.once)
     if worker.has_threads:
         # A handler ignores that its job was given back: end it together with the process,
@@ -52,11 +57,21 @@ def load_registry(spec: str) -> Registry:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = "" if "importlib" in frame.filename else f" ({frame.filename}:{frame.lineno})"
         kind = type(error).__name__
-        raise UsageError(f"cannot import {module_name}: {kind}: {error}{place}") from None
-    found = getattr(module, name or "registry", None)
+        message = f"cannot import {module_name}: {kind}: {error}{place}"
+        raise UsageError(message, _import_hint(module_name, error)) from None
+    if not hasattr(module, name := name or "registry"):
+        raise UsageError(f"{module_name} has no attribute {name}")
+    found = getattr(module, name)
     if not isinstance(found, Registry):
-        raise UsageError(f"{module_name}:{name or 'registry'} is not a rota.Registry")
+        raise UsageError(f"{module_name}:{name} is not a rota.Registry")
     return found
+
+
+def _import_hint(module_name: str, error: Exception) -> str | None:
+    top, _, _ = module_name.partition(".")
+    if isinstance(error, ModuleNotFoundError) and error.name == top:
+        return f"Run it where `import {top}` works, or set PYTHONPATH"
+    return None
 
 
 def _set_up_log(arguments: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
         # Imported here: a worker that loads the handlers does not need it.
         from .command import main as play
     except ImportError as error:
-        hint = "install what the demo needs: pip install 'rota[demo]'"
+        hint = "install what the demo needs: pip install './python_client[demo]'"
         print(f"rota demo: {error}; {hint}", file=sys.stderr)
         return 1
     return play(argv)

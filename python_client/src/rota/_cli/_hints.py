@@ -1,0 +1,26 @@
+"""What helps against an error, in the words of the command line."""
+
+from __future__ import annotations
+
+import argparse
+
+from .._errors import (
+    JobFinishedError,
+    JobNotFoundError,
+    JobRunningError,
+    RotaError,
+    UnknownQueueError,
+)
+
+_HINTS: dict[type[RotaError], str] = {
+    JobNotFoundError: "It never existed, or retention has removed it.",
+    JobFinishedError: "To run it again: rota retry {job_id}",
+    JobRunningError: "Wait, or take it from its worker: rota retry {job_id} --force",
+    UnknownQueueError: "To see those that are known: rota status",
+}
+
+
+def hint_for(error: RotaError, arguments: argparse.Namespace) -> str | None:
+    """Return a hint that names commands where that of the database names functions."""
+    hint = _HINTS.get(type(error))
+    return hint.format(job_id=getattr(arguments, "job_id", "ID")) if hint else error.hint

@@ -1,0 +1,75 @@
+"""The command ``rota status``: what is there, and why a job may be waiting."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, LiteralString
+
+from psycopg import Connection
+from psycopg.errors import InsufficientPrivilege
+
+from .._client import Client
+from .._version import __version__
+from ._output import connected, print_json, print_record, print_table
+
+PARTS: dict[str, LiteralString] = {
+    "queues": "select * from rota.queue_stats order by queue",
+    "paused": """
+        select queue, paused_by, paused_at, pause_reason
+        from rota.queues
+        where is_paused
+        order by queue
+        """,
+    # A worker claims only the types that it has handlers for: its log names them at its start.
+    "due_jobs": """
+        select
+            j.queue, j.job_type, count(*) as due, rota.now() - min(j.run_at) as oldest_waits,
+            (
+                select count(*)
+                from rota.workers as w
+                where j.queue = any (w.queues)
+                  and w.last_seen_at > rota.now() - interval '2 minutes'
+            ) as workers_of_queue
+        from rota.job_runs as j
+        where j.status in ('queued', 'failed')
+          and j.run_at <= rota.now()
+        group by j.queue, j.job_type
+        order by min(j.run_at)
+        """,
+    "upkeep": "select task, nullif(done_at, '-infinity') as done_at from rota.upkeep",
+    "workers": """
+        select
+            worker, host, pid, version, queues, started_at, last_seen_at,
+            rota.now() - last_seen_at as silent_for
+        from rota.workers
+        order by worker
+        """,
+}
+
+
+def status(arguments: argparse.Namespace) -> None:
+    """Show version, queues, what is paused, what is due, upkeep and workers."""
+    with connected(arguments) as connection:
+        overview = {
+            "database": connection.info.dbname,
+            "version": Client(connection).version(),
+            "client": __version__,
+        }
+        parts = {name: _rows(connection, name) for name in PARTS}
+    if arguments.json:
+        print_json({**overview, **parts})
+        return
+    print_record(overview)
+    for name, rows in parts.items():
+        if rows or name not in ("paused", "upkeep"):
+            print(f"\n{name.replace('_', ' ')}")
+            print_table(rows)
+
+
+def _rows(connection: Connection[Any], name: str) -> list[Any]:
+    try:
+        return connection.execute(PARTS[name]).fetchall()
+    except InsufficientPrivilege:
+        if name != "upkeep":  # which an observer need not see
+            raise
+        return []
