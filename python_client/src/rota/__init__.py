@@ -3,6 +3,7 @@
 Everything public is listed in ``__all__``; all other modules are private.
 """
 
+from . import _libpq  # noqa: F401 - before all that needs it
 from ._async_client import AsyncClient
 from ._client import Client
 from ._effect import Effect
