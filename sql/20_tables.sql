@@ -52,7 +52,8 @@ create table rota.jobs (
     constraint jobs_idempotency_key_check
         check (char_length(idempotency_key) between 1 and 255),
     constraint jobs_run_at_check
-        check (isfinite(run_at)),
+        -- Every language has these years.
+        check (run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00'),
     constraint jobs_attempts_check
         check (attempts between 0 and max_attempts),
     constraint jobs_attempts_left_check

@@ -59,6 +59,8 @@ create table rota.finished_jobs_dead partition of rota.finished_jobs
 -- That a job ends once is held by its one row in jobs.
 create index finished_jobs_id_idx on rota.finished_jobs (id);
 create index finished_jobs_queue_idx on rota.finished_jobs (queue, finished_at);
+create index finished_jobs_done_default_finished_at_idx
+    on rota.finished_jobs_done_default (finished_at);
 create index finished_jobs_dead_finished_at_idx on rota.finished_jobs_dead (finished_at);
 
 comment on table rota.finished_jobs is

@@ -81,8 +81,12 @@ create or replace function rota._check_interval(
     set search_path = pg_catalog, pg_temp
 as $$
 begin
+    -- Twice: an infinite one has no seconds, and the seconds of '1 year -330 days' are few.
     if _check_interval.value >= _check_interval.shortest
-      and _check_interval.value <= _check_interval.longest then
+      and _check_interval.value <= _check_interval.longest
+      and rota._exact(_check_interval.value)
+        between rota._exact(_check_interval.shortest)
+        and rota._exact(_check_interval.longest) then
         return;
     end if;
 
@@ -129,10 +133,13 @@ create or replace function rota._check_run_at(argument text, run_at timestamptz)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if _check_run_at.run_at is null or not isfinite(_check_run_at.run_at) then
-        perform rota._refuse(_check_run_at.argument, format('must be a finite time, got %s',
-            coalesce(_check_run_at.run_at::text, 'null')));
+    if _check_run_at.run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00' then
+        return;
     end if;
+
+    perform rota._refuse(_check_run_at.argument, format(
+        'must be a time from 1970 to 9998, got %s',
+        coalesce(_check_run_at.run_at::text, 'null')));
 end;
 $$;
 
@@ -214,6 +221,56 @@ begin
         from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
             with ordinality as r (job_id, lease_token, ordinal)
         order by r.ordinal
+    );
+end;
+$$;
+
+/*
+ * Lock those running jobs of a batch that nobody else has locked; returns the ids in the order
+ * given, null where it could not be.  A row that somebody holds for long, as an operator who
+ * forgets to commit a cancel does, must not hold up the others of its worker.
+ */
+create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
+    returns bigint[]
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_held bigint[];
+begin
+    v_held := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_hold_jobs.job_ids)
+          and j.lease_token
+            = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
+          and j.status = 'running'
+        for update skip locked
+    );
+    return array(
+        select h.id
+        from unnest(_hold_jobs.job_ids) with ordinality as i (id, ordinal)
+        left join unnest(v_held) as h (id) on h.id = i.id
+        order by i.ordinal
+    );
+end;
+$$;
+
+create or replace function rota._is_running(job_id bigint, lease_token bigint)
+    returns boolean
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (
+        select
+        from rota.jobs as j
+        where j.id = _is_running.job_id
+          and j.lease_token = _is_running.lease_token
+          and j.status = 'running'
     );
 end;
 $$;

@@ -327,10 +327,10 @@ begin
     perform rota._check_name(_check_new_job.prefix || 'job_type', _check_new_job.job_type);
     if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then
         perform rota._refuse(_check_new_job.prefix || 'payload', 'must be a JSON object');
-    elsif pg_column_size(_check_new_job.payload) > 1048576 then
+    elsif octet_length(_check_new_job.payload::text) > 1048576 then
         perform rota._refuse(_check_new_job.prefix || 'payload', format(
             'must be at most 1 MiB, got %s bytes; keep the blob elsewhere and send its id',
-            pg_column_size(_check_new_job.payload)));
+            octet_length(_check_new_job.payload::text)));
     end if;
     perform rota._check_name(_check_new_job.prefix || 'queue', _check_new_job.queue);
     if _check_new_job.run_at is not null then

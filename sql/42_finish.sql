@@ -67,7 +67,9 @@ begin
     perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
     perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
 
-    v_ids := rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
+    v_ids := rota._hold_jobs(
+        rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens),
+        finish_jobs.lease_tokens);
     v_ended := rota._end_jobs(
         v_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
         finish_jobs.results);
@@ -77,6 +79,7 @@ begin
         t.job_id,
         case
             when e.job_id is not null then 'finished'
+            when rota._is_running(t.job_id, t.lease_token) then 'busy'
             when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
             else 'lost'
         end
@@ -88,8 +91,9 @@ end;
 $$;
 
 comment on function rota.finish_jobs(bigint[], bigint[], jsonb) is
-    'End up to 1000 running jobs as succeeded and return finished, already_finished or lost '
-    'for each in the order given; results is an array as long as job_ids; raises 22023.';
+    'End up to 1000 running jobs as succeeded and return finished, already_finished, lost, or '
+    'busy (another session has the row locked, ask again) for each in the order given; results '
+    'is an array as long as job_ids; raises 22023.';
 
 /*
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
@@ -175,9 +179,9 @@ create or replace function rota._check_result(argument text, result jsonb)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if pg_column_size(_check_result.result) > 1048576 then
+    if octet_length(_check_result.result::text) > 1048576 then
         perform rota._refuse(_check_result.argument, format(
-            'must be at most 1 MiB, got %s bytes', pg_column_size(_check_result.result)));
+            'must be at most 1 MiB, got %s bytes', octet_length(_check_result.result::text)));
     end if;
 end;
 $$;

@@ -26,13 +26,16 @@ create or replace function rota.heartbeat(
     set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_now constant timestamptz := rota.now();
+    v_now timestamptz;
     v_lease interval;
 begin
     perform rota._check_job_ref(heartbeat.job_id, heartbeat.lease_token);
     perform rota._check_lease('lease', heartbeat.lease);
     v_lease := rota._exact(heartbeat.lease);
 
+    -- The lease begins after the wait for whoever has the row locked.
+    perform from rota.jobs as j where j.id = heartbeat.job_id for update;
+    v_now := rota.now();
     return query
     update rota.jobs as j
     set locked_until = v_now + coalesce(
@@ -80,32 +83,25 @@ begin
     perform rota._check_job_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens);
     perform rota._check_lease('lease', heartbeat_jobs.lease);
     v_lease := rota._exact(heartbeat_jobs.lease);
-    v_ids := rota._newest_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens);
+    v_ids := rota._hold_jobs(
+        rota._newest_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens),
+        heartbeat_jobs.lease_tokens);
 
     return query
-    with held as (
-        -- In the order of the ids, like every batch; the update alone might go along
-        -- jobs_lease_idx.
-        select j.id
-        from rota.jobs as j
-        where j.id = any(v_ids)
-          and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]
-          and j.status = 'running'
-        order by j.id
-        for update
-    ),
-    beaten as (
+    with beaten as (
         update rota.jobs as j
         set locked_until = v_now + coalesce(
                 v_lease, j.lease, rota._queue_lease(j.queue)),
             updated_at = v_now
-        where j.id = any(array(select h.id from held as h))
+        where j.id = any(v_ids)
           and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]
           and j.status = 'running'
         returning j.id, j.lease_token, j.locked_until, j.cancel_requested_at
     )
     select
-        t.job_id, b.locked_until, b.id is null, b.cancel_requested_at is not null
+        t.job_id, b.locked_until,
+        b.id is null and not rota._is_running(t.job_id, t.lease_token),
+        b.cancel_requested_at is not null
     from unnest(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens)
         with ordinality as t (job_id, lease_token, ordinal)
     left join beaten as b on b.id = t.job_id and b.lease_token = t.lease_token
@@ -114,8 +110,9 @@ end;
 $$;
 
 comment on function rota.heartbeat_jobs(bigint[], bigint[], interval) is
-    'heartbeat() for up to 1000 jobs: one row for each in the order given, is_lost where the '
-    'lease is lost; raises 22023 for a bad argument.';
+    'heartbeat() for up to 1000 jobs, one row for each in the order given: is_lost where the '
+    'lease is lost, locked_until null where another session has the row locked just now; '
+    'raises 22023 for a bad argument.';
 
 /* The length of a lease where neither job nor caller says one. */
 create or replace function rota._queue_lease(queue text)

@@ -11,7 +11,12 @@
  * Making and dropping a partition locks the parent for a moment.  It waits for that lock no
  * longer than a tenth of a second, so that finishing jobs never queue up behind it; what does
  * not succeed now will at a later tick.  And it is done only when tick() is alone in its
- * transaction: a forgotten transaction must not hold such a lock.
+ * transaction: a forgotten transaction must not hold such a lock.  (Several statements sent as
+ * one string are one transaction that cannot be told from one statement: send tick() alone.)
+ *
+ * Each step is a subtransaction of its own, and so is each queue and each partition.  A view
+ * that somebody has made on one partition, or a row that cannot be deleted, stays with a
+ * warning, and everything else goes its way.
  */
 
 create or replace function rota._retain()
@@ -30,6 +35,8 @@ create or replace function rota._retain()
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_is_alone constant boolean := transaction_timestamp() = statement_timestamp();
+    v_step text;
 begin
     jobs_deleted := 0;
     partitions_created := 0;
@@ -41,15 +48,31 @@ begin
     where u.task = 'retention'
       and u.done_at not between v_now - interval '10 seconds' and v_now
     for update skip locked;
-    if found then
-        update rota.upkeep as u set done_at = v_now where u.task = 'retention';
-        jobs_deleted := rota._delete_old(5000);
-        perform rota._forget_effects(5000);
-        if transaction_timestamp() = statement_timestamp() then
-            partitions_created := rota._create_partitions();
-            partitions_dropped := rota._drop_partitions();
-        end if;
+    if not found then
+        return next;
+        return;
     end if;
+    update rota.upkeep as u set done_at = v_now where u.task = 'retention';
+
+    foreach v_step in array array['jobs', 'errors', 'effects', 'workers', 'partitions'] loop
+        begin
+            if v_step = 'jobs' then
+                jobs_deleted := rota._delete_old_jobs(5000);
+            elsif v_step = 'errors' then
+                perform rota._delete_old_errors(5000);
+            elsif v_step = 'effects' then
+                perform rota._forget_effects(5000);
+            elsif v_step = 'workers' then
+                delete from rota.workers as w where w.last_seen_at < v_now - interval '1 day';
+            elsif v_is_alone then
+                partitions_created := rota._create_partitions();
+                partitions_dropped := rota._drop_partitions();
+            end if;
+        exception
+            when others then
+                raise warning 'retention of % failed, to be tried again: %', v_step, sqlerrm;
+        end;
+    end loop;
     return next;
 end;
 $$;
@@ -68,7 +91,7 @@ end;
 $$;
 
 /* Delete up to max_rows rows that no partition drop will take soon enough. */
-create or replace function rota._delete_old(max_rows integer)
+create or replace function rota._delete_old_jobs(max_rows integer)
     returns integer
     language plpgsql
     security definer
@@ -76,32 +99,37 @@ create or replace function rota._delete_old(max_rows integer)
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_oldest constant timestamptz := v_now - rota._horizon();
     v_statuses text[];
     v_queue text;
     v_before timestamptz;
     v_ids bigint[];
     v_deleted integer := 0;
-    v_oldest constant timestamptz := v_now - rota._horizon();
 begin
     for v_statuses, v_queue, v_before in
         select r.statuses, r.queue, v_now - r.keep from rota._rows_to_delete() as r
     loop
-        v_ids := array(
-            select f.id
-            from rota.finished_jobs as f
-            where f.status = any(v_statuses)
-              and f.queue = v_queue
-              and f.finished_at < v_before
-            order by f.finished_at
-            limit _delete_old.max_rows - v_deleted
-            for update skip locked
-        );
-        delete from rota.finished_jobs as f
-        where f.id = any(v_ids)
-          and f.status = any(v_statuses)
-          and f.finished_at < v_before;
-        v_deleted := v_deleted + cardinality(v_ids);
-        exit when v_deleted >= _delete_old.max_rows;
+        begin
+            v_ids := array(
+                select f.id
+                from rota.finished_jobs as f
+                where f.status = any(v_statuses)
+                  and f.queue = v_queue
+                  and f.finished_at < v_before
+                order by f.finished_at
+                limit _delete_old_jobs.max_rows - v_deleted
+                for update skip locked
+            );
+            delete from rota.finished_jobs as f
+            where f.id = any(v_ids)
+              and f.status = any(v_statuses)
+              and f.finished_at < v_before;
+            v_deleted := v_deleted + cardinality(v_ids);
+        exception
+            when others then
+                raise warning 'old jobs of queue % stay for now: %', v_queue, sqlerrm;
+        end;
+        exit when v_deleted >= _delete_old_jobs.max_rows;
     end loop;
 
     -- The default partition is never dropped.
@@ -109,26 +137,33 @@ begin
         select f.id
         from rota.finished_jobs_done_default as f
         where f.finished_at < v_oldest
-        limit _delete_old.max_rows - v_deleted
+        limit _delete_old_jobs.max_rows - v_deleted
         for update skip locked
     );
     delete from rota.finished_jobs_done_default as f
     where f.id = any(v_ids)
       and f.finished_at < v_oldest;
-    v_deleted := v_deleted + cardinality(v_ids);
+    return v_deleted + cardinality(v_ids);
+end;
+$$;
 
+create or replace function rota._delete_old_errors(max_rows integer)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
     delete from rota.job_errors as e
     where (e.job_id, e.lease_token) in (
         select o.job_id, o.lease_token
         from rota.job_errors as o
-        where o.failed_at < v_now - greatest(
+        where o.failed_at < rota.now() - greatest(
             '90 days', (select max(q.keep_dead) from rota.queues as q))
         order by o.failed_at
-        limit _delete_old.max_rows
+        limit _delete_old_errors.max_rows
         for update skip locked
     );
-    delete from rota.workers as w where w.last_seen_at < v_now - interval '1 day';
-    return v_deleted;
 end;
 $$;
 
@@ -217,6 +252,15 @@ declare
     v_name text;
     v_created integer := 0;
 begin
+    -- Attaching a partition reads the default one under a lock that endings wait for.
+    if (
+        select count(*) > 100000
+        from (select from rota.finished_jobs_done_default as f limit 100001) as f
+    ) then
+        raise warning 'partitions are made again when finished_jobs_done_default is small';
+        return 0;
+    end if;
+
     for v_day in 0..7 loop
         v_name := 'finished_jobs_done_' || to_char(v_today + v_day, 'YYYYMMDD');
         v_from := (v_today + v_day)::timestamp at time zone 'UTC';
@@ -266,13 +310,17 @@ begin
         order by c.relname
         limit 10
     loop
-        execute format('drop table %s', v_partition);
-        v_dropped := v_dropped + 1;
+        begin
+            execute format('drop table %s', v_partition);
+            v_dropped := v_dropped + 1;
+        exception
+            when lock_not_available then
+                return v_dropped;
+            when others then
+                raise warning 'partition % stays for now: %', v_partition, sqlerrm;
+        end;
     end loop;
 
     return v_dropped;
-exception
-    when lock_not_available then
-        return 0;
 end;
 $$;

@@ -157,6 +157,29 @@ def test_enqueue_refuses_an_infinite_interval(db):
                 enqueue(db, **{argument: bad})
 
 
+def test_enqueue_refuses_times_that_some_language_has_not(db):
+    for bad in ("0044-03-15 BC", "0001-01-01", "1969-12-31", "9999-12-31", "infinity"):
+        with refused("run_at"):
+            enqueue(db, run_at=bad)
+        with refused("jobs[1].run_at"):
+            call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "run_at": bad}]))
+
+
+def test_enqueue_refuses_a_lease_of_few_seconds_that_looks_long(db):
+    for bad in ("1 year -330 days", "-1 year 361 days"):
+        with refused("lease"):
+            enqueue(db, lease=bad)
+        with refused("lease"):
+            claim(db, lease=bad)
+
+
+def test_enqueue_measures_a_payload_from_a_compressed_column(db):
+    db.execute("create table big as select jsonb_build_object('a', repeat('x', 5000000)) as p")
+
+    with refused("payload"):
+        rows(db, "select rota.enqueue('x', p) from big")
+
+
 def test_enqueue_accepts_every_limit(db):
     for arguments in [
         {"delay": "0"},
@@ -168,8 +191,8 @@ def test_enqueue_accepts_every_limit(db):
         {"max_attempts": 1},
         {"idempotency_key": "🦀" * 255},
         {"payload": MEGABYTE},
-        {"run_at": "0001-01-01"},
-        {"run_at": "9999-12-31"},
+        {"run_at": "1970-01-02"},
+        {"run_at": "9998-12-31"},
     ]:
         assert enqueue(db, **arguments) > 0
 

@@ -146,8 +146,11 @@ def test_finish_job_and_all_others_leave_an_ended_job_as_it_is(db, clock, status
     answers = {name: told(db, name, job) for name in WORKER_CALLS}
 
     ended = "already_finished" if status == "succeeded" else None
+    # A failure reported after a cancel is one that the cancel has dealt with.
+    told_before = dict.fromkeys(["fail_job", "fatal"], "cancelled")
     assert answers == {
         **dict.fromkeys(WORKER_CALLS, "RT003"),
+        **(told_before if status == "cancelled" else {}),
         **SET_BASED,
         "finish_job": ended or "RT003",
         "finish_jobs": ended or "lost",
@@ -356,3 +359,15 @@ def test_finish_jobs_names_the_result_that_is_too_large(db):
         call(db, "finish_jobs", **owners(first, second), results=Jsonb([1, "a" * 1048576]))
 
     assert rows(db, "select distinct status from rota.job_runs") == [("running",)]
+
+
+def test_finish_jobs_goes_past_a_row_that_is_locked_and_says_so(db, connect):
+    jobs = [running(db), running(db)]
+    other = connect()
+
+    with other.transaction():
+        other.execute("select from rota.jobs where id = %s for update", [jobs[0].job_id])
+        told = [row.outcome for row in call(db, "finish_jobs", **owners(*jobs))]
+    again = [row.outcome for row in call(db, "finish_jobs", **owners(*jobs))]
+
+    assert (told, again) == (["busy", "finished"], ["finished", "already_finished"])

@@ -159,3 +159,17 @@ def test_set_progress_accepts(db, percent):
 def test_set_progress_of_a_job_that_waits_is_refused(db):
     with raises("RT002"):
         value(db, "set_progress", job_id=enqueue(db), lease_token=0, percent=1)
+
+
+def test_heartbeat_jobs_goes_past_a_row_that_is_locked(db, connect, clock):
+    clock.set("2026-01-01 00:00+00")
+    jobs = [running(db), running(db)]
+    other = connect()
+
+    with other.transaction():
+        other.execute("select from rota.jobs where id = %s for update", [jobs[0].job_id])
+        now = clock.advance("30 s")
+        first, second = call(db, "heartbeat_jobs", **owners(*jobs))
+
+    assert (first.is_lost, first.locked_until) == (False, None)
+    assert (second.is_lost, second.locked_until) == (False, now + timedelta(minutes=1))

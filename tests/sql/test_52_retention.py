@@ -222,3 +222,50 @@ def test_retain_of_other_sessions_time_zones_makes_the_same_days(db, clock):
         clock.advance("11 s")
 
     assert partitions(db)[-8:] == names(now, range(8))
+
+
+def test_retain_goes_on_where_a_partition_cannot_be_dropped(db, clock):
+    start = clock.now()
+    day = f"finished_jobs_done_{start:%Y%m%d}"
+    db.execute(f"create view public.mine as select * from rota.{day}")
+    dead = end(db, "dead")
+
+    clock.advance("91 days")
+    tick_until_done(db, clock)
+
+    assert partitions(db)[0] == f"rota.{day}"
+    assert partitions(db)[1:] == names(clock.now(), range(8))
+    assert not is_there(db, dead)
+    assert not scalar(db, "select exists (select from rota.job_errors)")
+
+
+def test_retain_goes_on_where_a_queue_cannot_be_forgotten(db, clock):
+    stuck, gone = end(db, "dead", "a"), end(db, "dead", "b")
+    db.execute(
+        "create function public.no() returns trigger language plpgsql as"
+        " $$ begin raise 'never'; end $$"
+    )
+    db.execute(
+        "create trigger no before delete on rota.finished_jobs_dead for each row"
+        " when (old.queue = 'a') execute function public.no()"
+    )
+
+    clock.advance("91 days")
+    tick_until_done(db, clock)
+
+    assert (is_there(db, stuck), is_there(db, gone)) == (True, False)
+    assert partitions(db) == names(clock.now(), range(8))
+
+
+def test_retain_waits_for_no_row_of_a_worker(db, connect, clock):
+    value(db, "report_worker", worker="w", host="h", pid=1, version="1", queues=["a"])
+    dead = end(db, "dead")
+    clock.advance("91 days")
+    other = connect()
+
+    with other.transaction():
+        other.execute("select from rota.workers for update")
+        tick_until_done(db, clock)
+
+    assert not is_there(db, dead)
+    assert partitions(db) == names(clock.now(), range(8))
