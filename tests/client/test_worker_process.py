@@ -75,7 +75,8 @@ def test_second_signal_stops_at_once(
     _wait_for_running(db, 3)
 
     worker.signal(signal.SIGINT)
-    wait_until(lambda: "stops" in worker.log.read_text())
+    stops = "stops: waits up to 30 s for 3 running jobs; a second signal ends the wait"
+    wait_until(lambda: stops in worker.log.read_text())
     worker.signal(signal.SIGINT)
 
     assert worker.wait(10) == 0

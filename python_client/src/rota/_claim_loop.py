@@ -13,6 +13,7 @@ import psycopg
 
 from ._async_client import AsyncClient
 from ._database import Database, backoff
+from ._outage import is_lost
 from ._rows import ClaimedJob
 from ._runner import Runner
 from ._upkeep import Upkeep
@@ -88,7 +89,8 @@ class ClaimLoop:
             self._failures += 1
             if self._failures >= PATIENCE and not is_patient:
                 raise
-            logger.warning("claim failed, trying again: %s", str(error).strip())
+            if not is_lost(error):
+                logger.warning("claim failed, trying again: %s", str(error).strip())
             self._claim_at = time.monotonic() + backoff(self._failures)
             return False
         self._failures = 0

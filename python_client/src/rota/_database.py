@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ._async_client import AsyncClient
 from ._errors import IsolationLevelError
+from ._outage import Outage, is_lost
 
 T = TypeVar("T")
 
@@ -51,8 +53,12 @@ def backoff(failures: int) -> float:
 class Database:
     """One connection that is opened when it is needed; calls take turns."""
 
-    def __init__(self, conninfo: str) -> None:
+    def __init__(self, conninfo: str, outage: Outage) -> None:
+        self.name = ""
+        """The name of the database, once there was a connection."""
         self._conninfo = conninfo
+        self._outage = outage
+        self._opened_at = 0.0
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
         self._is_default_refused = False
@@ -60,15 +66,18 @@ class Database:
     async def call(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Run *action*; after a database error the next call opens a new connection."""
         async with self._turn:
-            if self._connection is None or self._connection.closed:
-                self._connection = await connect_async(self._conninfo, "rota worker")
-                await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             try:
-                return await action(AsyncClient(self._connection))
-            except (psycopg.Error, asyncio.CancelledError):
+                if self._connection is None or self._connection.closed:
+                    self._connection = await self._open()
+                value = await action(AsyncClient(self._connection))
+            except (psycopg.Error, asyncio.CancelledError) as error:
+                if isinstance(error, psycopg.Error) and is_lost(error):
+                    self._outage.begin(error, self._opened_at)
                 # Also when it seems usable: after a failover it may lead to a standby.
                 await self._drop()
                 raise
+            self._outage.end(self._opened_at)
+            return value
 
     async def call_read_committed(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Run *action* like `call`, also where the database's default is another level."""
@@ -88,6 +97,13 @@ class Database:
         """Close the connection, if there is one."""
         async with self._turn:
             await self._drop()
+
+    async def _open(self) -> AsyncConnection[Any]:
+        self._opened_at = time.monotonic()
+        connection = await connect_async(self._conninfo, "rota worker")
+        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+        self.name = connection.info.dbname
+        return connection
 
     async def _drop(self) -> None:
         if self._connection is not None:

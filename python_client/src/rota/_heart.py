@@ -19,6 +19,7 @@ from ._client import Client
 from ._database import backoff
 from ._errors import RotaError
 from ._job import BaseJob
+from ._outage import Outage, is_lost
 from ._rows import JobHeartbeat
 
 logger = logging.getLogger("rota")
@@ -31,10 +32,15 @@ class Heart(threading.Thread):
     """Heartbeat every third of a lease; tell *on_change* which jobs are not wanted any more."""
 
     def __init__(
-        self, connect: Callable[[], Connection[Any]], on_change: Callable[[BaseJob], None]
+        self,
+        connect: Callable[[], Connection[Any]],
+        outage: Outage,
+        on_change: Callable[[BaseJob], None],
     ) -> None:
         super().__init__(name="rota-heartbeat", daemon=True)
         self._connect = connect
+        self._outage = outage
+        self._opened_at = 0.0
         self._on_change = on_change
         self._connection: Connection[Any] | None = None
         self._due: dict[BaseJob, float] = {}
@@ -67,11 +73,15 @@ class Heart(threading.Thread):
                 for part in _parts(jobs):
                     self._beat(part)
                 self._failures = 0
+                self._outage.end(self._opened_at)
             except (psycopg.Error, RotaError) as error:
                 self._failures += 1
                 self._pause_until = time.monotonic() + backoff(self._failures)
                 self._disconnect()
-                logger.warning("heartbeat failed, trying again: %s", str(error).strip())
+                if is_lost(error):
+                    self._outage.begin(error, self._opened_at)
+                else:
+                    logger.warning("heartbeat failed, trying again: %s", str(error).strip())
         self._disconnect()
 
     def _wait(self) -> list[BaseJob] | None:
@@ -89,6 +99,7 @@ class Heart(threading.Thread):
 
     def _beat(self, jobs: list[BaseJob]) -> None:
         if self._connection is None:
+            self._opened_at = time.monotonic()
             self._connection = self._connect()
         sent_at = time.monotonic()
         beats = Client(self._connection).heartbeat_jobs(

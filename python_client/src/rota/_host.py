@@ -10,6 +10,7 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 
 from ._database import Database, connect, connect_async
+from ._outage import is_lost
 
 logger = logging.getLogger("rota")
 
@@ -19,7 +20,8 @@ NAME = "rota job"
 class Host:
     """Opens connections for handlers, and stores progress over one of the worker's."""
 
-    def __init__(self, conninfo: str, database: Database) -> None:
+    def __init__(self, worker: str, conninfo: str, database: Database) -> None:
+        self.worker = worker
         self.loop: asyncio.AbstractEventLoop
         self._conninfo = conninfo
         self._database = database
@@ -41,4 +43,5 @@ class Host:
                 lambda client: client.set_progress(job_id, lease_token, percent, message)
             )
         except psycopg.OperationalError as error:
-            logger.warning("job %s: progress not stored: %s", job_id, str(error).strip())
+            if not is_lost(error):
+                logger.warning("job %s: progress not stored: %s", job_id, str(error).strip())

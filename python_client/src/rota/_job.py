@@ -31,6 +31,7 @@ class BaseJob:
     """What both kinds of job share: the claim, and what became known about it since."""
 
     def __init__(self, claim: ClaimedJob, host: Host, claimed_at: float) -> None:
+        self.worker = host.worker
         self.job_id = claim.job_id
         self.lease_token = claim.lease_token
         self.job_type = claim.job_type

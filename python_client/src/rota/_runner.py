@@ -58,6 +58,11 @@ class Runner:
         return not self._running and not self._waiting
 
     @property
+    def running(self) -> int:
+        """How many handlers run."""
+        return len(self._running)
+
+    @property
     def free(self) -> int:
         """How many more jobs could start at once."""
         return max(0, self._concurrency - len(self._running) - len(self._waiting))

@@ -19,6 +19,7 @@ from ._database import Database, backoff
 from ._errors import InvalidArgumentError, JobFinishedError, JobNotFoundError, LeaseLostError
 from ._job import BaseJob
 from ._json import storable
+from ._outage import is_lost
 from ._outcome import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
 from ._rows import ReleasedJob
 
@@ -140,7 +141,8 @@ class Settler:
                 raise
             except psycopg.Error as error:
                 failures += 1
-                logger.warning("the end of a job could not be reported: %s", str(error).strip())
+                if not is_lost(error):
+                    logger.warning("a job's end could not be reported: %s", str(error).strip())
                 await asyncio.sleep(backoff(failures))
 
 

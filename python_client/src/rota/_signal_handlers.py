@@ -18,10 +18,13 @@ class Stop(Protocol):
 
 
 @contextmanager
-def stop_on_signals(stop: Stop) -> Iterator[None]:
-    """Stop on the first signal, at once on the second, and let the third one kill."""
+def stop_on_signals(stop: Stop) -> Iterator[bool]:
+    """Stop on the first signal, at once on the second, and let the third one kill.
+
+    Only the main thread may set signal handlers; say whether they are set.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set signal handlers
+        yield False
         return
     signals = (signal.SIGTERM, signal.SIGINT)
     count = 0
@@ -37,7 +40,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
     # Plain handlers, not those of the loop: they run also while a handler blocks the loop.
     before = {each: signal.signal(each, handle) for each in signals}
     try:
-        yield
+        yield True
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

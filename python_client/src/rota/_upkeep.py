@@ -13,6 +13,7 @@ import psycopg
 from ._async_client import AsyncClient
 from ._database import Database
 from ._errors import RotaError
+from ._outage import is_lost
 from ._version import __version__
 
 logger = logging.getLogger("rota")
@@ -40,7 +41,7 @@ class Upkeep:
 
     async def introduce(self) -> None:
         """Report for the first time; any error is the caller's."""
-        await self._database.call(self._report)
+        await self._report()
 
     async def run_due(self) -> None:
         """Do what is due; a failure is logged, and tried again when it is due again."""
@@ -49,15 +50,20 @@ class Upkeep:
                 self._tick_at = time.monotonic() + self._interval * random.uniform(0.8, 1.2)  # noqa: S311
                 await self._database.call(AsyncClient.tick)
             if time.monotonic() >= self._report_at:
-                await self._database.call(self._report)
+                await self._report()
         except (psycopg.Error, RotaError) as error:
-            logger.warning("upkeep failed: %s", str(error).strip())
+            if not is_lost(error):
+                logger.warning("upkeep failed: %s", str(error).strip())
 
     async def take_leave(self) -> None:
         """Report for the last time."""
         await self._database.call(lambda client: client.forget_worker(self._worker))
 
-    async def _report(self, client: AsyncClient) -> None:
+    async def _report(self) -> None:
         self._report_at = time.monotonic() + REPORT_INTERVAL
-        host = socket.gethostname()
-        await client.report_worker(self._worker, host, os.getpid(), __version__, self._queues)
+        host, pid = socket.gethostname(), os.getpid()
+        await self._database.call(
+            lambda client: client.report_worker(
+                self._worker, host, pid, __version__, self._queues
+            )
+        )

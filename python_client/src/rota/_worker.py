@@ -25,6 +25,8 @@ from ._errors import RotaError
 from ._heart import Heart
 from ._host import Host
 from ._job import BaseJob
+from ._log import log_start, log_stop
+from ._outage import Outage
 from ._registry import Registry
 from ._rows import ClaimedJob
 from ._runner import Runner
@@ -69,13 +71,17 @@ class Worker:
         self._registry = registry
         self._queues = list(queues)
         self._lease = lease
+        self._concurrency = concurrency
         self._grace_period = grace_period
+        self._hears_signals = False
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._claims = Database(conninfo)
-        self._endings = Database(conninfo)
-        self._host = Host(conninfo, self._endings)
-        self._heart = Heart(partial(connect, conninfo, "rota heartbeat"), self._on_change)
+        outage = Outage()
+        self._claims = Database(conninfo, outage)
+        self._endings = Database(conninfo, outage)
+        self._host = Host(self.name, conninfo, self._endings)
+        connect_heart = partial(connect, conninfo, "rota heartbeat")
+        self._heart = Heart(connect_heart, outage, self._on_change)
         self._upkeep = Upkeep(self._claims, self.name, self._queues, tick_interval)
         self._loop = ClaimLoop(
             self._claims, self._claim, self._upkeep, batch=batch, poll_interval=poll_interval
@@ -94,7 +100,7 @@ class Worker:
 
         With *drain* leave as soon as nothing is due, with *once* after one claim.
         """
-        with stop_on_signals(self.stop):
+        with stop_on_signals(self.stop) as self._hears_signals:
             asyncio.run(self.run_async(drain=drain, once=once))
 
     async def run_async(self, *, drain: bool = False, once: bool = False) -> None:
@@ -106,7 +112,10 @@ class Worker:
             await self._claims.close()
             raise
         self._heart.start()
-        logger.info("worker %s started", self.name)
+        log_start(
+            self.name, self._claims.name, self._queues, self._registry.job_types,
+            self._concurrency,
+        )  # fmt: skip
         claiming = asyncio.create_task(self._loop.run(self._runner, drain=drain, once=once))
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -140,8 +149,8 @@ class Worker:
         )
 
     async def _leave(self, claiming: asyncio.Task[None]) -> None:
-        logger.info("worker %s stops", self.name)
         self._runner.close()
+        log_stop(self.name, self._runner.running, self._grace_period, self._hears_signals)
         await _try(self._runner.give_back_waiting())
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
         await asyncio.wait([claiming], timeout=LEAVE_TIMEOUT)

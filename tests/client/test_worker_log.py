@@ -1,0 +1,139 @@
+"""What a worker says of itself, and of a database that goes and comes back."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import rota
+from client.workers import BackgroundWorker, wait_until
+from rota import Client, Job, JsonFormatter, Registry
+from rota._outage import Outage
+
+Background = Callable[..., BackgroundWorker]
+LOST = psycopg.OperationalError("connection refused\nIs it running?")
+
+
+@pytest.fixture(autouse=True)
+def _all_levels(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.INFO, "rota"):
+        yield
+
+
+def test_start_and_stop_say_what_the_worker_does(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = Registry()
+    started, go_on = threading.Semaphore(0), threading.Event()
+
+    @registry.handler("b")
+    @registry.handler("a")
+    def waits(job: Job) -> None:
+        started.release()
+        go_on.wait(10)
+
+    client.enqueue_many([{"job_type": "a"}] * 2)
+    worker = background(registry, name="w1", queues=["default", "mail"])
+    assert started.acquire(timeout=10)
+    assert started.acquire(timeout=10)
+    worker.worker.stop()
+    stops = "worker w1 stops: waits up to 30 s for 2 running jobs"
+    wait_until(lambda: stops in caplog.messages)
+    go_on.set()
+    worker.stop()
+
+    assert caplog.messages[0] == (
+        f"worker w1 started database={db.info.dbname} queues=default,mail job_types=a,b "
+        "concurrency=4"
+    )
+
+
+def test_events_name_the_worker_and_moments_are_iso(
+    client: Client, drain: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+
+    @registry.handler("a")
+    def snooze(job: Job) -> None:
+        raise rota.Snooze(60)
+
+    client.enqueue("a")
+    drain(registry, name="w1")
+
+    records = [record for record in caplog.records if hasattr(record, "rota")]
+    lines = [json.loads(JsonFormatter().format(record)) for record in records]
+    assert [(line["event"], line["worker"]) for line in lines] == [
+        ("claimed", "w1"),
+        ("snoozed", "w1"),
+    ]
+    assert "T" in lines[1]["next_run"]
+    assert " worker=w1 " in records[1].getMessage()
+    assert f"next_run={lines[1]['next_run']}" in records[1].getMessage()
+
+
+def test_a_lost_database_is_one_line_and_its_return_another(
+    client: Client,
+    db: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+    background: Background,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = Registry()
+    done = threading.Semaphore(0)
+    registry.add("slow", lambda job: time.sleep(1.5))
+    registry.add("quick", lambda job: done.release())
+    client.enqueue("quick")
+    client.enqueue("slow", lease=timedelta(seconds=0.9))
+    background(registry, name="w1")
+    assert done.acquire(timeout=10)
+
+    allow: Any = "alter database {} with allow_connections {}"
+    name = sql.Identifier(db.info.dbname)
+    admin.execute(sql.SQL(allow).format(name, sql.SQL("false")))
+    try:
+        db.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name like 'rota %' and datname = current_database()"
+        )
+        time.sleep(2.0)
+    finally:
+        admin.execute(sql.SQL(allow).format(name, sql.SQL("true")))
+    client.enqueue("quick")
+    assert done.acquire(timeout=30)
+
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    told = [line for line in told if "database" in line or "trying again" in line]
+    assert len(told) == 2, told
+    assert told[0].startswith("the database is lost, trying again: ")
+    assert told[1].startswith("the database is back after ")
+
+
+def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage()
+    outage.begin(LOST, time.monotonic())  # never reached before: the caller raises it
+    assert caplog.messages == []
+    opened_at = time.monotonic()
+    outage.end(opened_at)
+
+    for _ in range(3):
+        outage.begin(LOST, opened_at)
+    outage.end(opened_at)  # an old connection that still works
+    assert caplog.messages == [
+        "the database is lost, trying again: connection refused Is it running?"
+    ]
+
+    outage.end(time.monotonic())
+    outage.begin(LOST, opened_at)  # an old connection that is found broken late
+    assert len(caplog.messages) == 2
+    outage.begin(LOST, time.monotonic())
+    assert len(caplog.messages) == 3
