@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection, IsolationLevel
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ._async_client import AsyncClient
 from ._errors import IsolationLevelError
@@ -26,6 +27,13 @@ _SOCKET = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+
+_BARE_NAME = re.compile(r"[^=/:@]+")
+
+
+def named(database: str) -> str:
+    """Return a connection string for what may, as in psql, be the bare name of a database."""
+    return make_conninfo(dbname=database) if _BARE_NAME.fullmatch(database) else database
 
 
 def settings(conninfo: str, name: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -14,15 +13,12 @@ from typing import Any
 
 import psycopg
 from psycopg import Connection
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
-from .._database import connect
+from .._database import connect, named
 
 MAX_WIDTH = 48
-
-
-_BARE_NAME = re.compile(r"[^=/:@]+")
 
 
 class CommandError(Exception):
@@ -42,13 +38,8 @@ class UsageError(CommandError):
 
 
 def conninfo(arguments: argparse.Namespace) -> str:
-    """Return the connection string: the option, else DATABASE_URL, else libpq's defaults.
-
-    As in psql, it may be the bare name of a database.
-    """
-    chosen = arguments.database_url or os.environ.get("DATABASE_URL", "")
-    if _BARE_NAME.fullmatch(chosen):
-        return make_conninfo(dbname=chosen)
+    """Return the connection string: the option, else DATABASE_URL, else libpq's defaults."""
+    chosen = named(arguments.database_url or os.environ.get("DATABASE_URL", ""))
     try:
         conninfo_to_dict(chosen)
     except psycopg.ProgrammingError:
@@ -57,7 +48,7 @@ def conninfo(arguments: argparse.Namespace) -> str:
             "the connection string is not valid; it looks like "
             "postgresql://user:password@host:5432/database"
         ) from None
-    return str(chosen)
+    return chosen
 
 
 @contextmanager

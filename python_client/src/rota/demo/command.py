@@ -15,7 +15,7 @@ from types import FrameType
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from .._database import connect
+from .._database import connect, named
 from .display import Display, make_console
 from .place import CannotPlayError, clean, given_database, own_server
 from .play import play
@@ -67,10 +67,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _checked(url: str) -> str:
     try:
-        conninfo_to_dict(url)
+        conninfo_to_dict(named(url))
     except psycopg.ProgrammingError:  # whose message would repeat a password
         raise CannotPlayError("DATABASE_URL is not a connection string") from None
-    return url
+    return named(url)
 
 
 def _clean(url: str) -> int:
