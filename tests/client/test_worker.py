@@ -227,7 +227,7 @@ def test_snooze_burns_no_attempt_and_retry_in_sets_the_time(
         ("a\x00b\ud800", "a\ufffdb\ufffd"),
         ({"n": float("nan"), "i": [float("inf")]}, {"n": None, "i": [None]}),
         ("x" * 10_000_000, None),
-        ([1] * 300_000, None),
+        ([1e300] * 10_000, None),
         (object(), None),
         (10**200_000, None),
         (None, None),
