@@ -147,7 +147,7 @@ def test_demo_leaves_an_installed_rota_and_its_jobs_alone(
     assert schemas(dsn) == before
     rows = db.execute("select id, status, attempts from rota.job_runs").fetchall()
     assert rows == [(mine, "queued", 0)]
-    for table in ("job_errors", "workers", "queues"):
+    for table in ("job_errors", "workers", "queues", "effects"):
         found = db.execute(sql.SQL("select * from rota.{}").format(sql.Identifier(table)))
         assert found.fetchall() == []
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
+import psycopg
 import pytest
 
 import rota
@@ -64,3 +65,9 @@ def test_examples_work_together(dsn: str) -> None:
     run("-m", "rota", "enqueue", "count_users")
     run("-m", "rota", "enqueue", "import_pages")
     assert run("-m", "rota", "worker", "jobs:registry", "--drain").count(" succeeded ") == 3
+    assert run("send_once.py").count("sent invoice 5") == 1
+    with psycopg.connect(dsn) as connection:
+        results = connection.execute(
+            "select result from rota.finished_jobs where job_type = 'send_invoice'"
+        ).fetchall()
+    assert results == [({"message_id": "<invoice.5@shop.example>"},)] * 2

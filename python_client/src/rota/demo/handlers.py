@@ -5,8 +5,8 @@ So each handler must be right when it runs again, and there are three ways to th
 
 - `cleanup_nightly` writes to the database only.  ``job.transaction()`` commits its writes
   together with the end of the job: both happen, or neither.
-- `send_weekly_report` sends a mail, which nothing can roll back.  It records that it is about
-  to send, and commits that first; an attempt that finds the record does not send.
+- `send_weekly_report` sends a mail, which nothing can roll back.  ``job.effect()`` records
+  that first; an attempt that finds the record does not send.
 - `deliver_webhook` leaves it to the receiver, who gets the same event id each time.
 """
 
@@ -22,6 +22,7 @@ import rota
 
 from . import mail
 from .processes import end_with_parent
+from .story import SCOPE
 
 registry = rota.Registry()
 
@@ -41,20 +42,18 @@ def cleanup_nightly(job: rota.Job) -> None:
 @registry.handler("send_weekly_report")
 def send_weekly_report(job: rota.Job) -> str:
     """Mail a user his week, not twice."""
-    user_id, week_start = job.payload["user_id"], job.payload["week_start"]
-    # Autocommit: no transaction is open while the mail provider is asked.
-    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
-        report = write_report(connection, user_id, week_start)
-        if not record_sending(connection, user_id, week_start):
+    report = write_report(job.payload["user_id"], job.payload["week_start"])
+    with job.effect(SCOPE, report.key) as effect:
+        if not effect.is_due:
             return "not sent: record found"
         try:
             mail.send(report)
         except mail.MailNotAcceptedError:
             # For certain there is no mail, so the next attempt has to send it.  After any
             # other error there may be one, and the record stays.
-            withdraw_record(connection, user_id, week_start)
+            effect.withdraw()
             raise
-    time.sleep(job.payload.get("linger_seconds", 0))  # for the demo to kill this worker
+        time.sleep(job.payload.get("linger_seconds", 0))  # for the demo to kill this worker
     return "mail sent"
 
 
@@ -67,38 +66,16 @@ def deliver_webhook(job: rota.Job) -> None:
         raise RuntimeError("the customer's server refused the event")
 
 
-def record_sending(
-    connection: psycopg.Connection[object], user_id: int, week_start: str
-) -> bool:
-    """Record that the report is about to be sent; say whether this is the first record."""
-    return bool(
-        connection.execute(
-            "insert into rota_demo.sent_reports (user_id, week_start) values (%s, %s)"
-            " on conflict do nothing",
-            [user_id, week_start],
-        ).rowcount
-    )
-
-
-def withdraw_record(
-    connection: psycopg.Connection[object], user_id: int, week_start: str
-) -> None:
-    """Forget the record of a report that was not sent."""
-    connection.execute(
-        "delete from rota_demo.sent_reports where user_id = %s and week_start = %s",
-        [user_id, week_start],
-    )
-
-
-def write_report(
-    connection: psycopg.Connection[tuple[str, int]], user_id: int, week_start: str
-) -> mail.Message:
+def write_report(user_id: int, week_start: str) -> mail.Message:
     """Return the mail to one user."""
-    row = connection.execute(
-        "select u.name, (select count(*) from rota_demo.sessions as s where s.user_id = u.id)"
-        " from rota_demo.users as u where u.id = %s",
-        [user_id],
-    ).fetchone()
+    # No transaction is open any more while the mail provider is asked.
+    with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
+        row = connection.execute(
+            "select u.name,"
+            " (select count(*) from rota_demo.sessions as s where s.user_id = u.id)"
+            " from rota_demo.users as u where u.id = %s",
+            [user_id],
+        ).fetchone()
     if row is None:
         raise rota.FatalError(f"there is no user {user_id}")  # trying again cannot help
     name, sessions = row

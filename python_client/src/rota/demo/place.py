@@ -15,9 +15,9 @@ from .._database import connect
 from .._embedded import EmbeddedPostgres
 from .._install import run_script
 from .shop import SHOP_TABLES
-from .story import QUEUE, WORKERS
+from .story import QUEUE, SCOPE, WORKERS
 
-_NEEDED = ("jobs", "finished_jobs", "job_errors", "workers")
+_NEEDED = ("jobs", "finished_jobs", "job_errors", "workers", "effects")
 
 
 class CannotPlayError(Exception):
@@ -97,12 +97,18 @@ def clean(connection: Connection[Any]) -> str:
 
 
 def _delete_jobs(connection: Connection[Any]) -> None:
-    names = {"queue": QUEUE, "queues": [QUEUE], "workers": list(WORKERS)}
+    names = {
+        "queue": QUEUE,
+        "queues": [QUEUE],
+        "workers": list(WORKERS),
+        "scope": SCOPE,
+    }
     with connection.transaction():
         for statement in (
             "delete from rota.jobs where queue = %(queue)s",
             "delete from rota.finished_jobs where queue = %(queue)s",
             "delete from rota.job_errors where queue = %(queue)s",
+            "delete from rota.effects where scope = %(scope)s",
             "delete from rota.workers where worker = any(%(workers)s) and queues = %(queues)s",
         ):
             connection.execute(statement, names)

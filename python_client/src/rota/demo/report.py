@@ -16,9 +16,9 @@ from .proof import Check
 from .records import Run
 
 POLICY = """\
-The guard is a record "about to send", committed before the mail leaves. An attempt that finds
-it does not send: at most one mail, and none if a worker dies between the two. The other policy
-is to ask the provider for the Message-ID, or to send again: at least one mail, perhaps two."""
+The guard is a record in rota.effects, committed before the mail leaves. An attempt that finds
+it does not send: at most one mail, and none if a worker dies between the two. The other policy,
+if_unknown="again", is to send again: at least one mail, perhaps two."""
 
 
 def print_report(console: Console, happened: Happened, checks: Sequence[Check]) -> None:

@@ -25,14 +25,6 @@ create table rota_demo.cleanups (
 create table rota_demo.exports (
     user_id bigint not null references rota_demo.users
 );
-
--- The guard: one row per report that was about to be sent, or was.
-create table rota_demo.sent_reports (
-    user_id bigint not null references rota_demo.users,
-    week_start date not null,
-    recorded_at timestamptz not null default rota.now(),
-    primary key (user_id, week_start)
-);
 """
 
 OLD_SESSIONS, NEW_SESSIONS = 40, 12

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 QUEUE = "rota_demo"
+SCOPE = "rota_demo"
+"""Of the records of the reports in rota's ledger."""
 WORKERS = ("worker-1", "worker-2", "worker-3")
 LEASE = 5
 """Seconds after which a job is taken from a worker that is silent."""
