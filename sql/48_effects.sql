@@ -8,7 +8,8 @@
  * 2. If the holder's lease is lost before it completes the record, nobody can know whether the
  *    effect happened.  Neither answer is right for every effect, so who comes next chooses:
  *    'skip' is told false, at most once; 'again' takes the record over, at least once.
- * 3. As long as the holder's lease is not lost, other jobs get neither answer, but RT010.
+ * 3. As long as the holder's lease is not lost, other jobs get neither answer, but RT010; the
+ *    holder itself, should it ask again, chooses too.
  * 4. A lease that is lost, or does not hold the record, changes nothing.
  *
  * Every call locks first the row of its own job, then that of the effect, and waits for no
@@ -142,14 +143,12 @@ begin
       and e.job_id = complete_effect.job_id
       and e.lease_token = complete_effect.lease_token
       and e.completed_at is not null;
-    if found then
-        return 'already_completed';
+    if not found then
+        perform rota._raise_not_held(
+            complete_effect.scope, complete_effect.key, complete_effect.job_id,
+            complete_effect.lease_token, v_is_leased);
     end if;
-
-    perform rota._raise_not_held(
-        complete_effect.scope, complete_effect.key, complete_effect.job_id,
-        complete_effect.lease_token, v_is_leased);
-    return null;
+    return 'already_completed';
 end;
 $$;
 

@@ -68,6 +68,14 @@ def test_record_effect_is_true_once(db):
     assert known(db) == [(True, {"id": 5})]
 
 
+def test_record_effect_lets_the_holder_choose_too(db):
+    job = running(db)
+    record(db, job)
+
+    assert record(db, job, if_unknown="skip") is False
+    assert record(db, job, if_unknown="again") is True
+
+
 def test_record_effect_tells_scopes_and_keys_apart(db):
     job = running(db)
 
