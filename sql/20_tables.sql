@@ -26,6 +26,9 @@ create table rota.jobs (
     locked_until timestamptz,
     cancel_requested_at timestamptz,
     cancel_reason text,
+    rerun_payload jsonb,
+    rerun_run_at timestamptz,
+    rerun_priority smallint,
     progress_percent numeric(5, 2),
     progress_message text,
     last_error text,
@@ -74,6 +77,12 @@ create table rota.jobs (
         check (isfinite(locked_until)),
     constraint jobs_cancel_requested_at_check
         check (cancel_requested_at is null or status = 'running'),
+    constraint jobs_rerun_check
+        check (
+            rerun_payload is null and rerun_run_at is null and rerun_priority is null
+            or status = 'running' and jsonb_typeof(rerun_payload) = 'object'
+            and isfinite(rerun_run_at) and rerun_priority is not null
+        ),
     constraint jobs_progress_percent_check
         check (progress_percent between 0 and 100)
 )
@@ -118,8 +127,33 @@ comment on column rota.jobs.locked_by is 'The worker that runs the job; null unl
 comment on column rota.jobs.locked_until is 'End of the lease; null unless running.';
 comment on column rota.jobs.cancel_requested_at is
     'When an operator asked the worker to stop; null unless running.';
+comment on column rota.jobs.rerun_payload is
+    'Payload of the run that follows this one; null if none was asked for.';
 comment on column rota.jobs.last_error is 'Text of the last failure, at most 1000 characters.';
 comment on column rota.jobs.started_at is 'Begin of the latest attempt.';
+
+create table rota.idempotency_keys (
+    idempotency_key text primary key,
+    job_id bigint,
+    unique_until timestamptz,
+    source_updated_at timestamptz,
+    kept_until timestamptz not null,
+
+    constraint idempotency_keys_idempotency_key_check
+        check (char_length(idempotency_key) between 1 and 255),
+    constraint idempotency_keys_kept_until_check
+        check (isfinite(kept_until) and coalesce(unique_until, kept_until) <= kept_until)
+);
+
+create index idempotency_keys_kept_until_idx on rota.idempotency_keys (kept_until);
+
+comment on table rota.idempotency_keys is
+    'Keys that mean something beyond the life of their job: unique for a time, or versioned.';
+comment on column rota.idempotency_keys.job_id is 'The job that the key led to last.';
+comment on column rota.idempotency_keys.unique_until is
+    'Until then the key makes no new job; null for a key that is only versioned.';
+comment on column rota.idempotency_keys.source_updated_at is
+    'Newest version seen of what the job is about; null if none was given.';
 
 create table rota.job_errors (
     job_id bigint not null,

@@ -25,7 +25,11 @@ create or replace function rota.enqueue(
     max_attempts integer default null,
     lease interval default null,
     backoff jsonb default null,
-    idempotency_key text default null
+    idempotency_key text default null,
+    unique_for interval default null,
+    on_conflict text default 'keep',
+    updated_at timestamptz default null,
+    max_wait interval default null
 )
     returns bigint
     language plpgsql
@@ -39,18 +43,28 @@ as $$
 #variable_conflict use_column
 declare
     v_now constant timestamptz := rota.now();
-    v_max_attempts integer := enqueue.max_attempts;
     v_job_id bigint;
 begin
     perform rota._check_new_job(
         '', enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.delay,
         enqueue.priority, enqueue.max_attempts, enqueue.lease, enqueue.backoff,
         enqueue.idempotency_key);
-
-    if v_max_attempts is null then
-        select q.max_attempts into v_max_attempts
-        from rota.queues as q
-        where q.queue = enqueue.queue;
+    -- A rule for the key takes another way; this one stays as short as it can be.
+    if enqueue.on_conflict is distinct from 'keep' or enqueue.unique_for is not null
+      or enqueue.updated_at is not null or enqueue.max_wait is not null then
+        perform rota._check_key_rule(
+            '', enqueue.idempotency_key, enqueue.unique_for, enqueue.on_conflict,
+            enqueue.updated_at, enqueue.max_wait);
+        return (
+            select k.job_id
+            from rota._enqueue_keyed(
+                rota._new_job(
+                    enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at,
+                    enqueue.delay, enqueue.priority, enqueue.max_attempts, enqueue.lease,
+                    enqueue.backoff, enqueue.idempotency_key),
+                enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at, enqueue.max_wait,
+                enqueue.run_at is not null or enqueue.delay is not null, true) as k
+        );
     end if;
 
     loop
@@ -60,8 +74,11 @@ begin
         )
         values (
             enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
-            coalesce(v_max_attempts, 10), rota._exact(enqueue.lease), enqueue.backoff,
-            enqueue.idempotency_key, 'queued',
+            coalesce(
+                enqueue.max_attempts,
+                (select q.max_attempts from rota.queues as q where q.queue = enqueue.queue),
+                10),
+            rota._exact(enqueue.lease), enqueue.backoff, enqueue.idempotency_key, 'queued',
             coalesce(enqueue.run_at, v_now + rota._exact(enqueue.delay), v_now), v_now, v_now
         )
         on conflict (idempotency_key) where idempotency_key is not null do nothing
@@ -79,9 +96,10 @@ end;
 $$;
 
 comment on function rota.enqueue(
-    text, jsonb, text, timestamptz, interval, integer, integer, interval, jsonb, text) is
-    'Add one job and return its id, or the id of the live job that has the same '
-    'idempotency_key; raises 22023 for a bad argument.';
+    text, jsonb, text, timestamptz, interval, integer, integer, interval, jsonb, text,
+    interval, text, timestamptz, interval) is
+    'Add one job and return its id, or the id of the job that has its idempotency_key already, '
+    'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument.';
 
 create or replace function rota.enqueue_many(jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean)
@@ -108,6 +126,13 @@ begin
     if not jsonb_path_exists(enqueue_many.jobs, '$[*].idempotency_key ? (@ != null)') then
         perform rota._insert_jobs(enqueue_many.jobs, v_new_ids);
         v_ids := v_new_ids;
+    end if;
+    if jsonb_path_exists(enqueue_many.jobs, '$[*] ? (exists(@.unique_for)
+        || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
+        return query
+        select m.ordinal, m.job_id, m.is_new
+        from rota._enqueue_many_keyed(enqueue_many.jobs) as m;
+        return;
     end if;
     while v_ids is null loop
         begin
@@ -195,7 +220,11 @@ create or replace function rota._new_jobs(jobs jsonb)
         max_attempts integer,
         lease interval,
         backoff jsonb,
-        idempotency_key text
+        idempotency_key text,
+        unique_for interval,
+        on_conflict text,
+        updated_at timestamptz,
+        max_wait interval
     )
     language plpgsql
     stable
@@ -208,16 +237,18 @@ begin
         n.ordinal, n.job_type,
         case when jsonb_typeof(n.payload) = 'null' then '{}' else coalesce(n.payload, '{}') end,
         coalesce(n.queue, 'default'), n.run_at, n.delay, coalesce(n.priority, 0),
-        n.max_attempts, n.lease, nullif(n.backoff, 'null'), n.idempotency_key
+        n.max_attempts, n.lease, nullif(n.backoff, 'null'), n.idempotency_key,
+        n.unique_for, coalesce(n.on_conflict, 'keep'), n.updated_at, n.max_wait
     from rows from (
         jsonb_to_recordset(_new_jobs.jobs) as (
             job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
             priority integer, max_attempts integer, lease interval, backoff jsonb,
-            idempotency_key text
+            idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
+            max_wait interval
         )
     ) with ordinality as n (
         job_type, payload, queue, run_at, delay, priority, max_attempts, lease, backoff,
-        idempotency_key, ordinal
+        idempotency_key, unique_for, on_conflict, updated_at, max_wait, ordinal
     );
 end;
 $$;
@@ -231,7 +262,8 @@ as $$
 declare
     c_keys constant text[] := array[
         'job_type', 'payload', 'queue', 'run_at', 'delay', 'priority', 'max_attempts',
-        'lease', 'backoff', 'idempotency_key'];
+        'lease', 'backoff', 'idempotency_key', 'unique_for', 'on_conflict', 'updated_at',
+        'max_wait'];
     v_ordinal bigint;
     v_job jsonb;
 begin
@@ -262,7 +294,10 @@ begin
     begin
         perform rota._check_new_job(
             format('jobs[%s].', n.ordinal), n.job_type, n.payload, n.queue, n.run_at, n.delay,
-            n.priority, n.max_attempts, n.lease, n.backoff, n.idempotency_key)
+            n.priority, n.max_attempts, n.lease, n.backoff, n.idempotency_key),
+            rota._check_key_rule(
+                format('jobs[%s].', n.ordinal), n.idempotency_key, n.unique_for, n.on_conflict,
+                n.updated_at, n.max_wait)
         from rota._new_jobs(_check_new_jobs.jobs) as n;
     exception
         -- An unknown time zone is an invalid_parameter_value too, so no error is let through
@@ -292,8 +327,9 @@ create or replace function rota._cast_problem(argument text, value text)
 as $$
 begin
     case _cast_problem.argument
-        when 'run_at' then perform _cast_problem.value::timestamptz;
-        when 'delay', 'lease' then perform _cast_problem.value::interval;
+        when 'run_at', 'updated_at' then perform _cast_problem.value::timestamptz;
+        when 'delay', 'lease', 'unique_for', 'max_wait' then
+            perform _cast_problem.value::interval;
         when 'priority', 'max_attempts' then perform _cast_problem.value::integer;
         else null;
     end case;

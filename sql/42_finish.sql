@@ -130,7 +130,20 @@ begin
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
             j.backoff, j.idempotency_key, j.run_at, j.attempts, j.lease_token, j.locked_by,
             j.cancel_requested_at, j.cancel_reason, j.progress_percent, j.progress_message,
-            j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at
+            j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at,
+            j.rerun_payload, j.rerun_run_at, j.rerun_priority
+    ),
+    rerun as (
+        -- Somebody asked for another run meanwhile; it begins where this one ends.
+        insert into rota.jobs (
+            queue, job_type, payload, priority, max_attempts, lease, backoff,
+            idempotency_key, lease_token, status, run_at, created_at, updated_at
+        )
+        select
+            e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
+            e.backoff, e.idempotency_key, e.lease_token, 'queued', e.rerun_run_at, v_now, v_now
+        from ended as e
+        where e.rerun_payload is not null
     ),
     archived as (
         insert into rota.finished_jobs (

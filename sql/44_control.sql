@@ -67,6 +67,11 @@ begin
     set status = 'queued',
         run_at = least(j.run_at, rota.now()),
         attempts = least(j.attempts, j.max_attempts - 1),
+        payload = coalesce(j.rerun_payload, j.payload),
+        priority = coalesce(j.rerun_priority, j.priority),
+        rerun_payload = null,
+        rerun_run_at = null,
+        rerun_priority = null,
         lease_token = j.lease_token + (j.status = 'running')::integer,
         locked_by = null,
         locked_until = null,
@@ -195,6 +200,10 @@ begin
             when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now())
         end,
         cancel_reason = coalesce(left(_cancel.reason, 1000), j.cancel_reason),
+        -- What was asked for before the cancel is cancelled with it.
+        rerun_payload = null,
+        rerun_run_at = null,
+        rerun_priority = null,
         updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
     where j.id = _cancel.job_id
       and j.lease_token = _cancel.lease_token;

@@ -100,12 +100,14 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_error_type constant text := left(_fail_running.error_type, 200);
+    v_is_rerun boolean;
 begin
     status := case
         when job.cancel_requested_at is not null then 'cancelled'
         when _fail_running.is_fatal or job.attempts >= job.max_attempts then 'dead'
         else 'failed'
     end;
+    v_is_rerun := status = 'failed' and job.rerun_payload is not null;
     if status = 'failed' then
         run_at := v_now + coalesce(
             rota._exact(_fail_running.retry_in),
@@ -136,6 +138,13 @@ begin
     update rota.jobs as j
     set status = case when _fail_running.status = 'failed' then 'failed' else j.status end,
         run_at = coalesce(_fail_running.run_at, j.run_at),
+        -- The next try is also the run that somebody asked for meanwhile.
+        attempts = case when v_is_rerun then 0 else j.attempts end,
+        payload = case when v_is_rerun then j.rerun_payload else j.payload end,
+        priority = case when v_is_rerun then j.rerun_priority else j.priority end,
+        rerun_payload = case when not v_is_rerun then j.rerun_payload end,
+        rerun_run_at = case when not v_is_rerun then j.rerun_run_at end,
+        rerun_priority = case when not v_is_rerun then j.rerun_priority end,
         locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
         locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
         last_error = left(_fail_running.error, 1000),
@@ -261,6 +270,11 @@ begin
     set status = 'queued',
         run_at = coalesce(_give_back.run_at, j.run_at),
         attempts = j.attempts - 1,
+        payload = coalesce(j.rerun_payload, j.payload),
+        priority = coalesce(j.rerun_priority, j.priority),
+        rerun_payload = null,
+        rerun_run_at = null,
+        rerun_priority = null,
         locked_by = null,
         locked_until = null,
         updated_at = rota.now()

@@ -54,12 +54,16 @@ begin
     end if;
     update rota.upkeep as u set done_at = v_now where u.task = 'retention';
 
-    foreach v_step in array array['jobs', 'errors', 'effects', 'workers', 'partitions'] loop
+    foreach v_step in array array[
+        'jobs', 'errors', 'keys', 'effects', 'workers', 'partitions'
+    ] loop
         begin
             if v_step = 'jobs' then
                 jobs_deleted := rota._delete_old_jobs(5000);
             elsif v_step = 'errors' then
                 perform rota._delete_old_errors(5000);
+            elsif v_step = 'keys' then
+                perform rota._forget_keys(5000);
             elsif v_step = 'effects' then
                 perform rota._forget_effects(5000);
             elsif v_step = 'workers' then
@@ -162,6 +166,25 @@ begin
             '90 days', (select max(q.keep_dead) from rota.queues as q))
         order by o.failed_at
         limit _delete_old_errors.max_rows
+        for update skip locked
+    );
+end;
+$$;
+
+create or replace function rota._forget_keys(max_rows integer)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from rota.idempotency_keys as k
+    where k.idempotency_key in (
+        select o.idempotency_key
+        from rota.idempotency_keys as o
+        where o.kept_until < rota.now()
+        order by o.kept_until
+        limit _forget_keys.max_rows
         for update skip locked
     );
 end;

@@ -45,6 +45,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 46_queues.sql
 \ir 47_workers.sql
 \ir 48_effects.sql
+\ir 49_keys.sql
 \ir 50_sweep.sql
 \ir 52_retention.sql
 \ir 53_tick.sql

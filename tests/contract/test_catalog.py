@@ -27,11 +27,14 @@ WORDS = {
     "jobs": "jsonb",
     "keep": "interval",
     "max_jobs": "integer",
+    "max_wait": "interval",
     "message": "text",
+    "on_conflict": "text",
     "percent": "numeric",
     "reason": "text",
     "retry_in": "interval",
     "role": "name",
+    "unique_for": "interval",
 }
 # An integer outside of smallint is refused by name and not by a cast.
 WIDER = {"priority": "integer"}
@@ -46,6 +49,7 @@ LISTS = {
 UNGUARDED = {
     "claim_jobs": "takes rows that it has just locked in a waiting state",
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
+    "_update_keyed": "leaves a running job as it is, and notes the run after it",
     "set_priority": "changes nothing that the worker relies on",
     "reschedule_job": "refuses running jobs, under the lock it took",
 }

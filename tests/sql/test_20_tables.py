@@ -23,6 +23,7 @@ JOBS = {
     "lease_token_check": "lease_token = -1",
     "running_check": "status = 'running'",
     "cancel_requested_at_check": "cancel_requested_at = now()",
+    "rerun_check": "rerun_payload = '{}'",
     "progress_percent_check": "progress_percent = 101",
 }
 

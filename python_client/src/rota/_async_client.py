@@ -46,6 +46,10 @@ class AsyncClient:
         lease: timedelta | Unset | None = UNSET,
         backoff: Mapping[str, Any] | Unset | None = UNSET,
         idempotency_key: str | Unset | None = UNSET,
+        unique_for: timedelta | Unset | None = UNSET,
+        on_conflict: str | Unset = UNSET,
+        updated_at: datetime | Unset | None = UNSET,
+        max_wait: timedelta | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
         """Add a job in the caller's transaction; say its id and whether it is new."""
         job = given(
@@ -60,6 +64,10 @@ class AsyncClient:
                 "lease": lease,
                 "backoff": backoff,
                 "idempotency_key": idempotency_key,
+                "unique_for": unique_for,
+                "on_conflict": on_conflict,
+                "updated_at": updated_at,
+                "max_wait": max_wait,
             }
         )
         with of_one_job():

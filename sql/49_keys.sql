@@ -1,0 +1,356 @@
+/*
+ * 49_keys.sql -- what an idempotency key can do beyond being unique.
+ *
+ * Promises.  A key has at most one live job.  With unique_for it makes no new job for that
+ * time, whatever became of the last one.  With on_conflict replace, the job that waits takes
+ * the new payload, time and priority.  With rerun, so it does too, and if the job is running,
+ * exactly one more run follows it, with the newest payload, and the two never overlap; an
+ * update that is not newer than the last one seen is ignored.
+ *
+ * Held by two unique rows.  jobs_idempotency_key_idx is the key's live job.  The row of
+ * idempotency_keys is the memory of a key that outlives its job: until when it is unique, and
+ * which version was seen last.  Both are locked in this order, and many keys in their order.
+ *
+ * The rerun of a running job waits in the job's own row, so whoever ends the job finds it there
+ * under the row's lock: nothing can come between.  _end_jobs() makes a new job of it in the
+ * statement that ends the old one.
+ *
+ * A batch waits for a job that somebody else has locked only while it holds nothing itself,
+ * since finish_jobs() and the like lock jobs in the order of their ids.
+ */
+
+/* A new row of jobs with its defaults; the id comes with the insert. */
+create or replace function rota._new_job(
+    job_type text,
+    payload jsonb,
+    queue text,
+    run_at timestamptz,
+    delay interval,
+    priority integer,
+    max_attempts integer,
+    lease interval,
+    backoff jsonb,
+    idempotency_key text
+)
+    returns rota.jobs
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job rota.jobs;
+begin
+    v_job.job_type := _new_job.job_type;
+    v_job.payload := _new_job.payload;
+    v_job.queue := _new_job.queue;
+    v_job.created_at := rota.now();
+    v_job.run_at := coalesce(
+        _new_job.run_at, v_job.created_at + rota._exact(_new_job.delay), v_job.created_at);
+    v_job.priority := _new_job.priority;
+    v_job.max_attempts := coalesce(
+        _new_job.max_attempts,
+        (select q.max_attempts from rota.queues as q where q.queue = _new_job.queue),
+        10);
+    v_job.lease := rota._exact(_new_job.lease);
+    v_job.backoff := _new_job.backoff;
+    v_job.idempotency_key := _new_job.idempotency_key;
+    return v_job;
+end;
+$$;
+
+create or replace function rota._enqueue_keyed(
+    job rota.jobs,
+    unique_for interval,
+    on_conflict text,
+    updated_at timestamptz,
+    max_wait interval,
+    has_time boolean,
+    may_wait boolean
+)
+    returns table (job_id bigint, is_new boolean)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_is_held boolean := false;
+begin
+    is_new := false;
+    if _enqueue_keyed.unique_for is not null or _enqueue_keyed.updated_at is not null then
+        v_is_held := rota._hold_key(
+            job.idempotency_key, _enqueue_keyed.unique_for, _enqueue_keyed.updated_at);
+        if not v_is_held then
+            select coalesce(j.id, k.job_id)
+            into job_id
+            from rota.idempotency_keys as k
+            left join rota.jobs as j on j.idempotency_key = k.idempotency_key
+            where k.idempotency_key = job.idempotency_key;
+            return next;
+            return;
+        end if;
+    end if;
+
+    while job_id is null loop
+        job_id := rota._insert_job(job);
+        is_new := job_id is not null;
+        if not is_new and _enqueue_keyed.on_conflict <> 'keep' then
+            if not _enqueue_keyed.may_wait then
+                perform rota._lock_now(job.idempotency_key);
+            end if;
+            job_id := rota._update_keyed(
+                job, _enqueue_keyed.on_conflict = 'rerun', _enqueue_keyed.max_wait,
+                _enqueue_keyed.has_time);
+        end if;
+        if job_id is null then
+            select j.id
+            into job_id
+            from rota.jobs as j
+            where j.idempotency_key = job.idempotency_key
+              and (_enqueue_keyed.on_conflict <> 'rerun' or j.status = 'blocked');
+        end if;
+    end loop;
+
+    if v_is_held then
+        update rota.idempotency_keys as k
+        set job_id = _enqueue_keyed.job_id
+        where k.idempotency_key = job.idempotency_key;
+    end if;
+    return next;
+end;
+$$;
+
+/* Take the key for a new event; false if it is still unique, or has seen this version. */
+create or replace function rota._hold_key(
+    idempotency_key text,
+    unique_for interval,
+    updated_at timestamptz
+)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_unique_until constant timestamptz := v_now + _hold_key.unique_for;
+begin
+    insert into rota.idempotency_keys as k (
+        idempotency_key, unique_until, source_updated_at, kept_until
+    )
+    values (
+        _hold_key.idempotency_key, v_unique_until, _hold_key.updated_at,
+        coalesce(v_unique_until, v_now + interval '90 days')
+    )
+    on conflict on constraint idempotency_keys_pkey do update
+    set unique_until = excluded.unique_until,
+        source_updated_at = coalesce(excluded.source_updated_at, k.source_updated_at),
+        kept_until = greatest(excluded.kept_until, k.kept_until)
+    where (excluded.unique_until is null or coalesce(k.unique_until, '-infinity') <= v_now)
+      and (
+        excluded.source_updated_at is null
+        or coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at
+      );
+    return found;
+end;
+$$;
+
+create or replace function rota._insert_job(job rota.jobs)
+    returns bigint
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job_id bigint;
+begin
+    insert into rota.jobs as j (
+        queue, job_type, payload, priority, max_attempts, lease, backoff,
+        idempotency_key, status, run_at, created_at, updated_at
+    )
+    values (
+        job.queue, job.job_type, job.payload, job.priority, job.max_attempts, job.lease,
+        job.backoff, job.idempotency_key, 'queued', job.run_at, job.created_at, job.created_at
+    )
+    on conflict (idempotency_key) where idempotency_key is not null do nothing
+    returning j.id into v_job_id;
+    return v_job_id;
+end;
+$$;
+
+/*
+ * Give the live job of the key what is new, or note it as the run after this one; null if
+ * there is none to give it to.  A failed job has all its attempts for it, and keeps its backoff
+ * unless a time was given.
+ */
+create or replace function rota._update_keyed(
+    job rota.jobs,
+    is_rerun boolean,
+    max_wait interval,
+    has_time boolean
+)
+    returns bigint
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job_id bigint;
+begin
+    update rota.jobs as j
+    set payload = case when j.status = 'running' then j.payload else job.payload end,
+        priority = case when j.status = 'running' then j.priority else job.priority end,
+        run_at = case
+            when j.status = 'running' then j.run_at
+            when j.status = 'failed' and not _update_keyed.has_time then j.run_at
+            else least(job.run_at, j.created_at + rota._exact(_update_keyed.max_wait))
+        end,
+        rerun_payload = case when j.status = 'running' then job.payload end,
+        rerun_run_at = case when j.status = 'running' then job.run_at end,
+        rerun_priority = case when j.status = 'running' then job.priority end,
+        attempts = case when j.status = 'running' then j.attempts else 0 end,
+        updated_at = case when j.status = 'running' then j.updated_at else job.created_at end
+    where j.idempotency_key = job.idempotency_key
+      and (j.status in ('queued', 'failed') or j.status = 'running' and _update_keyed.is_rerun)
+    returning j.id into v_job_id;
+    return v_job_id;
+end;
+$$;
+
+/* Lock the live job of a key without waiting; raises RTB00, which nobody sees, with the key. */
+create or replace function rota._lock_now(idempotency_key text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform
+    from rota.jobs as j
+    where j.idempotency_key = _lock_now.idempotency_key
+    for update skip locked;
+    if not found and exists (
+        select from rota.jobs as j where j.idempotency_key = _lock_now.idempotency_key
+    ) then
+        raise exception using errcode = 'RTB00', message = _lock_now.idempotency_key;
+    end if;
+end;
+$$;
+
+/* Wait until nobody has the live job of a key locked, and let go of it again. */
+create or replace function rota._wait_for_key(idempotency_key text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform
+    from rota.jobs as j
+    where j.idempotency_key = _wait_for_key.idempotency_key
+    for update;
+    raise no_data_found;
+exception
+    when no_data_found then
+        null;
+end;
+$$;
+
+/* enqueue_many() for a batch with rules for its keys. */
+create or replace function rota._enqueue_many_keyed(jobs jsonb)
+    returns table (ordinal integer, job_id bigint, is_new boolean)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ids bigint[];
+    v_news boolean[];
+    v_is_done boolean := false;
+    v_new record;
+begin
+    while not v_is_done loop
+        begin
+            for v_new in
+                select n.*, k.job_id, k.is_new
+                from (
+                    select m.*
+                    from rota._new_jobs(_enqueue_many_keyed.jobs) as m
+                    order by m.idempotency_key, m.ordinal
+                ) as n
+                cross join lateral rota._enqueue_keyed(
+                    rota._new_job(
+                        n.job_type, n.payload, n.queue, n.run_at, n.delay, n.priority,
+                        n.max_attempts, n.lease, n.backoff, n.idempotency_key),
+                    n.unique_for, n.on_conflict, n.updated_at, n.max_wait,
+                    n.run_at is not null or n.delay is not null, false) as k
+            loop
+                v_ids[v_new.ordinal] := v_new.job_id;
+                v_news[v_new.ordinal] := v_new.is_new;
+            end loop;
+            v_is_done := true;
+        exception
+            when sqlstate 'RTB00' then
+                perform rota._wait_for_key(sqlerrm);
+        end;
+    end loop;
+
+    return query
+    select o.ordinal, v_ids[o.ordinal], v_news[o.ordinal]
+    from generate_series(1, cardinality(v_ids)) as o (ordinal);
+end;
+$$;
+
+create or replace function rota._check_key_rule(
+    prefix text,
+    idempotency_key text,
+    unique_for interval,
+    on_conflict text,
+    updated_at timestamptz,
+    max_wait interval
+)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_is_plain constant boolean := _check_key_rule.on_conflict is not distinct from 'keep'
+        and _check_key_rule.unique_for is null and _check_key_rule.updated_at is null
+        and _check_key_rule.max_wait is null;
+begin
+    if v_is_plain then
+        return;
+    elsif _check_key_rule.on_conflict is null
+      or _check_key_rule.on_conflict not in ('keep', 'replace', 'rerun') then
+        perform rota._refuse(_check_key_rule.prefix || 'on_conflict', format(
+            'must be keep, replace or rerun, got %L', _check_key_rule.on_conflict));
+    elsif _check_key_rule.idempotency_key is null then
+        perform rota._refuse(_check_key_rule.prefix || 'idempotency_key',
+            'is needed for on_conflict, unique_for, updated_at and max_wait');
+    end if;
+    if _check_key_rule.unique_for is not null then
+        perform rota._check_interval(_check_key_rule.prefix || 'unique_for',
+            _check_key_rule.unique_for, '1 millisecond', '100 years');
+        if _check_key_rule.on_conflict <> 'keep' then
+            perform rota._refuse(
+                _check_key_rule.prefix || 'unique_for', 'goes with on_conflict keep only');
+        end if;
+    end if;
+    if _check_key_rule.updated_at is not null then
+        perform rota._check_run_at(
+            _check_key_rule.prefix || 'updated_at', _check_key_rule.updated_at);
+        if _check_key_rule.on_conflict <> 'rerun' then
+            perform rota._refuse(
+                _check_key_rule.prefix || 'updated_at', 'goes with on_conflict rerun only');
+        end if;
+    end if;
+    if _check_key_rule.max_wait is not null then
+        perform rota._check_interval(_check_key_rule.prefix || 'max_wait',
+            _check_key_rule.max_wait, '0', '100 years');
+        if _check_key_rule.on_conflict = 'keep' then
+            perform rota._refuse(_check_key_rule.prefix || 'max_wait',
+                'goes with on_conflict replace or rerun only');
+        end if;
+    end if;
+end;
+$$;

@@ -1,0 +1,235 @@
+"""Keys that are replaced and run again, while their jobs are claimed and end."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from invariants import check_invariants
+from races.harness import Session, call
+
+SECONDS = 5.0
+KEYS = [f"k{n}" for n in range(6)]
+RERUN = {"job_type": "t", "idempotency_key": "k", "on_conflict": "rerun"}
+
+
+def rerun(version: int) -> tuple[Any, Any]:
+    return call("enqueue", payload=Jsonb({"v": version}), **RERUN)
+
+
+def claimed(session: Session) -> list[Any]:
+    return session.fetch(
+        "select c.job_id, c.lease_token, (c.payload ->> 'v')::int"
+        " from rota.claim_jobs('w') as c"
+    )
+
+
+def finish(job: Any) -> tuple[Any, Any]:
+    return call("finish_job", job_id=job[0], lease_token=job[1])
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_rerun_that_meets_an_open_finish(a: Session, b: Session, is_committed: bool) -> None:
+    """A finishes the job and stays open; B asks for another run and waits; A ends."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(a)
+    with a.transaction() as transaction:
+        a.fetch(*finish(job))
+        pending = b.start(*rerun(2))
+        pending.wait_blocked(by=a)
+        if not is_committed:
+            raise psycopg.Rollback(transaction)
+    ((enqueued,),) = pending.result()
+
+    if is_committed:
+        assert enqueued != job[0]
+    else:
+        assert (enqueued, claimed(b)) == (job[0], [])
+        b.fetch(*finish(job))
+    assert [row[2] for row in claimed(b)] == [2]
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_finish_that_meets_an_open_rerun(a: Session, b: Session, is_committed: bool) -> None:
+    """A asks for another run and stays open; B finishes the job and waits; A ends."""
+    a.fetch(*rerun(1))
+    (job,) = claimed(b)
+    with a.transaction() as transaction:
+        a.fetch(*rerun(2))
+        pending = b.start(*finish(job))
+        pending.wait_blocked(by=a)
+        if not is_committed:
+            raise psycopg.Rollback(transaction)
+
+    assert pending.result() == [("finished",)]
+    assert [row[2] for row in claimed(b)] == ([2] if is_committed else [])
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_rerun_that_meets_an_open_claim(a: Session, b: Session, is_committed: bool) -> None:
+    """A claims and stays open; B asks for another run and waits; A ends."""
+    a.fetch(*rerun(1))
+    with a.transaction() as transaction:
+        (job,) = claimed(a)
+        pending = b.start(*rerun(2))
+        pending.wait_blocked(by=a)
+        if not is_committed:
+            raise psycopg.Rollback(transaction)
+    pending.result()
+
+    if is_committed:
+        a.fetch(*finish(job))
+    assert [row[2] for row in claimed(b)] == [2]
+
+
+def test_an_older_version_that_meets_an_open_newer_one_is_ignored(
+    a: Session, b: Session
+) -> None:
+    """A enqueues version 2 and stays open; B enqueues version 1 and waits; A commits."""
+    with a.transaction():
+        job = a.fetch(*call("enqueue", **RERUN, updated_at="2026-01-02"))
+        pending = b.start(*call("enqueue", **RERUN, updated_at="2026-01-01"))
+        pending.wait_blocked(by=a)
+
+    assert pending.result() == job
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_unique_for_waits_for_an_open_one(a: Session, b: Session, is_committed: bool) -> None:
+    """A takes the key for a day and stays open; B tries and waits; A ends."""
+    once = call("enqueue", job_type="t", idempotency_key="k", unique_for="1 day")
+    with a.transaction() as transaction:
+        job = a.fetch(*once)
+        pending = b.start(*once)
+        pending.wait_blocked(by=a)
+        if not is_committed:
+            raise psycopg.Rollback(transaction)
+
+    assert (pending.result() == job) is is_committed
+
+
+class Player:
+    """A session that does random steps on a few keys, and remembers what it did."""
+
+    def __init__(self, connection: psycopg.Connection[Any], seed: int) -> None:
+        self.connection = connection
+        self.connection.execute("set deadlock_timeout = '200ms'")
+        self.random = random.Random(seed)
+        self.did: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.asked: dict[str, int] = {}
+
+    def play(self, versions: dict[str, count[int]], until: float) -> None:
+        steps = [self.ask, self.ask, self.ask_many, self.work, self.work, self.work, self.sweep]
+        while time.monotonic() < until:
+            step = self.random.choice(steps)
+            try:
+                step(versions)
+                self.did[step.__name__] += 1
+            except psycopg.Error as error:
+                self.failed[f"{step.__name__}: {error.sqlstate} {error}"] += 1
+
+    def job(self, key: str, versions: dict[str, count[int]]) -> dict[str, Any]:
+        version = next(versions[key])
+        return {
+            "job_type": "t",
+            "payload": {"v": version},
+            "idempotency_key": key,
+            "on_conflict": "rerun",
+            "updated_at": (
+                datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=version)
+            ).isoformat(),
+            "backoff": {"kind": "fixed", "base_seconds": 0.01, "cap_seconds": 0.01},
+            "max_attempts": 1000,
+        }
+
+    def ask(self, versions: dict[str, count[int]]) -> None:
+        self.many([self.random.choice(KEYS)], versions)
+
+    def ask_many(self, versions: dict[str, count[int]]) -> None:
+        self.many(self.random.sample(KEYS, 4), versions)
+
+    def many(self, keys: list[str], versions: dict[str, count[int]]) -> None:
+        jobs = [self.job(key, versions) for key in keys]
+        is_committed = self.random.random() < 0.8
+        with self.connection.transaction(force_rollback=not is_committed):
+            self.connection.execute(*call("enqueue_many", jobs=Jsonb(jobs)))
+        for job in jobs if is_committed else []:
+            key = job["idempotency_key"]
+            self.asked[key] = max(job["payload"]["v"], self.asked.get(key, 0))
+
+    def work(self, _: dict[str, count[int]]) -> None:
+        jobs = self.connection.execute(
+            "select c.job_id, c.lease_token from rota.claim_jobs('w', max_jobs => 3,"
+            " lease => '20 ms') as c"
+        ).fetchall()
+        ids, tokens = [job[0] for job in jobs], [job[1] for job in jobs]
+        how = self.random.choice(["finish", "finish", "fail", "release", "vanish"])
+        if how == "finish":
+            self.connection.execute(*call("finish_jobs", job_ids=ids, lease_tokens=tokens))
+        elif how == "release":
+            self.connection.execute(*call("release_jobs", job_ids=ids, lease_tokens=tokens))
+        elif how == "fail":
+            for job_id, token in jobs:
+                try:
+                    self.connection.execute(
+                        *call("fail_job", job_id=job_id, lease_token=token, error="e")
+                    )
+                except psycopg.Error as error:
+                    if error.sqlstate not in ("RT002", "RT003"):
+                        raise
+
+    def sweep(self, _: dict[str, count[int]]) -> None:
+        self.connection.execute(*call("sweep_stale_leases"))
+
+
+def test_the_newest_version_of_each_key_is_the_last_to_run_and_runs_once(
+    connect: Callable[..., psycopg.Connection[Any]], db: psycopg.Connection[Any]
+) -> None:
+    """Eight sessions enqueue versions in any order, work, fail, give back, vanish and sweep.
+
+    At any time a key has one live job; what succeeded of a key has versions that only grow;
+    and after all is done the newest version that was committed was the last, and once.
+    """
+    seed = random.randrange(10**6)
+    print("seed", seed)  # noqa: T201
+    versions = {key: count(1) for key in KEYS}
+    players = [Player(connect(), seed + n) for n in range(8)]
+    until = time.monotonic() + SECONDS
+
+    threads = [threading.Thread(target=p.play, args=(versions, until)) for p in players]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    check_invariants(db)
+    assert {error: n for p in players for error, n in p.failed.items()} == {}
+    last = Player(db, seed)
+    while db.execute("select exists (select from rota.jobs)").fetchone() == (True,):
+        last.sweep(versions)
+        jobs = db.execute("select c.job_id, c.lease_token from rota.claim_jobs('w') as c")
+        for job in jobs.fetchall():
+            db.execute(*finish(job))
+    for key in KEYS:
+        ran = db.execute(
+            "select (f.payload ->> 'v')::int from rota.finished_jobs as f"
+            " where f.idempotency_key = %s and f.status = 'succeeded'"
+            " order by f.finished_at, f.id",
+            [key],
+        ).fetchall()
+        done = [row[0] for row in ran]
+        assert done == sorted(set(done)), (seed, key)
+        assert done[-1] == max(p.asked.get(key, 0) for p in players), (seed, key)
+    assert sum(p.did["ask_many"] for p in players) > 50
+    assert sum(p.did["work"] for p in players) > 100

@@ -1,0 +1,278 @@
+"""What an idempotency key does beyond being unique among live jobs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from sql.helpers import call, claim, enqueue, one, owner, raises, rows, run, scalar, value
+
+KEY = {"idempotency_key": "k"}
+RERUN = {**KEY, "on_conflict": "rerun"}
+REPLACE = {**KEY, "on_conflict": "replace"}
+
+
+def at(second: int) -> datetime:
+    """Return a version: a moment of the thing that the job is about."""
+    return datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC)
+
+
+def live(db):
+    """Return (id, status, version in the payload) of the key's live job, if there is one."""
+    found = rows(db, "select id, status, payload from rota.jobs where idempotency_key = 'k'")
+    return [(row.id, row.status, row.payload.get("v")) for row in found]
+
+
+def finish(db, job):
+    return value(db, "finish_job", **owner(job))
+
+
+def test_enqueue_rerun_starts_a_finished_key_again(db):
+    first = enqueue(db, payload={"v": 1}, **RERUN, updated_at=at(1))
+    finish(db, *claim(db))
+
+    second = enqueue(db, payload={"v": 2}, **RERUN, updated_at=at(2))
+
+    assert second != first
+    assert live(db) == [(second, "queued", 2)]
+    assert run(db, first).status == "succeeded"
+
+
+def test_enqueue_rerun_gives_a_waiting_job_the_newer_payload(db):
+    job_id = enqueue(db, payload={"v": 1}, **RERUN)
+
+    assert enqueue(db, payload={"v": 2}, priority=-3, **RERUN) == job_id
+
+    assert live(db) == [(job_id, "queued", 2)]
+    assert run(db, job_id).priority == -3
+    assert [job.payload for job in claim(db, max_jobs=9)] == [{"v": 2}]
+
+
+@pytest.mark.parametrize("ending", ["finish", "dead", "sweep"])
+def test_enqueue_rerun_of_a_running_job_runs_it_exactly_once_more_with_the_newest(
+    db, clock, ending
+):
+    clock.set("2026-01-01 00:00+00")
+    first = enqueue(db, payload={"v": 1}, max_attempts=1, **RERUN)
+    (job,) = claim(db)
+    for version in (2, 3, 4):
+        assert enqueue(db, payload={"v": version}, **RERUN) == first
+    assert live(db) == [(first, "running", 1)]
+    assert claim(db, max_jobs=9) == []
+
+    if ending == "finish":
+        finish(db, job)
+    elif ending == "dead":
+        one(db, "fail_job", **owner(job), error="e")
+    else:
+        clock.advance("2 minutes")
+        value(db, "sweep_stale_leases")
+
+    (again,) = claim(db, max_jobs=9)
+    assert (again.payload, again.attempt, again.idempotency_key) == ({"v": 4}, 1, "k")
+    assert again.job_id != first
+    finish(db, again)
+    assert live(db) == []
+    assert claim(db, max_jobs=9) == []
+
+
+@pytest.mark.parametrize("ending", ["fail", "release", "snooze", "forced"])
+def test_a_job_that_comes_back_takes_the_rerun_along(db, clock, ending):
+    clock.set("2026-01-01 00:00+00")
+    first = enqueue(db, payload={"v": 1}, **RERUN)
+    (job,) = claim(db)
+    enqueue(db, payload={"v": 2}, priority=5, **RERUN)
+
+    if ending == "fail":
+        one(db, "fail_job", **owner(job), error="e")
+    elif ending == "release":
+        call(db, "release_jobs", job_ids=[job.job_id], lease_tokens=[job.lease_token])
+    elif ending == "snooze":
+        value(db, "snooze_job", **owner(job), delay="1 s")
+    else:
+        value(db, "retry_job", job_id=first, is_forced=True)
+
+    clock.advance("1 hour")
+    (again,) = claim(db, max_jobs=9)
+    assert (again.job_id, again.payload, again.priority) == (first, {"v": 2}, 5)
+    finish(db, again)
+    assert live(db) == []
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "finished"])
+@pytest.mark.parametrize("seconds", [3, 4])
+def test_enqueue_rerun_ignores_a_version_that_is_not_newer(db, state, seconds):
+    first = enqueue(db, payload={"v": 4}, **RERUN, updated_at=at(4))
+    jobs = claim(db) if state != "queued" else []
+    if state == "finished":
+        finish(db, *jobs)
+
+    assert enqueue(db, payload={"v": seconds}, **RERUN, updated_at=at(seconds)) == first
+
+    if jobs and state == "running":
+        finish(db, *jobs)
+    assert live(db) == ([(first, "queued", 4)] if state == "queued" else [])
+
+
+def test_cancel_takes_the_rerun_with_it_but_not_one_asked_for_later(db):
+    enqueue(db, payload={"v": 1}, **RERUN)
+    (job,) = claim(db)
+    enqueue(db, payload={"v": 2}, **RERUN)
+    value(db, "cancel_job", job_id=job.job_id)
+    enqueue(db, payload={"v": 3}, **RERUN)
+
+    one(db, "fail_job", **owner(job), error="stopped")
+
+    assert [(status, version) for _, status, version in live(db)] == [("queued", 3)]
+
+
+def test_finish_repeated_after_a_rerun_is_answered_as_done(db):
+    enqueue(db, **RERUN)
+    (job,) = claim(db)
+    enqueue(db, payload={"v": 2}, **RERUN)
+
+    assert [finish(db, job), finish(db, job)] == ["finished", "already_finished"]
+
+    assert scalar(db, "select count(*) from rota.jobs") == 1
+
+
+def test_enqueue_replace_changes_a_waiting_job_and_leaves_a_running_one(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    first = enqueue(db, payload={"v": 1}, delay="1 hour", **REPLACE)
+
+    assert enqueue(db, payload={"v": 2}, priority=7, **REPLACE) == first
+    (job,) = claim(db)
+    assert enqueue(db, payload={"v": 3}, **REPLACE) == first
+
+    assert (job.payload, job.priority, job.run_at) == ({"v": 2}, 7, now)
+    finish(db, job)
+    assert live(db) == []
+
+
+def test_enqueue_replace_keeps_the_backoff_of_a_failed_job_unless_a_time_is_given(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    job_id = enqueue(db, **REPLACE)
+    one(db, "fail_job", **owner(*claim(db)), error="e", retry_in="1 hour")
+
+    enqueue(db, payload={"v": 2}, **REPLACE)
+    kept = run(db, job_id)
+    enqueue(db, payload={"v": 3}, delay="1 minute", **REPLACE)
+
+    assert (kept.payload, kept.run_at - now) == ({"v": 2}, timedelta(hours=1))
+    assert run(db, job_id).run_at - now == timedelta(minutes=1)
+
+
+def test_enqueue_debounces_up_to_max_wait(db, clock):
+    start = clock.set("2026-01-01 00:00+00")
+
+    for _ in range(5):
+        job_id = enqueue(db, delay="10 s", max_wait="25 s", **REPLACE)
+        clock.advance("8 s")
+
+    assert run(db, job_id).run_at - start == timedelta(seconds=25)
+    assert scalar(db, "select count(*) from rota.job_runs") == 1
+
+
+@pytest.mark.parametrize("ending", ["finish", "cancel"])
+def test_enqueue_unique_for_makes_no_other_job_in_that_time(db, clock, ending):
+    clock.set("2026-01-01 00:00+00")
+    first = enqueue(db, unique_for="1 hour", **KEY)
+    if ending == "finish":
+        finish(db, *claim(db))
+    else:
+        value(db, "cancel_job", job_id=first)
+
+    clock.advance("59 minutes")
+    assert enqueue(db, unique_for="1 hour", **KEY) == first
+    clock.advance("2 minutes")
+    second = enqueue(db, unique_for="1 hour", **KEY)
+
+    assert second != first
+    assert live(db) == [(second, "queued", None)]
+
+
+def test_enqueue_unique_for_a_century_outlives_retention(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    first = enqueue(db, unique_for="100 years", **KEY)
+    finish(db, *claim(db))
+
+    for _ in range(3):
+        clock.advance("200 days")
+        one(db, "tick")
+
+    assert scalar(db, "select count(*) from rota.job_runs") == 0
+    assert enqueue(db, unique_for="100 years", **KEY) == first
+
+
+def test_tick_forgets_keys_that_mean_nothing_any_more(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    enqueue(db, unique_for="1 day", idempotency_key="a")
+    enqueue(db, on_conflict="rerun", updated_at=at(1), idempotency_key="b")
+    enqueue(db, unique_for="1 year", idempotency_key="c")
+
+    clock.advance("91 days")
+    one(db, "tick")
+
+    left = rows(db, "select idempotency_key from rota.idempotency_keys")
+    assert [row.idempotency_key for row in left] == ["c"]
+
+
+def test_enqueue_many_answers_each_rule_in_input_order(db):
+    taken = enqueue(db, unique_for="1 day", idempotency_key="taken")
+    jobs = [
+        {
+            "job_type": "x",
+            "idempotency_key": "z",
+            "on_conflict": "replace",
+            "payload": {"v": 1},
+        },
+        {"job_type": "plain"},
+        {"job_type": "x", "idempotency_key": "taken", "unique_for": 60},
+        {
+            "job_type": "x",
+            "idempotency_key": "z",
+            "on_conflict": "replace",
+            "payload": {"v": 2},
+        },
+        {"job_type": "x", "idempotency_key": "a", "on_conflict": "rerun"},
+    ]
+
+    found = call(db, "enqueue_many", jobs=Jsonb(jobs))
+
+    assert [row.ordinal for row in found] == [1, 2, 3, 4, 5]
+    assert [row.is_new for row in found] == [True, True, False, False, True]
+    assert found[2].job_id == taken
+    assert found[0].job_id == found[3].job_id
+    assert run(db, found[0].job_id).payload == {"v": 2}
+
+
+BAD = [
+    ({"on_conflict": None, **KEY}, "on_conflict"),
+    ({"on_conflict": "sometimes", **KEY}, "on_conflict"),
+    ({"on_conflict": "rerun"}, "idempotency_key"),
+    ({"unique_for": "1 day"}, "idempotency_key"),
+    ({"unique_for": "0", **KEY}, "unique_for"),
+    ({"unique_for": "-1 s", **KEY}, "unique_for"),
+    ({"unique_for": "101 years", **KEY}, "unique_for"),
+    ({"unique_for": "1 day", **REPLACE}, "unique_for"),
+    ({"updated_at": "infinity", **RERUN}, "updated_at"),
+    ({"updated_at": "2026-01-01", **REPLACE}, "updated_at"),
+    ({"updated_at": "2026-01-01", **KEY}, "updated_at"),
+    ({"max_wait": "1 s", **KEY}, "max_wait"),
+    ({"max_wait": "-1 s", **REPLACE}, "max_wait"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name"), BAD)
+def test_enqueue_refuses_rules_that_make_no_sense(db, arguments, name):
+    with raises("22023", name):
+        enqueue(db, **arguments)
+    with raises("22023", f"jobs[2].{name}"):
+        jobs = [{"job_type": "x"}, {"job_type": "x", **arguments}]
+        if arguments.get("on_conflict", "") is None:
+            jobs[1]["on_conflict"] = "None"  # JSON null means the default
+        call(db, "enqueue_many", jobs=Jsonb(jobs))
+
+    assert scalar(db, "select count(*) from rota.jobs") == 0
