@@ -38,23 +38,22 @@ create or replace function rota._new_job(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_job rota.jobs;
+    v_now constant timestamptz := rota.now();
 begin
-    v_job.job_type := _new_job.job_type;
-    v_job.payload := _new_job.payload;
-    v_job.queue := _new_job.queue;
-    v_job.created_at := rota.now();
-    v_job.run_at := coalesce(
-        _new_job.run_at, v_job.created_at + rota._exact(_new_job.delay), v_job.created_at);
-    v_job.priority := _new_job.priority;
-    v_job.max_attempts := coalesce(
-        _new_job.max_attempts,
-        (select q.max_attempts from rota.queues as q where q.queue = _new_job.queue),
-        10);
-    v_job.lease := rota._exact(_new_job.lease);
-    v_job.backoff := _new_job.backoff;
-    v_job.idempotency_key := _new_job.idempotency_key;
-    return v_job;
+    return jsonb_populate_record(null::rota.jobs, jsonb_build_object(
+        'job_type', _new_job.job_type,
+        'payload', _new_job.payload,
+        'queue', _new_job.queue,
+        'created_at', v_now,
+        'run_at', coalesce(_new_job.run_at, v_now + rota._exact(_new_job.delay), v_now),
+        'priority', _new_job.priority,
+        'max_attempts', coalesce(
+            _new_job.max_attempts,
+            (select q.max_attempts from rota.queues as q where q.queue = _new_job.queue),
+            10),
+        'lease', rota._exact(_new_job.lease),
+        'backoff', _new_job.backoff,
+        'idempotency_key', _new_job.idempotency_key));
 end;
 $$;
 
