@@ -196,9 +196,13 @@ def test_claim_refuses_other_isolation(
         Client(connection).claim_jobs("w")
 
 
-def test_unknown_database_errors_pass_through(client: Client) -> None:
-    with pytest.raises(psycopg.errors.UntranslatableCharacter):
-        client.enqueue("a", {"text": "\x00"})
+def test_unknown_database_errors_pass_through(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    db.execute("drop function rota.tick()")
+
+    with pytest.raises(psycopg.errors.UndefinedFunction):
+        client.tick()
 
 
 def test_a_text_is_no_list_of_queues(client: Client) -> None:

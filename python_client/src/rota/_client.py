@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 
 from . import _rows as rows
 from ._checks import of_one_job
-from ._errors import translate
+from ._errors import refusing_what_jsonb_has_not, translate
 from ._json import clean_text, to_job, to_result
 from ._statement import UNSET, Unset, call, given
 
@@ -77,7 +77,8 @@ class Client:
     def enqueue_many(self, jobs: Sequence[Mapping[str, Any]]) -> list[rows.EnqueuedJob]:
         """Add many jobs, each a mapping of the arguments of `enqueue`."""
         array = Jsonb([to_job(job) for job in jobs])
-        return self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
+        with refusing_what_jsonb_has_not():
+            return self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
 
     def claim_jobs(
         self,

@@ -26,6 +26,7 @@ logger = logging.getLogger("rota")
 
 BEATS_PER_LEASE = 3
 MAX_JOBS = 1000
+BUSY_PAUSE = 0.5
 
 
 class Heart(threading.Thread):
@@ -94,7 +95,9 @@ class Heart(threading.Thread):
                 elif (pause := max(due, self._pause_until) - time.monotonic()) > 0:
                     self._changed.wait(pause)
                 else:
-                    return sorted(self._due, key=self._due.__getitem__)
+                    soon = time.monotonic()
+                    # Those that are nearly due go along.
+                    return [j for j, at in self._due.items() if at - _interval(j) / 2 <= soon]
         return None
 
     def _beat(self, jobs: list[BaseJob]) -> None:
@@ -124,6 +127,12 @@ class Heart(threading.Thread):
             job.is_told_lost = True
             self.remove(job)
             return True
+        if beat.locked_until is None:
+            # Another session has the row locked: ask again before long.
+            with self._changed:
+                if job in self._due:
+                    self._due[job] = sent_at + min(_interval(job), BUSY_PAUSE)
+            return False
         job.confirmed_at = sent_at
         job.is_cancel_requested = beat.is_cancel_requested
         return job.is_cancel_requested

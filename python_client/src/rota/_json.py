@@ -12,6 +12,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -50,6 +51,21 @@ def dump_clean(value: Any) -> str:
     return json.dumps(clean(value), allow_nan=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a payload that Postgres takes and Python does not."""
+
+    reason: str
+
+
+def load_or_tell(text: str | bytes) -> Any:
+    """Load JSON; one value that Python cannot read must not lose the rows beside it."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Unreadable(f"{type(error).__name__}: {error}")
+
+
 def to_result(value: Any) -> Jsonb | None:
     """Wrap the result of a job; None stays null in the database."""
     return None if value is None else Jsonb(value, dumps=dump_clean)
@@ -59,8 +75,8 @@ def storable(value: Any, job_id: int) -> Any:
     """Return the result of a job, or None with a warning when it cannot be stored."""
     try:
         size = len(dump_clean(value))
-    except (TypeError, ValueError, RecursionError) as error:
-        logger.warning("job %s: its result is not JSON and is dropped: %s", job_id, error)
+    except Exception as error:  # a mapping may raise whatever it likes
+        logger.warning("job %s: its result is not JSON and is dropped: %r", job_id, error)
         return None
     if size > MAX_RESULT:
         logger.warning("job %s: its result has %s characters and is dropped", job_id, size)

@@ -93,7 +93,15 @@ def failure(error: BaseException) -> Failed:
 
 
 def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
-    """Return what an exception that left a handler means."""
+    """Return what an exception that left a handler means; never raise."""
+    try:
+        return _outcome_of(job, error)
+    except Exception:  # an exception may be built so that nothing can be asked of it
+        name = type(error).__qualname__
+        return Failed(name, name, "", is_fatal=isinstance(error, FatalError))
+
+
+def _outcome_of(job: BaseJob, error: BaseException) -> Outcome:
     if isinstance(error, Snooze):
         return Snoozed(error.delay)
     if isinstance(error, LeaseLostError) or (job.is_ended_by(error) and job.is_lost):

@@ -14,8 +14,9 @@ from ._errors import RotaError
 from ._heart import Heart
 from ._host import Host
 from ._job import AsyncJob, BaseJob, Job
+from ._json import Unreadable
 from ._log import log_job
-from ._outcome import Outcome, Succeeded, outcome_of, run_async, run_sync
+from ._outcome import Failed, Outcome, Succeeded, outcome_of, run_async, run_sync
 from ._registry import Registry, is_async
 from ._rows import ClaimedJob
 from ._settler import Settler
@@ -155,6 +156,9 @@ class Runner:
             job.check()
         except (RotaError, JobCancelled) as error:
             return outcome_of(job, error)
+        if isinstance(job.payload, Unreadable):
+            reason = f"the payload cannot be read: {job.payload.reason}"
+            return Failed(reason, "payload", "", is_fatal=True)
         handler = self._registry[job.job_type]
         if isinstance(job, Job):
             return await self.threads.run(partial(run_sync, handler, job))

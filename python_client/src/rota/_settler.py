@@ -27,7 +27,12 @@ logger = logging.getLogger("rota")
 
 T = TypeVar("T")
 Ending = tuple[str, dict[str, Any]]
+Finish = tuple[BaseJob, Any, asyncio.Future[str]]
 MAX_JOBS = 1000
+BUSY_PAUSE = 0.5
+"""Seconds until a job whose row another session has locked is tried again."""
+PATIENCE = 2.0
+"""Seconds that one call may take: behind it wait the endings of all other jobs."""
 REFUSED = (InvalidArgumentError, psycopg.DataError)
 """Errors that say that an argument is wrong: calling again would not help."""
 
@@ -37,7 +42,7 @@ class Settler:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._pending: list[tuple[BaseJob, Any, asyncio.Future[str]]] = []
+        self._pending: list[Finish] = []
         self._flush: asyncio.Task[None] | None = None
 
     async def settle(self, job: BaseJob, outcome: Outcome) -> Ending:
@@ -89,10 +94,14 @@ class Settler:
 
     async def _finish(self, job: BaseJob, result: Any) -> str:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._pending.append((job, result, future))
-        if self._flush is None or self._flush.done():
-            self._flush = asyncio.create_task(self._finish_pending())
+        self._put((job, result, future))
         return await future
+
+    def _put(self, finish: Finish) -> None:
+        if not finish[2].done():
+            self._pending.append(finish)
+            if self._flush is None or self._flush.done():
+                self._flush = asyncio.create_task(self._finish_pending())
 
     async def _finish_pending(self) -> None:
         while self._pending:
@@ -107,18 +116,18 @@ class Settler:
                     if not future.done():
                         future.set_exception(error)
 
-    async def _finish_part(self, part: list[tuple[BaseJob, Any, asyncio.Future[str]]]) -> None:
+    async def _finish_part(self, part: list[Finish]) -> None:
         ids = [job.job_id for job, _, _ in part]
         tokens = [job.lease_token for job, _, _ in part]
         results = [result for _, result, _ in part]
         rows = await self._insist(lambda c: c.finish_jobs(ids, tokens, results))
-        for (_, _, future), row in zip(part, rows, strict=True):
-            if not future.done():
-                future.set_result("lost" if row.outcome == "lost" else "succeeded")
+        for finish, row in zip(part, rows, strict=True):
+            if row.outcome == "busy":
+                asyncio.get_running_loop().call_later(BUSY_PAUSE, self._put, finish)
+            elif not finish[2].done():
+                finish[2].set_result("lost" if row.outcome == "lost" else "succeeded")
 
-    async def _finish_one_by_one(
-        self, part: list[tuple[BaseJob, Any, asyncio.Future[str]]], error: Exception
-    ) -> None:
+    async def _finish_one_by_one(self, part: list[Finish], error: Exception) -> None:
         """Find the result that the database refuses, and drop it."""
         if len(part) > 1:
             for one in part:
@@ -136,7 +145,12 @@ class Settler:
         failures = 0
         while True:
             try:
-                return await self._database.call(action)
+                async with asyncio.timeout(PATIENCE):
+                    return await self._database.call(action)
+            except TimeoutError:
+                # It may wait for a row that another session has locked.
+                failures += 1
+                await asyncio.sleep(backoff(failures))
             except psycopg.DataError:
                 raise
             except psycopg.Error as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -31,11 +32,18 @@ class Threads:
             if not future.done():
                 future.set_result(value)
 
+        def fail(error: BaseException) -> None:
+            if not future.done():
+                future.set_exception(RuntimeError(repr(type(error))))
+
         def target() -> None:
-            value = function()
+            try:
+                answer = partial(put, function())
+            except BaseException as error:  # whatever it is, somebody waits for an answer
+                answer = partial(fail, error)
             self._threads.discard(thread)
             if not loop.is_closed():
-                loop.call_soon_threadsafe(put, value)
+                loop.call_soon_threadsafe(answer)
 
         thread = threading.Thread(target=target, name="rota-job", daemon=True)
         self._threads.add(thread)

@@ -1,0 +1,152 @@
+"""One odd job, or one locked row, costs its worker's other jobs nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from client.workers import BackgroundWorker, wait_until
+from rota import Client, InvalidArgumentError, Job, Registry
+
+Drain = Callable[..., None]
+Status = Callable[[int], str]
+Background = Callable[..., BackgroundWorker]
+
+
+class SnoozeOfNothing(rota.Snooze):
+    def __init__(self) -> None:
+        pass
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    @property
+    def __notes__(self) -> list[str]:
+        raise RuntimeError("no notes")
+
+
+class Endless(Mapping[str, int]):
+    def __getitem__(self, key: str) -> int:
+        raise RuntimeError("no items")
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("no keys")
+
+
+@pytest.mark.parametrize(
+    "payload", ['{"n":1e5000}', '{"a":' + "[" * 3000 + "]" * 3000 + "}"], ids=["long", "deep"]
+)
+def test_a_payload_that_python_cannot_read_fails_its_own_job_only(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, status: Status, payload: str
+) -> None:
+    registry = Registry()
+    registry.add("work", lambda job: None)
+    good = [client.enqueue("work").job_id for _ in range(2)]
+    row = db.execute("select rota.enqueue('work', %s::jsonb)", [payload]).fetchone()
+    assert row is not None
+    good.append(client.enqueue("work").job_id)
+
+    drain(registry, batch=10)
+
+    assert [status(job_id) for job_id in good] == ["succeeded"] * 3
+    dead = db.execute(
+        "select status, attempts, error_type from rota.job_runs where id = %s", row
+    )
+    assert dead.fetchall() == [("dead", 1, "payload")]
+
+
+@pytest.mark.parametrize(
+    "error", [SnoozeOfNothing(), SyntaxError("b", ("f", 1, 1, 12345)), Mute("x")]
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_exception_that_cannot_be_described_fails_its_job(
+    client: Client, drain: Drain, status: Status, error: Exception, is_async: bool
+) -> None:
+    registry = Registry()
+
+    def plain(job: Job) -> None:
+        raise error
+
+    async def in_loop(job: rota.AsyncJob) -> None:
+        raise error
+
+    registry.add("odd", in_loop if is_async else plain)
+    job_id = client.enqueue("odd", max_attempts=1).job_id
+
+    drain(registry)
+
+    assert status(job_id) == "dead"
+
+
+def test_a_result_that_cannot_be_listed_is_dropped(
+    client: Client, drain: Drain, status: Status
+) -> None:
+    registry = Registry()
+    registry.add("odd", lambda job: Endless())
+    job_id = client.enqueue("odd").job_id
+
+    drain(registry)
+
+    assert status(job_id) == "succeeded"
+
+
+def test_a_locked_row_holds_up_neither_heartbeats_nor_endings(
+    client: Client,
+    db: psycopg.Connection[Any],
+    connect: Callable[..., psycopg.Connection[Any]],
+    background: Background,
+    status: Status,
+) -> None:
+    """An operator cancels a job and forgets to commit, for longer than all leases."""
+    registry = Registry()
+    go_on = threading.Event()
+    registry.add("waits", lambda job: go_on.wait(20))
+    registry.add("quick", lambda job: None)
+    lease = timedelta(seconds=1)
+    stuck, *others = [client.enqueue("waits", lease=lease).job_id for _ in range(3)]
+    background(registry, concurrency=5)
+    wait_until(lambda: [status(job_id) for job_id in others] == ["running"] * 2)
+    wait_until(lambda: status(stuck) == "running")
+
+    operator = connect()
+    with operator.transaction(force_rollback=True):
+        operator.execute("select rota.cancel_job(%s)", [stuck])
+        start = db.execute("select clock_timestamp()").fetchone()
+        assert start is not None
+        wait_until(
+            lambda: (
+                db.execute(
+                    "select clock_timestamp() > %s::timestamptz + interval '3 s'", start
+                ).fetchone()
+                == (True,)
+            )
+        )
+        quick = client.enqueue("quick").job_id
+        wait_until(lambda: status(quick) == "succeeded")
+        attempts = db.execute(
+            "select status, attempts from rota.job_runs where id = any(%s)", [others]
+        ).fetchall()
+        go_on.set()
+        wait_until(lambda: [status(job_id) for job_id in others] == ["succeeded"] * 2)
+
+    assert attempts == [("running", 1)] * 2
+    wait_until(lambda: status(stuck) in ("succeeded", "failed"))
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), "\x00", "\ud800"], ids=["nan", "inf", "nul", "lone"]
+)
+def test_enqueue_refuses_what_jsonb_has_not(client: Client, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^payload "):
+        client.enqueue("x", {"a": value})
