@@ -37,7 +37,7 @@ class ClaimedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedJob:
-    """How one of many finishes went: ``finished``, ``already_finished`` or ``lost``."""
+    """How a finish went: ``finished``, ``already_finished``, ``lost`` or, ask again, ``busy``."""
 
     job_id: int
     outcome: str
@@ -77,7 +77,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHeartbeat:
-    """The heartbeat of one job among many; *locked_until* is None when it is lost."""
+    """The heartbeat of one job among many; *locked_until* is None if it was not extended."""
 
     job_id: int
     locked_until: datetime | None
