@@ -37,7 +37,7 @@ class ClaimedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedJob:
-    """How a finish went: ``finished``, ``already_finished``, ``lost`` or, ask again, ``busy``."""
+    """How a finish went: ``finished``, ``already_finished``, ``lost``, or ``busy`` for now."""
 
     job_id: int
     outcome: str
