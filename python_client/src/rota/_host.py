@@ -9,22 +9,25 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, Connection
 
-from ._database import Database, connect, connect_async
+from ._database import connect, connect_async
+from ._lanes import Lanes
 from ._outage import is_lost
 
 logger = logging.getLogger("rota")
 
 NAME = "rota job"
+PROGRESS_TIMEOUT = 5.0
+"""Seconds after which progress is given up, such as that of a row that somebody has locked."""
 
 
 class Host:
     """Opens connections for handlers, and stores progress over one of the worker's."""
 
-    def __init__(self, worker: str, conninfo: str, database: Database) -> None:
+    def __init__(self, worker: str, conninfo: str, lanes: Lanes) -> None:
         self.worker = worker
         self.loop: asyncio.AbstractEventLoop
         self._conninfo = conninfo
-        self._database = database
+        self._lanes = lanes
 
     def connect(self) -> Connection[Any]:
         """Open a connection for a handler in a thread."""
@@ -39,9 +42,12 @@ class Host:
     ) -> None:
         """Store the progress of a job, if the database can be reached."""
         try:
-            await self._database.call(
-                lambda client: client.set_progress(job_id, lease_token, percent, message)
-            )
+            async with asyncio.timeout(PROGRESS_TIMEOUT):
+                await self._lanes.call(
+                    lambda client: client.set_progress(job_id, lease_token, percent, message)
+                )
+        except TimeoutError:
+            logger.warning("job %s: progress not stored: no answer", job_id)
         except psycopg.OperationalError as error:
             if not is_lost(error):
                 logger.warning("job %s: progress not stored: %s", job_id, str(error).strip())

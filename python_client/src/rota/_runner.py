@@ -25,6 +25,8 @@ from ._threads import Threads
 
 logger = logging.getLogger("rota")
 
+LONG_ENDING = 1.0
+"""Seconds after which a job whose handler has ended takes up no place any more."""
 LAST_WORDS = 1.0
 """Seconds that a handler has to end after it was told that the grace period is over."""
 
@@ -50,6 +52,7 @@ class Runner:
         self._waiting: deque[BaseJob] = deque()
         self._running: dict[BaseJob, asyncio.Task[None]] = {}
         self._handlers: dict[BaseJob, asyncio.Task[Outcome]] = {}
+        self._aside: set[BaseJob] = set()
         self.threads = Threads()
         self._is_open = True
 
@@ -66,7 +69,7 @@ class Runner:
     @property
     def free(self) -> int:
         """How many more jobs could start at once."""
-        return max(0, self._concurrency - len(self._running) - len(self._waiting))
+        return max(0, self._concurrency - self._occupied - len(self._waiting))
 
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
         """Take claimed jobs in hand."""
@@ -131,8 +134,19 @@ class Runner:
                 self._heart.remove(job)
                 log_job("released" if job.job_id in released else "lost", job)
 
+    @property
+    def _occupied(self) -> int:
+        return len(self._running) - min(len(self._aside), self._concurrency)
+
+    def _step_aside(self, job: BaseJob) -> None:
+        """Let others run while the end of a job cannot be reported."""
+        if job in self._running:
+            self._aside.add(job)
+            self._start()
+            self._on_free()
+
     def _start(self) -> None:
-        while self._is_open and self._waiting and len(self._running) < self._concurrency:
+        while self._is_open and self._waiting and self._occupied < self._concurrency:
             job = self._waiting.popleft()
             task = asyncio.create_task(self._run(job))
             self._running[job] = task
@@ -148,7 +162,12 @@ class Runner:
         if job.is_finished:
             log_job("succeeded", job, duration)
             return
-        event, details = await self._settler.settle(job, outcome)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(LONG_ENDING, self._step_aside, job)
+        try:
+            event, details = await self._settler.settle(job, outcome)
+        finally:
+            timer.cancel()
         log_job(event, job, duration, **details)
 
     async def _execute(self, job: BaseJob) -> Outcome:
@@ -161,7 +180,10 @@ class Runner:
             return Failed(reason, "payload", "", is_fatal=True)
         handler = self._registry[job.job_type]
         if isinstance(job, Job):
-            return await self.threads.run(partial(run_sync, handler, job))
+            try:
+                return await self.threads.run(partial(run_sync, handler, job))
+            except Exception as error:  # no thread could be started, say
+                return outcome_of(job, error)
         assert isinstance(job, AsyncJob)  # noqa: S101 - for the type checker
         coroutine = cast(Callable[[AsyncJob], Awaitable[object]], handler)
         task = asyncio.create_task(run_async(coroutine, job))
@@ -176,6 +198,7 @@ class Runner:
 
     def _end(self, job: BaseJob, task: asyncio.Task[None]) -> None:
         del self._running[job]
+        self._aside.discard(job)
         self._heart.remove(job)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("job %s could not be ended: %r", job.job_id, error, exc_info=error)

@@ -2,6 +2,9 @@
 
 Successes that come while a call is under way go together in the next one.  Repeating is safe:
 the lease token says which claim speaks, and a finish heard twice is ``already_finished``.
+
+Another session may have the row of a job locked, for as long as it likes.  finish_jobs() goes
+past it and says ``busy``; the other functions wait, in a lane of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 
@@ -19,6 +22,7 @@ from ._database import Database, backoff
 from ._errors import InvalidArgumentError, JobFinishedError, JobNotFoundError, LeaseLostError
 from ._job import BaseJob
 from ._json import storable
+from ._lanes import Lanes
 from ._outage import is_lost
 from ._outcome import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
 from ._rows import ReleasedJob
@@ -31,17 +35,30 @@ Finish = tuple[BaseJob, Any, asyncio.Future[str]]
 MAX_JOBS = 1000
 BUSY_PAUSE = 0.5
 """Seconds until a job whose row another session has locked is tried again."""
-PATIENCE = 2.0
-"""Seconds that one call may take: behind it wait the endings of all other jobs."""
-REFUSED = (InvalidArgumentError, psycopg.DataError)
+RELEASE_PATIENCE = 2.0
+"""Seconds that a release may take: a worker that leaves cannot wait for ever."""
+REFUSED = (
+    InvalidArgumentError,
+    psycopg.DataError,
+    psycopg.errors.ProgramLimitExceeded,
+    psycopg.errors.StatementTooComplex,
+)
 """Errors that say that an argument is wrong: calling again would not help."""
 
 
-class Settler:
-    """Carries outcomes to the database over one connection."""
+class Caller(Protocol):
+    """What lends a client to a call: a database, or lanes."""
 
-    def __init__(self, database: Database) -> None:
+    async def call(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Run *action*."""
+
+
+class Settler:
+    """Carries outcomes to the database: successes over *database*, the others over *lanes*."""
+
+    def __init__(self, database: Database, lanes: Lanes) -> None:
         self._database = database
+        self._lanes = lanes
         self._pending: list[Finish] = []
         self._flush: asyncio.Task[None] | None = None
 
@@ -68,15 +85,18 @@ class Settler:
         job_id, token = job.job_id, job.lease_token
         match outcome:
             case Snoozed(delay):
-                moment = await self._insist(lambda c: c.snooze_job(job_id, token, delay))
+                moment = await _insist(
+                    self._lanes, lambda c: c.snooze_job(job_id, token, delay)
+                )
                 return ("snoozed" if moment else "cancelled"), {"next_run": moment}
             case Stopped():
                 return ("released" if await self.release([job]) else "lost"), {}
             case Failed(error, error_type, stack, retry_in, is_fatal):
-                row = await self._insist(
+                row = await _insist(
+                    self._lanes,
                     lambda c: c.fail_job(
                         job_id, token, error, error_type, stack, retry_in, is_fatal
-                    )
+                    ),
                 )
                 details = {"next_run": row.run_at, "error_type": error_type, "error": error}
                 return row.status, details
@@ -86,11 +106,27 @@ class Settler:
         """Give jobs back; return the ids of those that were still ours."""
         released: set[int] = set()
         for start in range(0, len(jobs), MAX_JOBS):
-            ids = [job.job_id for job in jobs[start : start + MAX_JOBS]]
-            tokens = [job.lease_token for job in jobs[start : start + MAX_JOBS]]
-            rows = await self._insist(partial(_release, ids, tokens))
-            released |= {row.job_id for row in rows if row.is_released}
+            part = jobs[start : start + MAX_JOBS]
+            ids = await self._release_for_a_while([part])
+            if ids is None and len(part) > 1:  # one row may be locked: let the others go
+                ids = await self._release_for_a_while([[job] for job in part])
+            released |= ids or set()
         return released
+
+    async def _release_for_a_while(self, parts: list[list[BaseJob]]) -> set[int] | None:
+        """Return the ids that were released, or None if no part was answered in time."""
+        calls = [
+            asyncio.create_task(_insist(self._lanes, partial(_release, part))) for part in parts
+        ]
+        try:
+            done, late = await asyncio.wait(calls, timeout=RELEASE_PATIENCE)
+        finally:
+            for call in calls:
+                call.cancel()
+        if late:
+            await asyncio.wait(late)
+        rows = [row for call in done for row in call.result()]
+        return {row.job_id for row in rows if row.is_released} if done else None
 
     async def _finish(self, job: BaseJob, result: Any) -> str:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -109,7 +145,7 @@ class Settler:
             try:
                 try:
                     await self._finish_part(part)
-                except REFUSED as error:
+                except Exception as error:  # one of the results, and no matter what is wrong
                     await self._finish_one_by_one(part, error)
             except Exception as error:  # each job's own task raises it
                 for _, _, future in part:
@@ -120,7 +156,7 @@ class Settler:
         ids = [job.job_id for job, _, _ in part]
         tokens = [job.lease_token for job, _, _ in part]
         results = [result for _, result, _ in part]
-        rows = await self._insist(lambda c: c.finish_jobs(ids, tokens, results))
+        rows = await _insist(self._database, lambda c: c.finish_jobs(ids, tokens, results))
         for finish, row in zip(part, rows, strict=True):
             if row.outcome == "busy":
                 asyncio.get_running_loop().call_later(BUSY_PAUSE, self._put, finish)
@@ -133,34 +169,29 @@ class Settler:
             for one in part:
                 try:
                     await self._finish_part([one])
-                except REFUSED as refused:
+                except Exception as refused:
                     await self._finish_one_by_one([one], refused)
         else:
             job, _, future = part[0]
             logger.warning("job %s: its result is refused and dropped: %s", job.job_id, error)
             await self._finish_part([(job, None, future)])
 
-    async def _insist(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Call until the database has answered."""
-        failures = 0
-        while True:
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    return await self._database.call(action)
-            except TimeoutError:
-                # It may wait for a row that another session has locked.
-                failures += 1
-                await asyncio.sleep(backoff(failures))
-            except psycopg.DataError:
-                raise
-            except psycopg.Error as error:
-                failures += 1
-                if not is_lost(error):
-                    logger.warning("a job's end could not be reported: %s", str(error).strip())
-                await asyncio.sleep(backoff(failures))
+
+async def _insist(caller: Caller, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Call until the database has answered."""
+    failures = 0
+    while True:
+        try:
+            return await caller.call(action)
+        except REFUSED:
+            raise
+        except psycopg.Error as error:
+            failures += 1
+            if not is_lost(error):
+                logger.warning("a job's end could not be reported: %s", str(error).strip())
+            await asyncio.sleep(backoff(failures))
 
 
-async def _release(
-    job_ids: list[int], lease_tokens: list[int], client: AsyncClient
-) -> list[ReleasedJob]:
-    return await client.release_jobs(job_ids, lease_tokens)
+async def _release(jobs: list[BaseJob], client: AsyncClient) -> list[ReleasedJob]:
+    ids = [job.job_id for job in jobs]
+    return await client.release_jobs(ids, [job.lease_token for job in jobs])

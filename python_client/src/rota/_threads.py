@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ class Threads:
 
         def fail(error: BaseException) -> None:
             if not future.done():
-                future.set_exception(RuntimeError(repr(type(error))))
+                future.set_exception(RuntimeError(f"the thread ended by {type(error)!r}"))
 
         def target() -> None:
             try:
@@ -42,10 +43,14 @@ class Threads:
             except BaseException as error:  # whatever it is, somebody waits for an answer
                 answer = partial(fail, error)
             self._threads.discard(thread)
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(answer)
 
         thread = threading.Thread(target=target, name="rota-job", daemon=True)
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            self._threads.discard(thread)
+            raise
         return await future

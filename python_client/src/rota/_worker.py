@@ -1,8 +1,9 @@
 """The worker: claim jobs, keep them in hand, and leave in good order.
 
 Retries, ordering and leases are decided in SQL.  This module decides only when to ask for
-jobs and when to stop.  Claims and upkeep share one connection, outcomes have another, and the
-heartbeat thread a third, so a slow claim never delays a finish or a heartbeat.
+jobs and when to stop.  Claims and upkeep share one connection, finishes have another, all other
+endings a third, and the heartbeat thread a fourth, so a slow claim never delays a finish or a
+heartbeat.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ._errors import RotaError
 from ._heart import Heart
 from ._host import Host
 from ._job import BaseJob
+from ._lanes import Lanes
 from ._log import log_start, log_stop
 from ._outage import Outage
 from ._registry import Registry
@@ -79,7 +81,8 @@ class Worker:
         outage = Outage()
         self._claims = Database(conninfo, outage)
         self._endings = Database(conninfo, outage)
-        self._host = Host(self.name, conninfo, self._endings)
+        self._lanes = Lanes(partial(Database, conninfo, outage))
+        self._host = Host(self.name, conninfo, self._lanes)
         connect_heart = partial(connect, conninfo, "rota heartbeat")
         self._heart = Heart(connect_heart, outage, self._on_change)
         self._upkeep = Upkeep(self._claims, self.name, self._queues, tick_interval)
@@ -89,7 +92,7 @@ class Worker:
         self._runner = Runner(
             self._host,
             registry,
-            Settler(self._endings),
+            Settler(self._endings, self._lanes),
             self._heart,
             concurrency,
             self._loop.wake,
@@ -163,6 +166,7 @@ class Worker:
         await _try(self._upkeep.take_leave())
         await self._claims.close()
         await self._endings.close()
+        await self._lanes.close()
         self._heart.join(timeout=1.0)
         logger.info("worker %s stopped", self.name)
 

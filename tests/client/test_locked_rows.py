@@ -1,0 +1,210 @@
+"""One row that another session has locked costs its worker's other jobs nothing."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from client.workers import BackgroundWorker, wait_until
+from rota import Client, Job, Registry
+
+Background = Callable[..., BackgroundWorker]
+Status = Callable[[int], str]
+Lock = Callable[..., Any]
+
+
+@pytest.fixture
+def lock(connect: Callable[..., psycopg.Connection[Any]]) -> Lock:
+    """Cancel jobs and forget to commit; in the end roll back."""
+
+    @contextmanager
+    def hold(*job_ids: int) -> Iterator[None]:
+        operator = connect()
+        with operator.transaction(force_rollback=True):
+            for job_id in job_ids:
+                operator.execute("select rota.cancel_job(%s)", [job_id])
+            yield
+
+    return hold
+
+
+def _succeeded(db: psycopg.Connection[Any]) -> int:
+    row = db.execute(
+        "select count(*) from rota.finished_jobs where status = 'succeeded'"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _waiting_for_locks(db: psycopg.Connection[Any]) -> int:
+    row = db.execute(
+        "select count(*) from pg_stat_activity"
+        " where wait_event_type = 'Lock' and application_name like 'rota%'"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+class Gate:
+    """Handlers that begin, wait, and then end each in its own way."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.is_open = threading.Event()
+        self.registry = Registry()
+        self.registry.add("quick", lambda job: None)
+        for name, end in {
+            "succeeds": lambda job: None,
+            "fails": self._fail,
+            "snoozes": self._snooze,
+            "tells": lambda job: job.set_progress(50),
+        }.items():
+            self.registry.add(name, self._after_the_gate(end))
+
+    def _after_the_gate(self, end: Callable[[Job], None]) -> Callable[[Job], None]:
+        def handle(job: Job) -> None:
+            self.begun.release()
+            assert self.is_open.wait(30)
+            end(job)
+
+        return handle
+
+    def _fail(self, job: Job) -> None:
+        raise ValueError("no")
+
+    def _snooze(self, job: Job) -> None:
+        raise rota.Snooze(3600)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [("succeeds", "succeeded"), ("fails", "failed"), ("snoozes", "queued"), ("tells", None)],
+)
+def test_an_end_that_waits_holds_up_no_other(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    lock: Lock,
+    status: Status,
+    kind: str,
+    end: str | None,
+) -> None:
+    """Three jobs want to end, or to tell how far they are, while their rows are locked."""
+    gate = Gate()
+    stuck = [client.enqueue(kind).job_id for _ in range(3)]
+    failing = gate.registry
+    failing.add("bad", gate._fail)
+    background(failing, concurrency=4)
+    for _ in stuck:
+        assert gate.begun.acquire(timeout=10)
+
+    with lock(*stuck):
+        gate.is_open.set()
+        time.sleep(1.0)
+        begun = time.monotonic()
+        client.enqueue_many([{"job_type": "quick"}] * 20)
+        bad = [client.enqueue("bad").job_id for _ in range(3)]
+        wait_until(lambda: _succeeded(db) == 20)
+        wait_until(lambda: [status(job_id) for job_id in bad] == ["failed"] * 3)
+        assert time.monotonic() - begun < 4.0
+        assert [status(job_id) for job_id in stuck] == ["running"] * 3
+
+    if end is not None:
+        wait_until(lambda: [status(job_id) for job_id in stuck] == [end] * 3)
+
+
+@pytest.mark.parametrize("kind", ["succeeds", "fails"])
+def test_a_locked_row_takes_up_no_place(
+    client: Client, db: psycopg.Connection[Any], background: Background, lock: Lock, kind: str
+) -> None:
+    gate = Gate()
+    stuck = client.enqueue(kind).job_id
+    background(gate.registry, concurrency=1)
+    assert gate.begun.acquire(timeout=10)
+
+    with lock(stuck):
+        gate.is_open.set()
+        client.enqueue_many([{"job_type": "quick"}] * 3)
+        wait_until(lambda: _succeeded(db) == 3, "the jobs behind the locked one")
+
+
+def test_a_call_that_takes_long_is_not_begun_anew(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    status: Status,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large batch may take long, and would never end if it were cut off each time."""
+    calls = []
+    finish_jobs = rota.AsyncClient.finish_jobs
+
+    async def slow(self: rota.AsyncClient, *args: Any) -> Any:
+        calls.append(args)
+        await self.connection.execute("select pg_sleep(2.5)")
+        return await finish_jobs(self, *args)
+
+    monkeypatch.setattr(rota.AsyncClient, "finish_jobs", slow)
+    registry = Registry()
+    registry.add("quick", lambda job: None)
+    job_id = client.enqueue("quick").job_id
+    background(registry)
+
+    wait_until(lambda: status(job_id) == "succeeded")
+    assert len(calls) == 1
+
+
+def test_a_locked_row_keeps_no_other_from_being_given_back(
+    client: Client, db: psycopg.Connection[Any], background: Background, lock: Lock
+) -> None:
+    gate = Gate()
+    client.enqueue("succeeds")
+    waiting = [client.enqueue("quick").job_id for _ in range(5)]
+    worker = background(gate.registry, concurrency=1, batch=10, grace_period=10)
+    assert gate.begun.acquire(timeout=10)
+
+    with lock(waiting[2]):
+        worker.worker.stop()
+        queued = "select count(*) from rota.jobs where status = 'queued' and attempts = 0"
+        wait_until(lambda: db.execute(queued).fetchone() == (4,), "four jobs given back")
+        gate.is_open.set()
+        worker.stop()
+        wait_until(lambda: _waiting_for_locks(db) == 0, "no call that still waits")
+
+
+def test_heartbeats_go_on_beside_a_transaction_that_stays_open(
+    client: Client, db: psycopg.Connection[Any], background: Background, status: Status
+) -> None:
+    """A handler ends its job itself, and takes its time with the commit."""
+    registry = Registry()
+    ended, go_on = threading.Event(), threading.Event()
+
+    @registry.handler("lingers")
+    def lingers(job: Job) -> None:
+        with job.transaction() as connection:
+            Client(connection).set_progress(job.job_id, job.lease_token, 99)
+            ended.set()
+            assert go_on.wait(30)
+
+    @registry.handler("waits")
+    async def waits(job: rota.AsyncJob) -> None:
+        while not go_on.is_set():
+            await asyncio.sleep(0.02)
+
+    lease = timedelta(seconds=0.6)
+    ids = [client.enqueue(kind, lease=lease).job_id for kind in ("lingers", "waits")]
+    background(registry)
+    assert ended.wait(10)
+    time.sleep(1.5)
+    rows = db.execute("select status, attempts from rota.jobs where id = %s", [ids[1]])
+    assert rows.fetchall() == [("running", 1)]
+    go_on.set()
+
+    wait_until(lambda: [status(job_id) for job_id in ids] == ["succeeded"] * 2)
