@@ -33,6 +33,30 @@ class Mute(Exception):
         raise RuntimeError("no notes")
 
 
+class SnoozeOfWords(rota.Snooze):
+    def __init__(self) -> None:
+        self.delay = "tomorrow"  # type: ignore[assignment]
+
+
+class RetryInNothing(rota.RetryIn):
+    def __init__(self) -> None:
+        Exception.__init__(self, "closed")
+        self.delay = object()  # type: ignore[assignment]
+
+
+class Nameless(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name == "__qualname__":
+            raise SystemExit
+        return super().__getattribute__(name)
+
+
+class Liar(Exception, metaclass=Nameless):
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no class")
+
+
 class Endless(Mapping[str, int]):
     def __getitem__(self, key: str) -> int:
         raise RuntimeError("no items")
@@ -67,19 +91,28 @@ def test_a_payload_that_python_cannot_read_fails_its_own_job_only(
 
 
 @pytest.mark.parametrize(
-    "error", [SnoozeOfNothing(), SyntaxError("b", ("f", 1, 1, 12345)), Mute("x")]
+    "make",
+    [
+        lambda: SnoozeOfNothing(),
+        lambda: SnoozeOfWords(),
+        lambda: RetryInNothing(),
+        lambda: SyntaxError("b", ("f", 1, 1, 12345)),
+        lambda: Mute("x"),
+        lambda: Liar(),
+    ],
+    ids=["snooze of nothing", "snooze of words", "retry", "syntax", "mute", "liar"],
 )
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_exception_that_cannot_be_described_fails_its_job(
-    client: Client, drain: Drain, status: Status, error: Exception, is_async: bool
+    client: Client, drain: Drain, status: Status, make: Callable[[], Exception], is_async: bool
 ) -> None:
     registry = Registry()
 
     def plain(job: Job) -> None:
-        raise error
+        raise make()
 
     async def in_loop(job: rota.AsyncJob) -> None:
-        raise error
+        raise make()
 
     registry.add("odd", in_loop if is_async else plain)
     job_id = client.enqueue("odd", max_attempts=1).job_id
@@ -87,6 +120,78 @@ def test_an_exception_that_cannot_be_described_fails_its_job(
     drain(registry)
 
     assert status(job_id) == "dead"
+
+
+def test_what_can_be_said_of_an_odd_exception_is_said(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("odd")
+    def odd(job: Job) -> None:
+        raise SyntaxError("bad words", ("f", 1, 1, 12345))
+
+    client.enqueue("odd")
+
+    drain(registry)
+
+    row = db.execute("select message, error_type, stack from rota.job_errors").fetchone()
+    assert row is not None
+    assert row[0].startswith("bad words")
+    assert row[1] == "SyntaxError"
+    assert "in odd" in row[2]
+
+
+def test_a_thread_that_cannot_be_started_fails_its_job(
+    client: Client, drain: Drain, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "rota-job":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    registry = Registry()
+    registry.add("work", lambda job: None)
+    job_id = client.enqueue("work").job_id
+
+    drain(registry)
+
+    assert status(job_id) == "failed"
+
+
+class Fickle(Mapping[str, int]):
+    """Can be listed once."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __getitem__(self, key: str) -> int:
+        return 1
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        self.times += 1
+        if self.times > 1:
+            raise RuntimeError("not again")
+        return iter(["a"])
+
+
+def test_a_result_that_changes_meanwhile_is_stored_as_it_was(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+    registry.add("odd", lambda job: Fickle())
+    client.enqueue_many([{"job_type": "odd"}] * 3)
+
+    drain(registry)
+
+    rows = db.execute("select status, result from rota.job_runs").fetchall()
+    assert rows == [("succeeded", {"a": 1})] * 3
 
 
 def test_a_result_that_cannot_be_listed_is_dropped(

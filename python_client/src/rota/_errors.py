@@ -121,6 +121,14 @@ def refusing_what_jsonb_has_not() -> Iterator[None]:
         raise InvalidArgumentError(told) from e
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of any exception, also of one that has none to give."""
+    try:
+        return str(error)
+    except BaseException:
+        return f"{type(error).__name__}, whose text cannot be had"
+
+
 def translate(error: psycopg.Error) -> Exception:
     """Return the exception for a database error: one of ours, or the error itself."""
     ours = _BY_SQLSTATE.get(error.sqlstate)

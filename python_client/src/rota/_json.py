@@ -19,6 +19,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from ._checks import check_zone
+from ._errors import text_of
 
 logger = logging.getLogger("rota")
 
@@ -72,16 +73,21 @@ def to_result(value: Any) -> Jsonb | None:
 
 
 def storable(value: Any, job_id: int) -> Any:
-    """Return the result of a job, or None with a warning when it cannot be stored."""
+    """Return a copy of the result of a job, or None with a warning if it cannot be stored.
+
+    A copy, because the handler may have left the value to somebody who goes on changing it.
+    """
     try:
-        size = len(dump_clean(value))
+        copy = clean(value)
+        size = len(json.dumps(copy, allow_nan=False))
     except Exception as error:  # a mapping may raise whatever it likes
-        logger.warning("job %s: its result is not JSON and is dropped: %r", job_id, error)
+        told = text_of(error)
+        logger.warning("job %s: its result is not JSON and is dropped: %s", job_id, told)
         return None
     if size > MAX_RESULT:
         logger.warning("job %s: its result has %s characters and is dropped", job_id, size)
         return None
-    return value
+    return copy
 
 
 def to_job(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ._errors import LeaseLostError
+from ._checks import to_duration
+from ._errors import LeaseLostError, text_of
 from ._job import AsyncJob, BaseJob, Job
 from ._signals import FatalError, RetryIn, Snooze
 
@@ -79,33 +80,55 @@ async def run_async(handler: Callable[[AsyncJob], Awaitable[object]], job: Async
 
 
 def failure(error: BaseException) -> Failed:
-    """Describe an exception; one whose text cannot be had is described all the same."""
-    described = traceback.TracebackException.from_exception(error)
-    kind = type(error)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return Failed(
-        error=(str(described) or kind.__qualname__)[:MAX_TEXT],
-        error_type=f"{module}{kind.__qualname__}",
-        stack="".join(described.format())[-MAX_TEXT:],
-        retry_in=error.delay if isinstance(error, RetryIn) else None,
-        is_fatal=isinstance(error, FatalError),
-    )
+    """Describe an exception; never raise, though it may be built so that asking it does."""
+    try:
+        name = _name(type(error))
+        return Failed(
+            error=(text_of(error) or name)[:MAX_TEXT],
+            error_type=name,
+            stack=_stack(error)[-MAX_TEXT:],
+            retry_in=_delay(error) if isinstance(error, RetryIn) else None,
+            is_fatal=isinstance(error, FatalError),
+        )
+    except BaseException:
+        return Failed("an exception of which nothing can be said", "unknown", "")
 
 
 def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
     """Return what an exception that left a handler means; never raise."""
     try:
-        return _outcome_of(job, error)
-    except Exception:  # an exception may be built so that nothing can be asked of it
-        name = type(error).__qualname__
-        return Failed(name, name, "", is_fatal=isinstance(error, FatalError))
-
-
-def _outcome_of(job: BaseJob, error: BaseException) -> Outcome:
-    if isinstance(error, Snooze):
-        return Snoozed(error.delay)
-    if isinstance(error, LeaseLostError) or (job.is_ended_by(error) and job.is_lost):
-        return Lost()
-    if job.is_ended_by(error) and job.is_stopping and not job.is_cancel_requested:
-        return Stopped()
+        if isinstance(error, Snooze):
+            return _snooze(error)
+        if isinstance(error, LeaseLostError) or (job.is_ended_by(error) and job.is_lost):
+            return Lost()
+        if job.is_ended_by(error) and job.is_stopping and not job.is_cancel_requested:
+            return Stopped()
+    except BaseException:
+        return failure(error)
     return failure(error)
+
+
+def _snooze(error: Snooze) -> Outcome:
+    delay = _delay(error)
+    if delay is None:  # of a subclass that does not call the constructor, say
+        return Failed("the snooze has no delay", _name(type(error)), _stack(error))
+    return Snoozed(delay)
+
+
+def _delay(error: Snooze | RetryIn) -> timedelta | None:
+    try:
+        return to_duration("delay", error.delay)
+    except Exception:
+        return None
+
+
+def _name(kind: type) -> str:
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
+
+
+def _stack(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:
+        return "".join(traceback.format_tb(error.__traceback__))
