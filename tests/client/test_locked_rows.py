@@ -208,3 +208,26 @@ def test_heartbeats_go_on_beside_a_transaction_that_stays_open(
     go_on.set()
 
     wait_until(lambda: [status(job_id) for job_id in ids] == ["succeeded"] * 2)
+
+
+def test_a_short_lease_brings_no_heartbeats_of_long_ones(
+    client: Client, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    heartbeat_jobs = Client.heartbeat_jobs
+
+    def count(self: Client, job_ids: list[int], *args: Any, **options: Any) -> Any:
+        sent.append(len(job_ids))
+        return heartbeat_jobs(self, job_ids, *args, **options)
+
+    monkeypatch.setattr(Client, "heartbeat_jobs", count)
+    gate = Gate()
+    client.enqueue("succeeds", lease=timedelta(milliseconds=200), priority=-1)
+    client.enqueue_many([{"job_type": "quick"}] * 200)
+    background(gate.registry, concurrency=1, batch=300)
+    assert gate.begun.acquire(timeout=10)
+
+    wait_until(lambda: len(sent) >= 10)
+    gate.is_open.set()
+
+    assert max(sent) == 1

@@ -250,8 +250,94 @@ def test_a_locked_row_holds_up_neither_heartbeats_nor_endings(
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), "\x00", "\ud800"], ids=["nan", "inf", "nul", "lone"]
+    ("value", "told"),
+    [
+        (float("nan"), r"^payload\['a'\]\[1\] must be a finite number"),
+        (float("-inf"), r"^payload\['a'\]\[1\] must be a finite number"),
+        ("\x00", r"^payload\['a'\]\[1\] has a NUL character or a lone surrogate"),
+        ("\ud800", r"^payload\['a'\]\[1\] has a NUL character or a lone surrogate"),
+        ({"\x00": 1}, r"^payload\['a'\]\[1\] has a NUL character"),
+        (10**5000, r"^payload\['a'\]\[1\] has more digits"),
+    ],
+    ids=["nan", "inf", "nul", "lone", "key", "digits"],
 )
-def test_enqueue_refuses_what_jsonb_has_not(client: Client, value: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^payload "):
-        client.enqueue("x", {"a": value})
+def test_enqueue_refuses_what_jsonb_has_not(
+    connect: Callable[..., psycopg.Connection[Any]], value: Any, told: str
+) -> None:
+    connection = connect(autocommit=False)
+
+    with pytest.raises(InvalidArgumentError, match=told):
+        Client(connection).enqueue("x", {"a": [0, value]})
+
+    assert Client(connection).enqueue("x").is_new  # the transaction goes on
+
+
+def test_enqueue_refuses_what_is_nested_in_itself(client: Client) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+
+    with pytest.raises(InvalidArgumentError, match=r"^payload is nested"):
+        client.enqueue("x", {"a": endless})
+
+
+def test_refusals_name_other_arguments_too(client: Client) -> None:
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("idempotency_key", lambda: client.enqueue("x", idempotency_key="\x00")),
+        ("queue", lambda: client.enqueue("x", queue="\ud800")),
+        ("backoff", lambda: client.enqueue("x", backoff={"base_seconds": float("nan")})),
+        ("backoff", lambda: client.set_queue("x", backoff={"base_seconds": float("nan")})),
+        ("worker", lambda: client.claim_jobs("\x00")),
+    ]
+
+    for name, call in calls:
+        with pytest.raises(InvalidArgumentError, match=f"^{name}"):
+            call()
+
+
+def test_a_claim_of_the_client_survives_an_unreadable_payload(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    client.enqueue("a")
+    db.execute("""select rota.enqueue('b', '{"n": 1e5000}')""")
+
+    good, bad = client.claim_jobs("w", max_jobs=2)
+
+    assert good.payload == {}
+    assert isinstance(bad.payload, rota.Unreadable)
+    assert "ValueError" in bad.payload.reason
+
+
+@pytest.mark.parametrize("setting", ["datestyle = 'German'", "intervalstyle = 'iso_8601'"])
+def test_a_worker_reads_jobs_whatever_the_styles_of_the_database(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, status: Status, setting: str
+) -> None:
+    db.execute(f'alter database "{db.info.dbname}" set {setting}')
+    registry = Registry()
+    registry.add("work", lambda job: str(job.run_at))
+    job_id = client.enqueue("work").job_id
+
+    drain(registry)
+
+    assert status(job_id) == "succeeded"
+
+
+def test_a_moment_that_python_has_not_costs_no_job(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, status: Status
+) -> None:
+    registry = Registry()
+    seen = []
+    registry.add("work", lambda job: seen.append(job.run_at.year))
+    ids = [client.enqueue("work").job_id for _ in range(3)]
+    constraints = db.execute(
+        "select conname from pg_constraint"
+        " where conrelid = 'rota.jobs'::regclass and conname ~ '_at_|_range_'"
+    ).fetchall()
+    for (name,) in constraints:
+        db.execute(f'alter table rota.jobs drop constraint "{name}"')
+    db.execute("update rota.jobs set run_at = '0044-03-15 BC' where id = %s", ids[:1])
+    db.execute("update rota.jobs set created_at = '20000-01-01' where id = %s", ids[1:2])
+
+    drain(registry, batch=10)
+
+    assert [status(job_id) for job_id in ids] == ["succeeded"] * 3
+    assert seen[0] == 1

@@ -23,6 +23,7 @@ from ._errors import (
 from ._install import sql_dir
 from ._job import AsyncJob, Job
 from ._log import JsonFormatter
+from ._reading import Unreadable
 from ._registry import Registry
 from ._rows import (
     ClaimedJob,
@@ -71,6 +72,7 @@ __all__ = [
     "Snooze",
     "TickReport",
     "UnknownQueueError",
+    "Unreadable",
     "Worker",
     "__version__",
     "sql_dir",

@@ -18,8 +18,9 @@ from psycopg.types.json import Jsonb
 
 from . import _rows as rows
 from ._checks import of_one_job
-from ._errors import refusing_what_jsonb_has_not, translate
-from ._json import clean_text, to_job, to_result
+from ._errors import translate
+from ._json import clean_text, to_job, to_jsonb, to_result
+from ._reading import forgive
 from ._statement import UNSET, Unset, call, given
 
 Row = TypeVar("Row")
@@ -76,8 +77,7 @@ class AsyncClient:
     async def enqueue_many(self, jobs: Sequence[Mapping[str, Any]]) -> list[rows.EnqueuedJob]:
         """Add many jobs, each a mapping of the arguments of `enqueue`."""
         array = Jsonb([to_job(job) for job in jobs])
-        with refusing_what_jsonb_has_not():
-            return await self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
+        return await self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
 
     async def claim_jobs(
         self,
@@ -87,7 +87,10 @@ class AsyncClient:
         lease: timedelta | Unset | None = UNSET,
         job_types: Sequence[str] | Unset | None = UNSET,
     ) -> list[rows.ClaimedJob]:
-        """Take due jobs for *worker*, each with a lease token."""
+        """Take due jobs for *worker*, each with a lease token.
+
+        A payload that Python cannot read is an `Unreadable`, so the other jobs are not lost.
+        """
         return await self._rows(
             rows.ClaimedJob,
             "claim_jobs",
@@ -336,7 +339,7 @@ class AsyncClient:
             queue=queue,
             lease=lease,
             max_attempts=max_attempts,
-            backoff=Jsonb(backoff) if isinstance(backoff, Mapping) else backoff,
+            backoff=to_jsonb("backoff", backoff),
             keep_finished=keep_finished,
             keep_dead=keep_dead,
             is_reset=is_reset,
@@ -374,7 +377,9 @@ class AsyncClient:
     ) -> list[Row]:
         try:
             async with self.connection.cursor(row_factory=row_factory) as cursor:
-                await cursor.execute(statement, arguments)
+                forgive(cursor.adapters)
+                # In binary, what is read does not depend on DateStyle and IntervalStyle.
+                await cursor.execute(statement, arguments, binary=True)
                 return await cursor.fetchall()
         except psycopg.Error as error:
             raise translate(error) from error

@@ -6,13 +6,16 @@ SQL checks every argument too; these are the mistakes that would otherwise show 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from ._errors import InvalidArgumentError
+
+REFUSED = re.compile("[\x00\ud800-\udfff]")
+"""The characters that Postgres refuses in text and in jsonb."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}")
 
@@ -39,6 +42,48 @@ def check_zone(argument: str, value: Any) -> None:
         raise InvalidArgumentError(
             f"{argument} must have a time zone, such as datetime.now(UTC)"
         )
+
+
+def check_json(argument: str, value: Any) -> None:
+    """Raise InvalidArgumentError for what ``jsonb`` and ``text`` refuse, also deep inside.
+
+    Found here, it does not break the transaction of the caller.  What is no JSON at all is left
+    to the one who dumps it, who may know how.
+    """
+    try:
+        flaw = _flaw(value)
+    except RecursionError:
+        flaw = " is nested too deeply, or in itself"
+    if flaw:
+        raise InvalidArgumentError(f"{argument}{flaw}")
+
+
+def _flaw(value: Any) -> str | None:
+    """Say where a value has something that cannot be stored, and what."""
+    if isinstance(value, str):
+        return " has a NUL character or a lone surrogate" if REFUSED.search(value) else None
+    if isinstance(value, float):
+        return None if isfinite(value) else f" must be a finite number, got {value}"
+    if isinstance(value, int):
+        return " has more digits than Python can write" if _is_too_long(value) else None
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str) and REFUSED.search(key):
+                return f" has a NUL character or a lone surrogate in the key {key!r}"
+            if flaw := _flaw(item):
+                return f"[{key!r}]{flaw}"
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            if flaw := _flaw(item):
+                return f"[{index}]{flaw}"
+    return None
+
+
+def _is_too_long(number: int) -> bool:
+    try:
+        return number.bit_length() > 2000 and not str(number)
+    except ValueError:  # the limit can be set
+        return True
 
 
 def to_duration(argument: str, value: timedelta | float) -> timedelta:

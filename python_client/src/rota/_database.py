@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import AsyncConnection, Connection, IsolationLevel
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.types.json import set_json_loads
 
 from ._async_client import AsyncClient
 from ._errors import IsolationLevelError
-from ._json import load_or_tell
 from ._outage import Outage, is_lost
 
 T = TypeVar("T")
@@ -112,7 +110,6 @@ class Database:
         self._opened_at = time.monotonic()
         connection = await connect_async(self._conninfo, "rota worker")
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
-        set_json_loads(load_or_tell, connection)
         self.name = connection.info.dbname
         return connection
 

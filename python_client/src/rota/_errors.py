@@ -17,8 +17,6 @@ Any other database error passes through as psycopg raised it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import ClassVar
 
 import psycopg
@@ -106,19 +104,6 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         InvalidArgumentError,
     )
 }
-
-
-@contextmanager
-def refusing_what_jsonb_has_not() -> Iterator[None]:
-    """Turn the refusal of NaN, NUL characters and lone surrogates into one of the payload."""
-    try:
-        yield
-    except (
-        psycopg.errors.InvalidTextRepresentation,
-        psycopg.errors.UntranslatableCharacter,
-    ) as e:
-        told = f"payload holds what jsonb has not: {e.diag.message_primary}"
-        raise InvalidArgumentError(told) from e
 
 
 def text_of(error: BaseException) -> str:

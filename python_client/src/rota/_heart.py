@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import psycopg
 from psycopg import Connection
 
 from ._client import Client
 from ._database import backoff
-from ._errors import RotaError
 from ._job import BaseJob
 from ._outage import Outage, is_lost
 from ._rows import JobHeartbeat
@@ -75,7 +73,7 @@ class Heart(threading.Thread):
                     self._beat(part)
                 self._failures = 0
                 self._outage.end(self._opened_at)
-            except (psycopg.Error, RotaError) as error:
+            except Exception as error:  # whatever it is, without this thread all leases run out
                 self._failures += 1
                 self._pause_until = time.monotonic() + backoff(self._failures)
                 self._disconnect()

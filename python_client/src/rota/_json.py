@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from ._checks import check_zone
+from ._checks import REFUSED, check_json, check_zone
 from ._errors import text_of
 
 logger = logging.getLogger("rota")
@@ -26,12 +24,10 @@ logger = logging.getLogger("rota")
 MAX_RESULT = 1_000_000
 """A result of more characters than this, as JSON, is not stored."""
 
-_REFUSED = re.compile("[\x00\ud800-\udfff]")
-
 
 def clean_text(text: str) -> str:
     """Replace the characters that Postgres refuses in text."""
-    return _REFUSED.sub("\ufffd", text)
+    return REFUSED.sub("\ufffd", text)
 
 
 def clean(value: Any) -> Any:
@@ -50,21 +46,6 @@ def clean(value: Any) -> Any:
 def dump_clean(value: Any) -> str:
     """Return JSON text that ``jsonb`` takes; raise TypeError for what is no JSON at all."""
     return json.dumps(clean(value), allow_nan=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """Stands for a payload that Postgres takes and Python does not."""
-
-    reason: str
-
-
-def load_or_tell(text: str | bytes) -> Any:
-    """Load JSON; one value that Python cannot read must not lose the rows beside it."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Unreadable(f"{type(error).__name__}: {error}")
 
 
 def to_result(value: Any) -> Jsonb | None:
@@ -94,13 +75,20 @@ def to_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the arguments of one ``enqueue`` into what ``enqueue_many`` reads.
 
     Only its own values are turned: a duration into seconds, a moment into ISO text.
-    The payload is left alone.
+    A payload is never changed: one that Postgres would not take is refused.
     """
     return {name: _plain(name, value) for name, value in job.items()}
 
 
+def to_jsonb(name: str, value: Any) -> Any:
+    """Wrap an argument that is an object, or raise InvalidArgumentError."""
+    check_json(name, value)
+    return Jsonb(value) if isinstance(value, Mapping) else value
+
+
 def _plain(name: str, value: Any) -> Any:
     check_zone(name, value)
+    check_json(name, value)
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, datetime):

@@ -14,9 +14,9 @@ from ._errors import RotaError
 from ._heart import Heart
 from ._host import Host
 from ._job import AsyncJob, BaseJob, Job
-from ._json import Unreadable
 from ._log import log_job
 from ._outcome import Failed, Outcome, Succeeded, outcome_of, run_async, run_sync
+from ._reading import Unreadable
 from ._registry import Registry, is_async
 from ._rows import ClaimedJob
 from ._settler import Settler
@@ -74,8 +74,12 @@ class Runner:
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
         """Take claimed jobs in hand."""
         for claim in claims:
-            kind = AsyncJob if is_async(self._registry[claim.job_type]) else Job
-            job = kind(claim, self._host, claimed_at)
+            try:
+                kind = AsyncJob if is_async(self._registry[claim.job_type]) else Job
+                job = kind(claim, self._host, claimed_at)
+            except Exception:  # the others shall run, and this one when its lease is over
+                logger.exception("job %s cannot be taken in hand", claim.job_id)
+                continue
             self._heart.add(job)
             self._waiting.append(job)
             log_job("claimed", job)

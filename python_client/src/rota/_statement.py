@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from psycopg import sql
 
-from ._checks import check_zone
+from ._checks import check_json, check_zone
 
 
 class Unset(enum.Enum):
@@ -29,6 +29,8 @@ def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that were given."""
     for name, value in arguments.items():
         check_zone(name, value)
+        if isinstance(value, str):
+            check_json(name, value)
     return {name: value for name, value in arguments.items() if value is not UNSET}
 
 
