@@ -10,8 +10,8 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 
 from ._database import connect, connect_async
-from ._lanes import Lanes
 from ._outage import is_lost
+from ._patient_calls import PatientCalls
 
 logger = logging.getLogger("rota")
 
@@ -23,11 +23,11 @@ PROGRESS_TIMEOUT = 5.0
 class Host:
     """Opens connections for handlers, and stores progress over one of the worker's."""
 
-    def __init__(self, worker: str, conninfo: str, lanes: Lanes) -> None:
+    def __init__(self, worker: str, conninfo: str, patient: PatientCalls) -> None:
         self.worker = worker
         self.loop: asyncio.AbstractEventLoop
         self._conninfo = conninfo
-        self._lanes = lanes
+        self._patient = patient
 
     def connect(self) -> Connection[Any]:
         """Open a connection for a handler in a thread."""
@@ -43,7 +43,7 @@ class Host:
         """Store the progress of a job, if the database can be reached."""
         try:
             async with asyncio.timeout(PROGRESS_TIMEOUT):
-                await self._lanes.call(
+                await self._patient.call(
                     lambda client: client.set_progress(job_id, lease_token, percent, message)
                 )
         except TimeoutError:

@@ -4,7 +4,7 @@ Successes that come while a call is under way go together in the next one.  Repe
 the lease token says which claim speaks, and a finish heard twice is ``already_finished``.
 
 Another session may have the row of a job locked, for as long as it likes.  finish_jobs() goes
-past it and says ``busy``; the other functions wait, in a lane of their own.
+past it and says ``busy``; the other functions wait, on connections of their own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ._database import Database, backoff
 from ._errors import InvalidArgumentError, JobFinishedError, JobNotFoundError, LeaseLostError
 from ._job import BaseJob
 from ._json import storable
-from ._lanes import Lanes
 from ._outage import is_lost
 from ._outcome import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
+from ._patient_calls import PatientCalls
 from ._rows import ReleasedJob
 
 logger = logging.getLogger("rota")
@@ -47,18 +47,18 @@ REFUSED = (
 
 
 class Caller(Protocol):
-    """What lends a client to a call: a database, or lanes."""
+    """What lends a client to a call: a database, or `PatientCalls`."""
 
     async def call(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Run *action*."""
 
 
 class Settler:
-    """Carries outcomes to the database: successes over *database*, the others over *lanes*."""
+    """Carries outcomes: successes over *database*, the others over *patient*."""
 
-    def __init__(self, database: Database, lanes: Lanes) -> None:
+    def __init__(self, database: Database, patient: PatientCalls) -> None:
         self._database = database
-        self._lanes = lanes
+        self._patient = patient
         self._pending: list[Finish] = []
         self._flush: asyncio.Task[None] | None = None
 
@@ -86,14 +86,14 @@ class Settler:
         match outcome:
             case Snoozed(delay):
                 moment = await _insist(
-                    self._lanes, lambda c: c.snooze_job(job_id, token, delay)
+                    self._patient, lambda c: c.snooze_job(job_id, token, delay)
                 )
                 return ("snoozed" if moment else "cancelled"), {"next_run": moment}
             case Stopped():
                 return ("released" if await self.release([job]) else "lost"), {}
             case Failed(error, error_type, stack, retry_in, is_fatal):
                 row = await _insist(
-                    self._lanes,
+                    self._patient,
                     lambda c: c.fail_job(
                         job_id, token, error, error_type, stack, retry_in, is_fatal
                     ),
@@ -116,7 +116,8 @@ class Settler:
     async def _release_for_a_while(self, parts: list[list[BaseJob]]) -> set[int] | None:
         """Return the ids that were released, or None if no part was answered in time."""
         calls = [
-            asyncio.create_task(_insist(self._lanes, partial(_release, part))) for part in parts
+            asyncio.create_task(_insist(self._patient, partial(_release, part)))
+            for part in parts
         ]
         try:
             done, late = await asyncio.wait(calls, timeout=RELEASE_PATIENCE)

@@ -26,9 +26,9 @@ from ._errors import RotaError
 from ._heart import Heart
 from ._host import Host
 from ._job import BaseJob
-from ._lanes import Lanes
 from ._log import log_start, log_stop
 from ._outage import Outage
+from ._patient_calls import PatientCalls
 from ._registry import Registry
 from ._rows import ClaimedJob
 from ._runner import Runner
@@ -81,8 +81,8 @@ class Worker:
         outage = Outage()
         self._claims = Database(conninfo, outage)
         self._endings = Database(conninfo, outage)
-        self._lanes = Lanes(partial(Database, conninfo, outage))
-        self._host = Host(self.name, conninfo, self._lanes)
+        self._patient = PatientCalls(partial(Database, conninfo, outage))
+        self._host = Host(self.name, conninfo, self._patient)
         connect_heart = partial(connect, conninfo, "rota heartbeat")
         self._heart = Heart(connect_heart, outage, self._on_change)
         self._upkeep = Upkeep(self._claims, self.name, self._queues, tick_interval)
@@ -92,7 +92,7 @@ class Worker:
         self._runner = Runner(
             self._host,
             registry,
-            Settler(self._endings, self._lanes),
+            Settler(self._endings, self._patient),
             self._heart,
             concurrency,
             self._loop.wake,
@@ -166,7 +166,7 @@ class Worker:
         await _try(self._upkeep.take_leave())
         await self._claims.close()
         await self._endings.close()
-        await self._lanes.close()
+        await self._patient.close()
         self._heart.join(timeout=1.0)
         logger.info("worker %s stopped", self.name)
 

@@ -15,7 +15,7 @@ PATIENCE = 0.25
 """Seconds after which a call that has no answer yet keeps no other call waiting."""
 
 
-class Lanes:
+class PatientCalls:
     """Calls take turns on one connection, but whoever waits there too long keeps it.
 
     The next call then gets another.  So nothing has to be cancelled and sent again, and there
