@@ -18,6 +18,16 @@ create table rota.jobs (
     lease interval,
     backoff jsonb,
     idempotency_key text,
+    ordering_key text,
+    skip_dead boolean,
+    if_parent_dead text,
+    limit_key text,
+    bucket text,
+    is_limited boolean not null default false,
+    pipeline text,
+    stage text,
+    stage_input jsonb,
+    first_job_id bigint,
     status text not null,
     run_at timestamptz not null,
     attempts integer not null default 0,
@@ -54,6 +64,20 @@ create table rota.jobs (
         check (jsonb_typeof(backoff) = 'object'),
     constraint jobs_idempotency_key_check
         check (char_length(idempotency_key) between 1 and 255),
+    constraint jobs_ordering_key_check
+        check (
+            char_length(ordering_key) between 1 and 255
+            and (ordering_key is null) = (skip_dead is null)
+        ),
+    constraint jobs_if_parent_dead_check
+        check (if_parent_dead in ('cancel', 'run', 'wait')),
+    constraint jobs_limit_key_check
+        check (char_length(limit_key) between 1 and 255),
+    constraint jobs_pipeline_check
+        check (
+            (pipeline is null) = (stage is null)
+            and (pipeline is null) = (first_job_id is null)
+        ),
     constraint jobs_run_at_check
         -- Every language has these years.
         check (run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00'),
@@ -112,6 +136,12 @@ create index jobs_lease_idx on rota.jobs (locked_until)
 create unique index jobs_idempotency_key_idx on rota.jobs (idempotency_key)
     where idempotency_key is not null;
 
+-- In which order the jobs of a key run, and that no two of them are at it.
+create index jobs_ordering_key_idx on rota.jobs (ordering_key, id)
+    where ordering_key is not null;
+create unique index jobs_ordering_key_head_idx on rota.jobs (ordering_key)
+    where ordering_key is not null and status <> 'blocked';
+
 comment on table rota.jobs is
     'Live jobs: blocked, queued, running, or failed and waiting for a retry.';
 comment on column rota.jobs.priority is 'Lower runs first.';
@@ -120,6 +150,18 @@ comment on column rota.jobs.max_attempts is 'After so many attempts a failure is
 comment on column rota.jobs.lease is 'Length of a lease of this job; null means the queue''s.';
 comment on column rota.jobs.backoff is 'Retry rule of this job; null means the queue''s.';
 comment on column rota.jobs.idempotency_key is 'Unique among live jobs; null means no key.';
+comment on column rota.jobs.ordering_key is
+    'Jobs of one key run one at a time, in the order of their ids; null means no key.';
+comment on column rota.jobs.skip_dead is 'Whether its key goes on if this job is dead.';
+comment on column rota.jobs.if_parent_dead is
+    'What becomes of the job if one that it waits for is dead: cancel, run or wait.';
+comment on column rota.jobs.limit_key is
+    'Jobs of one key share a limit, and the keys of a queue take turns; null means no key.';
+comment on column rota.jobs.bucket is
+    'The line that the job waits in, by limit_key and limited type; null is the common line.';
+comment on column rota.jobs.is_limited is 'Whether the running job counts for a limit.';
+comment on column rota.jobs.stage_input is 'Result of the stage before this one.';
+comment on column rota.jobs.first_job_id is 'The job of the first stage of this run.';
 comment on column rota.jobs.attempts is 'Claims so far that were not given back.';
 comment on column rota.jobs.lease_token is
     'The fence: grows with each claim for the whole life of the job, and never goes back.';

@@ -158,6 +158,50 @@ begin
 end;
 $$;
 
+/* What a new job may have to wait for; *prefix* says which of many it is. */
+create or replace function rota._check_waits(
+    prefix text,
+    ordering_key text,
+    skip_dead boolean,
+    after bigint[],
+    if_parent_dead text,
+    limit_key text
+)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_waits.ordering_key is not null then
+        perform rota._check_text(
+            _check_waits.prefix || 'ordering_key', _check_waits.ordering_key, 255);
+    end if;
+    if _check_waits.skip_dead is null then
+        perform rota._refuse(_check_waits.prefix || 'skip_dead', 'must not be null');
+    elsif _check_waits.skip_dead and _check_waits.ordering_key is null then
+        perform rota._refuse(_check_waits.prefix || 'skip_dead', 'goes with ordering_key only');
+    end if;
+    if _check_waits.after is not null then
+        if array_ndims(_check_waits.after) > 1
+          or array_position(_check_waits.after, null) is not null
+          or cardinality(_check_waits.after) > 10000 then
+            perform rota._refuse(
+                _check_waits.prefix || 'after', 'must be a plain list of at most 10000 ids');
+        end if;
+    end if;
+    if _check_waits.if_parent_dead is null
+      or _check_waits.if_parent_dead not in ('cancel', 'run', 'wait') then
+        perform rota._refuse(_check_waits.prefix || 'if_parent_dead', format(
+            'must be cancel, run or wait, got %L', _check_waits.if_parent_dead));
+    end if;
+    if _check_waits.limit_key is not null then
+        perform rota._check_text(
+            _check_waits.prefix || 'limit_key', _check_waits.limit_key, 255);
+    end if;
+end;
+$$;
+
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
     returns void
     language plpgsql

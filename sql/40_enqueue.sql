@@ -29,7 +29,13 @@ create or replace function rota.enqueue(
     unique_for interval default null,
     on_conflict text default 'keep',
     updated_at timestamptz default null,
-    max_wait interval default null
+    max_wait interval default null,
+    ordering_key text default null,
+    skip_dead boolean default false,
+    after bigint[] default null,
+    before bigint default null,
+    if_parent_dead text default 'cancel',
+    limit_key text default null
 )
     returns bigint
     language plpgsql
@@ -49,22 +55,19 @@ begin
         '', enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.delay,
         enqueue.priority, enqueue.max_attempts, enqueue.lease, enqueue.backoff,
         enqueue.idempotency_key);
-    -- A rule for the key takes another way; this one stays as short as it can be.
-    if enqueue.on_conflict is distinct from 'keep' or enqueue.unique_for is not null
-      or enqueue.updated_at is not null or enqueue.max_wait is not null then
-        perform rota._check_key_rule(
-            '', enqueue.idempotency_key, enqueue.unique_for, enqueue.on_conflict,
-            enqueue.updated_at, enqueue.max_wait);
-        return (
-            select k.job_id
-            from rota._enqueue_keyed(
-                rota._new_job(
-                    enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at,
-                    enqueue.delay, enqueue.priority, enqueue.max_attempts, enqueue.lease,
-                    enqueue.backoff, enqueue.idempotency_key),
-                enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at, enqueue.max_wait,
-                enqueue.run_at is not null or enqueue.delay is not null, true) as k
-        );
+    -- Whatever else is said of the job takes another way; this one stays as short as it can be.
+    if (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
+      is distinct from ('keep', false, 'cancel') or num_nonnulls(
+        enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
+        enqueue.after, enqueue.before, enqueue.limit_key) > 0 then
+        return rota._enqueue_special(rota._new_job(
+                enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.delay,
+                enqueue.priority, enqueue.max_attempts, enqueue.lease, enqueue.backoff,
+                enqueue.idempotency_key, enqueue.ordering_key, enqueue.skip_dead,
+                enqueue.after, enqueue.if_parent_dead, enqueue.limit_key),
+            enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at, enqueue.max_wait,
+            enqueue.run_at is not null or enqueue.delay is not null, enqueue.skip_dead,
+            enqueue.after, enqueue.before, enqueue.if_parent_dead);
     end if;
 
     loop
@@ -85,21 +88,20 @@ begin
         returning j.id into v_job_id;
         exit when found;
 
-        select j.id into v_job_id
-        from rota.jobs as j
+        select j.id into v_job_id from rota.jobs as j
         where j.idempotency_key = enqueue.idempotency_key;
         exit when found;
     end loop;
-
     return v_job_id;
 end;
 $$;
 
 comment on function rota.enqueue(
     text, jsonb, text, timestamptz, interval, integer, integer, interval, jsonb, text,
-    interval, text, timestamptz, interval) is
+    interval, text, timestamptz, interval, text, boolean, bigint[], bigint, text, text) is
     'Add one job and return its id, or the id of the job that has its idempotency_key already, '
-    'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument.';
+    'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument, '
+    'RT001 for an unknown job in after or before, RT013 if before has started.';
 
 create or replace function rota.enqueue_many(jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean)
@@ -112,8 +114,12 @@ create or replace function rota.enqueue_many(jobs jsonb)
 as $$
 #variable_conflict use_column
 declare
+    v_has_waits constant boolean := jsonb_path_exists(enqueue_many.jobs,
+        '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
+            || exists(@.limit_key))');
     v_new_ids bigint[];
     v_ids bigint[];
+    v_news boolean[];
 begin
     perform rota._check_new_jobs(enqueue_many.jobs);
     v_new_ids := array(
@@ -129,10 +135,9 @@ begin
     end if;
     if jsonb_path_exists(enqueue_many.jobs, '$[*] ? (exists(@.unique_for)
         || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
-        return query
-        select m.ordinal, m.job_id, m.is_new
+        select array_agg(m.job_id order by m.ordinal), array_agg(m.is_new order by m.ordinal)
+        into v_ids, v_news
         from rota._enqueue_many_keyed(enqueue_many.jobs) as m;
-        return;
     end if;
     while v_ids is null loop
         begin
@@ -147,16 +152,27 @@ begin
         end;
     end loop;
 
+    if v_news is null then
+        v_news := array(
+            select i.id = i.new_id
+            from unnest(v_ids, v_new_ids) with ordinality as i (id, new_id, ordinal)
+            order by i.ordinal
+        );
+    end if;
+    if v_has_waits then
+        perform rota._link_jobs(enqueue_many.jobs, v_ids, v_news);
+    end if;
     return query
-    select i.ordinal::integer, v_ids[i.ordinal], v_ids[i.ordinal] = i.new_id
-    from unnest(v_new_ids) with ordinality as i (new_id, ordinal)
+    select i.ordinal::integer, i.id, i.is_new
+    from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal)
     order by i.ordinal;
 end;
 $$;
 
 comment on function rota.enqueue_many(jsonb) is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
-    'return one row for each in the same order; raises 22023 for a bad one, naming it.';
+    'return one row for each in the same order; raises 22023 for a bad one, naming it, RT001, '
+    'RT013.';
 
 /* Insert what is not there, in the order of the keys. */
 create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
@@ -171,13 +187,20 @@ declare
 begin
     insert into rota.jobs (
         id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, status, run_at, created_at, updated_at
+        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, status,
+        run_at, created_at, updated_at
     )
     overriding system value
     select
         _insert_jobs.new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
         coalesce(n.max_attempts, q.max_attempts, 10), rota._exact(n.lease), n.backoff,
-        n.idempotency_key, 'queued',
+        n.idempotency_key, n.ordering_key,
+        case when n.ordering_key is not null then n.skip_dead end,
+        case
+            when n.ordering_key is not null or n.after is not null then n.if_parent_dead
+        end,
+        n.limit_key,
+        case when n.ordering_key is null and n.after is null then 'queued' else 'blocked' end,
         coalesce(n.run_at, v_now + rota._exact(n.delay), v_now), v_now, v_now
     from rota._new_jobs(_insert_jobs.jobs) as n
     left join rota.queues as q on q.queue = n.queue
@@ -224,7 +247,13 @@ create or replace function rota._new_jobs(jobs jsonb)
         unique_for interval,
         on_conflict text,
         updated_at timestamptz,
-        max_wait interval
+        max_wait interval,
+        ordering_key text,
+        skip_dead boolean,
+        after bigint[],
+        before bigint,
+        if_parent_dead text,
+        limit_key text
     )
     language plpgsql
     stable
@@ -238,17 +267,21 @@ begin
         case when jsonb_typeof(n.payload) = 'null' then '{}' else coalesce(n.payload, '{}') end,
         coalesce(n.queue, 'default'), n.run_at, n.delay, coalesce(n.priority, 0),
         n.max_attempts, n.lease, nullif(n.backoff, 'null'), n.idempotency_key,
-        n.unique_for, coalesce(n.on_conflict, 'keep'), n.updated_at, n.max_wait
+        n.unique_for, coalesce(n.on_conflict, 'keep'), n.updated_at, n.max_wait,
+        n.ordering_key, coalesce(n.skip_dead, false), n.after, n.before,
+        coalesce(n.if_parent_dead, 'cancel'), n.limit_key
     from rows from (
         jsonb_to_recordset(_new_jobs.jobs) as (
             job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
             priority integer, max_attempts integer, lease interval, backoff jsonb,
             idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
-            max_wait interval
+            max_wait interval, ordering_key text, skip_dead boolean, after bigint[],
+            before bigint, if_parent_dead text, limit_key text
         )
     ) with ordinality as n (
         job_type, payload, queue, run_at, delay, priority, max_attempts, lease, backoff,
-        idempotency_key, unique_for, on_conflict, updated_at, max_wait, ordinal
+        idempotency_key, unique_for, on_conflict, updated_at, max_wait, ordering_key,
+        skip_dead, after, before, if_parent_dead, limit_key, ordinal
     );
 end;
 $$;
@@ -263,7 +296,8 @@ declare
     c_keys constant text[] := array[
         'job_type', 'payload', 'queue', 'run_at', 'delay', 'priority', 'max_attempts',
         'lease', 'backoff', 'idempotency_key', 'unique_for', 'on_conflict', 'updated_at',
-        'max_wait'];
+        'max_wait', 'ordering_key', 'skip_dead', 'after', 'before', 'if_parent_dead',
+        'limit_key'];
     v_ordinal bigint;
     v_job jsonb;
 begin
@@ -297,7 +331,10 @@ begin
             n.priority, n.max_attempts, n.lease, n.backoff, n.idempotency_key),
             rota._check_key_rule(
                 format('jobs[%s].', n.ordinal), n.idempotency_key, n.unique_for, n.on_conflict,
-                n.updated_at, n.max_wait)
+                n.updated_at, n.max_wait),
+            rota._check_waits(
+                format('jobs[%s].', n.ordinal), n.ordering_key, n.skip_dead, n.after,
+                n.if_parent_dead, n.limit_key)
         from rota._new_jobs(_check_new_jobs.jobs) as n;
     exception
         -- An unknown time zone is an invalid_parameter_value too, so no error is let through
@@ -331,6 +368,12 @@ begin
         when 'delay', 'lease', 'unique_for', 'max_wait' then
             perform _cast_problem.value::interval;
         when 'priority', 'max_attempts' then perform _cast_problem.value::integer;
+        when 'before' then perform _cast_problem.value::bigint;
+        when 'skip_dead' then perform _cast_problem.value::boolean;
+        when 'after' then
+            perform n.after
+            from rota._new_jobs(jsonb_build_array(jsonb_build_object(
+                'after', _cast_problem.value::jsonb))) as n;
         else null;
     end case;
     return null;

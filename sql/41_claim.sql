@@ -66,6 +66,9 @@ begin
         where not exists (
             select from rota.queues as q where q.queue = c.queue and q.is_paused)
     );
+    if exists (select from rota.rechecks as r where r.due_at <= v_now) then
+        perform rota._recheck(claim_jobs.max_jobs + 20);
+    end if;
 
     v_ids := rota._lock_due(v_queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
     return query

@@ -120,6 +120,7 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_ended bigint[];
+    v_leading jsonb;
 begin
     with ended as (
         delete from rota.jobs as j
@@ -128,42 +129,86 @@ begin
           and j.status = _end_jobs.old_status
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
-            j.backoff, j.idempotency_key, j.run_at, j.attempts, j.lease_token, j.locked_by,
-            j.cancel_requested_at, j.cancel_reason, j.progress_percent, j.progress_message,
-            j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at,
-            j.rerun_payload, j.rerun_run_at, j.rerun_priority
-    ),
-    rerun as (
-        -- Somebody asked for another run meanwhile; it begins where this one ends.
-        insert into rota.jobs (
-            queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, lease_token, status, run_at, created_at, updated_at
-        )
-        select
-            e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.lease_token, 'queued', e.rerun_run_at, v_now, v_now
-        from ended as e
-        where e.rerun_payload is not null
+            j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.run_at,
+            j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
+            j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
+            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
     ),
     archived as (
         insert into rota.finished_jobs (
             id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, run_at, attempts, lease_token, locked_by,
-            cancel_requested_at, cancel_reason, progress_percent, progress_message,
+            backoff, idempotency_key, ordering_key, skip_dead, limit_key, run_at,
+            attempts, lease_token, locked_by, cancel_requested_at, cancel_reason,
+            progress_percent, progress_message,
             last_error, error_type, failed_at, created_at, started_at,
             status, updated_at, finished_at, result
         )
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.run_at, e.attempts, e.lease_token, e.locked_by,
-            e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key, e.run_at,
+            e.attempts, e.lease_token, e.locked_by, e.cancel_requested_at, e.cancel_reason,
+            e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
             _end_jobs.new_status, v_now, v_now,
             nullif(_end_jobs.results -> (array_position(_end_jobs.job_ids, e.id) - 1), 'null')
         from ended as e
     )
-    select coalesce(array_agg(e.id), '{}') into v_ended from ended as e;
+    select
+        coalesce(array_agg(e.id), '{}'),
+        jsonb_agg(to_jsonb(e)) filter (
+            where e.rerun_payload is not null or e.ordering_key is not null)
+    into v_ended, v_leading
+    from ended as e;
+
+    if v_leading is not null then
+        perform rota._follow_up(v_leading, _end_jobs.new_status);
+    end if;
+
+    -- A statement of its own: it sees those that came to wait while we waited for the rows.
+    if current_setting('transaction_isolation') <> 'read committed' or exists (
+        select from rota.dependencies as d where d.parent_id = any(v_ended)
+    ) then
+        perform rota._settle_parents(v_ended, _end_jobs.new_status);
+    end if;
     return v_ended;
+end;
+$$;
+
+/* What ended jobs lead to, given as rows of jobs: a run after them, a turn for the next. */
+create or replace function rota._follow_up(jobs jsonb, status text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    -- Somebody asked for another run meanwhile; it begins where this one ends.
+    insert into rota.jobs (
+        queue, job_type, payload, priority, max_attempts, lease, backoff,
+        idempotency_key, ordering_key, skip_dead, limit_key, lease_token,
+        status, run_at, created_at, updated_at
+    )
+    select
+        e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
+        e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+        e.lease_token, case when e.ordering_key is null then 'queued' else 'blocked' end,
+        e.rerun_run_at, v_now, v_now
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where e.rerun_payload is not null;
+
+    insert into rota.stuck_keys (ordering_key, job_id, stuck_since)
+    select e.ordering_key, e.id, v_now
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where _follow_up.status = 'dead'
+      and not e.skip_dead
+    on conflict do nothing;
+
+    insert into rota.rechecks (due_at, kind, subject)
+    select v_now, 'order', e.ordering_key
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where e.ordering_key is not null;
 end;
 $$;
 

@@ -37,34 +37,37 @@ begin
             if v_status = 'running' and not retry_job.is_forced then
                 perform rota._raise_running(retry_job.job_id);
             end if;
-            perform rota._requeue(retry_job.job_id);
-            return 'queued';
+            return rota._requeue(retry_job.job_id);
         end if;
-        exit when rota._revive(retry_job.job_id);
+        v_status := rota._revive(retry_job.job_id);
+        exit when v_status is not null;
         if v_round = 3 then
             perform rota._raise_not_found(retry_job.job_id);
         end if;
     end loop;
 
-    return 'queued';
+    return v_status;
 end;
 $$;
 
 comment on function rota.retry_job(bigint, boolean) is
-    'Run a job again now: a waiting one at once, an ended one with all its attempts, a running '
-    'one only if forced (its worker loses the lease); raises RT001, RT007 if its '
-    'idempotency_key is taken, RT008 if it is running.';
+    'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
+    'one at once, an ended one with all its attempts, a running one only if forced (its worker '
+    'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
+    'running.';
 
 /* A live job, back to the head of its lane; whoever ran it has lost the lease. */
 create or replace function rota._requeue(job_id bigint)
-    returns void
+    returns text
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_status text;
 begin
     update rota.jobs as j
-    set status = 'queued',
+    set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
         run_at = least(j.run_at, rota.now()),
         attempts = least(j.attempts, j.max_attempts - 1),
         payload = coalesce(j.rerun_payload, j.payload),
@@ -78,13 +81,18 @@ begin
         cancel_requested_at = null,
         cancel_reason = null,
         updated_at = rota.now()
-    where j.id = _requeue.job_id;
+    where j.id = _requeue.job_id
+    returning j.status into v_status;
+    return v_status;
 end;
 $$;
 
-/* An ended job, back to life with its id and its token; false if there is none. */
+/*
+ * An ended job, back to life with its id and its token; null if there is none.  Its id is lower
+ * than those of the jobs that came after it under its ordering key, so it is the next of them.
+ */
 create or replace function rota._revive(job_id bigint)
-    returns boolean
+    returns text
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
@@ -92,41 +100,42 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_key text;
+    v_ordering_key text;
     v_other_id bigint;
     v_found boolean;
-    v_revived bigint;
+    v_status text;
 begin
     with ended as (
         delete from rota.finished_jobs as f
         where f.id = _revive.job_id
         returning
             f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
-            f.backoff, f.idempotency_key, f.lease_token, f.last_error, f.error_type,
-            f.failed_at, f.created_at
+            f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead, f.limit_key,
+            f.lease_token, f.last_error, f.error_type, f.failed_at, f.created_at
     ),
     revived as (
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, lease_token, last_error, error_type,
-            failed_at, created_at,
+            backoff, idempotency_key, ordering_key, skip_dead, limit_key, lease_token,
+            last_error, error_type, failed_at, created_at,
             status, run_at, updated_at
         )
         overriding system value
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.lease_token, e.last_error, e.error_type,
-            e.failed_at, e.created_at,
-            'queued', v_now, v_now
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+            e.lease_token, e.last_error, e.error_type, e.failed_at, e.created_at,
+            case when e.ordering_key is null then 'queued' else 'blocked' end, v_now, v_now
         from ended as e
         on conflict (idempotency_key) where idempotency_key is not null do nothing
-        returning j.id
+        returning j.id, j.status
     )
-    select e.idempotency_key, true, r.id
-    into v_key, v_found, v_revived
+    select e.idempotency_key, e.ordering_key, true, r.status
+    into v_key, v_ordering_key, v_found, v_status
     from ended as e
     left join revived as r on r.id = e.id;
 
-    if v_found and v_revived is null then
+    if v_found and v_status is null then
         select j.id into v_other_id from rota.jobs as j where j.idempotency_key = v_key;
         raise exception using
             errcode = 'RT007',
@@ -134,7 +143,13 @@ begin
                 _revive.job_id, v_key, v_other_id),
             hint = 'Wait for that job, or cancel it first.';
     end if;
-    return coalesce(v_found, false);
+    if v_ordering_key is not null then
+        perform rota._unstick(_revive.job_id, v_ordering_key);
+    end if;
+    update rota.dependencies as d
+    set is_failed = false
+    where d.parent_id = _revive.job_id;
+    return v_status;
 end;
 $$;
 

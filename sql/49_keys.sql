@@ -19,7 +19,7 @@
  * since finish_jobs() and the like lock jobs in the order of their ids.
  */
 
-/* A new row of jobs with its defaults; the id comes with the insert. */
+/* A new row of jobs with its defaults; the id comes with the insert, the checks before. */
 create or replace function rota._new_job(
     job_type text,
     payload jsonb,
@@ -30,7 +30,12 @@ create or replace function rota._new_job(
     max_attempts integer,
     lease interval,
     backoff jsonb,
-    idempotency_key text
+    idempotency_key text,
+    ordering_key text,
+    skip_dead boolean,
+    after bigint[],
+    if_parent_dead text,
+    limit_key text
 )
     returns rota.jobs
     language plpgsql
@@ -53,7 +58,59 @@ begin
             10),
         'lease', rota._exact(_new_job.lease),
         'backoff', _new_job.backoff,
-        'idempotency_key', _new_job.idempotency_key));
+        'idempotency_key', _new_job.idempotency_key,
+        'ordering_key', _new_job.ordering_key,
+        'skip_dead', case when _new_job.ordering_key is not null then _new_job.skip_dead end,
+        'if_parent_dead', case
+            when _new_job.ordering_key is not null or _new_job.after is not null
+            then _new_job.if_parent_dead
+        end,
+        'limit_key', _new_job.limit_key,
+        'status', case
+            when _new_job.ordering_key is null and _new_job.after is null then 'queued'
+            else 'blocked'
+        end));
+end;
+$$;
+
+/* enqueue() for a job with a rule for its key, or with something that it waits for. */
+create or replace function rota._enqueue_special(
+    job rota.jobs,
+    unique_for interval,
+    on_conflict text,
+    updated_at timestamptz,
+    max_wait interval,
+    has_time boolean,
+    skip_dead boolean,
+    after bigint[],
+    before bigint,
+    if_parent_dead text
+)
+    returns bigint
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job_id bigint;
+    v_is_new boolean;
+begin
+    perform rota._check_key_rule(
+        '', job.idempotency_key, _enqueue_special.unique_for, _enqueue_special.on_conflict,
+        _enqueue_special.updated_at, _enqueue_special.max_wait);
+    perform rota._check_waits(
+        '', job.ordering_key, _enqueue_special.skip_dead, _enqueue_special.after,
+        _enqueue_special.if_parent_dead, job.limit_key);
+
+    select k.job_id, k.is_new
+    into v_job_id, v_is_new
+    from rota._enqueue_keyed(
+        job, _enqueue_special.unique_for, _enqueue_special.on_conflict,
+        _enqueue_special.updated_at, _enqueue_special.max_wait, _enqueue_special.has_time,
+        true) as k;
+    perform rota._link_job(
+        v_job_id, v_is_new, _enqueue_special.after, _enqueue_special.before);
+    return v_job_id;
 end;
 $$;
 
@@ -105,7 +162,7 @@ begin
             into job_id
             from rota.jobs as j
             where j.idempotency_key = job.idempotency_key
-              and (_enqueue_keyed.on_conflict <> 'rerun' or j.status = 'blocked');
+              and _enqueue_keyed.on_conflict <> 'rerun';
         end if;
     end loop;
 
@@ -164,11 +221,13 @@ declare
 begin
     insert into rota.jobs as j (
         queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, status, run_at, created_at, updated_at
+        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, status,
+        run_at, created_at, updated_at
     )
     values (
         job.queue, job.job_type, job.payload, job.priority, job.max_attempts, job.lease,
-        job.backoff, job.idempotency_key, 'queued', job.run_at, job.created_at, job.created_at
+        job.backoff, job.idempotency_key, job.ordering_key, job.skip_dead, job.if_parent_dead,
+        job.limit_key, job.status, job.run_at, job.created_at, job.created_at
     )
     on conflict (idempotency_key) where idempotency_key is not null do nothing
     returning j.id into v_job_id;
@@ -209,7 +268,7 @@ begin
         attempts = case when j.status = 'running' then j.attempts else 0 end,
         updated_at = case when j.status = 'running' then j.updated_at else job.created_at end
     where j.idempotency_key = job.idempotency_key
-      and (j.status in ('queued', 'failed') or j.status = 'running' and _update_keyed.is_rerun)
+      and (j.status <> 'running' or _update_keyed.is_rerun)
     returning j.id into v_job_id;
     return v_job_id;
 end;
@@ -279,7 +338,8 @@ begin
                 cross join lateral rota._enqueue_keyed(
                     rota._new_job(
                         n.job_type, n.payload, n.queue, n.run_at, n.delay, n.priority,
-                        n.max_attempts, n.lease, n.backoff, n.idempotency_key),
+                        n.max_attempts, n.lease, n.backoff, n.idempotency_key, n.ordering_key,
+                        n.skip_dead, n.after, n.if_parent_dead, n.limit_key),
                     n.unique_for, n.on_conflict, n.updated_at, n.max_wait,
                     n.run_at is not null or n.delay is not null, false) as k
             loop

@@ -11,6 +11,7 @@
 create or replace function rota.tick()
     returns table (
         jobs_swept integer,
+        rechecks_done integer,
         jobs_deleted integer,
         partitions_created integer,
         partitions_dropped integer
@@ -21,6 +22,7 @@ create or replace function rota.tick()
 as $$
 begin
     jobs_swept := rota.sweep_stale_leases();
+    rechecks_done := rota._recheck(1000);
 
     begin
         select r.jobs_deleted, r.partitions_created, r.partitions_dropped
@@ -36,5 +38,5 @@ end;
 $$;
 
 comment on function rota.tick() is
-    'Sweep leases that ended, make partitions ahead and forget old jobs, a bounded amount per '
-    'call, and return what was done.';
+    'Sweep leases that ended, look again at jobs that wait for others, make partitions ahead '
+    'and forget old jobs, a bounded amount per call, and return what was done.';

@@ -11,7 +11,8 @@ select
     j.max_attempts, j.locked_by, j.locked_until, j.lease_token, j.idempotency_key,
     j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
     j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
-    null::timestamptz as finished_at, null::jsonb as result
+    null::timestamptz as finished_at, null::jsonb as result,
+    j.ordering_key, j.limit_key, j.pipeline, j.stage, j.first_job_id
 from rota.jobs as j
 union all
 select
@@ -19,7 +20,8 @@ select
     f.max_attempts, f.locked_by, null::timestamptz, f.lease_token, f.idempotency_key,
     f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
     f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
-    f.finished_at, f.result
+    f.finished_at, f.result,
+    f.ordering_key, f.limit_key, f.pipeline, f.stage, f.first_job_id
 from rota.finished_jobs as f;
 
 comment on view rota.job_runs is 'Every job, live or ended, one row each, in one shape.';

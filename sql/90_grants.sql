@@ -49,6 +49,8 @@ values
     ('observer', 'view', 'queues'),
     ('observer', 'view', 'job_errors'),
     ('observer', 'view', 'effects'),
+    ('observer', 'view', 'dependencies'),
+    ('observer', 'view', 'stuck_keys'),
     ('observer', 'function', 'version'),
     -- The views compute ages with it, as whoever asks.
     ('observer', 'function', 'now'),
@@ -59,6 +61,7 @@ values
     ('operator', 'function', 'pause_queue'),
     ('operator', 'function', 'resume_queue'),
     ('operator', 'function', 'set_queue'),
+    ('operator', 'function', 'resume_key'),
     ('operator', 'function', 'tick'),
     ('operator', 'function', 'sweep_stale_leases'),
     ('operator', 'function', 'grant_statements')

@@ -28,6 +28,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 20_tables.sql
 \ir 21_finished_jobs.sql
 \ir 22_effects.sql
+\ir 23_waiting.sql
 \else
 \ir upgrades/all.sql
 \ir 30_clock.sql
@@ -52,6 +53,9 @@ select to_regnamespace('rota') is null as fresh \gset
 \if :fresh
 \ir 54_first_run.sql
 \endif
+\ir 55_rechecks.sql
+\ir 56_order.sql
+\ir 57_dependencies.sql
 \if :{?with_cron}
 \ir 60_pg_cron.sql
 \endif

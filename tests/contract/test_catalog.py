@@ -18,6 +18,7 @@ PARTS = sorted(SQL.glob("[0-9][0-9]_*.sql"))
 # its plural for a list; and job_id is what every table but jobs itself calls the job.
 WORDS = {
     "access": "text",
+    "before": "bigint",
     "delay": "interval",
     "error": "text",
     "if_unknown": "text",
@@ -39,6 +40,7 @@ WORDS = {
 # An integer outside of smallint is refused by name and not by a cast.
 WIDER = {"priority": "integer"}
 LISTS = {
+    "after": "bigint[]",
     "job_ids": "bigint[]",
     "job_types": "text[]",
     "lease_tokens": "bigint[]",
@@ -48,6 +50,7 @@ LISTS = {
 # Changes of a job that has perhaps a worker, and why no token guards them.
 UNGUARDED = {
     "claim_jobs": "takes rows that it has just locked in a waiting state",
+    "_unblock": "a blocked job has no worker",
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
     "_update_keyed": "leaves a running job as it is, and notes the run after it",
     "set_priority": "changes nothing that the worker relies on",

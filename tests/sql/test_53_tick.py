@@ -111,7 +111,7 @@ def test_tick_finds_nothing_to_do_on_an_empty_database(db):
     one(db, "tick")
 
     with db.transaction():
-        assert call(db, "tick") == [(0, 0, 0, 0)]
+        assert call(db, "tick") == [(0, 0, 0, 0, 0)]
         assert scalar(db, "select pg_current_xact_id_if_assigned()::text") is None
     assert rows(db, "select * from rota.jobs") == []
     assert enqueue(db) == 1

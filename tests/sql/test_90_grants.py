@@ -45,6 +45,7 @@ FUNCTIONS = {
         "pause_queue",
         "resume_queue",
         "set_queue",
+        "resume_key",
         "tick",
         "sweep_stale_leases",
         "grant_statements",
@@ -63,6 +64,8 @@ READABLE = {
     "queues",
     "job_errors",
     "effects",
+    "dependencies",
+    "stuck_keys",
 }
 
 _numbers = count(1)

@@ -90,6 +90,7 @@ class TickReport:
     """What one tick did; None for what failed and will be tried again."""
 
     jobs_swept: int
+    rechecks_done: int
     jobs_deleted: int | None
     partitions_created: int | None
     partitions_dropped: int | None

@@ -1,0 +1,118 @@
+/*
+ * 56_order.sql -- one at a time, in order.
+ *
+ * The live jobs of an ordering key are blocked but for one, the head, and a unique index holds
+ * that.  The head is the job with the lowest id; it stays the head while it waits for its time
+ * or for a retry, and runs like any other job.  So however many jobs stand behind it, claims do
+ * not see them.  When it ends, the next becomes the head.
+ *
+ * A dead head holds its key: retry_job() puts it back at the head, resume_key() lets the others
+ * go on without it.  With skip_dead they do so at once.
+ */
+
+/* Make the first job of a key its head, if it has none; false if that is locked just now. */
+create or replace function rota._recheck_order(ordering_key text)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job_id bigint;
+    v_status text;
+begin
+    if exists (
+        select from rota.stuck_keys as s where s.ordering_key = _recheck_order.ordering_key
+    ) or exists (
+        select
+        from rota.jobs as j
+        where j.ordering_key = _recheck_order.ordering_key
+          and j.status <> 'blocked'
+    ) then
+        return true;
+    end if;
+
+    select j.id
+    into v_job_id
+    from rota.jobs as j
+    where j.ordering_key = _recheck_order.ordering_key
+    order by j.id
+    limit 1;
+    if not found or rota._has_parents(v_job_id) then
+        return true;
+    end if;
+
+    select j.status
+    into v_status
+    from rota.jobs as j
+    where j.id = v_job_id
+    for update skip locked;
+    if not found then
+        return false;
+    elsif v_status = 'blocked' then
+        perform rota._unblock(v_job_id);
+    end if;
+    return true;
+end;
+$$;
+
+create or replace function rota._unblock(job_id bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update rota.jobs as j
+    set status = 'queued',
+        updated_at = rota.now()
+    where j.id = _unblock.job_id
+      and j.status = 'blocked';
+end;
+$$;
+
+create or replace function rota.resume_key(ordering_key text)
+    returns bigint
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job_id bigint;
+begin
+    perform rota._check_text('ordering_key', resume_key.ordering_key, 255);
+
+    select s.job_id
+    into v_job_id
+    from rota.stuck_keys as s
+    where s.ordering_key = resume_key.ordering_key;
+    if not found then
+        raise exception using
+            errcode = 'RT012',
+            message = format('ordering key %L is not stuck', resume_key.ordering_key),
+            hint = 'rota.stuck_keys lists the keys whose next job is dead.';
+    end if;
+
+    perform rota._unstick(v_job_id, resume_key.ordering_key);
+    return v_job_id;
+end;
+$$;
+
+comment on function rota.resume_key(text) is
+    'Let the jobs behind the dead one of an ordering key go on without it and return its id; '
+    'raises RT012 if the key is not stuck, 22023.';
+
+create or replace function rota._unstick(job_id bigint, ordering_key text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from rota.stuck_keys as s
+    where s.ordering_key = _unstick.ordering_key
+      and s.job_id = _unstick.job_id;
+    insert into rota.rechecks (due_at, kind, subject)
+    values (rota.now(), 'order', _unstick.ordering_key);
+end;
+$$;

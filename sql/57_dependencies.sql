@@ -1,0 +1,331 @@
+/*
+ * 57_dependencies.sql -- jobs that wait for jobs.
+ *
+ * A job is free when it has no row in dependencies left.  The row of a parent that ended well
+ * is deleted in the transaction that ends it; that of one that is dead or was cancelled stays
+ * and says so, and the job's if_parent_dead decides.
+ *
+ * To become a dependant one locks the parent's row against its end.  So either the parent ends
+ * later and finds the new row, or it has ended and its outcome is known.
+ *
+ * Fan-in is the same seen from the other end: a new job names in `before` the blocked job that
+ * has to wait for it as well.
+ */
+
+/* What a job that was just enqueued, or found by its key, waits for, and what waits for it. */
+create or replace function rota._link_job(
+    job_id bigint,
+    is_new boolean,
+    after bigint[],
+    before bigint
+)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _link_job.before is not null then
+        perform rota._hold_blocked(array[_link_job.before]);
+        perform rota._check_no_cycle(_link_job.before, _link_job.after);
+        perform rota._depend(array[_link_job.before], array[_link_job.job_id]);
+    end if;
+    if _link_job.is_new then
+        perform rota._depend(
+            array(select _link_job.job_id from unnest(_link_job.after)), _link_job.after);
+        perform rota._note_new(array[_link_job.job_id]);
+    end if;
+end;
+$$;
+
+/* The same for a batch. */
+create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news boolean[])
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_before bigint[];
+    v_before_child bigint[];
+    v_after bigint[];
+    v_after_child bigint[];
+begin
+    select array_agg(n.before), array_agg(_link_jobs.job_ids[n.ordinal])
+    into v_before, v_before_child
+    from rota._new_jobs(_link_jobs.jobs) as n
+    where n.before is not null;
+    select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal])
+    into v_after, v_after_child
+    from rota._new_jobs(_link_jobs.jobs) as n
+    cross join unnest(n.after) as p (id)
+    where _link_jobs.news[n.ordinal];
+
+    if v_before is not null then
+        perform rota._hold_blocked(v_before);
+        perform rota._check_no_cycle(n.before, n.after)
+        from rota._new_jobs(_link_jobs.jobs) as n
+        where n.before is not null and n.after is not null;
+        perform rota._depend(v_before, v_before_child);
+    end if;
+    perform rota._depend(v_after_child, v_after);
+    perform rota._note_new(array(
+        select i.id
+        from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
+        where i.is_new
+    ));
+end;
+$$;
+
+/* Lock the jobs that are to wait for more, so that they cannot start meanwhile. */
+create or replace function rota._hold_blocked(job_ids bigint[])
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_held bigint[];
+    v_job_id bigint;
+    v_status text;
+begin
+    v_held := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_hold_blocked.job_ids)
+          and j.status = 'blocked'
+        order by j.id
+        for share
+    );
+    select i.id
+    into v_job_id
+    from unnest(_hold_blocked.job_ids) as i (id)
+    left join unnest(v_held) as h (id) on h.id = i.id
+    where h.id is null
+    limit 1;
+    if not found then
+        return;
+    end if;
+
+    select j.status into v_status from rota.jobs as j where j.id = v_job_id;
+    if not found then
+        perform rota._raise_not_live(v_job_id);
+    end if;
+    raise exception using
+        errcode = 'RT013',
+        message = format('job %s is %s and waits for no more jobs', v_job_id, v_status),
+        hint = 'Name in `before` a job that is blocked; enqueue that with `after`, for example '
+            'after the job that enqueues the others.';
+end;
+$$;
+
+/* Refuse that *before* waits for a job that waits, over others, for *before*. */
+create or replace function rota._check_no_cycle(before bigint, after bigint[])
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if exists (
+        with recursive ancestors (id) as (
+            select a.id from unnest(_check_no_cycle.after) as a (id)
+            union
+            select d.parent_id
+            from ancestors as a
+            join rota.dependencies as d on d.job_id = a.id
+        )
+        select from ancestors as a where a.id = _check_no_cycle.before
+    ) then
+        perform rota._refuse('before', format(
+            'must not be a job that this one waits for, got %s', _check_no_cycle.before));
+    end if;
+end;
+$$;
+
+/* Let each of job_ids wait for the one of parent_ids at the same place. */
+create or replace function rota._depend(job_ids bigint[], parent_ids bigint[])
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    v_live bigint[];
+begin
+    if _depend.parent_ids is null or cardinality(_depend.parent_ids) = 0 then
+        return;
+    end if;
+    v_live := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_depend.parent_ids)
+        order by j.id
+        for key share
+    );
+    -- Of those that are not live the outcome is known, and has no other.
+    insert into rota.dependencies (parent_id, job_id, is_failed)
+    select distinct p.id, p.job_id, l.id is null
+    from unnest(_depend.parent_ids, _depend.job_ids) as p (id, job_id)
+    left join unnest(v_live) as l (id) on l.id = p.id
+    where l.id is not null
+       or not rota._is_succeeded(p.id)
+    order by p.id, p.job_id
+    on conflict do nothing;
+end;
+$$;
+
+/* Whether an ended job did its work; raises RT001 if there is no such job. */
+create or replace function rota._is_succeeded(job_id bigint)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_status text;
+begin
+    select f.status
+    into v_status
+    from rota.finished_jobs as f
+    where f.id = _is_succeeded.job_id;
+    if not found then
+        perform rota._raise_not_found(_is_succeeded.job_id);
+    end if;
+    return v_status = 'succeeded';
+end;
+$$;
+
+/* These jobs have ended: tell those that wait for them. */
+create or replace function rota._settle_parents(parent_ids bigint[], status text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        -- This snapshot may be older than a row that waits for us.
+        insert into rota.rechecks (due_at, kind, subject)
+        select rota.now(), 'parent', p.id::text
+        from unnest(_settle_parents.parent_ids) as p (id);
+        return;
+    end if;
+    with freed as (
+        delete from rota.dependencies as d
+        where d.parent_id = any(_settle_parents.parent_ids)
+          and _settle_parents.status = 'succeeded'
+        returning d.job_id
+    ),
+    failed as (
+        update rota.dependencies as d
+        set is_failed = true
+        where d.parent_id = any(_settle_parents.parent_ids)
+          and _settle_parents.status <> 'succeeded'
+        returning d.job_id
+    )
+    insert into rota.rechecks (due_at, kind, subject)
+    select distinct rota.now(), 'job', c.job_id::text
+    from (select f.job_id from freed as f union all select f.job_id from failed as f) as c;
+end;
+$$;
+
+create or replace function rota._recheck_parent(job_id bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._settle_parents(array[f.id], f.status)
+    from rota.finished_jobs as f
+    where f.id = _recheck_parent.job_id;
+end;
+$$;
+
+/* Free a job that waits for nothing more; false if it is locked just now. */
+create or replace function rota._recheck_job(job_id bigint)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job rota.jobs;
+begin
+    select j.*
+    into v_job
+    from rota.jobs as j
+    where j.id = _recheck_job.job_id
+    for update skip locked;
+    if not found and exists (select from rota.jobs as j where j.id = _recheck_job.job_id) then
+        return false;
+    elsif not found then
+        perform rota._forget_parents(_recheck_job.job_id, false);
+        return true;
+    elsif v_job.status <> 'blocked' then
+        return true;
+    end if;
+
+    if coalesce(v_job.if_parent_dead, 'cancel') <> 'wait' then
+        if rota._forget_parents(v_job.id, true)
+          and v_job.if_parent_dead is distinct from 'run' then
+            perform rota._cancel(v_job.id, v_job.lease_token, 'blocked',
+                'a job that it waited for is dead or was cancelled');
+            return true;
+        end if;
+    end if;
+    if rota._has_parents(v_job.id) then
+        return true;
+    elsif v_job.ordering_key is not null then
+        return rota._recheck_order(v_job.ordering_key);
+    end if;
+    perform rota._unblock(v_job.id);
+    return true;
+end;
+$$;
+
+/*
+ * From the end of the index: parents end in about the order of their ids, and the entries at
+ * the beginning are those of the dead.
+ */
+create or replace function rota._has_parents(job_id bigint)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select d.parent_id
+        from rota.dependencies as d
+        where d.job_id = _has_parents.job_id
+        order by d.parent_id desc
+        limit 1
+    ) is not null;
+end;
+$$;
+
+/* Take away the rows of a job's parents that are dead, or of all; whether there were any. */
+create or replace function rota._forget_parents(job_id bigint, is_only_failed boolean)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from rota.dependencies as d
+    where d.ctid = any(array(
+        select f.ctid
+        from rota.dependencies as f
+        where f.job_id = _forget_parents.job_id
+          and (f.is_failed or not _forget_parents.is_only_failed)
+        for update skip locked
+    ));
+    return found;
+end;
+$$;
