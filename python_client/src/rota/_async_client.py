@@ -51,6 +51,12 @@ class AsyncClient:
         on_conflict: str | Unset = UNSET,
         updated_at: datetime | Unset | None = UNSET,
         max_wait: timedelta | Unset | None = UNSET,
+        ordering_key: str | Unset | None = UNSET,
+        skip_dead: bool | Unset = UNSET,
+        after: Sequence[int] | Unset | None = UNSET,
+        before: int | Unset | None = UNSET,
+        if_parent_dead: str | Unset = UNSET,
+        limit_key: str | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
         """Add a job in the caller's transaction; say its id and whether it is new."""
         job = given(
@@ -69,6 +75,12 @@ class AsyncClient:
                 "on_conflict": on_conflict,
                 "updated_at": updated_at,
                 "max_wait": max_wait,
+                "ordering_key": ordering_key,
+                "skip_dead": skip_dead,
+                "after": after,
+                "before": before,
+                "if_parent_dead": if_parent_dead,
+                "limit_key": limit_key,
             }
         )
         with of_one_job():
@@ -344,6 +356,11 @@ class AsyncClient:
             keep_dead=keep_dead,
             is_reset=is_reset,
         )
+
+    async def resume_key(self, ordering_key: str) -> int:
+        """Let the jobs behind the dead one of an ordering key go on; return its id."""
+        value: int = await self._value("resume_key", ordering_key=ordering_key)
+        return value
 
     async def version(self) -> str:
         """Return the version of rota in the database."""

@@ -10,6 +10,8 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  ├ IsolationLevelError     RT009  claim_jobs() needs READ COMMITTED
  ├ EffectInProgressError   RT010  another running job has recorded the effect
  ├ EffectNotHeldError      RT011  this job has no open record of the effect
+ ├ KeyNotStuckError        RT012  the ordering key does not wait for a dead job
+ ├ JobNotBlockedError      RT013  the job can wait for no more jobs
  └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
 
 Any other database error passes through as psycopg raised it.
@@ -83,6 +85,18 @@ class EffectNotHeldError(RotaError):
     sqlstate = "RT011"
 
 
+class KeyNotStuckError(RotaError):
+    """The ordering key does not wait for a dead job."""
+
+    sqlstate = "RT012"
+
+
+class JobNotBlockedError(RotaError):
+    """The job is not blocked, so it can wait for no more jobs."""
+
+    sqlstate = "RT013"
+
+
 class InvalidArgumentError(RotaError, ValueError):
     """An argument is wrong; the message begins with its name."""
 
@@ -101,6 +115,8 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         IsolationLevelError,
         EffectInProgressError,
         EffectNotHeldError,
+        KeyNotStuckError,
+        JobNotBlockedError,
         InvalidArgumentError,
     )
 }
