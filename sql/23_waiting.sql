@@ -22,6 +22,8 @@ create table rota.dependencies (
 );
 
 create index dependencies_job_id_idx on rota.dependencies (job_id, parent_id);
+-- A job may wait for a million others, and is looked at each time that some of them end.
+create index dependencies_failed_idx on rota.dependencies (job_id) where is_failed;
 
 comment on table rota.dependencies is 'Which job waits for which; no row once that is over.';
 comment on column rota.dependencies.parent_id is 'The job that has to end first.';

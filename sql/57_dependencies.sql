@@ -265,14 +265,14 @@ begin
     if not found and exists (select from rota.jobs as j where j.id = _recheck_job.job_id) then
         return false;
     elsif not found then
-        perform rota._forget_parents(_recheck_job.job_id, false);
+        perform rota._forget_parents(_recheck_job.job_id);
         return true;
     elsif v_job.status <> 'blocked' then
         return true;
     end if;
 
     if coalesce(v_job.if_parent_dead, 'cancel') <> 'wait' then
-        if rota._forget_parents(v_job.id, true)
+        if rota._forget_failed(v_job.id)
           and v_job.if_parent_dead is distinct from 'run' then
             perform rota._cancel(v_job.id, v_job.lease_token, 'blocked',
                 'a job that it waited for is dead or was cancelled');
@@ -310,8 +310,8 @@ begin
 end;
 $$;
 
-/* Take away the rows of a job's parents that are dead, or of all; whether there were any. */
-create or replace function rota._forget_parents(job_id bigint, is_only_failed boolean)
+/* Take away the rows of a job's parents that are dead; whether there were any. */
+create or replace function rota._forget_failed(job_id bigint)
     returns boolean
     language plpgsql
     security definer
@@ -322,10 +322,28 @@ begin
     where d.ctid = any(array(
         select f.ctid
         from rota.dependencies as f
-        where f.job_id = _forget_parents.job_id
-          and (f.is_failed or not _forget_parents.is_only_failed)
+        where f.job_id = _forget_failed.job_id
+          and f.is_failed
         for update skip locked
     ));
     return found;
+end;
+$$;
+
+/* Take away the rows of a job that has ended, but for those that its parents just end. */
+create or replace function rota._forget_parents(job_id bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from rota.dependencies as d
+    where d.ctid = any(array(
+        select f.ctid
+        from rota.dependencies as f
+        where f.job_id = _forget_parents.job_id
+        for update skip locked
+    ));
 end;
 $$;

@@ -1,0 +1,400 @@
+"""Jobs that wait for their turn or for other jobs, while those come, end and are claimed."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from invariants import check_invariants
+from races.harness import Session, call
+
+SECONDS = 5.0
+RETRIES = {
+    "max_attempts": 3,
+    "backoff": {"kind": "fixed", "base_seconds": 0.01, "cap_seconds": 0.01},
+}
+BOTH = pytest.mark.parametrize("is_committed", [True, False])
+
+
+def enqueue(session: Session, **arguments: Any) -> int:
+    ((job_id,),) = session.fetch(*call("enqueue", job_type="t", **arguments))
+    return int(job_id)
+
+
+def claimed(session: Session) -> list[Any]:
+    return session.fetch(
+        "select c.job_id, c.lease_token from rota.claim_jobs('w', max_jobs => 100) as c"
+    )
+
+
+def ids(session: Session) -> list[int]:
+    """Claim, also what a note was put off for."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if jobs := claimed(session):
+            return [job[0] for job in jobs]
+        if session.fetch("select not exists (select from rota.rechecks)") == [(True,)]:
+            break
+    return []
+
+
+def finish(job: Any) -> tuple[Any, Any]:
+    return call("finish_job", job_id=job[0], lease_token=job[1])
+
+
+def give_up(is_committed: bool, transaction: psycopg.Transaction) -> None:
+    if not is_committed:
+        raise psycopg.Rollback(transaction)
+
+
+@BOTH
+def test_a_parent_that_ends_while_a_child_comes_in(
+    a: Session, b: Session, is_committed: bool
+) -> None:
+    """A enqueues a child and stays open; B finishes the parent and waits; A ends."""
+    parent = enqueue(a)
+    (job,) = claimed(b)
+    with a.transaction() as transaction:
+        child = enqueue(a, after=[parent])
+        ((outcome,),) = b.fetch(
+            "select f.outcome from rota.finish_jobs(%s, %s) as f", ([job[0]], [job[1]])
+        )
+        pending = b.start(*finish(job))
+        pending.wait_blocked(by=a)
+        give_up(is_committed, transaction)
+
+    assert (outcome, pending.result()) == ("busy", [("finished",)])
+    assert ids(b) == ([child] if is_committed else [])
+
+
+@BOTH
+def test_a_child_that_comes_in_while_its_parent_ends(
+    a: Session, b: Session, is_committed: bool
+) -> None:
+    """A finishes the parent and stays open; B enqueues a child and waits; A ends."""
+    parent = enqueue(a)
+    (job,) = claimed(a)
+    with a.transaction() as transaction:
+        a.fetch(*finish(job))
+        pending = b.start(*call("enqueue", job_type="t", after=[parent]))
+        pending.wait_blocked(by=a)
+        give_up(is_committed, transaction)
+    ((child,),) = pending.result()
+
+    if not is_committed:
+        assert claimed(b) == []
+        b.fetch(*finish(job))
+    assert ids(b) == [child]
+
+
+def test_a_last_job_starts_once_when_all_parts_end_together(
+    session: Callable[[], Session], a: Session
+) -> None:
+    """Each of 5 sessions finishes a part and stays open; all commit; two sessions claim."""
+    parts = [enqueue(a) for _ in range(5)]
+    last = enqueue(a, after=parts)
+    jobs = claimed(a)
+    sessions = [session() for _ in jobs]
+    for each, job in zip(sessions, jobs, strict=True):
+        each.fetch("begin")
+        each.fetch(*finish(job))
+    assert claimed(a) == []
+    for each in sessions:
+        each.fetch("commit")
+
+    with sessions[0].transaction():
+        first = claimed(sessions[0])
+        assert claimed(sessions[1]) == []
+
+    assert [job[0] for job in first] == [last]
+    assert ids(sessions[1]) == []
+
+
+@BOTH
+def test_a_part_that_comes_in_while_the_others_end(
+    a: Session, b: Session, is_committed: bool
+) -> None:
+    """A adds a part and stays open; B finishes the only other one and claims; A ends."""
+    split = enqueue(a)
+    (job,) = claimed(b)
+    last = enqueue(a, after=[split])
+    with a.transaction() as transaction:
+        part = enqueue(a, before=last)
+        b.fetch(*finish(job))
+        assert claimed(b) == []
+        give_up(is_committed, transaction)
+
+    if is_committed:
+        (part_job,) = claimed(b)
+        assert part_job[0] == part
+        b.fetch(*finish(part_job))
+    assert ids(b) == [last]
+
+
+def test_a_part_that_comes_too_late_is_refused(a: Session, b: Session) -> None:
+    """A frees the last job in an open claim; B names it in before and waits; A commits."""
+    split = enqueue(a)
+    last = enqueue(a, after=[split])
+    a.fetch(*finish(claimed(a)[0]))
+    with a.transaction():
+        assert [job[0] for job in claimed(a)] == [last]
+        pending = b.start(*call("enqueue", job_type="t", before=last))
+        pending.wait_blocked(by=a)
+
+    with pytest.raises(psycopg.Error) as caught:
+        pending.result()
+    assert caught.value.sqlstate == "RT013"
+
+
+@BOTH
+def test_a_cancelled_child_and_a_parent_that_ends(
+    a: Session, b: Session, is_committed: bool
+) -> None:
+    """A finishes the parent and stays open; B cancels the child; A ends."""
+    parent = enqueue(a)
+    child = enqueue(a, after=[parent])
+    (job,) = claimed(a)
+    with a.transaction() as transaction:
+        a.fetch(*finish(job))
+        assert b.fetch(*call("cancel_job", job_id=child)) == [("cancelled",)]
+        give_up(is_committed, transaction)
+    if not is_committed:
+        a.fetch(*finish(job))
+
+    assert ids(b) == []
+    assert b.fetch("select count(*) from rota.dependencies") == [(0,)]
+
+
+@BOTH
+def test_a_key_goes_on_with_a_job_that_was_not_committed_when_its_head_ended(
+    a: Session, b: Session, is_committed: bool
+) -> None:
+    """A enqueues the second job and stays open; B finishes the first and claims; A ends."""
+    enqueue(b, ordering_key="k")
+    (head,) = claimed(b)
+    with a.transaction() as transaction:
+        second = enqueue(a, ordering_key="k")
+        b.fetch(*finish(head))
+        assert claimed(b) == []
+        give_up(is_committed, transaction)
+
+    assert ids(b) == ([second] if is_committed else [])
+
+
+@BOTH
+def test_a_key_waits_for_an_open_finish(a: Session, b: Session, is_committed: bool) -> None:
+    """A finishes the head and stays open; B enqueues the second job and claims; A ends."""
+    enqueue(a, ordering_key="k")
+    (head,) = claimed(a)
+    with a.transaction() as transaction:
+        a.fetch(*finish(head))
+        second = enqueue(b, ordering_key="k")
+        assert claimed(b) == []
+        give_up(is_committed, transaction)
+
+    assert ids(b) == ([second] if is_committed else [])
+
+
+@BOTH
+def test_a_head_in_an_open_claim_is_nobody_elses(
+    a: Session, b: Session, is_committed: bool
+) -> None:
+    """A claims the head and stays open; B claims; A ends; B claims again."""
+    head, _ = enqueue(a, ordering_key="k"), enqueue(a, ordering_key="k")
+    with a.transaction() as transaction:
+        assert [job[0] for job in claimed(a)] == [head]
+        assert claimed(b) == []
+        give_up(is_committed, transaction)
+
+    assert ids(b) == ([] if is_committed else [head])
+
+
+def test_a_job_of_an_older_id_that_comes_in_late_still_runs_alone(
+    a: Session, b: Session, session: Callable[[], Session]
+) -> None:
+    """A enqueues and stays open; B enqueues the next id; C claims it and stays open; A commits.
+
+    The one with the older id would be the head; a claim must neither take it nor hang.
+    """
+    c = session()
+    a.fetch("begin")
+    older = enqueue(a, ordering_key="k")
+    newer = enqueue(b, ordering_key="k")
+    c.fetch("begin")
+    (job,) = claimed(c)
+    a.fetch("commit")
+
+    assert claimed(b) == []
+    c.fetch("commit")
+    assert ids(b) == []
+    c.fetch(*finish(job))
+
+    assert job[0] == newer
+    assert ids(b) == [older]
+
+
+class Player:
+    """A session that does random steps on a few keys and jobs that wait for each other."""
+
+    def __init__(self, connection: psycopg.Connection[Any], seed: int) -> None:
+        self.connection = connection
+        self.connection.execute("set deadlock_timeout = '200ms'")
+        self.random = random.Random(seed)
+        self.did: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+
+    def play(self, until: float) -> None:
+        steps = [self.ask, self.ask, self.fan, self.work, self.work, self.work, self.upkeep]
+        while time.monotonic() < until:
+            step = self.random.choice(steps)
+            try:
+                step()
+                self.did[step.__name__] += 1
+            except psycopg.Error as error:
+                self.failed[f"{step.__name__}: {error.sqlstate} {error}"] += 1
+
+    def ask(self) -> None:
+        """Enqueue ordered jobs, perhaps after some that are there, perhaps in vain."""
+        recent = self.connection.execute(
+            "select r.id from rota.job_runs as r order by r.id desc limit 20"
+        ).fetchall()
+        jobs = [
+            {
+                "job_type": "t",
+                "ordering_key": self.random.choice("abc"),
+                "skip_dead": True,
+                "after": [r[0] for r in self.random.sample(recent, min(2, len(recent)))]
+                if self.random.random() < 0.3
+                else None,
+                "if_parent_dead": self.random.choice(["cancel", "run"]),
+                **RETRIES,
+            }
+            for _ in range(3)
+        ]
+        is_committed = self.random.random() < 0.8
+        with self.connection.transaction(force_rollback=not is_committed):
+            self.connection.execute(*call("enqueue_many", jobs=Jsonb(jobs)))
+
+    def fan(self) -> None:
+        """Split a job into parts with a last job behind them."""
+        with self.connection.transaction():
+            split = self.enqueue("split")
+            last = self.enqueue("last", after=[split], if_parent_dead="run")
+        parts = [{"job_type": "part", "before": last, **RETRIES} for _ in range(5)]
+        try:
+            self.connection.execute(*call("enqueue_many", jobs=Jsonb(parts)))
+        except psycopg.Error as error:
+            if error.sqlstate not in ("RT013", "RT003"):
+                raise
+
+    def enqueue(self, job_type: str, **arguments: Any) -> int:
+        retries = {**RETRIES, "backoff": Jsonb(RETRIES["backoff"])}
+        row = self.connection.execute(
+            *call("enqueue", job_type=job_type, **arguments, **retries)
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def work(self) -> None:
+        jobs = self.connection.execute(
+            "select c.job_id, c.lease_token from rota.claim_jobs('w', max_jobs => 4,"
+            " lease => '50 ms') as c"
+        ).fetchall()
+        for job_id, token in jobs:
+            how = self.random.choice(["finish", "finish", "fail", "fatal", "vanish", "cancel"])
+            owner = {"job_id": job_id, "lease_token": token}
+            try:
+                if how == "finish":
+                    self.connection.execute(*call("finish_job", **owner))
+                elif how == "cancel":
+                    self.connection.execute(*call("cancel_job", job_id=job_id))
+                elif how != "vanish":
+                    self.connection.execute(
+                        *call("fail_job", **owner, error="e", is_fatal=how == "fatal")
+                    )
+            except psycopg.Error as error:
+                if error.sqlstate not in ("RT002", "RT003"):
+                    raise
+
+    def upkeep(self) -> None:
+        self.connection.execute(*call("sweep_stale_leases"))
+
+
+def left(db: psycopg.Connection[Any]) -> list[Any]:
+    """Return what is still there, and what it waits for."""
+    return db.execute(
+        """
+        select j.id, j.job_type, j.status, j.ordering_key, j.run_at - rota.now(),
+            array(select (d.parent_id, d.is_failed, r.status)::text from rota.dependencies as d
+                left join rota.job_runs as r on r.id = d.parent_id where d.job_id = j.id),
+            array(select (n.kind, n.due_at - rota.now())::text from rota.rechecks as n
+                where n.subject in (j.id::text, j.ordering_key))
+        from rota.jobs as j
+        order by j.id
+        """
+    ).fetchall()
+
+
+def test_order_and_dependencies_hold_under_random_steps(
+    connect: Callable[..., psycopg.Connection[Any]], db: psycopg.Connection[Any]
+) -> None:
+    """Eight sessions enqueue, split, work, fail, vanish, cancel and sweep; then all is drained.
+
+    A log that the test writes by trigger has each begin and end of an attempt.  No two attempts
+    of a key overlap, first attempts of a key begin in the order of their ids but where a
+    transaction was late, a job never begins before those it waits for have ended, and at the
+    end nothing is left behind.
+    """
+    seed = random.randrange(10**6)
+    print("seed", seed)  # noqa: T201
+    db.execute(
+        """
+        create table public.watch (n bigserial, id bigint, ordering_key text, waits boolean);
+        create function public.watch() returns trigger language plpgsql security definer as $$
+        begin
+            insert into public.watch (id, ordering_key, waits)
+            select new.id, new.ordering_key,
+                exists (select from rota.dependencies as d where d.job_id = new.id)
+                or (select count(*) from rota.jobs as j where j.ordering_key = new.ordering_key
+                    and j.status <> 'blocked') > 1;
+            return null;
+        end $$;
+        create trigger watch after update on rota.jobs for each row
+            when (new.status = 'running' and old.status <> 'running')
+            execute function public.watch();
+        """
+    )
+    players = [Player(connect(), seed + n) for n in range(8)]
+    until = time.monotonic() + SECONDS
+
+    threads = [threading.Thread(target=p.play, args=(until,)) for p in players]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert {error: n for p in players for error, n in p.failed.items()} == {}
+    check_invariants(db)
+    deadline = time.monotonic() + 20
+    while db.execute("select exists (select from rota.jobs)").fetchone() == (True,):
+        assert time.monotonic() < deadline, (seed, left(db))
+        db.execute(*call("tick"))
+        jobs = db.execute("select c.job_id, c.lease_token from rota.claim_jobs('w') as c")
+        for job in jobs.fetchall():
+            db.execute(*finish(job))
+    watched = "select count(*), count(*) filter (where w.waits) from public.watch as w"
+    starts, too_early = db.execute(watched).fetchone() or (0, 0)
+    assert (too_early, seed) == (0, seed)
+    assert starts > 200
+    assert db.execute("select count(*) from rota.dependencies").fetchone() == (0,)
+    db.execute(*call("tick"))
+    assert db.execute("select count(*) from rota.rechecks").fetchone() == (0,)
+    assert sum(p.did["fan"] for p in players) > 20
