@@ -66,6 +66,14 @@ def test_examples_work_together(dsn: str) -> None:
     run("-m", "rota", "enqueue", "import_pages")
     assert run("-m", "rota", "worker", "jobs:registry", "--drain").count(" succeeded ") == 3
     assert run("send_once.py").count("sent invoice 5") == 1
+    indexed = run("reindex.py")
+    assert indexed.count("index document 1") == 2
+    assert "second thoughts" in indexed
+    assert "changed while it was indexed" in indexed
+    booked = run("ledger.py")
+    for account in ("ada", "bob"):
+        assert booked.index(f"{account} has 300") < booked.index(f"{account} has 200")
+    assert "9 words" in run("fan_out.py")
     with psycopg.connect(dsn) as connection:
         results = connection.execute(
             "select result from rota.finished_jobs where job_type = 'send_invoice'"
