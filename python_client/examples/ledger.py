@@ -44,7 +44,9 @@ if __name__ == "__main__":
                 client.enqueue(
                     job_type, {"account": account, "cents": cents}, ordering_key=account
                 )
-    waiting = "select 1 from rota.job_runs where ordering_key is not null and finished_at is null"
+    waiting = (
+        "select 1 from rota.job_runs where ordering_key is not null and finished_at is null"
+    )
     with psycopg.connect(database, autocommit=True) as connection:
         while connection.execute(waiting).fetchone():
             rota.Worker(database, registry).run(drain=True)
