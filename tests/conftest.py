@@ -1,7 +1,8 @@
 """One server per run, one installed template, one fresh clone of it per test.
 
 So every test makes real commits and real races, and leaves nothing to the next one.
-Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory.
+Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory, and ROTA_TEST_PAUSES
+to run on the functions as the races instrument them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from races.instrument import instrument
 from rota._embedded import EmbeddedPostgres, find_binaries
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +105,7 @@ def empty_database(
 
 @pytest.fixture(scope="session")
 def template(
+    server: EmbeddedPostgres,
     empty_database: Callable[[str], str],
     admin: psycopg.Connection[Any],
     psql: Psql,
@@ -110,6 +113,9 @@ def template(
 ) -> str:
     """The database that every test gets a copy of."""
     psql(empty_database(TEMPLATE), "-f", sql_dir / "install.sql")
+    if os.environ.get("ROTA_TEST_PAUSES"):
+        with psycopg.connect(server.url(TEMPLATE), autocommit=True) as connection:
+            instrument(connection)
     # Copying needs a database without visitors, so nobody is let in any more.
     admin.execute(
         sql.SQL("alter database {} allow_connections false").format(sql.Identifier(TEMPLATE))
