@@ -1,0 +1,64 @@
+"""pairs.py in small: a few of its pairs, and whether it would notice a missing lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from races.instrument import instrument, mutate
+from races.pairs import OPERATIONS, STATES, Bench, choose
+
+SEED = 20260301
+Connect = Callable[..., psycopg.Connection[Any]]
+
+
+@pytest.fixture
+def bench(connect: Connect) -> Iterator[Bench]:
+    instrument(connect())
+    with closing(Bench(connect)) as bench:
+        yield bench
+
+
+def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped(
+    bench: Bench,
+) -> None:
+    """A is stopped before each of its statements in turn; B does all of its own meanwhile."""
+    runs = [run for pair in choose(SEED, 40) for run in bench.play_pair(*pair)]
+
+    assert ["\n".join([str(run), *run.problems]) for run in runs if run.problems] == []
+    assert len(runs) > 150
+
+
+def test_pauses_leave_what_the_operations_do_as_it_was(connect: Connect) -> None:
+    with closing(Bench(connect)) as bench:
+        before = [bench.play_in_turn(s, ("a", name)) for s in STATES for name in OPERATIONS]
+        instrument(connect())
+        bench.forget()
+
+        after = [bench.play_in_turn(s, ("a", name)) for s in STATES for name in OPERATIONS]
+
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("function", "state", "first", "second"),
+    [
+        ("cancel_job", "waiting", "cancel", "claim"),
+        ("retry_job", "failed", "retry", "claim"),
+        ("fail_job", "running", "fail", "cancel"),
+    ],
+)
+def test_a_lock_that_is_missing_is_found(
+    connect: Connect, function: str, state: str, first: str, second: str
+) -> None:
+    mutate(connect(), function, "for update;", ";")
+    instrument(connect())
+
+    with closing(Bench(connect)) as bench:
+        runs = list(bench.play_pair(state, first, second))
+
+    assert [run.place for run in runs if run.problems] != []
