@@ -1,0 +1,72 @@
+"""The storms in small, and whether their models would notice a guard that is missing."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import psycopg
+import pytest
+
+from races import storm
+from races.instrument import mutate
+
+NO_CONFLICT = "on conflict (idempotency_key) where idempotency_key is not null do nothing"
+TOKEN = "and j.lease_token = _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)]"
+OLDER = "coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at"
+MUTANTS = {
+    "a key that is not unique": (
+        "keys",
+        [(name, NO_CONFLICT, "") for name in ("enqueue", "_insert_job", "_insert_jobs")],
+        "beside job",
+    ),
+    "an older version that is taken": (
+        "keys",
+        [("_hold_key", OLDER, "true")],
+        "took version",
+    ),
+    "a rerun that is lost": (
+        "rerun",
+        [("_end_jobs", "where e.rerun_payload is not null", "where false")],
+        "never ran version",
+    ),
+    "a worker that lost its lease and may finish": (
+        "effects",
+        [("_end_jobs", TOKEN, "")],
+        "with the lease of another",
+    ),
+    "a record that is taken from its holder": (
+        "effects",
+        [("record_effect", "and rota._is_leased(", "and false and rota._is_leased(")],
+        "which held its lease",
+    ),
+}
+
+
+@pytest.mark.parametrize("feature", ["keys", "rerun", "effects"])
+def test_what_many_processes_do_at_random_is_explained_by_the_model(
+    dsn: str, feature: str
+) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)  # noqa: T201
+
+    found, history = storm.play(dsn, feature, steps=2000, seed=seed, processes=4)
+
+    assert [f"{each}\n{history.story(each.key)}" for each in found[:1]] == []
+    assert len(history.changes) > 1000
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_guard_that_is_missing_is_found(
+    dsn: str, db: psycopg.Connection[Any], mutant: str
+) -> None:
+    feature, mutations, problem = MUTANTS[mutant]
+    for function, old, new in mutations:
+        mutate(db, function, old, new)
+    if len(mutations) > 1:
+        db.execute("drop index rota.jobs_idempotency_key_idx")
+        mutate(db, "_revive", NO_CONFLICT, "")
+
+    found, _ = storm.play(dsn, feature, steps=1000, seed=1, processes=4)
+
+    assert any(problem in str(each) for each in found)
