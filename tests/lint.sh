@@ -13,7 +13,8 @@ cd python_client
 "../$bin/mypy"
 cd ..
 MYPYPATH=tests "$bin/mypy" --config-file $config --explicit-package-bases \
-    tests/conftest.py tests/matrix.py tests/races/harness.py
+    tests/conftest.py tests/matrix.py tests/races/harness.py tests/races/run.py \
+    tests/races/storm_*.py
 # The whole install as one script, because the manifest pins the search_path for all parts.
 # PS002 is `create or replace`, which is how rota upgrades its functions: they are in a
 # schema that the install has made itself.

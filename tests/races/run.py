@@ -1,0 +1,153 @@
+"""Play races by the ten thousand and hold each against a model; what `make races` does.
+
+    run.py [--feature NAME ...] [--steps N] [--processes N] [--seed N] [--pairs N]
+
+The feature `pairs` (pairs.py) stops one operation at each of its statements and plays every
+other one meanwhile.  The others (storm.py) are random steps by many processes.  Everything
+found is told with the whole story of its key, and ends in exit status 1.
+"""
+
+# ruff: noqa: T201 -- a command talks to its user
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psycopg
+
+from rota._embedded import EmbeddedPostgres
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS))
+
+from races import pairs, storm  # noqa: E402
+from races.instrument import instrument  # noqa: E402
+
+STORMS = ("keys", "rerun", "effects")
+SETTINGS = ["max_connections=100", "fsync=off", "synchronous_commit=off"]
+_bench: list[pairs.Bench] = []
+
+
+class Bar:
+    """A progress bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self._name, self._total = name, total
+        self._began, self._next = time.monotonic(), 0.0
+
+    def show(self, done: int) -> None:
+        is_terminal, now = sys.stderr.isatty(), time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + (0.2 if is_terminal else 10)
+        bar = "#" * (30 * min(done, self._total) // max(self._total, 1))
+        line = f"{self._name:<8} [{bar:<30}] {done:>6}/{self._total}  {self.seconds:5.0f} s"
+        print(f"\r{line}" if is_terminal else line, end="" if is_terminal else "\n",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+def run_pairs(server: EmbeddedPostgres, arguments: argparse.Namespace) -> bool:
+    """Play all pairs, in so many databases as there are processors."""
+    with psycopg.connect(server.url("template_rota"), autocommit=True) as db:
+        instrument(db)
+    workers = os.cpu_count() or 1
+    urls: multiprocessing.Queue[str] = multiprocessing.Queue()
+    for number in range(workers):
+        urls.put(copy_database(server, f"pairs{number}"))
+    chosen = pairs.choose(arguments.seed, arguments.pairs)
+    bar, runs, found = Bar("pairs", len(chosen)), 0, []
+    with multiprocessing.Pool(workers, _open_bench, [urls]) as pool:
+        for done, played in enumerate(pool.imap_unordered(_play_pair, chosen, 4), 1):
+            runs += len(played)
+            found += [run for run in played if run.problems]
+            bar.show(done)
+    print(
+        f"\npairs    {len(chosen)} pairs of {len(pairs.OPERATIONS)} operations in"
+        f" {len(pairs.STATES)} states, {runs} runs, {bar.seconds:.0f} s,"
+        f" {len(found)} violations"
+    )
+    print(*(f"         {run}" for run in found), sep="\n")
+    for run in found[:3]:
+        print(f"\n{run}", *run.problems, sep="\n")
+    return not found
+
+
+def _open_bench(urls: multiprocessing.Queue[str]) -> None:
+    url = urls.get()
+    _bench.append(pairs.Bench(lambda: psycopg.connect(url, autocommit=True)))
+
+
+def _play_pair(pair: tuple[str, str, str]) -> list[pairs.Run]:
+    return list(_bench[0].play_pair(*pair))
+
+
+def run_storm(server: EmbeddedPostgres, arguments: argparse.Namespace, name: str) -> bool:
+    """Play one feature."""
+    bar = Bar(name, arguments.steps)
+    url = copy_database(server, f"storm_{name}")
+    found, history = storm.play(
+        url, name, arguments.steps, arguments.seed, arguments.processes, bar.show
+    )
+    answers = Counter(call.error or "ok" for call in history.calls.values())
+    told = ", ".join(f"{count} {answer}" for answer, count in answers.most_common())
+    print(
+        f"\n{name:<8} {arguments.steps} steps by {arguments.processes} processes,"
+        f" {len(history.changes)} changes, {bar.seconds:.0f} s, {len(found)} violations\n"
+        f"         answers: {told}"
+    )
+    for violation in found[:10]:
+        print(violation)
+    for key in [*dict.fromkeys(violation.key for violation in found if violation.key)][:2]:
+        print(f"\nThe story of {key}\n{history.story(key)}")
+    return not found
+
+
+def copy_database(server: EmbeddedPostgres, name: str) -> str:
+    with psycopg.connect(server.url("template1"), autocommit=True) as db:
+        db.execute(f"create database {name} template template_rota")
+    return server.url(name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    names = ("pairs", *STORMS)
+    parser.add_argument("--feature", action="append", choices=names, help="all by default")
+    parser.add_argument("--steps", type=int, default=100_000, help="of each storm, in all")
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--pairs", type=int, help="only so many pairs, chosen by the seed")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+
+    results = {}
+    for name in arguments.feature or names:
+        bindir = os.environ.get("ROTA_PG_BINDIR")
+        with EmbeddedPostgres(bindir=bindir, settings=SETTINGS) as server:
+            with psycopg.connect(server.url("template1"), autocommit=True) as db:
+                db.execute("create database template_rota")
+            install = ["psql", "-X", "-q", "-d", server.url("template_rota"), "-f"]
+            subprocess.run([*install, str(TESTS.parent / "sql/install.sql")], check=True)
+            if name == "pairs":
+                results[name] = run_pairs(server, arguments)
+            else:
+                results[name] = run_storm(server, arguments, name)
+    wrong = [name for name, is_well in results.items() if not is_well]
+    print(
+        f"seed {arguments.seed}: {'violations in ' + ', '.join(wrong) if wrong else 'all well'}"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
