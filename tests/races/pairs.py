@@ -72,6 +72,10 @@ OPERATIONS = {
     "fail": f"select f.* from rota.fail_job({LEASE}, %(me)s) as f",
     "fail for good": f"select f.* from rota.fail_job({LEASE}, %(me)s, is_fatal => true) as f",
     "release": f"select r.is_released from rota.release_jobs({BATCH}) as r",
+    "snooze": f"select rota.snooze_job({LEASE}, '1 hour') as run_at",
+    "heartbeat": f"select h.* from rota.heartbeat({LEASE}) as h",
+    "heartbeat batch": f"select is_lost, locked_until from rota.heartbeat_jobs({BATCH})",
+    "reschedule": f"select rota.reschedule_job({JOB}, delay => '0') as run_at",
     "sweep": "select rota.sweep_stale_leases() as swept",
     "cancel": f"select rota.cancel_job({JOB}, %(me)s) as answer",
     "retry": f"select rota.retry_job({JOB}) as answer",
@@ -82,6 +86,7 @@ PASSED_OVER: dict[str, list[Any]] = {
     "claim": [],
     "sweep": [{"swept": 0}],
     "finish batch": [{"outcome": "busy"}],
+    "heartbeat batch": [{"is_lost": False, "locked_until": None}],
 }
 # What may be answered instead; everything else, above all a deadlock, is a violation.
 REFUSALS = {"RT001", "RT002", "RT003", "RT007", "RT008"}
