@@ -94,7 +94,7 @@ class Pending:
             blockers = self._session.blockers()
             if by.pid in blockers if by else blockers:
                 return
-            if wait([self._future], timeout=0.005).done:
+            if wait([self._future], timeout=0.002).done:
                 raise AssertionError(f"it did not wait, and returned {self._future.result()!r}")
         raise AssertionError(f"it neither waits nor ends after {timeout} s")
 
