@@ -342,6 +342,13 @@ begin
     from rota.finished_jobs as f
     where f.id = _raise_not_live.job_id;
     if not found then
+        -- Retried since we looked for it in jobs: then it had ended when we did.
+        select 'succeeded, dead or cancelled, and was retried since'
+        into v_status
+        from rota.jobs as j
+        where j.id = _raise_not_live.job_id;
+    end if;
+    if not found then
         perform rota._raise_not_found(_raise_not_live.job_id);
     end if;
     raise exception using

@@ -9,7 +9,9 @@
  *
  * Held by two unique rows.  jobs_idempotency_key_idx is the key's live job.  The row of
  * idempotency_keys is the memory of a key that outlives its job: until when it is unique, and
- * which version was seen last.  Both are locked in this order, and many keys in their order.
+ * which version was seen last.  Both are locked in this order, the job first, and many keys in
+ * their order.  No subtransaction is opened and closed in between: who waits for a lock that
+ * it took would wait for the whole transaction, also after the lock was given back.
  *
  * The rerun of a running job waits in the job's own row, so whoever ends the job finds it there
  * under the row's lock: nothing can come between.  _end_jobs() makes a new job of it in the
@@ -114,6 +116,7 @@ begin
 end;
 $$;
 
+/* Find or insert the one job of a key, then ask the memory of the key, then change the job. */
 create or replace function rota._enqueue_keyed(
     job rota.jobs,
     unique_for interval,
@@ -129,55 +132,90 @@ create or replace function rota._enqueue_keyed(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_is_held boolean := false;
+    v_is_versioned constant boolean :=
+        _enqueue_keyed.unique_for is not null or _enqueue_keyed.updated_at is not null;
 begin
-    is_new := false;
-    if _enqueue_keyed.unique_for is not null or _enqueue_keyed.updated_at is not null then
-        v_is_held := rota._hold_key(
-            job.idempotency_key, _enqueue_keyed.unique_for, _enqueue_keyed.updated_at);
-        if not v_is_held then
-            select coalesce(j.id, k.job_id)
-            into job_id
-            from rota.idempotency_keys as k
-            left join rota.jobs as j on j.idempotency_key = k.idempotency_key
-            where k.idempotency_key = job.idempotency_key;
-            return next;
-            return;
-        end if;
-    end if;
-
     while job_id is null loop
-        job_id := rota._insert_job(job);
-        is_new := job_id is not null;
-        if not is_new and _enqueue_keyed.on_conflict <> 'keep' then
-            if not _enqueue_keyed.may_wait then
-                perform rota._lock_now(job.idempotency_key);
-            end if;
-            job_id := rota._update_keyed(
-                job, _enqueue_keyed.on_conflict = 'rerun', _enqueue_keyed.max_wait,
-                _enqueue_keyed.has_time);
-        end if;
-        if job_id is null then
-            select j.id
-            into job_id
-            from rota.jobs as j
-            where j.idempotency_key = job.idempotency_key
-              and _enqueue_keyed.on_conflict <> 'rerun';
+        job_id := rota._find_keyed(
+            job.idempotency_key, _enqueue_keyed.on_conflict <> 'keep' or v_is_versioned,
+            _enqueue_keyed.may_wait);
+        is_new := job_id is null;
+        if is_new then
+            job_id := rota._insert_job(job);
         end if;
     end loop;
 
-    if v_is_held then
-        update rota.idempotency_keys as k
-        set job_id = _enqueue_keyed.job_id
-        where k.idempotency_key = job.idempotency_key;
+    if v_is_versioned and not rota._hold_key(
+        job.idempotency_key, job_id, _enqueue_keyed.unique_for, _enqueue_keyed.updated_at) then
+        if is_new then
+            -- The key is still unique, or has seen this version: as if we had not come.
+            delete from rota.jobs as j where j.id = _enqueue_keyed.job_id and j.lease_token = 0;
+            is_new := false;
+            select k.job_id
+            into job_id
+            from rota.idempotency_keys as k
+            where k.idempotency_key = job.idempotency_key;
+        end if;
+    elsif not is_new and _enqueue_keyed.on_conflict <> 'keep' then
+        perform rota._update_keyed(
+            job_id, job, _enqueue_keyed.on_conflict = 'rerun', _enqueue_keyed.max_wait,
+            _enqueue_keyed.has_time);
     end if;
     return next;
+end;
+$$;
+
+/*
+ * The live job of a key, locked if it is to be changed; null if there is none.  Raises RTB00,
+ * which nobody sees, where it is locked by somebody else and may not be waited for.
+ */
+create or replace function rota._find_keyed(
+    idempotency_key text,
+    is_locked boolean,
+    may_wait boolean
+)
+    returns bigint
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job_id bigint;
+begin
+    if not _find_keyed.is_locked or not _find_keyed.may_wait then
+        select j.id
+        into v_job_id
+        from rota.jobs as j
+        where j.idempotency_key = _find_keyed.idempotency_key;
+        if not found or not _find_keyed.is_locked then
+            return v_job_id;
+        end if;
+    end if;
+
+    if _find_keyed.may_wait then
+        select j.id
+        into v_job_id
+        from rota.jobs as j
+        where j.idempotency_key = _find_keyed.idempotency_key
+        for update;
+        return v_job_id;
+    end if;
+    select j.id
+    into v_job_id
+    from rota.jobs as j
+    where j.idempotency_key = _find_keyed.idempotency_key
+    for update skip locked;
+    if not found then
+        raise exception using errcode = 'RTB00', message = _find_keyed.idempotency_key;
+    end if;
+    return v_job_id;
 end;
 $$;
 
 /* Take the key for a new event; false if it is still unique, or has seen this version. */
 create or replace function rota._hold_key(
     idempotency_key text,
+    job_id bigint,
     unique_for interval,
     updated_at timestamptz
 )
@@ -191,14 +229,15 @@ declare
     v_unique_until constant timestamptz := v_now + _hold_key.unique_for;
 begin
     insert into rota.idempotency_keys as k (
-        idempotency_key, unique_until, source_updated_at, kept_until
+        idempotency_key, job_id, unique_until, source_updated_at, kept_until
     )
     values (
-        _hold_key.idempotency_key, v_unique_until, _hold_key.updated_at,
+        _hold_key.idempotency_key, _hold_key.job_id, v_unique_until, _hold_key.updated_at,
         coalesce(v_unique_until, v_now + interval '90 days')
     )
     on conflict on constraint idempotency_keys_pkey do update
-    set unique_until = excluded.unique_until,
+    set job_id = excluded.job_id,
+        unique_until = coalesce(excluded.unique_until, k.unique_until),
         source_updated_at = coalesce(excluded.source_updated_at, k.source_updated_at),
         kept_until = greatest(excluded.kept_until, k.kept_until)
     where (excluded.unique_until is null or coalesce(k.unique_until, '-infinity') <= v_now)
@@ -236,23 +275,22 @@ end;
 $$;
 
 /*
- * Give the live job of the key what is new, or note it as the run after this one; null if
- * there is none to give it to.  A failed job has all its attempts for it, and keeps its backoff
- * unless a time was given.
+ * Give the job of the key, which the caller has locked, what is new, or note it as the run that
+ * follows this one.  A failed job has all its attempts for it, and keeps its backoff unless a
+ * time was given.
  */
 create or replace function rota._update_keyed(
+    job_id bigint,
     job rota.jobs,
     is_rerun boolean,
     max_wait interval,
     has_time boolean
 )
-    returns bigint
+    returns void
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_job_id bigint;
 begin
     update rota.jobs as j
     set payload = case when j.status = 'running' then j.payload else job.payload end,
@@ -267,30 +305,8 @@ begin
         rerun_priority = case when j.status = 'running' then job.priority end,
         attempts = case when j.status = 'running' then j.attempts else 0 end,
         updated_at = case when j.status = 'running' then j.updated_at else job.created_at end
-    where j.idempotency_key = job.idempotency_key
-      and (j.status <> 'running' or _update_keyed.is_rerun)
-    returning j.id into v_job_id;
-    return v_job_id;
-end;
-$$;
-
-/* Lock the live job of a key without waiting; raises RTB00, which nobody sees, with the key. */
-create or replace function rota._lock_now(idempotency_key text)
-    returns void
-    language plpgsql
-    security definer
-    set search_path = pg_catalog, pg_temp
-as $$
-begin
-    perform
-    from rota.jobs as j
-    where j.idempotency_key = _lock_now.idempotency_key
-    for update skip locked;
-    if not found and exists (
-        select from rota.jobs as j where j.idempotency_key = _lock_now.idempotency_key
-    ) then
-        raise exception using errcode = 'RTB00', message = _lock_now.idempotency_key;
-    end if;
+    where j.id = _update_keyed.job_id
+      and (j.status <> 'running' or _update_keyed.is_rerun);
 end;
 $$;
 

@@ -66,6 +66,9 @@ OPERATIONS = {
     "enqueue unique": _enqueue("unique_for => '1 day'"),
     "enqueue many": _enqueue_many("", ""),
     "enqueue many rerun": _enqueue_many("'on_conflict', 'replace'", "'on_conflict', 'rerun'"),
+    "enqueue many mixed": _enqueue_many(
+        "'on_conflict', 'replace'", "'on_conflict', 'rerun', 'updated_at', '2026-01-01'"
+    ),
     "claim": f"select {CLAIMED} from rota.claim_jobs(%(me)s, '{{q}}') as c",
     "finish": f"select rota.finish_job({LEASE}) as answer",
     "finish batch": f"select f.outcome from rota.finish_jobs({BATCH}) as f",

@@ -273,6 +273,8 @@ class History:
         for (call, job_id), changes in parts.items():
             born = [c for c in changes if c.old is None]
             gone = [c for c in changes if c.new is None]
+            if changes[0].old is None and changes[-1].new is None:
+                continue  # was put in, turned out to be an old version, and was taken back
             # A job that moves between the tables is deleted here and inserted there.
             is_new, has_gone = len(born) > len(gone), len(gone) > len(born)
             before = None if is_new else next(c.old for c in changes if c.old)

@@ -20,8 +20,7 @@ from races.storm_work import BACKOFF, LIVE
 KEYS = 6
 STEPS_OF_A_KEY = 100
 ASKING = {"enqueue", "enqueue_many"}
-SPECIAL = {"updated_at", "unique_for"}
-RULES = {"on_conflict", *SPECIAL}
+RULES = {"on_conflict", "updated_at", "unique_for"}
 
 
 class Keys:
@@ -93,19 +92,6 @@ def ask_many(player: Player) -> None:
     jobs = [new_job(player) for _ in range(player.random.randint(1, 6))]
     if player.chance(0.3):
         jobs = [{k: v for k, v in job.items() if k not in RULES} for job in jobs]
-    # A batch that has a plain rule and then a version or a time for one key may deadlock with
-    # an enqueue() of that key; so here all of a key go by the rule that has one.
-    rules = {
-        job["idempotency_key"]: {name: job[name] for name in RULES & job.keys()}
-        for job in jobs
-        if job.keys() & SPECIAL
-    }
-    jobs = [
-        {k: v for k, v in job.items() if k not in RULES} | rule
-        if (rule := rules.get(job["idempotency_key"]))
-        else job
-        for job in jobs
-    ]
     with player.transaction(is_committed=player.chance(0.8)):
         player.call("enqueue_many", jobs=jobs)
 

@@ -119,7 +119,7 @@ def tick(client: Client) -> int:
     client.connection.execute(
         "update rota.upkeep set done_at = '-infinity' where task = 'retention'"
     )
-    return int(client.fetch("tick")[0][1])
+    return int(client.fetch("tick")[0][2])
 
 
 def age(client: Client) -> int:

@@ -276,3 +276,16 @@ def test_enqueue_refuses_rules_that_make_no_sense(db, arguments, name):
         call(db, "enqueue_many", jobs=Jsonb(jobs))
 
     assert scalar(db, "select count(*) from rota.jobs") == 0
+
+
+def test_a_key_stays_unique_for_its_time_whatever_version_comes(db):
+    first = enqueue(db, idempotency_key="k", unique_for="1 day")
+    finish(db, claim(db)[0])
+    again = enqueue(
+        db, idempotency_key="k", on_conflict="rerun", updated_at="2026-01-01 00:00+00"
+    )
+    finish(db, claim(db)[0])
+
+    third = enqueue(db, idempotency_key="k", unique_for="1 day")
+
+    assert (first != again, third) == (True, again)
