@@ -129,6 +129,10 @@ create index jobs_ordering_key_idx on rota.jobs (ordering_key, id)
 create unique index jobs_ordering_key_head_idx on rota.jobs (ordering_key)
     where ordering_key is not null and status <> 'blocked';
 
+-- A run of a pipeline is in one stage at a time.
+create unique index jobs_first_job_id_idx on rota.jobs (first_job_id)
+    where first_job_id is not null;
+
 comment on table rota.jobs is
     'Live jobs: blocked, queued, running, or failed and waiting for a retry.';
 comment on column rota.jobs.priority is 'Lower runs first.';

@@ -39,7 +39,10 @@ create or replace function rota.claim_jobs(
         locked_until timestamptz,
         locked_for interval,
         idempotency_key text,
-        created_at timestamptz
+        created_at timestamptz,
+        pipeline text,
+        stage text,
+        stage_input jsonb
     )
     language plpgsql
     security definer
@@ -89,12 +92,13 @@ begin
         where j.id = any(v_ids)
         returning
             j.id, j.lease_token, j.queue, j.job_type, j.payload, j.priority, j.attempts,
-            j.max_attempts, j.run_at, j.locked_until, j.idempotency_key, j.created_at
+            j.max_attempts, j.run_at, j.locked_until, j.idempotency_key, j.created_at,
+            j.pipeline, j.stage, j.stage_input
     )
     select
         c.id, c.lease_token, c.queue, c.job_type, c.payload, c.priority, c.attempts,
         c.max_attempts, c.run_at, c.locked_until, c.locked_until - v_now, c.idempotency_key,
-        c.created_at
+        c.created_at, c.pipeline, c.stage, c.stage_input
     from claimed as c
     order by c.priority, c.run_at, c.id;
 end;

@@ -8,12 +8,16 @@
  *
  * A worker whose answer was lost asks again with the same token and is told
  * already_finished.
+ *
+ * What a job leads to is made in the same transaction: a run that was asked for meanwhile, the
+ * next stage of its pipeline, a note for those that wait for it.
  */
 
 create or replace function rota.finish_job(
     job_id bigint,
     lease_token bigint,
-    result jsonb default null
+    result jsonb default null,
+    next_stage text default null
 )
     returns text
     language plpgsql
@@ -29,10 +33,15 @@ declare
 begin
     perform rota._check_job_ref(finish_job.job_id, finish_job.lease_token);
     perform rota._check_result('result', finish_job.result);
+    if finish_job.next_stage is not null then
+        perform rota._check_next_stage(
+            'next_stage', finish_job.job_id, finish_job.lease_token, finish_job.next_stage);
+    end if;
 
     v_ended := rota._end_jobs(
         array[finish_job.job_id], array[finish_job.lease_token], 'running', 'succeeded',
-        case when finish_job.result is not null then jsonb_build_array(finish_job.result) end);
+        case when finish_job.result is not null then jsonb_build_array(finish_job.result) end,
+        array[finish_job.next_stage]);
     if cardinality(v_ended) = 1 then
         return 'finished';
     elsif not rota._is_finished(finish_job.job_id, finish_job.lease_token) then
@@ -42,14 +51,17 @@ begin
 end;
 $$;
 
-comment on function rota.finish_job(bigint, bigint, jsonb) is
+comment on function rota.finish_job(bigint, bigint, jsonb, text) is
     'End a running job as succeeded and return finished, or already_finished if this token '
-    'did so before; raises RT002 if the lease is lost, RT003 if it ended otherwise, RT001.';
+    'did so before; its run of a pipeline goes on to next_stage, or to the next in order if that '
+    'is null, or to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
+    'otherwise, RT001, 22023.';
 
 create or replace function rota.finish_jobs(
     job_ids bigint[],
     lease_tokens bigint[],
-    results jsonb default null
+    results jsonb default null,
+    next_stages text[] default null
 )
     returns table (job_id bigint, outcome text)
     language plpgsql
@@ -66,13 +78,17 @@ declare
 begin
     perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
     perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
+    if finish_jobs.next_stages is not null then
+        perform rota._check_next_stages(
+            finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.next_stages);
+    end if;
 
     v_ids := rota._hold_jobs(
         rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens),
         finish_jobs.lease_tokens);
     v_ended := rota._end_jobs(
         v_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
-        finish_jobs.results);
+        finish_jobs.results, finish_jobs.next_stages);
 
     return query
     select
@@ -90,10 +106,10 @@ begin
 end;
 $$;
 
-comment on function rota.finish_jobs(bigint[], bigint[], jsonb) is
+comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
     'End up to 1000 running jobs as succeeded and return finished, already_finished, lost, or '
     'busy (another session has the row locked, ask again) for each in the order given; results '
-    'is an array as long as job_ids; raises 22023.';
+    'and next_stages are as long as job_ids; raises 22023.';
 
 /*
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
@@ -108,7 +124,8 @@ create or replace function rota._end_jobs(
     lease_tokens bigint[],
     old_status text,
     new_status text,
-    results jsonb default null
+    results jsonb default null,
+    next_stages text[] default null
 )
     returns bigint[]
     language plpgsql
@@ -120,6 +137,7 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_ended bigint[];
+    v_over bigint[];
     v_leading jsonb;
 begin
     with ended as (
@@ -129,24 +147,27 @@ begin
           and j.status = _end_jobs.old_status
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
-            j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.run_at,
-            j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
+            j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key,
+            j.pipeline, j.stage, j.stage_input, j.first_job_id, j.run_at, j.attempts,
+            j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
             j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
             j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
     ),
     archived as (
         insert into rota.finished_jobs (
             id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, limit_key, run_at,
-            attempts, lease_token, locked_by, cancel_requested_at, cancel_reason,
+            backoff, idempotency_key, ordering_key, skip_dead, limit_key,
+            pipeline, stage, stage_input, first_job_id, run_at, attempts,
+            lease_token, locked_by, cancel_requested_at, cancel_reason,
             progress_percent, progress_message,
             last_error, error_type, failed_at, created_at, started_at,
             status, updated_at, finished_at, result
         )
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key, e.run_at,
-            e.attempts, e.lease_token, e.locked_by, e.cancel_requested_at, e.cancel_reason,
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.run_at, e.attempts,
+            e.lease_token, e.locked_by, e.cancel_requested_at, e.cancel_reason,
             e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
             _end_jobs.new_status, v_now, v_now,
@@ -156,19 +177,24 @@ begin
     select
         coalesce(array_agg(e.id), '{}'),
         jsonb_agg(to_jsonb(e)) filter (
-            where e.rerun_payload is not null or e.ordering_key is not null)
+            where e.rerun_payload is not null or e.ordering_key is not null
+                or e.pipeline is not null)
     into v_ended, v_leading
     from ended as e;
 
+    v_over := v_ended;
     if v_leading is not null then
         perform rota._follow_up(v_leading, _end_jobs.new_status);
+        v_over := rota._advance_runs(
+            v_leading, v_ended, _end_jobs.new_status, _end_jobs.job_ids, _end_jobs.results,
+            _end_jobs.next_stages);
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
     if current_setting('transaction_isolation') <> 'read committed' or exists (
-        select from rota.dependencies as d where d.parent_id = any(v_ended)
+        select from rota.dependencies as d where d.parent_id = any(v_over)
     ) then
-        perform rota._settle_parents(v_ended, _end_jobs.new_status);
+        perform rota._settle_parents(v_over, _end_jobs.new_status);
     end if;
     return v_ended;
 end;

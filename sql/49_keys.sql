@@ -249,6 +249,7 @@ begin
 end;
 $$;
 
+/* Null if its key, or its run of a pipeline, has a live job. */
 create or replace function rota._insert_job(job rota.jobs)
     returns bigint
     language plpgsql
@@ -256,19 +257,23 @@ create or replace function rota._insert_job(job rota.jobs)
     set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_new_id constant bigint := nextval('rota.jobs_id_seq');
     v_job_id bigint;
 begin
     insert into rota.jobs as j (
-        queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, status,
-        run_at, created_at, updated_at
+        id, queue, job_type, payload, priority, max_attempts, lease, backoff,
+        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, pipeline, stage,
+        stage_input, first_job_id, status, run_at, created_at, updated_at
     )
+    overriding system value
     values (
-        job.queue, job.job_type, job.payload, job.priority, job.max_attempts, job.lease,
-        job.backoff, job.idempotency_key, job.ordering_key, job.skip_dead, job.if_parent_dead,
-        job.limit_key, job.status, job.run_at, job.created_at, job.created_at
+        v_new_id, job.queue, job.job_type, job.payload, job.priority, job.max_attempts,
+        job.lease, job.backoff, job.idempotency_key, job.ordering_key, job.skip_dead,
+        job.if_parent_dead, job.limit_key, job.pipeline, job.stage, job.stage_input,
+        case when job.pipeline is not null then coalesce(job.first_job_id, v_new_id) end,
+        job.status, job.run_at, job.created_at, job.created_at
     )
-    on conflict (idempotency_key) where idempotency_key is not null do nothing
+    on conflict do nothing
     returning j.id into v_job_id;
     return v_job_id;
 end;
@@ -306,7 +311,18 @@ begin
         attempts = case when j.status = 'running' then j.attempts else 0 end,
         updated_at = case when j.status = 'running' then j.updated_at else job.created_at end
     where j.id = _update_keyed.job_id
-      and (j.status <> 'running' or _update_keyed.is_rerun);
+      and (j.status <> 'running' or _update_keyed.is_rerun)
+      and j.pipeline is null;
+    if not found and exists (
+        select
+        from rota.jobs as j
+        where j.id = _update_keyed.job_id
+          and j.pipeline is not null
+    ) then
+        perform rota._refuse('on_conflict', format(
+            'must be keep, because a pipeline runs under the idempotency key %L',
+            job.idempotency_key));
+    end if;
 end;
 $$;
 

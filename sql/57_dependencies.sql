@@ -10,6 +10,9 @@
  *
  * Fan-in is the same seen from the other end: a new job names in `before` the blocked job that
  * has to wait for it as well.
+ *
+ * Who waits for a job of a pipeline waits for the run, under the id of its first job: until a
+ * stage ends and no other follows.
  */
 
 /* What a job that was just enqueued, or found by its key, waits for, and what waits for it. */
@@ -154,47 +157,72 @@ create or replace function rota._depend(job_ids bigint[], parent_ids bigint[])
 as $$
 declare
     v_live bigint[];
+    v_runs bigint[];
 begin
     if _depend.parent_ids is null or cardinality(_depend.parent_ids) = 0 then
         return;
     end if;
-    v_live := array(
-        select j.id
+    with held as (
+        select j.id, j.first_job_id
         from rota.jobs as j
         where j.id = any(_depend.parent_ids)
         order by j.id
         for key share
-    );
+    )
+    select array_agg(h.id), array_agg(coalesce(h.first_job_id, h.id))
+    into v_live, v_runs
+    from held as h;
     -- Of those that are not live the outcome is known, and has no other.
     insert into rota.dependencies (parent_id, job_id, is_failed)
-    select distinct p.id, p.job_id, l.id is null
+    select distinct coalesce(l.run_id, e.parent_id), p.job_id, coalesce(e.is_failed, false)
     from unnest(_depend.parent_ids, _depend.job_ids) as p (id, job_id)
-    left join unnest(v_live) as l (id) on l.id = p.id
-    where l.id is not null
-       or not rota._is_succeeded(p.id)
-    order by p.id, p.job_id
+    left join unnest(v_live, v_runs) as l (id, run_id) on l.id = p.id
+    cross join lateral rota._ended_parent(case when l.id is null then p.id end) as e
+    where coalesce(l.run_id, e.parent_id) is not null
+    order by 1, 2
     on conflict do nothing;
 end;
 $$;
 
-/* Whether an ended job did its work; raises RT001 if there is no such job. */
-create or replace function rota._is_succeeded(job_id bigint)
-    returns boolean
+/*
+ * What there is to wait for of a job that has ended: nothing if it did its work, itself if it
+ * is dead or was cancelled, and its run if that goes on; raises RT001 if there is no such job.
+ * Nothing for null.
+ */
+create or replace function rota._ended_parent(
+    job_id bigint,
+    out parent_id bigint,
+    out is_failed boolean
+)
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set enable_bitmapscan = off
 as $$
 declare
     v_status text;
+    v_first_job_id bigint;
 begin
-    select f.status
-    into v_status
-    from rota.finished_jobs as f
-    where f.id = _is_succeeded.job_id;
-    if not found then
-        perform rota._raise_not_found(_is_succeeded.job_id);
+    if _ended_parent.job_id is null then
+        return;
     end if;
-    return v_status = 'succeeded';
+
+    select f.status, f.first_job_id
+    into v_status, v_first_job_id
+    from rota.finished_jobs as f
+    where f.id = _ended_parent.job_id;
+    if not found then
+        perform rota._raise_not_found(_ended_parent.job_id);
+    end if;
+
+    if v_first_job_id is not null then
+        v_status := rota._hold_run(v_first_job_id);
+    end if;
+    if v_status <> 'succeeded' then
+        parent_id := coalesce(v_first_job_id, _ended_parent.job_id);
+        is_failed := v_status <> 'live';
+    end if;
 end;
 $$;
 
@@ -240,10 +268,21 @@ create or replace function rota._recheck_parent(job_id bigint)
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_status text;
 begin
     perform rota._settle_parents(array[f.id], f.status)
     from rota.finished_jobs as f
-    where f.id = _recheck_parent.job_id;
+    where f.id = _recheck_parent.job_id
+      and f.first_job_id is null;
+
+    if not found then
+        v_status := rota._run_status(_recheck_parent.job_id);
+        -- What is live tells at its end.
+        if v_status <> 'live' then
+            perform rota._settle_parents(array[_recheck_parent.job_id], v_status);
+        end if;
+    end if;
 end;
 $$;
 

@@ -19,6 +19,7 @@ as $$
 values
     ('producer', 'function', 'enqueue'),
     ('producer', 'function', 'enqueue_many'),
+    ('producer', 'function', 'start_pipeline'),
     ('producer', 'function', 'version'),
     ('worker', 'function', 'claim_jobs'),
     ('worker', 'function', 'finish_job'),
@@ -51,6 +52,7 @@ values
     ('observer', 'view', 'effects'),
     ('observer', 'view', 'dependencies'),
     ('observer', 'view', 'stuck_keys'),
+    ('observer', 'view', 'pipeline_stages'),
     ('observer', 'function', 'version'),
     -- The views compute ages with it, as whoever asks.
     ('observer', 'function', 'now'),
@@ -62,6 +64,9 @@ values
     ('operator', 'function', 'resume_queue'),
     ('operator', 'function', 'set_queue'),
     ('operator', 'function', 'resume_key'),
+    ('operator', 'function', 'define_pipeline'),
+    ('operator', 'function', 'drop_pipeline'),
+    ('operator', 'function', 'rerun_from'),
     ('operator', 'function', 'tick'),
     ('operator', 'function', 'sweep_stale_leases'),
     ('operator', 'function', 'grant_statements')

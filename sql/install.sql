@@ -29,6 +29,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 21_finished_jobs.sql
 \ir 22_effects.sql
 \ir 23_waiting.sql
+\ir 25_pipelines.sql
 \else
 \ir upgrades/all.sql
 \ir 30_clock.sql
@@ -56,6 +57,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 55_rechecks.sql
 \ir 56_order.sql
 \ir 57_dependencies.sql
+\ir 59_pipelines.sql
 \if :{?with_cron}
 \ir 60_pg_cron.sql
 \endif

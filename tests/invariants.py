@@ -12,13 +12,13 @@ with runs as materialized (
     select
         j.id, 'live' as place, j.status, j.attempts, j.max_attempts, j.lease_token,
         j.locked_by, j.locked_until, j.idempotency_key, j.cancel_requested_at,
-        j.started_at, null::timestamptz as finished_at
+        j.started_at, null::timestamptz as finished_at, j.first_job_id
     from rota.jobs as j
     union all
     select
         f.id, 'ended', f.status, f.attempts, f.max_attempts, f.lease_token,
         f.locked_by, null, f.idempotency_key, f.cancel_requested_at,
-        f.started_at, f.finished_at
+        f.started_at, f.finished_at, f.first_job_id
     from rota.finished_jobs as f
 )
 select 'has more than one row' as rule, r.id from runs as r group by r.id having count(*) > 1
@@ -48,6 +48,11 @@ union all
 select 'shares its key with another live job', min(r.id) from runs as r
 where r.place = 'live' and r.idempotency_key is not null
 group by r.idempotency_key
+having count(*) > 1
+union all
+select 'is in two stages of a pipeline at once', min(r.id) from runs as r
+where r.place = 'live' and r.first_job_id is not null
+group by r.first_job_id
 having count(*) > 1
 union all
 select 'ended before it began', r.id from runs as r

@@ -44,8 +44,10 @@ LISTS = {
     "job_ids": "bigint[]",
     "job_types": "text[]",
     "lease_tokens": "bigint[]",
+    "next_stages": "text[]",
     "queues": "text[]",
     "results": "jsonb",
+    "stages": "jsonb",
 }
 # Changes of a job that has perhaps a worker, and why no token guards them.
 UNGUARDED = {

@@ -1,0 +1,282 @@
+"""Two operations at once on a run of a pipeline: it is in one stage, and goes on once.
+
+What A does stays open until B has settled; then A commits, or rolls back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from conftest import Clock
+from psycopg.types.json import Jsonb
+
+from invariants import check_invariants
+from races.harness import Session, call
+
+STAGES = [{"stage": name, "job_type": name} for name in ("one", "two", "three")]
+OPERATIONS = {
+    "finish": "select rota.finish_job(%(job_id)s, %(token)s)",
+    "finish to three": "select rota.finish_job(%(job_id)s, %(token)s, next_stage => 'three')",
+    "finish batch": "select outcome from rota.finish_jobs("
+    "array[%(job_id)s::bigint], array[%(token)s::bigint])",
+    "fail": "select f.status from rota.fail_job(%(job_id)s, %(token)s, 'no') as f",
+    "fail for good": "select f.status from rota.fail_job(%(job_id)s, %(token)s, 'no',"
+    " is_fatal => true) as f",
+    "snooze": "select rota.snooze_job(%(job_id)s, %(token)s, '1 hour') is null",
+    "release": "select r.is_released from rota.release_jobs(array[%(job_id)s::bigint], "
+    "array[%(token)s::bigint]) as r",
+    "sweep": "select rota.sweep_stale_leases()",
+    "cancel": "select rota.cancel_job(%(job_id)s)",
+    "retry": "select rota.retry_job(%(job_id)s, true)",
+    "rerun": "select rota.rerun_from(%(job_id)s, 'one') > 0",
+    "start": "select rota.start_pipeline('p', idempotency_key => 'k') > 0",
+    "define": "select rota.define_pipeline('p', '[{\"stage\": \"three\", \"job_type\": \"x\"}]')",
+}
+REFUSALS = {"RT001", "RT002", "RT003", "RT007", "RT008", "RT014"}
+
+
+@pytest.fixture(autouse=True)
+def _pipeline(db: psycopg.Connection[Any]) -> None:
+    db.execute(*call("define_pipeline", pipeline="p", stages=Jsonb(STAGES)))
+
+
+def begin(session: Session, **arguments: Any) -> int:
+    return int(session.fetch(*call("start_pipeline", pipeline="p", **arguments))[0][0])
+
+
+def claim(session: Session) -> tuple[int, int]:
+    job_id, token = session.fetch(*call("claim_jobs", worker="w"))[0][:2]
+    return job_id, token
+
+
+def stages(session: Session, run_id: int) -> list[tuple[str, str]]:
+    return session.fetch(
+        "select stage, status from rota.job_runs where first_job_id = %s order by id",
+        [run_id],
+    )
+
+
+def answer_of(action: Any) -> Any:
+    try:
+        return action()
+    except psycopg.Error as error:
+        if error.sqlstate not in REFUSALS:
+            raise
+        return error.sqlstate
+
+
+@pytest.mark.parametrize("state", ["running", "dead", "cancelled"])
+@pytest.mark.parametrize("first", OPERATIONS)
+def test_a_run_is_in_one_stage_whatever_is_done_to_it_at_once(
+    a: Session, b: Session, clock: Clock, first: str, state: str
+) -> None:
+    """A does *first* and stays open; B does each of the others; A commits, or rolls back."""
+    clock.set("2026-03-01 12:00:00+00")
+    for second, is_committed in itertools.product(OPERATIONS, (True, False)):
+        b.fetch("delete from rota.jobs")
+        b.fetch("delete from rota.finished_jobs")
+        b.fetch(*call("define_pipeline", pipeline="p", stages=Jsonb(STAGES)))
+        run_id = begin(b, idempotency_key="k")
+        b.fetch(
+            "select rota.finish_job(job_id, lease_token) from rota.claim_jobs('w', lease => '1 s')"
+        )
+        job_id, token = claim(b)
+        job = {"job_id": job_id, "token": token}
+        if state != "running":
+            kind = {"error": "no", "is_fatal": True}
+            if state == "cancelled":
+                b.fetch(*call("cancel_job", job_id=job_id))
+            b.fetch(*call("fail_job", job_id=job_id, lease_token=token, **kind))
+        clock.advance("1 hour")
+
+        a.fetch("begin")
+        told = answer_of(lambda first=first, job=job: a.fetch(OPERATIONS[first], job))
+        pending = b.start(OPERATIONS[second], job)
+        pending.wait_settled()
+        a.fetch("commit" if is_committed else "rollback")
+        answers = [told] if is_committed else []
+        answers.append(answer_of(pending.result))
+
+        what = f"{first} / {second}, {is_committed=}"
+        check_invariants(a.connection)
+        live = a.fetch("select stage from rota.jobs where first_job_id = %s", [run_id])
+        keyed = a.fetch("select count(*) from rota.jobs where idempotency_key = 'k'")
+        finished = sum(answer == [("finished",)] for answer in answers)
+        passed = [stage for stage, status in stages(a, run_id) if status == "succeeded"]
+        assert len(live) <= 1, what
+        assert keyed[0][0] <= 1, what
+        assert finished <= 1, what
+        assert passed == ["one", "two"][: 1 + finished], what
+        if finished:
+            followers = [stage for stage, _ in stages(a, run_id)[2:]]
+            assert followers in (["three"], ["three", "one"]), what
+
+
+def test_rerun_waits_for_an_open_retry_and_is_refused(a: Session, b: Session) -> None:
+    """A retries the dead stage and stays open; B lets the run go on elsewhere; A commits."""
+    run_id = begin(a)
+    job_id, token = claim(a)
+    a.fetch(*call("fail_job", job_id=job_id, lease_token=token, error="no", is_fatal=True))
+
+    with a.transaction():
+        a.fetch(*call("retry_job", job_id=job_id))
+        pending = b.start(*call("rerun_from", job_id=job_id, stage="two"))
+        pending.wait_blocked(by=a)
+
+    assert answer_of(pending.result) == "RT014"
+    assert stages(a, run_id) == [("one", "queued")]
+
+
+def test_two_reruns_at_once_make_one_job(a: Session, b: Session) -> None:
+    """A lets an ended run go on and stays open; B does and waits; A commits; B is refused."""
+    run_id = begin(a)
+    a.fetch(*call("cancel_job", job_id=run_id))
+
+    with a.transaction():
+        a.fetch(*call("rerun_from", job_id=run_id, stage="two"))
+        pending = b.start(*call("rerun_from", job_id=run_id, stage="three"))
+        pending.wait_blocked(by=a)
+
+    assert answer_of(pending.result) == "RT014"
+    assert stages(a, run_id) == [("one", "cancelled"), ("two", "queued")]
+
+
+def test_a_run_cannot_be_begun_between_two_stages_of_its_key(a: Session, b: Session) -> None:
+    """A finishes a stage and stays open; B starts with its key and waits; A commits."""
+    run_id = begin(a, idempotency_key="k")
+    job_id, token = claim(a)
+
+    with a.transaction():
+        a.fetch(*call("finish_job", job_id=job_id, lease_token=token))
+        pending = b.start(*call("start_pipeline", pipeline="p", idempotency_key="k"))
+        pending.wait_blocked(by=a)
+
+    second = a.fetch("select id from rota.jobs")
+    assert pending.result() == second
+    assert stages(a, run_id) == [("one", "succeeded"), ("two", "queued")]
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize("is_first_id", [True, False])
+def test_a_child_that_comes_while_a_stage_ends_waits_for_the_run(
+    a: Session, b: Session, is_last: bool, is_first_id: bool
+) -> None:
+    """A finishes a stage and stays open; B enqueues a child and waits; A commits."""
+    run_id = begin(a)
+    a.fetch(*call("finish_job", **dict(zip(("job_id", "lease_token"), claim(a), strict=True))))
+    job_id, token = claim(a)
+    parent = run_id if is_first_id else job_id
+    finish = {"next_stage": "end"} if is_last else {}
+
+    with a.transaction():
+        a.fetch(*call("finish_job", job_id=job_id, lease_token=token, **finish))
+        pending = b.start(*call("enqueue", job_type="child", after=[parent]))
+        pending.wait_blocked(by=a)
+
+    child = pending.result()[0][0]
+    if not is_last:
+        job_id, token = claim(b)
+        a.fetch(*call("finish_job", job_id=job_id, lease_token=token))
+    assert claim(b)[0] == child
+
+
+def test_a_stage_that_ends_while_a_child_comes_finds_it(a: Session, b: Session) -> None:
+    """A enqueues a child and stays open; B ends the run and waits; A commits."""
+    begin(a, stage="three")
+    job_id, token = claim(a)
+
+    with a.transaction():
+        ((child,),) = a.fetch(*call("enqueue", job_type="child", after=[job_id]))
+        pending = b.start(*call("finish_job", job_id=job_id, lease_token=token))
+        pending.wait_blocked(by=a)
+
+    assert pending.result() == [("finished",)]
+    assert claim(b)[0] == child
+
+
+def test_a_pipeline_is_defined_while_a_run_moves(a: Session, b: Session) -> None:
+    """A finishes a stage and stays open; B leaves the next stage out at once; A commits."""
+    run_id = begin(a)
+    job_id, token = claim(a)
+
+    with a.transaction():
+        a.fetch(*call("finish_job", job_id=job_id, lease_token=token))
+        b.fetch(*call("define_pipeline", pipeline="p", stages=Jsonb(STAGES[2:])))
+
+    for _ in range(2):
+        job_id, token = claim(b)
+        b.fetch(*call("finish_job", job_id=job_id, lease_token=token))
+    assert [stage for stage, _ in stages(b, run_id)] == ["one", "two", "three"]
+
+
+class Crashing:
+    """A worker that takes jobs in batches and often does not live to tell how they went."""
+
+    def __init__(self, session: Session, seed: str) -> None:
+        self.session, self.random = session, random.Random(seed)
+        self.errors: list[BaseException] = []
+
+    def work(self) -> None:
+        try:
+            while self.session.fetch("select 1 from rota.jobs limit 1"):
+                self.step()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def step(self) -> None:
+        jobs = self.session.fetch(*call("claim_jobs", worker="w", max_jobs=7, lease="1 ms"))
+        how = self.random.choice(["finish", "finish", "finish", "die", "half", "fail", "late"])
+        ids, tokens = [job[0] for job in jobs], [job[1] for job in jobs]
+        if how == "late":  # somebody else may have the jobs by now
+            self.session.fetch(*call("sweep_stale_leases"))
+            how = "finish"
+        if how in ("finish", "half"):
+            finish = call("finish_jobs", job_ids=ids, lease_tokens=tokens)
+            self.session.fetch("begin")
+            self.session.fetch(*finish)
+            self.session.fetch("rollback" if how == "half" else "commit")
+            if self.random.random() < 0.3:  # the answer was lost
+                self.session.fetch(*finish)
+        elif how == "fail":
+            for job_id, token in zip(ids, tokens, strict=True):
+                error = {"error": "no", "retry_in": "0"}
+                fail = call("fail_job", job_id=job_id, lease_token=token, **error)
+                answer_of(lambda fail=fail: self.session.fetch(*fail))
+        self.session.fetch(*call("tick"))
+        self.session.fetch("update rota.jobs set run_at = rota.now() where status = 'failed'")
+
+
+def test_every_run_passes_each_stage_once_and_in_order(
+    session: Callable[[], Session], db: psycopg.Connection[Any]
+) -> None:
+    """Four workers that crash, come late and say things twice take 120 runs to their end."""
+    letters = "abcdef"
+    stages = [{"stage": s, "job_type": s, "max_attempts": 1000} for s in letters]
+    db.execute(*call("define_pipeline", pipeline="p", stages=Jsonb(stages)))
+    db.execute(
+        "select rota.start_pipeline('p', idempotency_key => 'k' || n,"
+        " ordering_key => case when n % 3 = 0 then 'o' || n % 5 end)"
+        " from generate_series(1, 120) as n"
+    )
+    workers = [Crashing(session(), f"worker {n}") for n in range(4)]
+
+    threads = [threading.Thread(target=worker.work) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+    assert [error for worker in workers for error in worker.errors] == []
+    runs = db.execute(
+        "select string_agg(stage, '' order by id), count(*) filter (where status <> 'succeeded'),"
+        " sum(attempts) from rota.finished_jobs group by first_job_id"
+    ).fetchall()
+    assert [(way, bad) for way, bad, _ in runs] == [(letters, 0)] * 120
+    assert sum(attempts for _, _, attempts in runs) > 120 * len(letters), "nobody crashed"
+    check_invariants(db)
