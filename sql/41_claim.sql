@@ -64,15 +64,11 @@ begin
         claim_jobs.job_types);
     v_lease := rota._exact(claim_jobs.lease);
     v_queues := array(
-        select distinct c.queue
-        from unnest(claim_jobs.queues) as c (queue)
-        where not exists (
-            select from rota.queues as q where q.queue = c.queue and q.is_paused)
+        select distinct c.queue from unnest(claim_jobs.queues) as c (queue)
+        where not exists (select from rota.queues as q where q.queue = c.queue and q.is_paused)
     );
-    if exists (select from rota.rechecks as r where r.due_at <= v_now) then
-        perform rota._recheck(claim_jobs.max_jobs + 20);
-    end if;
-
+    perform rota._recheck(claim_jobs.max_jobs + 20)
+    where exists (select from rota.rechecks as r where r.due_at <= v_now);
     v_ids := rota._lock_due(v_queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
     return query
     with claimed as (

@@ -53,8 +53,8 @@ $$;
 
 comment on function rota.finish_job(bigint, bigint, jsonb, text) is
     'End a running job as succeeded and return finished, or already_finished if this token '
-    'did so before; its run of a pipeline goes on to next_stage, or to the next in order if that '
-    'is null, or to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
+    'did so before; its run of a pipeline goes on to next_stage, to the next in order if that '
+    'is null, to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
     'otherwise, RT001, 22023.';
 
 create or replace function rota.finish_jobs(

@@ -137,8 +137,8 @@ begin
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
             e.pipeline, e.stage, e.stage_input, e.first_job_id, e.lease_token,
             e.last_error, e.error_type, e.failed_at, e.created_at,
-            case when e.ordering_key is null or k.job_id = e.id then 'queued' else 'blocked' end,
-            v_now, v_now
+            case when e.ordering_key is null or k.job_id = e.id then 'queued'
+                else 'blocked' end, v_now, v_now
         from ended as e
         left join kept_place as k on k.job_id = e.id
         on conflict do nothing

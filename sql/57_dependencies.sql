@@ -177,7 +177,7 @@ begin
     select distinct coalesce(l.run_id, e.parent_id), p.job_id, coalesce(e.is_failed, false)
     from unnest(_depend.parent_ids, _depend.job_ids) as p (id, job_id)
     left join unnest(v_live, v_runs) as l (id, run_id) on l.id = p.id
-    cross join lateral rota._ended_parent(case when l.id is null then p.id end) as e
+    left join lateral rota._ended_parent(case when l.id is null then p.id end) as e on true
     where coalesce(l.run_id, e.parent_id) is not null
     order by 1, 2
     on conflict do nothing;
@@ -189,11 +189,8 @@ $$;
  * is dead or was cancelled, and its run if that goes on; raises RT001 if there is no such job.
  * Nothing for null.
  */
-create or replace function rota._ended_parent(
-    job_id bigint,
-    out parent_id bigint,
-    out is_failed boolean
-)
+create or replace function rota._ended_parent(job_id bigint)
+    returns table (parent_id bigint, is_failed boolean)
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
@@ -222,6 +219,7 @@ begin
     if v_status <> 'succeeded' then
         parent_id := coalesce(v_first_job_id, _ended_parent.job_id);
         is_failed := v_status <> 'live';
+        return next;
     end if;
 end;
 $$;

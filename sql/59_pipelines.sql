@@ -52,9 +52,9 @@ end;
 $$;
 
 comment on function rota.define_pipeline(text, jsonb) is
-    'Set the stages of a pipeline, given as objects in their order; runs under way go on by the '
-    'names of their stages, from one that is left out to the next that is still there; raises '
-    '22023 for a bad stage, naming it.';
+    'Set the stages of a pipeline, given as objects in their order; runs under way go on by '
+    'the names of their stages, from one that is left out to the next that is still there; '
+    'raises 22023 for a bad stage, naming it.';
 
 /* Take a pipeline apart, and let the stages that do not come again lead to those that do. */
 create or replace function rota._retire_stages(pipeline text, stages text[])
@@ -408,19 +408,16 @@ declare
     v_status text;
 begin
     loop
+        v_status := rota._run_status(_hold_run.first_job_id);
+        exit when v_status <> 'live';
         perform
         from rota.jobs as j
         where j.first_job_id = _hold_run.first_job_id
         for key share;
-        if found then
-            return 'live';
-        end if;
-        -- Its job may have ended while we waited for it, and another may follow.
-        v_status := rota._run_status(_hold_run.first_job_id);
-        if v_status <> 'live' then
-            return v_status;
-        end if;
+        -- Or its job has ended while we waited for it, and another may follow.
+        exit when found;
     end loop;
+    return v_status;
 end;
 $$;
 

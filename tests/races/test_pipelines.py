@@ -36,7 +36,7 @@ OPERATIONS = {
     "retry": "select rota.retry_job(%(job_id)s, true)",
     "rerun": "select rota.rerun_from(%(job_id)s, 'one') > 0",
     "start": "select rota.start_pipeline('p', idempotency_key => 'k') > 0",
-    "define": "select rota.define_pipeline('p', '[{\"stage\": \"three\", \"job_type\": \"x\"}]')",
+    "define": 'select rota.define_pipeline(\'p\', \'[{"stage": "three", "job_type": "x"}]\')',
 }
 REFUSALS = {"RT001", "RT002", "RT003", "RT007", "RT008", "RT014"}
 

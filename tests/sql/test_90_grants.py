@@ -13,7 +13,7 @@ from psycopg import sql
 from sql.helpers import Db, call, claim, enqueue, owner, raises, refused, rows, scalar, value
 
 FUNCTIONS = {
-    "producer": {"enqueue", "enqueue_many", "version"},
+    "producer": {"enqueue", "enqueue_many", "start_pipeline", "version"},
     "worker": {
         "claim_jobs",
         "finish_job",
@@ -46,6 +46,9 @@ FUNCTIONS = {
         "resume_queue",
         "set_queue",
         "resume_key",
+        "define_pipeline",
+        "drop_pipeline",
+        "rerun_from",
         "tick",
         "sweep_stale_leases",
         "grant_statements",
@@ -66,6 +69,7 @@ READABLE = {
     "effects",
     "dependencies",
     "stuck_keys",
+    "pipeline_stages",
 }
 
 _numbers = count(1)
