@@ -79,3 +79,7 @@ def test_examples_work_together(dsn: str) -> None:
             "select result from rota.finished_jobs where job_type = 'send_invoice'"
         ).fetchall()
     assert results == [({"message_id": "<invoice.5@shop.example>"},)] * 2
+    told = run("pipeline.py")
+    assert told.count("order 1 shipped, receipt-1") == 1
+    assert told.count("order 2 refunded: 900") == 1
+    assert "order 3" not in told

@@ -20,6 +20,7 @@ from ._errors import (
     KeyTakenError,
     LeaseLostError,
     RotaError,
+    RunInProgressError,
     UnknownQueueError,
 )
 from ._install import sql_dir
@@ -73,6 +74,7 @@ __all__ = [
     "ReleasedJob",
     "RetryIn",
     "RotaError",
+    "RunInProgressError",
     "Snooze",
     "TickReport",
     "UnknownQueueError",

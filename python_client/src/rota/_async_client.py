@@ -91,6 +91,54 @@ class AsyncClient:
         array = Jsonb([to_job(job) for job in jobs])
         return await self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
 
+    async def define_pipeline(
+        self, pipeline: str, stages: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Set the stages of a pipeline, each a mapping with *stage*, *job_type* and settings."""
+        array = Jsonb([to_job(stage) for stage in stages])
+        await self._value("define_pipeline", pipeline=pipeline, stages=array)
+
+    async def drop_pipeline(self, pipeline: str) -> None:
+        """Let no more runs of a pipeline begin."""
+        await self._value("drop_pipeline", pipeline=pipeline)
+
+    async def start_pipeline(
+        self,
+        pipeline: str,
+        payload: Mapping[str, Any] | Unset = UNSET,
+        stage: str | Unset | None = UNSET,
+        run_at: datetime | Unset | None = UNSET,
+        delay: timedelta | Unset | None = UNSET,
+        priority: int | Unset = UNSET,
+        idempotency_key: str | Unset | None = UNSET,
+        unique_for: timedelta | Unset | None = UNSET,
+        ordering_key: str | Unset | None = UNSET,
+        skip_dead: bool | Unset = UNSET,
+        after: Sequence[int] | Unset | None = UNSET,
+        before: int | Unset | None = UNSET,
+        if_parent_dead: str | Unset = UNSET,
+        limit_key: str | Unset | None = UNSET,
+    ) -> int:
+        """Begin a run in the caller's transaction; return the id of its job."""
+        value: int = await self._value(
+            "start_pipeline",
+            pipeline=pipeline,
+            payload=to_jsonb("payload", payload),
+            stage=stage,
+            run_at=run_at,
+            delay=delay,
+            priority=priority,
+            idempotency_key=idempotency_key,
+            unique_for=unique_for,
+            ordering_key=ordering_key,
+            skip_dead=skip_dead,
+            after=_array(after),
+            before=before,
+            if_parent_dead=if_parent_dead,
+            limit_key=limit_key,
+        )
+        return value
+
     async def claim_jobs(
         self,
         worker: str,
@@ -114,7 +162,11 @@ class AsyncClient:
         )
 
     async def finish_job(
-        self, job_id: int, lease_token: int, result: Any | Unset = UNSET
+        self,
+        job_id: int,
+        lease_token: int,
+        result: Any | Unset = UNSET,
+        next_stage: str | Unset | None = UNSET,
     ) -> str:
         """End a job well; say ``finished`` or ``already_finished``."""
         value: str = await self._value(
@@ -122,6 +174,7 @@ class AsyncClient:
             job_id=job_id,
             lease_token=lease_token,
             result=result if result is UNSET else to_result(result),
+            next_stage=next_stage,
         )
         return value
 
@@ -130,6 +183,7 @@ class AsyncClient:
         job_ids: Sequence[int],
         lease_tokens: Sequence[int],
         results: Sequence[Any] | Unset | None = UNSET,
+        next_stages: Sequence[str | None] | Unset | None = UNSET,
     ) -> list[rows.FinishedJob]:
         """End many jobs well; one row for each, in the order given."""
         return await self._rows(
@@ -138,6 +192,7 @@ class AsyncClient:
             job_ids=_array(job_ids),
             lease_tokens=_array(lease_tokens),
             results=results if results is UNSET else to_result(results),
+            next_stages=_array(next_stages),
         )
 
     async def fail_job(
@@ -304,6 +359,11 @@ class AsyncClient:
     async def retry_job(self, job_id: int, is_forced: bool | Unset = UNSET) -> str:
         """Put a job back to be run now; say its new status."""
         value: str = await self._value("retry_job", job_id=job_id, is_forced=is_forced)
+        return value
+
+    async def rerun_from(self, job_id: int, stage: str) -> int:
+        """Let an ended run go on from a stage; return the id of the new job."""
+        value: int = await self._value("rerun_from", job_id=job_id, stage=stage)
         return value
 
     async def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:

@@ -92,6 +92,54 @@ class Client:
         array = Jsonb([to_job(job) for job in jobs])
         return self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
 
+    def define_pipeline(
+        self, pipeline: str, stages: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Set the stages of a pipeline, each a mapping with *stage*, *job_type* and settings."""
+        array = Jsonb([to_job(stage) for stage in stages])
+        self._value("define_pipeline", pipeline=pipeline, stages=array)
+
+    def drop_pipeline(self, pipeline: str) -> None:
+        """Let no more runs of a pipeline begin."""
+        self._value("drop_pipeline", pipeline=pipeline)
+
+    def start_pipeline(
+        self,
+        pipeline: str,
+        payload: Mapping[str, Any] | Unset = UNSET,
+        stage: str | Unset | None = UNSET,
+        run_at: datetime | Unset | None = UNSET,
+        delay: timedelta | Unset | None = UNSET,
+        priority: int | Unset = UNSET,
+        idempotency_key: str | Unset | None = UNSET,
+        unique_for: timedelta | Unset | None = UNSET,
+        ordering_key: str | Unset | None = UNSET,
+        skip_dead: bool | Unset = UNSET,
+        after: Sequence[int] | Unset | None = UNSET,
+        before: int | Unset | None = UNSET,
+        if_parent_dead: str | Unset = UNSET,
+        limit_key: str | Unset | None = UNSET,
+    ) -> int:
+        """Begin a run in the caller's transaction; return the id of its job."""
+        value: int = self._value(
+            "start_pipeline",
+            pipeline=pipeline,
+            payload=to_jsonb("payload", payload),
+            stage=stage,
+            run_at=run_at,
+            delay=delay,
+            priority=priority,
+            idempotency_key=idempotency_key,
+            unique_for=unique_for,
+            ordering_key=ordering_key,
+            skip_dead=skip_dead,
+            after=_array(after),
+            before=before,
+            if_parent_dead=if_parent_dead,
+            limit_key=limit_key,
+        )
+        return value
+
     def claim_jobs(
         self,
         worker: str,
@@ -115,7 +163,11 @@ class Client:
         )
 
     def finish_job(
-        self, job_id: int, lease_token: int, result: Any | Unset = UNSET
+        self,
+        job_id: int,
+        lease_token: int,
+        result: Any | Unset = UNSET,
+        next_stage: str | Unset | None = UNSET,
     ) -> str:
         """End a job well; say ``finished`` or ``already_finished``."""
         value: str = self._value(
@@ -123,6 +175,7 @@ class Client:
             job_id=job_id,
             lease_token=lease_token,
             result=result if result is UNSET else to_result(result),
+            next_stage=next_stage,
         )
         return value
 
@@ -131,6 +184,7 @@ class Client:
         job_ids: Sequence[int],
         lease_tokens: Sequence[int],
         results: Sequence[Any] | Unset | None = UNSET,
+        next_stages: Sequence[str | None] | Unset | None = UNSET,
     ) -> list[rows.FinishedJob]:
         """End many jobs well; one row for each, in the order given."""
         return self._rows(
@@ -139,6 +193,7 @@ class Client:
             job_ids=_array(job_ids),
             lease_tokens=_array(lease_tokens),
             results=results if results is UNSET else to_result(results),
+            next_stages=_array(next_stages),
         )
 
     def fail_job(
@@ -305,6 +360,11 @@ class Client:
     def retry_job(self, job_id: int, is_forced: bool | Unset = UNSET) -> str:
         """Put a job back to be run now; say its new status."""
         value: str = self._value("retry_job", job_id=job_id, is_forced=is_forced)
+        return value
+
+    def rerun_from(self, job_id: int, stage: str) -> int:
+        """Let an ended run go on from a stage; return the id of the new job."""
+        value: int = self._value("rerun_from", job_id=job_id, stage=stage)
         return value
 
     def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:

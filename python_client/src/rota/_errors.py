@@ -12,6 +12,7 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  ├ EffectNotHeldError      RT011  this job has no open record of the effect
  ├ KeyNotStuckError        RT012  the ordering key does not wait for a dead job
  ├ JobNotBlockedError      RT013  the job can wait for no more jobs
+ ├ RunInProgressError      RT014  the run of the pipeline is in another job
  └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
 
 Any other database error passes through as psycopg raised it.
@@ -97,6 +98,12 @@ class JobNotBlockedError(RotaError):
     sqlstate = "RT013"
 
 
+class RunInProgressError(RotaError):
+    """The run of the pipeline is under way, in another job."""
+
+    sqlstate = "RT014"
+
+
 class InvalidArgumentError(RotaError, ValueError):
     """An argument is wrong; the message begins with its name."""
 
@@ -117,6 +124,7 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         EffectNotHeldError,
         KeyNotStuckError,
         JobNotBlockedError,
+        RunInProgressError,
         InvalidArgumentError,
     )
 }

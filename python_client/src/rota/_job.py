@@ -43,9 +43,15 @@ class BaseJob:
         self.run_at: datetime = claim.run_at
         self.created_at: datetime = claim.created_at
         self.idempotency_key = claim.idempotency_key
+        self.pipeline = claim.pipeline
+        self.stage = claim.stage
+        self.stage_input = claim.stage_input
+        """The result of the stage before."""
         self.lease: timedelta = claim.locked_for
         self.result: Any = None
         """What `transaction` stores; otherwise the handler's return value is stored."""
+        self.next_stage: str | None = None
+        """Where its run of a pipeline goes on to: None is the next in order, ``end`` none."""
         self.is_cancel_requested = False
         """Somebody called ``cancel_job()``."""
         self.is_stopping = False
@@ -113,8 +119,12 @@ class BaseJob:
     def _begin_finish(self) -> dict[str, Any]:
         # From here on a heartbeat that finds the job gone means that it is finished.
         self.is_settling = True
-        result = storable(self.result, self.job_id)
-        return {"job_id": self.job_id, "lease_token": self.lease_token, "result": result}
+        return {
+            "job_id": self.job_id,
+            "lease_token": self.lease_token,
+            "result": storable(self.result, self.job_id),
+            "next_stage": self.next_stage,
+        }
 
     def _end_finish(self, outcome: str) -> None:
         if outcome != "finished":

@@ -33,6 +33,9 @@ class ClaimedJob:
     locked_for: timedelta
     idempotency_key: str | None
     created_at: datetime
+    pipeline: str | None
+    stage: str | None
+    stage_input: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

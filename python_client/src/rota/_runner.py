@@ -179,9 +179,10 @@ class Runner:
             job.check()
         except (RotaError, JobCancelled) as error:
             return outcome_of(job, error)
-        if isinstance(job.payload, Unreadable):
-            reason = f"the payload cannot be read: {job.payload.reason}"
-            return Failed(reason, "payload", "", is_fatal=True)
+        for name in ("payload", "stage_input"):
+            if isinstance(value := getattr(job, name), Unreadable):
+                reason = f"the {name} cannot be read: {value.reason}"
+                return Failed(reason, name, "", is_fatal=True)
         handler = self._registry[job.job_type]
         if isinstance(job, Job):
             try:

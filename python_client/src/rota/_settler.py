@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import psycopg
 
 from ._async_client import AsyncClient
+from ._checks import check_stage
 from ._database import Database, backoff
 from ._errors import InvalidArgumentError, JobFinishedError, JobNotFoundError, LeaseLostError
 from ._job import BaseJob
@@ -26,6 +27,7 @@ from ._outage import is_lost
 from ._outcome import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
 from ._patient_calls import PatientCalls
 from ._rows import ReleasedJob
+from ._statement import UNSET
 
 logger = logging.getLogger("rota")
 
@@ -66,7 +68,12 @@ class Settler:
         """End a job; return the event to log, and its details."""
         match outcome:
             case Succeeded(result):
-                return await self._finish(job, storable(result, job.job_id)), {}
+                try:
+                    check_stage(job.next_stage)
+                    return await self._finish(job, storable(result, job.job_id)), {}
+                except (InvalidArgumentError, TypeError) as error:
+                    # The handler named a stage that there is not.
+                    outcome = failure(error)
             case Lost():
                 return "lost", {}
         try:
@@ -157,7 +164,11 @@ class Settler:
         ids = [job.job_id for job, _, _ in part]
         tokens = [job.lease_token for job, _, _ in part]
         results = [result for _, result, _ in part]
-        rows = await _insist(self._database, lambda c: c.finish_jobs(ids, tokens, results))
+        stages = [job.next_stage for job, _, _ in part]
+        named = UNSET if all(stage is None for stage in stages) else stages
+        rows = await _insist(
+            self._database, lambda c: c.finish_jobs(ids, tokens, results, named)
+        )
         for finish, row in zip(part, rows, strict=True):
             if row.outcome == "busy":
                 asyncio.get_running_loop().call_later(BUSY_PAUSE, self._put, finish)
@@ -165,13 +176,16 @@ class Settler:
                 finish[2].set_result("lost" if row.outcome == "lost" else "succeeded")
 
     async def _finish_one_by_one(self, part: list[Finish], error: Exception) -> None:
-        """Find the result that the database refuses, and drop it."""
+        """Find what the database refuses: drop a result, but not a stage."""
         if len(part) > 1:
             for one in part:
                 try:
                     await self._finish_part([one])
                 except Exception as refused:
                     await self._finish_one_by_one([one], refused)
+        elif isinstance(error, InvalidArgumentError) and str(error).startswith("next_stages"):
+            if not part[0][2].done():
+                part[0][2].set_exception(error)
         else:
             job, _, future = part[0]
             logger.warning("job %s: its result is refused and dropped: %s", job.job_id, error)
