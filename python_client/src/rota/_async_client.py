@@ -91,10 +91,8 @@ class AsyncClient:
         array = Jsonb([to_job(job) for job in jobs])
         return await self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
 
-    async def define_pipeline(
-        self, pipeline: str, stages: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Set the stages of a pipeline, each a mapping with *stage*, *job_type* and settings."""
+    async def define_pipeline(self, pipeline: str, stages: Sequence[Mapping[str, Any]]) -> None:
+        """Set the stages of a pipeline, each a mapping of what a stage is."""
         array = Jsonb([to_job(stage) for stage in stages])
         await self._value("define_pipeline", pipeline=pipeline, stages=array)
 

@@ -92,10 +92,8 @@ class Client:
         array = Jsonb([to_job(job) for job in jobs])
         return self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
 
-    def define_pipeline(
-        self, pipeline: str, stages: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Set the stages of a pipeline, each a mapping with *stage*, *job_type* and settings."""
+    def define_pipeline(self, pipeline: str, stages: Sequence[Mapping[str, Any]]) -> None:
+        """Set the stages of a pipeline, each a mapping of what a stage is."""
         array = Jsonb([to_job(stage) for stage in stages])
         self._value("define_pipeline", pipeline=pipeline, stages=array)
 
