@@ -145,10 +145,10 @@ begin
         v_stage.max_attempts, v_stage.lease, v_stage.backoff, start_pipeline.idempotency_key,
         start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.after,
         start_pipeline.if_parent_dead, start_pipeline.limit_key);
-    v_job.pipeline := v_stage.pipeline;
-    v_job.stage := v_stage.stage;
     return rota._enqueue_special(
-        v_job, start_pipeline.unique_for, 'keep', null, null, false, start_pipeline.skip_dead,
+        jsonb_populate_record(v_job, jsonb_build_object(
+            'pipeline', v_stage.pipeline, 'stage', v_stage.stage)),
+        start_pipeline.unique_for, 'keep', null, null, false, start_pipeline.skip_dead,
         start_pipeline.after, start_pipeline.before, start_pipeline.if_parent_dead);
 end;
 $$;
@@ -245,6 +245,7 @@ declare
     v_stage rota.pipeline_stages;
     v_job rota.jobs;
     v_job_id bigint;
+    v_has_place boolean;
 begin
     perform rota._check_job_ref(rerun_from.job_id, 0);
     perform rota._check_name('stage', rerun_from.stage);
@@ -256,23 +257,13 @@ begin
         coalesce(v_stage.priority, v_old.priority), v_stage.max_attempts, v_stage.lease,
         v_stage.backoff, v_old.idempotency_key, v_old.ordering_key, v_old.skip_dead, null, null,
         v_old.limit_key);
-    v_job.pipeline := v_stage.pipeline;
-    v_job.stage := v_stage.stage;
-    v_job.first_job_id := v_old.first_job_id;
-    v_job.stage_input := rota._stage_input(v_old.id, v_old.first_job_id, v_stage);
-    if v_job.ordering_key is not null then
-        -- The run takes the place that its dead job has kept.
-        delete from rota.stuck_keys as s
-        where s.ordering_key = v_job.ordering_key
-          and s.job_id in (
-            select f.id
-            from rota.finished_jobs as f
-            where f.first_job_id = v_job.first_job_id
-          );
-        v_job.status := case when found then 'queued' else 'blocked' end;
-    end if;
-
-    v_job_id := rota._insert_job(v_job);
+    v_has_place := rota._take_place(v_old.ordering_key, v_old.first_job_id);
+    v_job_id := rota._insert_job(jsonb_populate_record(v_job, jsonb_build_object(
+        'pipeline', v_stage.pipeline,
+        'stage', v_stage.stage,
+        'stage_input', rota._stage_input(v_old.id, v_old.first_job_id, v_stage),
+        'first_job_id', v_old.first_job_id,
+        'status', case when v_has_place then 'queued' else v_job.status end)));
     if v_job_id is null then
         perform rota._raise_taken(v_old.id, v_old.idempotency_key, v_old.first_job_id);
     end if;
@@ -290,6 +281,25 @@ comment on function rota.rerun_from(bigint, text) is
     'result is not there any more, RT014 if the run is under way, RT007 if its idempotency_key '
     'is taken, 22023.';
 
+/* Whether a run takes the place at the head of its ordering key that its dead job has kept. */
+create or replace function rota._take_place(ordering_key text, first_job_id bigint)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from rota.stuck_keys as s
+    where s.ordering_key = _take_place.ordering_key
+      and s.job_id in (
+        select f.id
+        from rota.finished_jobs as f
+        where f.first_job_id = _take_place.first_job_id
+      );
+    return found;
+end;
+$$;
+
 /* A job of a run that is over; raises RT014 if it is under way. */
 create or replace function rota._ended_stage(job_id bigint)
     returns rota.jobs
@@ -304,18 +314,14 @@ declare
 begin
     select j.* into v_job from rota.jobs as j where j.id = _ended_stage.job_id;
     if not found then
-        select
-            f.id, f.payload, f.priority, f.idempotency_key, f.ordering_key, f.skip_dead,
-            f.limit_key, f.pipeline, f.first_job_id
-        into
-            v_job.id, v_job.payload, v_job.priority, v_job.idempotency_key,
-            v_job.ordering_key, v_job.skip_dead, v_job.limit_key, v_job.pipeline,
-            v_job.first_job_id
-        from rota.finished_jobs as f
-        where f.id = _ended_stage.job_id;
-        if not found then
-            perform rota._raise_not_found(_ended_stage.job_id);
-        end if;
+        v_job := (
+            select jsonb_populate_record(null::rota.jobs, to_jsonb(f))
+            from rota.finished_jobs as f
+            where f.id = _ended_stage.job_id
+        );
+    end if;
+    if v_job.id is null then
+        perform rota._raise_not_found(_ended_stage.job_id);
     end if;
 
     if v_job.pipeline is null then

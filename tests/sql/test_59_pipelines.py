@@ -650,6 +650,7 @@ def test_rerun_from_skips_a_stage_that_is_dead(order):
     value(order, "rerun_from", job_id=run_id, stage="ship")
 
     assert take(order).stage_input is None
+    assert scalar(order, "select stage_input is null from rota.jobs")
 
 
 def test_rerun_from_refuses_a_run_that_is_under_way(order):
