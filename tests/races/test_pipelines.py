@@ -214,6 +214,21 @@ def test_a_pipeline_is_defined_while_a_run_moves(a: Session, b: Session) -> None
     assert [stage for stage, _ in stages(b, run_id)] == ["one", "two", "three"]
 
 
+def test_two_definitions_at_once_do_not_mix(a: Session, b: Session) -> None:
+    """A leaves out all stages but one and stays open; B defines another; A commits."""
+    with a.transaction():
+        a.fetch(*call("define_pipeline", pipeline="p", stages=Jsonb(STAGES[:1])))
+        pending = b.start(*call("define_pipeline", pipeline="p", stages=Jsonb(STAGES[1:])))
+        pending.wait_blocked(by=a)
+    pending.result()
+
+    found = a.fetch(
+        "select stage, next_stage from rota.pipeline_stages"
+        " where ordinal is not null order by ordinal"
+    )
+    assert found == [("two", "three"), ("three", None)]
+
+
 class Crashing:
     """A worker that takes jobs in batches and often does not live to tell how they went."""
 
