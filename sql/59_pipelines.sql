@@ -77,11 +77,13 @@ begin
     )
     update rota.pipeline_stages as p
     set ordinal = null,
-        next_stage = w.next_stage
-    from ways as w
-    where p.pipeline = _retire_stages.pipeline
-      and w.stage = p.stage
-      and (w.next_stage is null or w.next_stage = any(_retire_stages.stages));
+        next_stage = (
+            select w.next_stage
+            from ways as w
+            where w.stage = p.stage
+              and w.next_stage = any(_retire_stages.stages)
+        )
+    where p.pipeline = _retire_stages.pipeline;
 end;
 $$;
 
