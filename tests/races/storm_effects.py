@@ -197,7 +197,7 @@ def check_answers(
 def _records(history: History, life: list[Change], call: Call) -> Iterator[dict[str, Any]]:
     """Yield what the record may have been during the call."""
     ends = [*(history.calls[change.call].ended for change in life[1:]), call.ended]
-    for change, until in zip(life, ends, strict=True):
+    for change, until in zip(life, ends, strict=False):
         if (
             history.calls[change.call].began <= call.ended
             and call.began <= until
