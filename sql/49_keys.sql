@@ -135,13 +135,22 @@ declare
     v_is_versioned constant boolean :=
         _enqueue_keyed.unique_for is not null or _enqueue_keyed.updated_at is not null;
 begin
-    while job_id is null loop
-        job_id := rota._find_keyed(
-            job.idempotency_key, _enqueue_keyed.on_conflict <> 'keep' or v_is_versioned,
-            _enqueue_keyed.may_wait);
-        is_new := job_id is null;
-        if is_new then
-            job_id := rota._insert_job(job);
+    loop
+        if v_is_versioned or _enqueue_keyed.on_conflict <> 'keep' then
+            job_id := rota._lock_keyed(job.idempotency_key, _enqueue_keyed.may_wait);
+            is_new := false;
+            exit when job_id is not null;
+        end if;
+        job_id := rota._insert_job(job);
+        is_new := true;
+        exit when job_id is not null;
+        if not v_is_versioned and _enqueue_keyed.on_conflict = 'keep' then
+            select j.id
+            into job_id
+            from rota.jobs as j
+            where j.idempotency_key = job.idempotency_key;
+            is_new := false;
+            exit when found;
         end if;
     end loop;
 
@@ -166,14 +175,10 @@ end;
 $$;
 
 /*
- * The live job of a key, locked if it is to be changed; null if there is none.  Raises RTB00,
- * which nobody sees, where it is locked by somebody else and may not be waited for.
+ * Lock the live job of a key; null if there is none.  Raises RTB00, which nobody sees, where
+ * somebody else has it locked and it may not wait.
  */
-create or replace function rota._find_keyed(
-    idempotency_key text,
-    is_locked boolean,
-    may_wait boolean
-)
+create or replace function rota._lock_keyed(idempotency_key text, may_wait boolean)
     returns bigint
     language plpgsql
     security definer
@@ -182,31 +187,24 @@ as $$
 declare
     v_job_id bigint;
 begin
-    if not _find_keyed.is_locked or not _find_keyed.may_wait then
+    if _lock_keyed.may_wait then
         select j.id
         into v_job_id
         from rota.jobs as j
-        where j.idempotency_key = _find_keyed.idempotency_key;
-        if not found or not _find_keyed.is_locked then
-            return v_job_id;
-        end if;
-    end if;
-
-    if _find_keyed.may_wait then
-        select j.id
-        into v_job_id
-        from rota.jobs as j
-        where j.idempotency_key = _find_keyed.idempotency_key
+        where j.idempotency_key = _lock_keyed.idempotency_key
         for update;
         return v_job_id;
     end if;
+
     select j.id
     into v_job_id
     from rota.jobs as j
-    where j.idempotency_key = _find_keyed.idempotency_key
+    where j.idempotency_key = _lock_keyed.idempotency_key
     for update skip locked;
-    if not found then
-        raise exception using errcode = 'RTB00', message = _find_keyed.idempotency_key;
+    if not found and exists (
+        select from rota.jobs as j where j.idempotency_key = _lock_keyed.idempotency_key
+    ) then
+        raise exception using errcode = 'RTB00', message = _lock_keyed.idempotency_key;
     end if;
     return v_job_id;
 end;
