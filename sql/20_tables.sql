@@ -23,7 +23,7 @@ create table rota.jobs (
     skip_dead boolean,
     if_parent_dead text,
     limit_key text,
-    bucket text,
+    bucket text collate "C",
     is_limited boolean not null default false,
     pipeline text,
     stage text,
@@ -113,7 +113,7 @@ with (
 
 -- The line in front of each worker: one lane is one (queue, priority), in order of run_at.
 create index jobs_ready_idx on rota.jobs (queue, priority, run_at, id)
-    where status in ('queued', 'failed');
+    where bucket is null and status in ('queued', 'failed');
 
 -- The same rows as "where status = 'running'".  But that is said of single jobs everywhere, and
 -- a planner that knows of few running jobs would look for the one by reading them all.
@@ -223,6 +223,7 @@ create table rota.queues (
     backoff jsonb,
     keep_finished interval,
     keep_dead interval,
+    ageing interval,
     created_at timestamptz not null default rota.now(),
     updated_at timestamptz not null default rota.now(),
 
@@ -235,7 +236,9 @@ create table rota.queues (
     constraint queues_keep_finished_check
         check (keep_finished between interval '0' and interval '100 years'),
     constraint queues_keep_dead_check
-        check (keep_dead between interval '0' and interval '100 years')
+        check (keep_dead between interval '0' and interval '100 years'),
+    constraint queues_ageing_check
+        check (ageing between interval '1 second' and interval '30 days')
 );
 
 comment on table rota.queues is
@@ -247,6 +250,8 @@ comment on column rota.queues.backoff is 'Null means exponential, 1 to 30 minute
 comment on column rota.queues.keep_finished is
     'How long succeeded and cancelled jobs are kept; null means 7 days.';
 comment on column rota.queues.keep_dead is 'How long dead jobs are kept; null means 90 days.';
+comment on column rota.queues.ageing is
+    'A waiting job gains one priority each time this has passed; null means never.';
 
 create table rota.workers (
     worker text primary key,

@@ -50,6 +50,12 @@ create table rota.rechecks (
     constraint rechecks_pkey primary key (due_at, id),
     constraint rechecks_kind_check
         check (kind in ('job', 'order', 'parent', 'bucket', 'limit'))
+)
+with (
+    -- Notes that were taken lie in front of those that are due.
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
 );
 
 comment on table rota.rechecks is

@@ -48,8 +48,10 @@ begin
         perform rota._refuse(_check_names.argument, format('must be 1 to 1000 names, got %s',
             coalesce(cardinality(_check_names.names)::text, 'null')));
     end if;
+    -- A call costs more than the pattern.
     perform rota._check_name(_check_names.argument, n.name)
-    from unnest(_check_names.names) as n (name);
+    from unnest(_check_names.names) as n (name)
+    where (n.name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$') is not true;
 end;
 $$;
 
@@ -198,6 +200,10 @@ begin
     if _check_waits.limit_key is not null then
         perform rota._check_text(
             _check_waits.prefix || 'limit_key', _check_waits.limit_key, 255);
+        if _check_waits.limit_key like '%:*' then
+            perform rota._refuse(
+                _check_waits.prefix || 'limit_key', 'must not end with :*, as classes do');
+        end if;
     end if;
 end;
 $$;

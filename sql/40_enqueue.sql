@@ -73,15 +73,15 @@ begin
     loop
         insert into rota.jobs as j (
             queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, status, run_at, created_at, updated_at
+            idempotency_key, bucket, status, run_at, created_at, updated_at
         )
         values (
             enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
-            coalesce(
-                enqueue.max_attempts,
-                (select q.max_attempts from rota.queues as q where q.queue = enqueue.queue),
-                10),
-            rota._exact(enqueue.lease), enqueue.backoff, enqueue.idempotency_key, 'queued',
+            coalesce(enqueue.max_attempts, (
+                select q.max_attempts from rota.queues as q where q.queue = enqueue.queue), 10),
+            rota._exact(enqueue.lease), enqueue.backoff, enqueue.idempotency_key, (
+                select l.job_type || '|' from rota.limits as l
+                where l.job_type = enqueue.job_type), 'queued',
             coalesce(enqueue.run_at, v_now + rota._exact(enqueue.delay), v_now), v_now, v_now
         )
         on conflict (idempotency_key) where idempotency_key is not null do nothing
@@ -187,7 +187,7 @@ declare
 begin
     insert into rota.jobs (
         id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, status,
+        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, bucket, status,
         run_at, created_at, updated_at
     )
     overriding system value
@@ -200,10 +200,15 @@ begin
             when n.ordering_key is not null or n.after is not null then n.if_parent_dead
         end,
         n.limit_key,
+        case
+            when l.job_type is not null or n.limit_key is not null
+            then format('%s|%s', l.job_type, n.limit_key)
+        end,
         case when n.ordering_key is null and n.after is null then 'queued' else 'blocked' end,
         coalesce(n.run_at, v_now + rota._exact(n.delay), v_now), v_now, v_now
     from rota._new_jobs(_insert_jobs.jobs) as n
     left join rota.queues as q on q.queue = n.queue
+    left join rota.limits as l on l.job_type = n.job_type
     order by n.idempotency_key, n.ordinal
     on conflict (idempotency_key) where idempotency_key is not null do nothing;
 end;

@@ -56,20 +56,19 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_lease interval;
-    v_queues text[];
     v_ids bigint[];
+    v_limited_ids bigint[];
 begin
     perform rota._check_claim(
         claim_jobs.worker, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.lease,
         claim_jobs.job_types);
-    v_lease := rota._exact(claim_jobs.lease);
-    v_queues := array(
-        select distinct c.queue from unnest(claim_jobs.queues) as c (queue)
-        where not exists (select from rota.queues as q where q.queue = c.queue and q.is_paused)
-    );
-    perform rota._recheck(claim_jobs.max_jobs + 20)
-    where exists (select from rota.rechecks as r where r.due_at <= v_now);
-    v_ids := rota._lock_due(v_queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
+    if claim_jobs.lease is not null then
+        v_lease := rota._exact(claim_jobs.lease);
+    end if;
+    select d.ids, d.limited_ids
+    into v_ids, v_limited_ids
+    from rota._lock_due(
+        claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now) as d;
     return query
     with claimed as (
         update rota.jobs as j
@@ -81,6 +80,7 @@ begin
             locked_until = v_now + coalesce(
                 j.lease, v_lease,
                 (select q.lease from rota.queues as q where q.queue = j.queue), '1 minute'),
+            is_limited = j.id = any(v_limited_ids),
             progress_percent = null,
             progress_message = null,
             started_at = v_now,
@@ -104,30 +104,63 @@ comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
     'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id; '
     'a lease lasts as the job says, else the argument, else the queue; raises 22023 or RT009.';
 
-/* Walk the lanes from the lowest priority number up, locking due jobs until it is enough. */
+/*
+ * Lock due jobs, and say which of them count for a limit.  Where nothing is limited and no key
+ * waits for its turn, walk the lanes from the lowest priority number up until it is enough.
+ */
 create or replace function rota._lock_due(
     queues text[],
     max_jobs integer,
     job_types text[],
     due timestamptz
 )
-    returns bigint[]
+    returns table (ids bigint[], limited_ids bigint[])
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_queues text[];
+    v_has_notes boolean;
+    v_has_limits boolean;
+    v_is_shared boolean;
     v_priority integer := -32769;
-    v_ids bigint[] := '{}'::bigint[];
 begin
-    while cardinality(v_ids) < _lock_due.max_jobs loop
+    -- One statement, because each costs as much as a job that is claimed.
+    select
+        coalesce(array_agg(distinct c.queue) filter (where q.is_paused is not true), '{}'),
+        count(q.ageing) > 0 or exists (
+            select
+            from rota.buckets as b
+            where b.queue = any(_lock_due.queues)
+              and b.waits_for is null
+        ),
+        exists (select from rota.limits),
+        exists (select from rota.rechecks as r where r.due_at <= _lock_due.due)
+    into v_queues, v_is_shared, v_has_limits, v_has_notes
+    from unnest(_lock_due.queues) as c (queue)
+    left join rota.queues as q on q.queue = c.queue;
+    if v_has_notes then
+        perform rota._recheck(_lock_due.max_jobs + 20);
+    end if;
+    ids := '{}';
+    limited_ids := '{}';
+    if v_is_shared or v_has_notes or v_has_limits then
+        select s.ids, s.open_queues
+        into ids, v_queues
+        from rota._lock_shared(
+            v_queues, _lock_due.max_jobs, _lock_due.job_types, _lock_due.due) as s;
+    end if;
+
+    while cardinality(ids) < _lock_due.max_jobs loop
         select min(l.priority)
         into v_priority
-        from unnest(_lock_due.queues) as c (queue)
+        from unnest(v_queues) as c (queue)
         cross join lateral (
             select j.priority::integer
             from rota.jobs as j
             where j.queue = c.queue
+              and j.bucket is null
               and j.status in ('queued', 'failed')
               and j.priority > v_priority
             order by j.priority
@@ -135,18 +168,23 @@ begin
         ) as l;
         exit when v_priority is null;
 
-        if cardinality(_lock_due.queues) = 1 then
-            v_ids := v_ids || rota._lock_lane(
-                _lock_due.queues[1], v_priority, _lock_due.max_jobs - cardinality(v_ids),
+        if cardinality(v_queues) = 1 then
+            ids := ids || rota._lock_lane(
+                v_queues[1], v_priority, _lock_due.max_jobs - cardinality(ids),
                 _lock_due.job_types, _lock_due.due);
         else
-            v_ids := v_ids || rota._lock_lanes(
-                _lock_due.queues, v_priority, _lock_due.max_jobs - cardinality(v_ids),
+            ids := ids || rota._lock_lanes(
+                v_queues, v_priority, _lock_due.max_jobs - cardinality(ids),
                 _lock_due.job_types, _lock_due.due);
         end if;
     end loop;
 
-    return v_ids;
+    if v_has_limits then
+        select l.kept_ids, l.limited_ids
+        into ids, limited_ids
+        from rota._apply_limits(ids) as l;
+    end if;
+    return next;
 end;
 $$;
 
@@ -169,6 +207,7 @@ begin
         from rota.jobs as j
         where j.queue = _lock_lane.queue
           and j.priority = _lock_lane.priority
+          and j.bucket is null
           and j.status in ('queued', 'failed')
           and j.run_at <= _lock_lane.due
           and (_lock_lane.job_types is null or j.job_type = any(_lock_lane.job_types))
@@ -216,6 +255,7 @@ begin
                 from rota.jobs as j
                 where j.queue = c.queue
                   and j.priority = _lock_lanes.priority
+                  and j.bucket is null
                   and j.status in ('queued', 'failed')
                   and j.run_at <= _lock_lanes.due
                   and (j.run_at, j.id) > (v_after_run_at, v_after_id)
@@ -268,7 +308,9 @@ begin
             coalesce(_check_claim.max_jobs::text, 'null')));
     end if;
     perform rota._check_names('queues', _check_claim.queues);
-    perform rota._check_lease('lease', _check_claim.lease);
+    if _check_claim.lease is not null then
+        perform rota._check_lease('lease', _check_claim.lease);
+    end if;
     if _check_claim.job_types is not null then
         perform rota._check_names('job_types', _check_claim.job_types);
     end if;

@@ -213,13 +213,14 @@ begin
     -- Somebody asked for another run meanwhile; it begins where this one ends.
     insert into rota.jobs (
         queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, limit_key, lease_token,
+        idempotency_key, ordering_key, skip_dead, limit_key, bucket, lease_token,
         status, run_at, created_at, updated_at
     )
     select
         e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
         e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-        e.lease_token, case when e.ordering_key is null then 'queued' else 'blocked' end,
+        rota._bucket(e.job_type, e.limit_key), e.lease_token,
+        case when e.ordering_key is null then 'queued' else 'blocked' end,
         e.rerun_run_at, v_now, v_now
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null;

@@ -126,7 +126,7 @@ begin
     revived as (
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, limit_key,
+            backoff, idempotency_key, ordering_key, skip_dead, limit_key, bucket,
             pipeline, stage, stage_input, first_job_id, lease_token,
             last_error, error_type, failed_at, created_at,
             status, run_at, updated_at
@@ -135,6 +135,7 @@ begin
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+            rota._bucket(e.job_type, e.limit_key),
             e.pipeline, e.stage, e.stage_input, e.first_job_id, e.lease_token,
             e.last_error, e.error_type, e.failed_at, e.created_at,
             case when e.ordering_key is null or k.job_id = e.id then 'queued'

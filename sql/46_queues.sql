@@ -13,6 +13,7 @@ create or replace function rota.set_queue(
     backoff jsonb default null,
     keep_finished interval default null,
     keep_dead interval default null,
+    ageing interval default null,
     is_reset boolean default false
 )
     returns void
@@ -35,16 +36,20 @@ begin
     if set_queue.keep_dead is not null then
         perform rota._check_interval('keep_dead', set_queue.keep_dead, '0', '100 years');
     end if;
+    if set_queue.ageing is not null then
+        perform rota._check_interval('ageing', set_queue.ageing, '1 second', '30 days');
+    end if;
     if set_queue.is_reset is null then
         perform rota._refuse('is_reset', 'must not be null');
     end if;
 
     insert into rota.queues as q (
-        queue, lease, max_attempts, backoff, keep_finished, keep_dead
+        queue, lease, max_attempts, backoff, keep_finished, keep_dead, ageing
     )
     values (
         set_queue.queue, rota._exact(set_queue.lease), set_queue.max_attempts,
-        set_queue.backoff, set_queue.keep_finished, set_queue.keep_dead
+        set_queue.backoff, set_queue.keep_finished, set_queue.keep_dead,
+        rota._exact(set_queue.ageing)
     )
     on conflict on constraint queues_pkey do update
     set lease = coalesce(excluded.lease, case when not is_reset then q.lease end),
@@ -54,12 +59,13 @@ begin
         keep_finished = coalesce(
             excluded.keep_finished, case when not is_reset then q.keep_finished end),
         keep_dead = coalesce(excluded.keep_dead, case when not is_reset then q.keep_dead end),
+        ageing = coalesce(excluded.ageing, case when not is_reset then q.ageing end),
         updated_at = rota.now();
 end;
 $$;
 
 comment on function rota.set_queue(
-    text, interval, integer, jsonb, interval, interval, boolean) is
+    text, interval, integer, jsonb, interval, interval, interval, boolean) is
     'Change settings of a queue: null leaves one as it is, is_reset puts the others back to '
     'their defaults; raises 22023 for a bad argument.';
 

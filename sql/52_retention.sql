@@ -55,7 +55,7 @@ begin
     update rota.upkeep as u set done_at = v_now where u.task = 'retention';
 
     foreach v_step in array array[
-        'jobs', 'errors', 'keys', 'effects', 'workers', 'partitions'
+        'jobs', 'errors', 'keys', 'effects', 'limits', 'workers', 'partitions'
     ] loop
         begin
             if v_step = 'jobs' then
@@ -66,6 +66,8 @@ begin
                 perform rota._forget_keys(5000);
             elsif v_step = 'effects' then
                 perform rota._forget_effects(5000);
+            elsif v_step = 'limits' then
+                perform rota._forget_limits(5000);
             elsif v_step = 'workers' then
                 delete from rota.workers as w where w.last_seen_at < v_now - interval '1 day';
             elsif v_is_alone then

@@ -130,6 +130,15 @@ begin
             v_is_settled := rota._recheck_job(_take_note.subject::bigint);
         when 'parent' then
             perform rota._recheck_parent(_take_note.subject::bigint);
+        when 'bucket' then
+            v_is_settled := rota._recheck_bucket(_take_note.subject);
+        when 'limit' then
+            -- First, since it may lead to the same note for later.
+            delete from rota.rechecks as r where r.ctid = any(_take_note.places);
+            if not rota._recheck_limit(_take_note.subject) then
+                perform rota._note_later(
+                    _take_note.subject, rota.now() + interval '50 milliseconds');
+            end if;
     end case;
 
     if v_is_settled then

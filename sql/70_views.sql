@@ -133,3 +133,50 @@ group by 1, 2, 3;
 
 comment on view rota.hourly_stats is
     'Ended jobs by hour, queue and job type; durations are of the last attempt.';
+
+create or replace view rota.limit_stats as
+select
+    n.limit_name, l.max_running, coalesce(s.running, 0) as running,
+    coalesce(w.waiting, 0) as waiting,
+    l.max_starts, coalesce(l.per, '1 second') as per, coalesce(l.burst, 1) as burst,
+    case when l.max_starts is not null then greatest(
+        rota.now(),
+        t.used_until - (coalesce(l.burst, 1) - 1) * coalesce(l.per, '1 second') / l.max_starts)
+    end as next_start_at
+from (
+    select l.limit_name from rota.limits as l where l.limit_key is null or l.limit_key !~ ':\*$'
+    union
+    select t.limit_name from rota.limit_states as t
+    union
+    select s.limit_name from rota.slots as s
+) as n
+cross join lateral (
+    select l.max_running, l.max_starts, l.per, l.burst
+    from rota.limits as l
+    where l.limit_name in (
+        n.limit_name, substring(n.limit_name, '^key [^:]*:') || '*')
+      and num_nonnulls(l.max_running, l.max_starts) > 0
+    order by l.limit_name = n.limit_name desc
+    limit 1
+) as l
+left join rota.limit_states as t on t.limit_name = n.limit_name
+left join (
+    select s.limit_name, count(*) as running
+    from rota.slots as s
+    join rota.jobs as j on j.id = s.job_id and j.status = 'running'
+    group by 1
+) as s on s.limit_name = n.limit_name
+left join (
+    select k.limit_name, count(*) as waiting
+    from rota.jobs as j
+    cross join lateral (
+        values ('queue ' || j.queue), ('type ' || j.job_type), ('key ' || j.limit_key)
+    ) as k (limit_name)
+    where j.status in ('queued', 'failed')
+      and j.run_at <= rota.now()
+    group by 1
+) as w on w.limit_name = n.limit_name;
+
+comment on view rota.limit_stats is
+    'One row per limit in use: how many jobs run under it, how many due ones wait for whatever '
+    'reason, and when the next may start at its rate.';

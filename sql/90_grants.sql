@@ -53,6 +53,8 @@ values
     ('observer', 'view', 'dependencies'),
     ('observer', 'view', 'stuck_keys'),
     ('observer', 'view', 'pipeline_stages'),
+    ('observer', 'view', 'limits'),
+    ('observer', 'view', 'limit_stats'),
     ('observer', 'function', 'version'),
     -- The views compute ages with it, as whoever asks.
     ('observer', 'function', 'now'),
@@ -63,6 +65,7 @@ values
     ('operator', 'function', 'pause_queue'),
     ('operator', 'function', 'resume_queue'),
     ('operator', 'function', 'set_queue'),
+    ('operator', 'function', 'set_limit'),
     ('operator', 'function', 'resume_key'),
     ('operator', 'function', 'define_pipeline'),
     ('operator', 'function', 'drop_pipeline'),

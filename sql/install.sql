@@ -29,6 +29,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 21_finished_jobs.sql
 \ir 22_effects.sql
 \ir 23_waiting.sql
+\ir 24_limits.sql
 \ir 25_pipelines.sql
 \else
 \ir upgrades/all.sql
@@ -38,6 +39,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 31_version.sql
 \ir 32_checks.sql
 \ir 33_backoff.sql
+\ir 39_buckets.sql
 \ir 40_enqueue.sql
 \ir 41_claim.sql
 \ir 42_finish.sql
@@ -51,13 +53,14 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 50_sweep.sql
 \ir 52_retention.sql
 \ir 53_tick.sql
-\if :fresh
-\ir 54_first_run.sql
-\endif
 \ir 55_rechecks.sql
 \ir 56_order.sql
 \ir 57_dependencies.sql
+\ir 58_limits.sql
 \ir 59_pipelines.sql
+\if :fresh
+\ir 54_first_run.sql
+\endif
 \if :{?with_cron}
 \ir 60_pg_cron.sql
 \endif

@@ -124,6 +124,7 @@ def test_enqueue_joins_the_transaction_of_the_caller(
 
 def test_every_call_works(client: Client) -> None:
     client.set_queue("default", lease=timedelta(seconds=30), backoff={"kind": "fixed"})
+    client.set_limit(job_type="a", max_running=6, max_starts=9, per=timedelta(1), burst=9)
     ids = [job.job_id for job in client.enqueue_many([{"job_type": "a"}] * 6)]
     jobs = {job.job_id: job for job in client.claim_jobs("w", ["default"], 6)}
     tokens = [jobs[i].lease_token for i in ids]

@@ -56,6 +56,9 @@ UNGUARDED = {
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
     "_update_keyed": "leaves a running job as it is, and notes the run after it",
     "set_priority": "changes nothing that the worker relies on",
+    "_fill_buckets": "leaves running jobs out",
+    "_apply_limits": "takes rows that the claim has just locked in a waiting state",
+    "_count_started": "changes what the job counts for, and nothing that the worker relies on",
     "reschedule_job": "refuses running jobs, under the lock it took",
 }
 
@@ -248,7 +251,14 @@ def test_changes_of_a_running_job_are_fenced_by_its_token(
 
 def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
     code = bodies()
-    for function in ("_lock_due", "_lock_lane", "_lock_lanes", "_sweep"):
+    for function in (
+        "_lock_due",
+        "_lock_lane",
+        "_lock_lanes",
+        "_lock_line",
+        "_lock_bucket",
+        "_sweep",
+    ):
         conditions = re.findall(r"\bj\.status\b(?! *=? *'running',)[^\n]*", code[function])
         assert conditions
         for condition in conditions:

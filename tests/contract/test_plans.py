@@ -219,3 +219,97 @@ def test_plans_of_the_sweep_stay_on_their_indexes(session: Session) -> None:
         check(session, n, swept, "sweep")
     session.call("select rota.sweep_stale_leases()")
     check(session, 6, 0, "sweep of nothing")
+
+
+# Jobs that wait in buckets, as enqueue() and a recheck would leave them.
+BUCKETS = """
+    insert into rota.jobs (
+        queue, job_type, payload, priority, max_attempts, limit_key, bucket, status, run_at
+    )
+    select %s, %s, '{}', 0, 10, k.limit_key, %s || '|' || coalesce(k.limit_key, ''), 'queued',
+        rota.now() - interval '1 hour'
+    from generate_series(1, %s::integer) as g (n)
+    cross join lateral (select nullif(%s, '') || n %% %s as limit_key) as k
+"""
+
+
+@pytest.fixture(scope="module", params=["no statistics", "statistics"])
+def limited(
+    request: pytest.FixtureRequest, server: Any, admin: Db, template: str
+) -> Iterator[str]:
+    """The DSN of a database with a hundred thousand jobs behind limits, and with tenants."""
+    name = "limited_plans"
+    database = sql.Identifier(name)
+    admin.execute(
+        sql.SQL("create database {} template {}").format(database, sql.Identifier(template))
+    )
+    with psycopg.connect(server.url(name), autocommit=True) as db:
+        for (table,) in db.execute(
+            "select oid::regclass::text from pg_class"
+            " where relnamespace = 'rota'::regnamespace and relkind = 'r'"
+        ).fetchall():
+            db.execute(f"alter table {table} set (autovacuum_enabled = false)")
+        db.execute("select rota.set_limit(job_type => 'slow', max_running => 3)")
+        db.execute("select rota.set_limit(limit_key => 'shop:*', max_running => 1)")
+        db.execute("select rota.set_limit(queue => 'b', max_running => 2)")
+        with db.transaction():
+            db.execute("set local session_replication_role = replica")
+            for queue, kind, part, count, keys, modulus in [
+                ("a", "slow", "slow", 50_000, "", 1),
+                ("a", "slow", "slow", 20_000, "tenant:", 500),
+                ("a", "x", "", 50_000, "shop:", 500),
+                ("t", "x", "", 20_000, "tenant:", 5_000),
+            ]:
+                db.execute(BUCKETS, (queue, kind, part, count, keys, modulus))
+        db.execute(
+            "insert into rota.rechecks (due_at, kind, subject)"
+            " select distinct rota.now(), 'bucket', j.queue || ' ' || j.bucket"
+            " from rota.jobs as j"
+        )
+        while db.execute("select rota._recheck(1000)").fetchone() != (0,):
+            pass
+        for _ in range(15):
+            db.execute("select from rota.claim_jobs('w', '{a}', 100)")
+        db.execute(READY, (10_000,))
+        db.execute("select from rota.claim_jobs('w', '{b}', 100)")
+        db.execute("vacuum rota.rechecks, rota.buckets")
+        if request.param == "statistics":
+            db.execute("analyze rota.jobs, rota.buckets, rota.limits, rota.slots")
+    yield server.url(name)
+    admin.execute(sql.SQL("drop database {} with (force)").format(database))
+
+
+@pytest.mark.parametrize("mode", ["auto", "force_generic_plan", "force_custom_plan"])
+def test_plans_of_claims_do_not_see_what_stands_behind_limits(limited: str, mode: str) -> None:
+    with psycopg.connect(limited, autocommit=True) as connection:
+        connection.execute(f"set plan_cache_mode = {mode}")
+        try:
+            session = Session(connection)
+        except psycopg.errors.UndefinedFile:
+            pytest.skip("the server has no auto_explain")
+
+        for n in range(6):
+            for queues, expected, max_jobs in [
+                (["a"], 1, 1),
+                (["a"], 20, 20),
+                (["a", "b"], 20, 20),
+                (["b"], 0, 10),
+                (["t"], 1, 1),
+                (["t"], 10, 10),
+                (["a", "b", "t"], 10, 10),
+            ]:
+                jobs = session.call(CLAIM, queues, max_jobs, None)
+                assert len(jobs) == expected, queues
+                for node in session.nodes():
+                    relation = node.get("Relation Name")
+                    assert not (node["Node Type"] == "Seq Scan" and relation), relation
+                    if relation in ("jobs", "buckets", "slots"):
+                        assert node.get("Rows Removed by Filter", 0) <= 60 + max_jobs, node
+                if n > 2:
+                    assert session.blocks() <= 400 + 200 * len(jobs), (queues, max_jobs)
+
+            ids, tokens = [j.job_id for j in jobs], [j.lease_token for j in jobs]
+            session.call("select * from rota.finish_jobs(%s, %s)", ids, tokens)
+            for node in session.nodes():
+                relation = node.get("Relation Name")
+                assert not (node["Node Type"] == "Seq Scan" and relation), relation

@@ -45,6 +45,7 @@ FUNCTIONS = {
         "pause_queue",
         "resume_queue",
         "set_queue",
+        "set_limit",
         "resume_key",
         "define_pipeline",
         "drop_pipeline",
@@ -70,6 +71,8 @@ READABLE = {
     "dependencies",
     "stuck_keys",
     "pipeline_stages",
+    "limits",
+    "limit_stats",
 }
 
 _numbers = count(1)
@@ -180,7 +183,8 @@ def test_grants_are_what_a_call_meets(roled, access, somebody):
         roled,
         "select proname::text as name, coalesce((select string_agg('null::' ||"
         " format_type(t, null), ', ') from unnest(proargtypes) as t), '') as nulls"
-        " from pg_proc where pronamespace = 'rota'::regnamespace",
+        " from pg_proc where pronamespace = 'rota'::regnamespace"
+        " and prorettype <> 'trigger'::regtype",
     )
     roled.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
 

@@ -401,6 +401,7 @@ class AsyncClient:
         backoff: Mapping[str, Any] | Unset | None = UNSET,
         keep_finished: timedelta | Unset | None = UNSET,
         keep_dead: timedelta | Unset | None = UNSET,
+        ageing: timedelta | Unset | None = UNSET,
         is_reset: bool | Unset = UNSET,
     ) -> None:
         """Change the settings of a queue."""
@@ -412,6 +413,33 @@ class AsyncClient:
             backoff=to_jsonb("backoff", backoff),
             keep_finished=keep_finished,
             keep_dead=keep_dead,
+            ageing=ageing,
+            is_reset=is_reset,
+        )
+
+    async def set_limit(
+        self,
+        queue: str | Unset | None = UNSET,
+        job_type: str | Unset | None = UNSET,
+        limit_key: str | Unset | None = UNSET,
+        max_running: int | Unset | None = UNSET,
+        max_starts: int | Unset | None = UNSET,
+        per: timedelta | Unset | None = UNSET,
+        burst: int | Unset | None = UNSET,
+        weight: int | Unset | None = UNSET,
+        is_reset: bool | Unset = UNSET,
+    ) -> None:
+        """Limit what runs at once, or starts in a time, of a queue, a type or a key."""
+        await self._value(
+            "set_limit",
+            queue=queue,
+            job_type=job_type,
+            limit_key=limit_key,
+            max_running=max_running,
+            max_starts=max_starts,
+            per=per,
+            burst=burst,
+            weight=weight,
             is_reset=is_reset,
         )
 

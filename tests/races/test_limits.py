@@ -1,0 +1,293 @@
+"""Limits while everybody starts, ends and loses jobs at once.
+
+A limit is watched in two ways that do not trust each other.  A session of its own counts what
+runs, again and again, each time in one statement.  And every worker writes down from when to
+when it held a job for certain, so that too many at one moment show themselves afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from invariants import check_invariants
+from races.harness import Session, call
+
+Connect = Callable[..., psycopg.Connection[Any]]
+
+SECONDS = 4.0
+WORKERS = 8
+KEYS = ["customer:1", "customer:2", "customer:3", "customer:4", "shop:1"]
+# What may run at once, by the condition that finds it.
+MOST = {
+    "j.job_type = 'charge'": 3,
+    "j.queue = 'narrow'": 4,
+    "j.limit_key = 'customer:1'": 2,
+    "j.limit_key = 'customer:2'": 2,
+    "j.limit_key = 'shop:1'": 1,
+}
+COUNT = "select " + ", ".join(f"count(*) filter (where {condition})" for condition in MOST)
+
+
+def set_limits(db: psycopg.Connection[Any]) -> None:
+    db.execute(*call("set_limit", job_type="charge", max_running=3))
+    db.execute(*call("set_limit", queue="narrow", max_running=4))
+    db.execute(*call("set_limit", limit_key="customer:*", max_running=2))
+    db.execute(*call("set_limit", limit_key="shop:1", max_running=1))
+
+
+class Worker:
+    """A session that does one random thing after the other with the jobs that it holds."""
+
+    def __init__(self, connection: psycopg.Connection[Any], name: str) -> None:
+        self.connection = connection
+        self.name = name
+        self.random = random.Random(name)
+        self.held: dict[int, tuple[int, float, dict[str, Any]]] = {}
+        self.spans: list[tuple[float, float, dict[str, Any]]] = []
+        self.did: Counter[str] = Counter()
+
+    def fetch(self, function: str, **arguments: Any) -> list[Any]:
+        return self.connection.execute(*call(function, **arguments)).fetchall()
+
+    def enqueue(self) -> None:
+        jobs = [
+            {
+                "job_type": self.random.choice(["charge", "mail"]),
+                "queue": self.random.choice(["narrow", "wide"]),
+                "priority": self.random.choice([0, 0, 5]),
+                "limit_key": self.random.choice([None, None, *KEYS]),
+                "delay": self.random.choice([0, 0, 0.05]),
+            }
+            for _ in range(self.random.randint(1, 6))
+        ]
+        self.fetch("enqueue_many", jobs=Jsonb(jobs))
+
+    def claim(self) -> None:
+        types = self.random.choice([None, None, ["mail"], ["charge"]])
+        queues = self.random.choice([["narrow", "wide"], ["wide"], ["narrow"]])
+        rows = self.connection.execute(
+            "select c.job_id, c.lease_token, j.queue, j.job_type, j.limit_key"
+            " from rota.claim_jobs(%s, %s, %s, job_types => %s) as c"
+            " join lateral (select c.queue, c.job_type, (select r.limit_key"
+            "  from rota.job_runs as r where r.id = c.job_id) as limit_key) as j on true",
+            (self.name, queues, self.random.randint(1, 5), types),
+        ).fetchall()
+        for job_id, token, queue, job_type, limit_key in rows:
+            what = {"queue": queue, "job_type": job_type, "limit_key": limit_key}
+            self.held[job_id] = (token, time.monotonic(), what)
+        self.did["claimed"] += len(rows)
+
+    def let_go(self, function: str, **arguments: Any) -> None:
+        if not self.held:
+            return
+        job_id = self.random.choice(list(self.held))
+        token, since, what = self.held.pop(job_id)
+        self.spans.append((since, time.monotonic(), what))
+        if function == "release_jobs":
+            self.fetch(function, job_ids=[job_id], lease_tokens=[token])
+        else:
+            self.fetch(function, job_id=job_id, lease_token=token, **arguments)
+        self.did[function] += 1
+
+    def die(self) -> None:
+        """Lose the lease of a job, and sweep."""
+        if not self.held:
+            return
+        job_id = self.random.choice(list(self.held))
+        token, since, what = self.held.pop(job_id)
+        self.spans.append((since, time.monotonic(), what))
+        self.fetch("heartbeat", job_id=job_id, lease_token=token, lease="1 ms")
+        self.fetch("sweep_stale_leases")  # perhaps too early; then another one does
+        self.did["died"] += 1
+
+    def work(self, until: float) -> None:
+        steps: list[Callable[[], None]] = [
+            self.enqueue,
+            self.claim,
+            self.claim,
+            lambda: self.let_go("finish_job"),
+            lambda: self.let_go("finish_job"),
+            lambda: self.let_go("fail_job", error="no", retry_in="0.01"),
+            lambda: self.let_go("release_jobs"),
+            lambda: self.let_go("snooze_job", delay="0.01"),
+            self.die,
+            lambda: set_limits(self.connection) if self.random.random() < 0.1 else None,
+        ]
+        while time.monotonic() < until:
+            self.random.choice(steps)()
+        while self.held:
+            self.let_go("finish_job")
+
+    def drain(self, until: float) -> None:
+        """Run what is left, without a tick."""
+        while time.monotonic() < until:
+            rows = self.fetch("claim_jobs", worker="w", queues=["narrow", "wide"], max_jobs=2)
+            for row in rows:
+                self.fetch("finish_job", job_id=row[0], lease_token=row[1])
+            ((left,),) = self.connection.execute("select count(*) from rota.jobs").fetchall()
+            if left == 0:
+                return
+
+
+def run_together(steps: list[Callable[[], None]]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(step: Callable[[], None]) -> None:
+        try:
+            step()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(step,)) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def most_at_once(spans: list[tuple[float, float, dict[str, Any]]]) -> int:
+    """Return how many of these spans there were at one moment."""
+    edges = sorted(edge for since, until, _ in spans for edge in ((since, 1), (until, -1)))
+    now = most = 0
+    for _, step in edges:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def test_limits_hold_and_nothing_is_left_waiting(connect: Connect) -> None:
+    """Eight workers, and at no moment more than allowed; then all that waits is run."""
+    db = connect()
+    for queue in ("narrow", "wide"):
+        backoff = Jsonb({"kind": "fixed", "base_seconds": 0.01})
+        db.execute(*call("set_queue", queue=queue, backoff=backoff))
+    set_limits(db)
+    workers = [Worker(connect(), f"w{n}") for n in range(WORKERS)]
+    counts: list[Any] = []
+    until = time.monotonic() + SECONDS
+
+    def watch() -> None:
+        watcher = connect()
+        while time.monotonic() < until:
+            counts.extend(
+                watcher.execute(f"{COUNT} from rota.jobs as j where j.status = 'running'")
+            )
+
+    run_together([watch, *[lambda w=w: w.work(until) for w in workers]])  # type: ignore[misc]
+
+    tops = [max(row[n] for row in counts) for n in range(len(MOST))]
+    assert all(top <= most for top, most in zip(tops, MOST.values(), strict=True)), tops
+    spans = [span for worker in workers for span in worker.spans]
+    for column, value, most in [
+        ("job_type", "charge", 3),
+        ("queue", "narrow", 4),
+        ("limit_key", "customer:1", 2),
+        ("limit_key", "customer:2", 2),
+        ("limit_key", "shop:1", 1),
+    ]:
+        held = [span for span in spans if span[2][column] == value]
+        # And the slots were used, or nothing would be proved.
+        assert 1 <= most_at_once(held) <= most, (column, value)
+    assert tops[:2] == [3, 4]
+    did = sum((worker.did for worker in workers), Counter())
+    assert min(did[name] for name in ("finish_job", "fail_job", "release_jobs", "died")) > 10
+
+    db.execute(*call("sweep_stale_leases"))
+    until = time.monotonic() + 20
+    run_together([lambda w=w: w.drain(until) for w in workers])  # type: ignore[misc]
+
+    left = db.execute(
+        "select j.queue, j.bucket, j.status, j.run_at from rota.jobs as j"
+    ).fetchall()
+    assert left == [], (
+        db.execute("select * from rota.buckets").fetchall(),
+        db.execute("select * from rota.rechecks").fetchall(),
+        db.execute("select * from rota.slots").fetchall(),
+    )
+    assert db.execute("select * from rota.slots").fetchall() == []
+    check_invariants(db)
+
+
+def claimed(session: Session, max_jobs: int = 10) -> list[Any]:
+    return session.fetch(*call("claim_jobs", worker="w", max_jobs=max_jobs))
+
+
+def finish(session: Session, job: Any) -> None:
+    session.fetch(*call("finish_job", job_id=job[0], lease_token=job[1]))
+
+
+def test_slot_freed_while_a_claim_parks_its_bucket_is_used(a: Session, b: Session) -> None:
+    """The count of a claim is older than the finish, and its commit later."""
+    a.fetch(*call("set_limit", job_type="x", max_running=1))
+    for _ in range(2):
+        a.fetch(*call("enqueue", job_type="x"))
+    (job,) = claimed(b, 1)
+
+    with a.transaction():
+        assert claimed(a) == []
+        finish(b, job)
+        meanwhile = claimed(b)
+
+    assert meanwhile == []
+    assert len(claimed(b)) == 1
+
+
+def test_job_that_comes_in_while_its_bucket_is_emptied_is_found(a: Session, b: Session) -> None:
+    """The look of a claim is older than the enqueue, and its commit later than the recheck."""
+    a.fetch(*call("enqueue", job_type="x", limit_key="k"))
+    a.fetch(*call("tick"))
+
+    with a.transaction():
+        assert len(claimed(a)) == 1
+        ((job_id,),) = b.fetch(*call("enqueue", job_type="x", limit_key="k"))
+        meanwhile = claimed(b)
+
+    assert meanwhile == []
+    assert [job[0] for job in claimed(b)] == [job_id]
+
+
+def test_forgotten_claim_holds_up_nobody(a: Session, b: Session) -> None:
+    """It holds the limit and the bucket; others wait a moment, and take what else there is."""
+    a.fetch(*call("set_limit", job_type="x", max_running=2))
+    a.fetch(*call("set_limit", queue="full", max_running=2))
+    for _ in range(3):
+        a.fetch(*call("enqueue", job_type="x"))
+        a.fetch(*call("enqueue", job_type="y", queue="full"))
+    ((plain,),) = a.fetch(*call("enqueue", job_type="y"))
+
+    with a.transaction():
+        queues = ["default", "full"]
+        a.fetch(*call("claim_jobs", worker="w", queues=queues, max_jobs=2))
+        begin = time.monotonic()
+        jobs = b.fetch(*call("claim_jobs", worker="w", queues=queues, max_jobs=10))
+        again = b.fetch(*call("claim_jobs", worker="w", queues=queues, max_jobs=10))
+        took = time.monotonic() - begin
+
+    assert [job[0] for job in jobs] == [plain]
+    assert again == []
+    assert took < 2
+
+
+def test_claims_of_one_bucket_wait_for_each_other(a: Session, b: Session) -> None:
+    """The second does not come away with nothing because the first is not yet done."""
+    a.fetch(*call("set_limit", job_type="x", max_running=9))
+    for _ in range(2):
+        a.fetch(*call("enqueue", job_type="x"))
+    a.fetch(*call("tick"))
+
+    with a.transaction():
+        assert len(claimed(a, 1)) == 1
+        pending = b.start_call(lambda: claimed(b, 1))
+        pending.wait_blocked(by=a)
+
+    assert len(pending.result()) == 1

@@ -1,0 +1,634 @@
+"""How many jobs run at once or start in a time, and whose turn it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    one,
+    owner,
+    owners,
+    refused,
+    rows,
+    run,
+    scalar,
+    value,
+)
+
+
+def limit(db, **arguments):
+    value(db, "set_limit", **arguments)
+
+
+def keyed(db, key, count=1, **arguments):
+    return [enqueue(db, limit_key=key, **arguments) for _ in range(count)]
+
+
+def take(db, max_jobs=10, **arguments):
+    return claim(db, max_jobs=max_jobs, **arguments)
+
+
+def ids(jobs):
+    return [job.job_id for job in jobs]
+
+
+def keys(db, jobs):
+    return [run(db, job.job_id).limit_key for job in jobs]
+
+
+def finish(db, *jobs):
+    for job in jobs:
+        value(db, "finish_job", **owner(job))
+
+
+def test_set_limit_holds_for_a_job_type(db):
+    limit(db, job_type="charge", max_running=2)
+    charges = [enqueue(db, "charge", queue=queue) for queue in ("a", "b", "a", "b")]
+    mail = enqueue(db, "mail", queue="a")
+
+    first = take(db, queues=["a", "b"])
+    second = take(db, queues=["a", "b"])
+    finish(db, first[0])
+    third = take(db, queues=["a", "b"])
+
+    assert set(ids(first)) == {charges[0], charges[1], mail}
+    assert second == []
+    assert ids(third) == [charges[2]]
+
+
+def test_set_limit_holds_for_a_key_in_all_queues(db):
+    limit(db, limit_key="shop", max_running=1)
+    first, second = keyed(db, "shop", queue="a") + keyed(db, "shop", queue="b")
+    keyed(db, "other", 3, queue="a")
+
+    jobs = take(db, queues=["a", "b"])
+
+    assert len(jobs) == 4
+    assert first in ids(jobs)
+    assert second not in ids(jobs)
+
+
+def test_set_limit_holds_for_each_key_of_a_class(db):
+    limit(db, limit_key="customer:*", max_running=2)
+    limit(db, limit_key="customer:7", max_running=1)
+    for key in ("customer:7", "customer:8", "customer:9", "customer", "shop:1"):
+        keyed(db, key, 3)
+
+    found = Counter(keys(db, take(db, max_jobs=100)))
+
+    assert found == {
+        "customer:7": 1,
+        "customer:8": 2,
+        "customer:9": 2,
+        "customer": 3,
+        "shop:1": 3,
+    }
+
+
+def test_set_limit_holds_for_a_queue_and_leaves_the_others_their_order(db):
+    limit(db, queue="narrow", max_running=2)
+    order = [
+        enqueue(db, queue=queue) for queue in ("narrow", "wide", "narrow", "narrow", "wide")
+    ]
+
+    jobs = take(db, queues=["narrow", "wide"], max_jobs=3)
+    more = take(db, queues=["narrow", "wide"], max_jobs=3)
+    finish(db, jobs[0])
+    last = take(db, queues=["narrow", "wide"], max_jobs=3)
+
+    assert ids(jobs) == order[:3]
+    assert ids(more) == [order[4]]
+    assert ids(last) == [order[3]]
+
+
+def test_set_limit_counts_what_is_taken_by_one_claim(db):
+    limit(db, queue="default", max_running=5)
+    limit(db, job_type="charge", max_running=3)
+    limit(db, limit_key="k:*", max_running=2)
+    for n in range(5):
+        keyed(db, f"k:{n}", 3, job_type="charge")
+        keyed(db, f"k:{n}", 3, job_type="mail", priority=5)
+
+    jobs = take(db, max_jobs=100)
+
+    assert Counter(job.job_type for job in jobs) == {"charge": 3, "mail": 2}
+
+
+WAYS_OUT = {
+    "finish": lambda db, job: value(db, "finish_job", **owner(job)),
+    "finish many": lambda db, job: call(db, "finish_jobs", **owners(job)),
+    "fail": lambda db, job: one(db, "fail_job", **owner(job), error="e"),
+    "die": lambda db, job: one(db, "fail_job", **owner(job), error="e", is_fatal=True),
+    "snooze": lambda db, job: value(db, "snooze_job", **owner(job), delay="1 h"),
+    "release": lambda db, job: call(db, "release_jobs", **owners(job)),
+    "take away": lambda db, job: value(db, "retry_job", job_id=job.job_id, is_forced=True),
+    "cancel": lambda db, job: (
+        value(db, "cancel_job", job_id=job.job_id),
+        one(db, "fail_job", **owner(job), error="e"),
+    ),
+    "vanish": lambda db, job: (
+        one(db, "heartbeat", **owner(job), lease="1 ms"),
+        scalar(db, "select pg_sleep(0.002) is null"),
+        call(db, "tick"),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+@pytest.mark.parametrize("kind", ["queue", "job_type", "limit_key"])
+def test_set_limit_gives_the_slot_back_by_every_way_out(db, way, kind):
+    limit(db, **{kind: {"queue": "default", "job_type": "x"}.get(kind, "k")}, max_running=1)
+    keyed(db, "k", 2)
+    (job,) = take(db)
+    assert take(db) == []
+
+    WAYS_OUT[way](db, job)
+
+    assert len(take(db)) == 1
+    assert take(db) == []
+    assert scalar(db, "select count(*) from rota.slots") == 1
+
+
+def test_set_limit_frees_the_slot_of_a_dead_worker_with_its_lease(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, job_type="x", max_running=1)
+    enqueue(db)
+    waiting = enqueue(db)
+    take(db, lease="1 minute")
+
+    clock.advance("59 s")
+    call(db, "tick")
+    early = take(db)
+    clock.advance("2 s")
+    call(db, "tick")
+
+    assert early == []
+    assert ids(take(db)) == [waiting]
+
+
+def test_set_limit_rolled_back_end_keeps_the_slot(db):
+    limit(db, job_type="x", max_running=1)
+    enqueue(db), enqueue(db)
+    (job,) = take(db)
+
+    with db.transaction(force_rollback=True):
+        finish(db, job)
+
+    assert take(db) == []
+
+
+def test_set_limit_counts_what_runs_already_and_holds_what_waits(db):
+    for _ in range(4):
+        enqueue(db, "charge")
+    started = take(db, max_jobs=2)
+
+    limit(db, job_type="charge", max_running=3)
+
+    more = take(db)
+    assert len(more) == 1
+    finish(db, started[0])
+    assert len(take(db)) == 1
+    assert take(db) == []
+
+
+def test_set_limit_can_be_raised_lowered_and_removed(db):
+    limit(db, job_type="x", max_running=1)
+    for _ in range(9):
+        enqueue(db)
+
+    found = [len(take(db))]
+    for arguments in (
+        {"max_running": 3},
+        {"max_running": 2},
+        {"max_starts": 5},
+        {"is_reset": True},
+    ):
+        limit(db, job_type="x", **arguments)
+        found.append(len(take(db)))
+
+    assert found == [1, 2, 0, 0, 6]
+    assert rows(db, "select * from rota.limits") == []
+
+
+def test_set_limit_of_nothing_stops_a_class(db):
+    limit(db, limit_key="a:*", max_running=0)
+    keyed(db, "a:1", 2)
+    keyed(db, "b:1", 2)
+
+    assert keys(db, take(db)) == ["b:1", "b:1"]
+    limit(db, limit_key="a:*", is_reset=True)
+    assert keys(db, take(db)) == ["a:1", "a:1"]
+
+
+def test_set_limit_leaves_what_is_not_given_as_it_is(db):
+    limit(db, limit_key="a", max_running=3, weight=2)
+    limit(db, limit_key="a", max_starts=10, per="1 minute", burst=4)
+
+    (row,) = rows(db, "select max_running, max_starts, per, burst, weight from rota.limits")
+    assert row == (3, 10, timedelta(minutes=1), 4, 2)
+
+    limit(db, limit_key="a", weight=5, is_reset=True)
+    (row,) = rows(db, "select max_running, max_starts, per, burst, weight from rota.limits")
+    assert row == (None, None, None, None, 5)
+
+
+def test_set_limit_sends_a_job_that_did_not_know_of_it_to_its_line(db):
+    """A transaction that enqueued while the limit was being set may not have seen it."""
+    limit(db, job_type="x", max_running=1)
+    for _ in range(3):
+        enqueue(db)
+    db.execute("update rota.jobs set bucket = null")
+    db.execute("delete from rota.rechecks")
+
+    found = [len(take(db)) for _ in range(3)]
+
+    assert found == [0, 1, 0]
+
+
+def test_rate_spreads_starts_evenly(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, job_type="x", max_starts=4, per="1 s")
+    for _ in range(10):
+        enqueue(db)
+
+    found = []
+    for _ in range(20):
+        found.append(len(take(db)))
+        clock.advance("50 ms")
+
+    assert found == [1, 0, 0, 0, 0] * 4
+
+
+def test_rate_lets_a_burst_start_after_a_rest(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, limit_key="k", max_starts=2, per="1 s", burst=4)
+    keyed(db, "k", 20)
+
+    found = []
+    for step in ("0 s", "499 ms", "1 ms", "1 s", "1 hour"):
+        clock.advance(step)
+        found.append(len(take(db)))
+
+    assert found == [4, 0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("max_jobs", [1, 3, 100])
+def test_rate_is_never_exceeded_in_any_window(db, clock, max_jobs):
+    start = clock.set("2026-01-12 10:00+00")
+    limit(db, queue="default", max_starts=7, per="1 s", burst=3)
+    for _ in range(60):
+        enqueue(db)
+
+    starts = []
+    for _ in range(150):
+        now = clock.advance("37 ms")
+        starts += [now - start] * len(take(db, max_jobs=max_jobs))
+
+    second = timedelta(seconds=1)
+    windows = [sum(t <= u < t + second for u in starts) for t in starts]
+    assert max(windows) <= 7 + 3 - 1
+    assert len(starts) >= 0.9 * 7 * 150 * 0.037
+
+
+def test_rate_gives_the_refused_their_time_instead_of_polling_them(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, job_type="x", max_starts=1, per="1 minute")
+    for _ in range(3):
+        clock.advance("10 s")
+        call(db, "tick")
+    for _ in range(3):
+        enqueue(db)
+    for _ in range(3):
+        take(db)
+
+    waits = rows(db, "select waits_for from rota.buckets")
+    notes = rows(db, "select kind, subject, due_at - rota.now() from rota.rechecks")
+
+    assert waits == [("type x",)]
+    assert notes == [("limit", "type x", timedelta(minutes=1))]
+
+
+def test_rate_and_a_limit_of_what_runs_hold_together(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, limit_key="k", max_running=2, max_starts=1, per="1 s")
+    keyed(db, "k", 5)
+
+    jobs, found = [], []
+    for _ in range(4):
+        jobs += take(db)
+        found.append(len(jobs))
+        clock.advance("1 s")
+    finish(db, *jobs)
+    found.append(len(take(db)))
+
+    assert found == [1, 2, 2, 2, 1]
+
+
+def test_claim_gives_the_keys_of_a_queue_their_turns(db):
+    keyed(db, "big", 50)
+    keyed(db, "small", 3)
+    keyed(db, "tiny", 1)
+
+    call(db, "tick")
+
+    order = [keys(db, take(db, max_jobs=1))[0] for _ in range(9)]
+
+    turns = ["big", "small", "tiny"], ["big", "small"], ["big", "small"], ["big", "big"]
+    assert order == [key for turn in turns for key in turn]
+
+
+@pytest.mark.parametrize("max_jobs", [1, 2, 7, 60])
+def test_claim_shares_by_weight(db, max_jobs):
+    limit(db, limit_key="a", weight=3)
+    limit(db, limit_key="b:*", weight=2)
+    for key in ("a", "b:1", "c"):
+        keyed(db, key, 60)
+    call(db, "tick")
+
+    found: Counter[str] = Counter()
+    for _ in range(60 // max_jobs):
+        found.update(keys(db, take(db, max_jobs=max_jobs)))
+
+    total = found.total()
+    assert total >= 56
+    for key, weight in (("a", 3), ("b:1", 2), ("c", 1)):
+        assert abs(found[key] - total * weight / 6) <= 4, found
+
+
+def test_claim_lets_a_key_that_is_alone_fill_the_batch(db):
+    keyed(db, "a", 30)
+
+    assert len(take(db, max_jobs=25)) == 25
+    assert len(take(db, max_jobs=25)) == 5
+    assert rows(db, "select * from rota.buckets") == []
+
+
+def test_claim_orders_plain_jobs_and_keys_by_age(db):
+    order = [
+        enqueue(db),
+        *keyed(db, "a"),
+        enqueue(db),
+        *keyed(db, "b"),
+        enqueue(db),
+    ]
+
+    assert ids(take(db, max_jobs=2)) == order[:2]
+    assert ids(take(db, max_jobs=10)) == order[2:]
+
+
+def test_claim_puts_priority_before_turns(db):
+    (low,) = keyed(db, "a", priority=5)
+    (high,) = keyed(db, "a", priority=-5)
+    (other,) = keyed(db, "b", priority=0)
+    plain = enqueue(db, priority=1)
+
+    assert [take(db, max_jobs=1)[0].job_id for _ in range(4)] == [high, other, plain, low]
+
+
+def test_claim_takes_its_types_out_of_the_line_of_a_key(db):
+    keyed(db, "a", 3, job_type="other")
+    (wanted,) = keyed(db, "a", priority=9)
+    limit(db, job_type="other", max_running=5)
+
+    assert ids(take(db, job_types=["x"])) == [wanted]
+    assert len(take(db, job_types=["other"])) == 3
+
+
+def test_claim_leaves_a_paused_queue_parked_and_others_going(db):
+    limit(db, job_type="x", max_running=1)
+    for queue in ("a", "b"):
+        for _ in range(2):
+            enqueue(db, queue=queue)
+    (job,) = take(db, queues=["a", "b"])
+    value(db, "pause_queue", queue="a")
+
+    finish(db, job)
+
+    (job,) = take(db, queues=["a", "b"])
+    assert job.queue == "b"
+    finish(db, job)
+    (job,) = take(db, queues=["a", "b"])
+    assert job.queue == "b"
+    finish(db, job)
+    assert take(db, queues=["a", "b"]) == []
+    value(db, "resume_queue", queue="a")
+    assert len(take(db, queues=["a", "b"])) == 1
+
+
+def test_claim_passes_a_slot_on_that_the_first_in_line_cannot_use(db):
+    limit(db, job_type="charge", max_running=2)
+    limit(db, limit_key="a", max_running=1)
+    keyed(db, "a", 3, job_type="charge")
+    keyed(db, "b", 3, job_type="charge")
+
+    done = []
+    for _ in range(12):
+        jobs = take(db, max_jobs=1)
+        done += jobs
+        if len(done) % 2 == 0:
+            finish(db, *done[-2:])
+        if len(done) == 6:
+            break
+
+    assert len(done) == 6
+
+
+def test_claim_finds_every_job_that_comes_into_a_line(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    a = keyed(db, "a", delay="1 h", idempotency_key="a")[0]
+    b = keyed(db, "b", run_at="2026-01-12 12:00+00")[0]
+    c = keyed(db, "c", delay="1 h")[0]
+    assert take(db) == []
+
+    enqueue(db, limit_key="a", idempotency_key="a", on_conflict="replace", delay="0")
+    value(db, "reschedule_job", job_id=b, delay="1 minute")
+    value(db, "retry_job", job_id=c)
+    first = take(db)
+    clock.advance("61 s")
+    second = take(db)
+    third_id = ids(first)[0]
+    one(db, "fail_job", **owner(first[0]), error="e", retry_in="10 s")
+    clock.advance("11 s")
+    third = take(db)
+    one(db, "fail_job", **owner(first[1]), error="e", is_fatal=True)
+    value(db, "retry_job", job_id=first[1].job_id)
+    fourth = take(db)
+
+    assert sorted(ids(first)) == [a, c]
+    assert ids(second) == [b]
+    assert ids(third) == [third_id]
+    assert ids(fourth) == [first[1].job_id]
+
+
+def test_claim_finds_a_rerun_and_what_was_blocked(db):
+    limit(db, limit_key="k", max_running=1)
+    arguments = {"limit_key": "k", "idempotency_key": "i", "on_conflict": "rerun"}
+    enqueue(db, **arguments)
+    (job,) = take(db)
+    enqueue(db, **arguments)
+    child = enqueue(db, limit_key="k", after=[job.job_id])
+    ordered = [enqueue(db, limit_key="k", ordering_key="o") for _ in range(2)]
+
+    done = []
+    for _ in range(4):
+        finish(db, job)
+        (job,) = take(db)
+        done.append(job.job_id)
+
+    assert set(done) > {child, *ordered}
+    assert take(db) == []
+
+
+def test_claim_finds_the_keys_of_a_batch(db):
+    batch = [{"job_type": "x", "limit_key": f"k{n % 3}"} for n in range(30)]
+
+    call(db, "enqueue_many", jobs=Jsonb(batch))
+
+    assert scalar(db, "select count(*) from rota.rechecks") == 3
+    assert len(take(db, max_jobs=30)) == 30
+
+
+def test_set_priority_moves_a_job_in_its_line(db):
+    first, second = keyed(db, "a", 2)
+    plain = enqueue(db, priority=-1)
+    value(db, "set_priority", job_id=second, priority=-2)
+
+    assert [take(db, max_jobs=1)[0].job_id for _ in range(3)] == [second, plain, first]
+
+
+def test_ageing_lets_low_priority_overtake(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    value(db, "set_queue", queue="default", ageing="1 minute")
+    old = enqueue(db, priority=10)
+    clock.advance("9 minutes 30 s")
+    fresh = [enqueue(db) for _ in range(2)]
+
+    first = take(db, max_jobs=1)
+    clock.advance("31 s")
+    enqueue(db)
+    second = take(db, max_jobs=2)
+
+    assert ids(first) == [fresh[0]]
+    assert set(ids(second)) == {old, fresh[1]}
+
+
+def test_ageing_never_starves_under_a_steady_stream(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    value(db, "set_queue", queue="default", ageing="10 s")
+    low = enqueue(db, priority=5)
+    low_key = keyed(db, "k", priority=5)[0]
+
+    taken = []
+    for _ in range(30):
+        enqueue(db)
+        enqueue(db)
+        taken += ids(take(db, max_jobs=2))
+        clock.advance("2 s")
+
+    assert {low, low_key} <= set(taken)
+
+
+def test_ageing_is_off_without_a_setting_and_can_be_reset(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    value(db, "set_queue", queue="default", ageing="1 s")
+    value(db, "set_queue", queue="default", is_reset=True)
+    enqueue(db, priority=1)
+    clock.advance("1 day")
+    high = enqueue(db)
+
+    assert ids(take(db, max_jobs=1)) == [high]
+
+
+@pytest.mark.parametrize("max_jobs", [1, 3, 50])
+def test_ageing_gives_everything_in_the_order_of_effective_priority(db, clock, max_jobs):
+    clock.set("2026-01-12 10:00+00")
+    value(db, "set_queue", queue="default", ageing="10 s")
+    expected = []
+    for n in range(40):
+        priority, age = (n * 7) % 5, (n * 13) % 60
+        clock.set("2026-01-12 10:00+00")
+        job_id = enqueue(db, priority=priority, run_at=clock.now() - timedelta(seconds=age))
+        expected.append((priority - age // 10, -age, job_id))
+    levels = {job_id: level for level, _, job_id in expected}
+
+    taken = []
+    while jobs := take(db, max_jobs=max_jobs):
+        taken += sorted(levels[job_id] for job_id in ids(jobs))
+
+    assert taken == sorted(levels.values())
+
+
+def test_limit_stats_show_each_limit_in_use(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, job_type="x", max_running=2)
+    limit(db, limit_key="k:*", max_starts=1, per="1 minute")
+    keyed(db, "k:1", 2)
+    enqueue(db)
+    take(db)
+
+    found = rows(
+        db,
+        "select limit_name, max_running, running, waiting, next_start_at - rota.now() as next"
+        " from rota.limit_stats order by 1",
+    )
+
+    assert found == [
+        ("key k:1", None, 0, 1, timedelta(minutes=1)),
+        ("type x", 2, 2, 1, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("queue", {}),
+        ("queue", {"queue": "a", "job_type": "b"}),
+        ("queue", {"queue": " a"}),
+        ("job_type", {"job_type": ""}),
+        ("limit_key", {"limit_key": ""}),
+        ("limit_key", {"limit_key": "x" * 256}),
+        ("max_running", {"queue": "a", "max_running": -1}),
+        ("max_starts", {"queue": "a", "max_starts": 0}),
+        ("per", {"queue": "a", "max_starts": 1, "per": "0"}),
+        ("per", {"queue": "a", "max_starts": 1, "per": "2 years"}),
+        ("burst", {"queue": "a", "max_starts": 1, "burst": 0}),
+        ("weight", {"limit_key": "a", "weight": 0}),
+        ("weight", {"queue": "a", "weight": 1}),
+        ("is_reset", {"queue": "a", "is_reset": None}),
+    ],
+)
+def test_set_limit_names_the_bad_argument(db, name, arguments):
+    with refused(name):
+        limit(db, **arguments)
+
+    assert rows(db, "select * from rota.limits") == []
+
+
+def test_enqueue_refuses_the_name_of_a_class_as_a_key(db):
+    with refused("limit_key"):
+        keyed(db, "customer:*")
+
+
+@pytest.mark.parametrize("ageing", ["0", "999 ms", "31 days"])
+def test_set_queue_names_a_bad_ageing(db, ageing):
+    with refused("ageing"):
+        value(db, "set_queue", queue="a", ageing=ageing)
+
+
+def test_tick_forgets_limits_out_of_use(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, limit_key="k:*", max_running=1)
+    keyed(db, "k:1")
+    finish(db, *take(db))
+
+    clock.advance("2 hours")
+    call(db, "tick")
+
+    assert rows(db, "select * from rota.limit_states") == []
