@@ -156,8 +156,8 @@ declare
     v_level bigint;
     v_lanes record;
     v_round record;
-    v_ids bigint[] := '{}';
-    v_seen text[] := '{}';
+    v_ids bigint[] := '{}'::bigint[];
+    v_seen text[] := '{}'::text[];
     v_is_busy boolean := false;
 begin
     while cardinality(v_ids) < _walk_levels.max_jobs loop
@@ -741,7 +741,7 @@ declare
     v_room record;
     v_weight integer := 1;
     v_wanted integer := _serve.max_jobs;
-    v_taken bigint[] := '{}';
+    v_taken bigint[] := '{}'::bigint[];
 begin
     if not rota._hold_bucket(_serve.queue, _serve.bucket, _serve.may_wait) then
         return null;

@@ -24,7 +24,9 @@ CHECK = """
     from pg_proc as p
     join pg_language as l on l.oid = p.prolang and l.lanname = 'plpgsql'
     cross join lateral plpgsql_check_function_tb(
-        p.oid, fatal_errors => false, extra_warnings => true, security_warnings => true,
+        p.oid,
+        coalesce((select t.tgrelid from pg_trigger as t where t.tgfoid = p.oid limit 1), 0),
+        fatal_errors => false, extra_warnings => true, security_warnings => true,
         compatibility_warnings => true
     ) as c
     where p.pronamespace = %s::regnamespace
