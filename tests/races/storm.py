@@ -72,11 +72,12 @@ NOTE = """
 create trigger storm_note after insert or update or delete on rota.{table}
     for each row execute function storm.note({table})
 """
+PATIENCE = 5.0  # seconds
 # What a story tells of a row that changed.
 TOLD = (
     *("status", "payload", "attempts", "run_at", "lease_token", "locked_by", "locked_until"),
     *("rerun_payload", "rerun_run_at", "cancel_requested_at", "source_updated_at"),
-    *("unique_until", "job_id", "completed_at"),
+    *("unique_until", "job_id", "completed_at", "parent_id", "is_failed"),
 )
 
 
@@ -252,10 +253,12 @@ class History:
             if change.place == "idempotency_keys" and change.new:
                 self.memory[change.new["idempotency_key"]].append(change)
         self.keys = {
-            row["id"]: row["idempotency_key"]
+            row["id"]: row["idempotency_key"] or row["ordering_key"]
             for change in changes
             if change.place in ("jobs", "finished_jobs") and (row := change.new or change.old)
         }
+        # Jobs that a story tells together although they have no key in common.
+        self.families: dict[str, set[int]] = {}
         self.steps = self._steps()
         self.steps_by_call: dict[str, list[Step]] = defaultdict(list)
         self.steps_by_job: dict[int, list[Step]] = defaultdict(list)
@@ -306,11 +309,13 @@ class History:
     def story(self, key: str) -> str:
         """Return all that was ever called or changed for a key, in the order of the calls."""
         ids = {job_id for job_id, its in self.keys.items() if its == key}
+        ids |= self.families.get(key, set())
 
         def is_about(row: dict[str, Any]) -> bool:
             named = {row.get(name) for name in ("id", "job_id", "enqueue")}
-            named |= {*row.get("job_ids", [])}
-            return key in (row.get("idempotency_key"), row.get("key")) or bool(named & ids)
+            named |= {*row.get("job_ids", []), *(row.get("after") or []), row.get("before")}
+            keys = {row.get(name) for name in ("idempotency_key", "ordering_key", "key")}
+            return key in keys or bool(named & ids)
 
         lines = []
         for call in sorted(self.calls.values(), key=lambda call: call.began):
@@ -392,9 +397,13 @@ def _play_one(
 
 
 def _drain(url: str, feature: Feature, seed: int) -> list[Call]:
-    player, deadline = Player(url, 99, seed), time.monotonic() + 60
-    while feature.drain(player) and time.monotonic() < deadline:
-        pass
+    player, claimed = Player(url, 99, seed), -1
+    hope = deadline = time.monotonic() + 60
+    # What is left when nothing could be claimed for some seconds is left for good.
+    while feature.drain(player) and time.monotonic() < min(hope, deadline):
+        jobs = sum(len(call.rows) for call in player.calls if call.function == "claim_jobs")
+        if jobs > claimed:
+            claimed, hope = jobs, time.monotonic() + PATIENCE
     player.connection.close()
     return player.calls
 

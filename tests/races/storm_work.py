@@ -12,28 +12,35 @@ from races.storm import Call, History, Player, Step, Violation
 BACKOFF = {"kind": "fixed", "base_seconds": 0.01, "jitter": 0}
 LEASES = ("20 ms", "300 ms")
 LIVE = {"queued", "failed", "running"}
+ENDED = {"succeeded", "dead", "cancelled"}
 ENQUEUED = {
     ("none", "queued"),
+    ("none", "blocked"),
     ("queued", "queued"),
     ("failed", "failed"),
     ("running", "running"),
 }
 RERUN = ("none", "queued")
 FAILED = {("running", "failed"), ("running", "dead"), ("running", "cancelled"), RERUN}
+# What has waited for others is looked at again by claims and ticks.
+FREED = {("blocked", "queued"), ("blocked", "cancelled")}
 GIVEN_BACK = {("running", "queued"), ("running", "cancelled"), RERUN}
 # What a call may do to a job: its status before and after.
 STEPS = {
     "enqueue": ENQUEUED,
     "enqueue_many": ENQUEUED,
-    "claim_jobs": {("queued", "running"), ("failed", "running")},
+    "claim_jobs": {(status, "running") for status in ("blocked", "queued", "failed")} | FREED,
     "finish_job": {("running", "succeeded"), RERUN},
     "finish_jobs": {("running", "succeeded"), RERUN},
     "fail_job": FAILED,
     "sweep_stale_leases": FAILED,
+    "tick": FAILED | FREED,
     "snooze_job": GIVEN_BACK,
     "release_jobs": GIVEN_BACK,
-    "cancel_job": {("queued", "cancelled"), ("failed", "cancelled"), ("running", "running")},
-    "retry_job": {(status, "queued") for status in (*LIVE, "succeeded", "dead", "cancelled")},
+    "cancel_job": {(status, "cancelled") for status in ("blocked", "queued", "failed")}
+    | {("running", "running")},
+    "retry_job": {(status, "queued") for status in LIVE | ENDED}
+    | {(status, "blocked") for status in ENDED | {"blocked"}},
 }
 LOST = {"RT002", "RT003"}
 # What a call may be refused with; everything else, above all a deadlock, is a violation.
@@ -43,19 +50,21 @@ REFUSALS = {
     "snooze_job": LOST,
     "cancel_job": {"RT003"},
     "retry_job": {"RT007", "RT008"},
+    "resume_key": {"RT012"},
     "record_effect": {*LOST, "RT010"},
     "complete_effect": {*LOST, "RT011"},
     "withdraw_effect": {*LOST, "RT011"},
 }
 
 
-def claim(player: Player) -> None:
+def claim(player: Player, **arguments: Any) -> None:
     """Take a few jobs, and remember them; more than five are forgotten, as by a crash."""
     call = player.call(
         "claim_jobs",
         worker=player.name,
         max_jobs=player.random.randint(1, 3),
         lease=player.random.choice(LEASES),
+        **arguments,
     )
     held = player.memory.setdefault("held", [])
     held += [(row["job_id"], row["lease_token"]) for row in call.rows]
@@ -105,21 +114,31 @@ def operate(player: Player) -> None:
         player.call("retry_job", job_id=job_id, is_forced=player.chance(0.3))
 
 
-def drain(player: Player) -> bool:
+def drain(player: Player, **arguments: Any) -> bool:
     """Finish what can be claimed; return whether there is more to come."""
     time.sleep(0.02)  # until leases and backoffs are over
     player.call("sweep_stale_leases")
-    for row in player.call("claim_jobs", worker="last", max_jobs=100, lease="1 h").rows:
+    last = player.call("claim_jobs", worker="last", max_jobs=100, lease="1 h", **arguments)
+    for row in last.rows:
         player.call("finish_job", job_id=row["job_id"], lease_token=row["lease_token"])
     left = player.connection.execute("select exists (select from rota.jobs) as is_so")
     return bool((left.fetchone() or {})["is_so"])
 
 
-def check_jobs(history: History) -> list[Violation]:
+def is_start(step: Step) -> bool:
+    """Whether a job that waited for others stopped to."""
+    return step.statuses[0] == "blocked" and step.statuses[1] in LIVE
+
+
+def check_jobs(history: History, refusals: dict[str, set[str]] = REFUSALS) -> list[Violation]:
     """What is true of every call and every job."""
     return [
         *_check_changes(history),
-        *(found for call in history.calls.values() for found in _check_call(history, call)),
+        *(
+            found
+            for call in history.calls.values()
+            for found in _check_call(history, call, refusals)
+        ),
         *(
             found
             for steps in history.steps_by_job.values()
@@ -137,16 +156,22 @@ def _check_changes(history: History) -> Iterator[Violation]:
             yield Violation(f"refused or rolled back, and yet: {change}", call=call.name)
 
 
-def _check_call(history: History, call: Call) -> Iterator[Violation]:
+def _check_call(
+    history: History, call: Call, refusals: dict[str, set[str]]
+) -> Iterator[Violation]:
     steps = history.steps_by_call.get(call.name, [])
-    if call.error and call.error not in REFUSALS.get(call.function, set()):
+    if call.error and call.error not in refusals.get(call.function, set()):
         problem = f"unexpected error {call.error}: {call}\n{call.detail}"
         yield Violation(problem, call=call.name)
     if not call.is_done:
         return
     if call.function == "claim_jobs":
         told = {row["job_id"]: row["lease_token"] for row in call.rows}
-        given = {step.job_id: step.after["lease_token"] for step in steps if step.after}
+        given = {
+            step.job_id: step.after["lease_token"]
+            for step in steps
+            if step.after and step.after["status"] == "running"
+        }
         if told != given:
             yield Violation(f"was told {told} and given {given}", call=call.name)
     elif call.function in ("finish_job", "finish_jobs"):
@@ -182,9 +207,10 @@ def _problem_of(step: Step, last: dict[str, Any] | None) -> str:
     if not before or not after:
         return ""
     grows = after["lease_token"] - before["lease_token"]
-    if grows < 0 or (function == "claim_jobs" and grows == 0):
+    is_claim = function == "claim_jobs" and after["status"] == "running"
+    if grows < 0 or (is_claim and grows == 0):
         return "got a token that is not newer"
-    if function == "claim_jobs" and _time(before["run_at"]) > step.made_at:
+    if is_claim and _time(before["run_at"]) > step.made_at:
         return "was claimed too early"
     if function == "sweep_stale_leases" and _time(before["locked_until"]) > step.made_at:
         return "was swept within its lease"
