@@ -71,6 +71,26 @@ MUTANTS = {
         ],
         "is left with jobs",
     ),
+    "a parent that is not looked for": (
+        "dependencies",
+        [("_recheck_job", "if rota._has_parents(v_job.id) then", "if false then")],
+        "before its parents",
+    ),
+    "a parent that tells nobody": (
+        "dependencies",
+        [("_settle_parents", ") as c;", ") as c where false;")],
+        "is left blocked",
+    ),
+    "a parent that is dead and counts": (
+        "dependencies",
+        [("_recheck_job", "is distinct from 'run'", "= 'wait'")],
+        "before its parents",
+    ),
+    "a last job that takes a part when it has started": (
+        "dependencies",
+        [("_hold_blocked", "and j.status = 'blocked'", "")],
+        "before its parents",
+    ),
 }
 # A guard that an index holds too is missing only without it.
 HELD_BY = {
@@ -86,7 +106,7 @@ FORGET = "; ".join(
 )
 
 
-@pytest.mark.parametrize("feature", ["keys", "rerun", "effects", "order"])
+@pytest.mark.parametrize("feature", ["keys", "rerun", "effects", "order", "dependencies"])
 def test_what_many_processes_do_at_random_is_explained_by_the_model(
     dsn: str, feature: str
 ) -> None:
