@@ -57,8 +57,7 @@ class Dependencies:
         player.random.choices(steps, [14, 3, 3, 34, 34, 5, 7])[0](player)
 
     def drain(self, player: Player) -> bool:
-        for row in player.connection.execute(FAILED).fetchall():
-            player.call("retry_job", job_id=row["parent_id"])
+        retry_parents(player)
         has_jobs = storm_work.drain(player)
         return has_jobs or bool((player.connection.execute(LEFT).fetchone() or {})["is_so"])
 
@@ -78,6 +77,12 @@ class Dependencies:
 
 
 FEATURE = Dependencies()
+
+
+def retry_parents(player: Player) -> None:
+    """Let go on who waits for jobs that are dead or were cancelled."""
+    for row in player.connection.execute(FAILED).fetchall():
+        player.call("retry_job", job_id=row["parent_id"])
 
 
 def pick(player: Player, query: str, most: int) -> list[int]:
@@ -173,6 +178,8 @@ def check_child(history: History, job_id: int, child: Child) -> Iterator[Violati
     starts = 0
     for step in steps:
         problem = ""
+        if step.statuses[0] in ENDED:
+            break  # who retries it decides that it waits for no parents any more
         if is_start(step):
             starts += 1
             waits = [

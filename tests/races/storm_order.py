@@ -1,12 +1,15 @@
 """Strict order: jobs of a few ordering keys, over queues and types, with deaths in between.
 
+Some of the jobs wait for a parent as well, and their key with them.
+
 The model is the life of one key, told by the changes in their order.  What must be true:
 
 1. At most one job of a key is not blocked.
 2. A job starts, which is to stop being blocked, only when no live job of its key with a lower
    id was committed before the call that started it began.  What is committed later is late.
 3. No job starts from the death of one without skip_dead until that is retried or resumed.
-4. Each job comes to its end.
+4. No job starts before its parents have ended as it wants (storm_dependencies.py).
+5. Each job comes to its end.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 import psycopg
 
-from races import storm_work
+from races import storm_dependencies, storm_work
 from races.storm import Call, Change, History, Player, Step, Violation
 from races.storm_work import BACKOFF, ENDED, LIVE
 
@@ -46,6 +49,7 @@ class Order:
                 player.call("resume_key", ordering_key=row["ordering_key"])
             else:
                 player.call("retry_job", job_id=row["job_id"])
+        storm_dependencies.retry_parents(player)
         return storm_work.drain(player, queues=QUEUES)
 
     def check(self, history: History) -> list[Violation]:
@@ -68,7 +72,7 @@ FEATURE = Order()
 
 def new_job(player: Player) -> dict[str, Any]:
     """Return the arguments of a new job for one of the keys of these days."""
-    return {
+    job: dict[str, Any] = {
         "job_type": player.random.choice(["t", "u"]),
         "queue": player.random.choice(QUEUES),
         "priority": player.random.randrange(2),
@@ -78,6 +82,11 @@ def new_job(player: Player) -> dict[str, Any]:
         "backoff": BACKOFF,
         "delay": player.random.choice(["0", "0", "5 ms"]),
     }
+    seen = player.memory.get("seen", [])
+    if seen and player.chance(0.1):
+        job["after"] = [player.random.choice(seen)]
+        job["if_parent_dead"] = player.random.choice(storm_dependencies.POLICIES)
+    return job
 
 
 def random_key(player: Player) -> str:
