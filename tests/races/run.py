@@ -30,7 +30,7 @@ sys.path.insert(0, str(TESTS))
 from races import pairs, storm  # noqa: E402
 from races.instrument import instrument  # noqa: E402
 
-STORMS = ("keys", "rerun", "effects", "order", "dependencies")
+STORMS = ("keys", "rerun", "effects", "order", "dependencies", "limits")
 SETTINGS = ["max_connections=100", "fsync=off", "synchronous_commit=off"]
 _bench: list[pairs.Bench] = []
 

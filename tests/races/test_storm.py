@@ -91,6 +91,16 @@ MUTANTS = {
         [("_hold_blocked", "and j.status = 'blocked'", "")],
         "before its parents",
     ),
+    "a limit that is counted by two at once": (
+        "limits",
+        [("_hold_limit", "for update skip locked;", ";")],
+        "as one of",
+    ),
+    "a slot that is free and nobody is told": (
+        "limits",
+        [("_free_slots", "continue when v_limit_name like 'queue %'", "continue when true")],
+        "is left",
+    ),
 }
 # A guard that an index holds too is missing only without it.
 HELD_BY = {
@@ -101,12 +111,14 @@ FORGET = "; ".join(
     ["drop schema storm cascade"]
     + [
         f"delete from rota.{table}"
-        for table in ("jobs", "effects", "stuck_keys", "dependencies", "rechecks")
+        for table in ("jobs", "effects", "stuck_keys", "dependencies", "buckets", "rechecks")
     ]
 )
 
 
-@pytest.mark.parametrize("feature", ["keys", "rerun", "effects", "order", "dependencies"])
+@pytest.mark.parametrize(
+    "feature", ["keys", "rerun", "effects", "order", "dependencies", "limits"]
+)
 def test_what_many_processes_do_at_random_is_explained_by_the_model(
     dsn: str, feature: str
 ) -> None:
