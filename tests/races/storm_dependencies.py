@@ -12,7 +12,6 @@ and the lives of those jobs.  What must be true:
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -222,12 +221,10 @@ def has_ended(history: History, parent: int, how: set[str], asked: Call, until: 
 def check_left(history: History) -> Iterator[Violation]:
     """No row is left that says who waits for whom."""
     left: dict[tuple[int, int], str] = {}
-    life: dict[tuple[int, int], list[str]] = defaultdict(list)
     for change in history.changes:
         if change.place == "dependencies":
             row = change.new or change.old or {}
             pair = (row["parent_id"], row["job_id"])
-            life[pair].append(change.call)
             left.pop(pair, None)
             if change.new:
                 left[pair] = change.call
