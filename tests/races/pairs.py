@@ -174,6 +174,7 @@ class Bench:
             " and relkind in ('r', 'p') and not relispartition order by relname"
         ).fetchall()
         self._tables = [row[0] for row in rows]
+        self._columns = {table: self._columns_of(table) for table in self._tables}
         self._jobs = {state: self._save(state, number) for number, state in enumerate(STATES)}
         self._places: dict[tuple[str, str], list[str]] = {}
         self._in_turn: dict[tuple[str, ...], Outcome] = {}
@@ -292,6 +293,14 @@ class Bench:
             ).fetchall()
         )
 
+    def _columns_of(self, table: str) -> str:
+        rows = self.observer.execute(
+            "select quote_ident(attname) from pg_attribute where attrelid = %s::regclass"
+            " and attnum > 0 and not attisdropped and attgenerated = '' order by attnum",
+            (f"rota.{table}",),
+        )
+        return ", ".join(row[0] for row in rows)
+
     def _save(self, state: str, number: int) -> dict[str, Any]:
         """Bring the key into a state, a minute a step, and keep what the tables hold then."""
         for table in self._tables:
@@ -301,17 +310,17 @@ class Bench:
             self._clock.advance("1 minute")
             self.observer.execute(step)
         self._clock.set(NOW)
-        for table in self._tables:
-            copy = f"create table bench.s{number}_{table} as table rota.{table}"
+        for table, columns in self._columns.items():
+            copy = f"create table bench.s{number}_{table} as select {columns} from rota.{table}"
             self.observer.execute(copy)
         found = self.observer.execute(
             "select r.id, r.lease_token from rota.job_runs as r order by r.id"
         ).fetchall()
         job_id, token = found[0] if found else (999_999_999, 0)
         restore = "; ".join(
-            f"delete from rota.{table}; insert into rota.{table} overriding system value"
-            f" table bench.s{number}_{table}"
-            for table in self._tables
+            f"delete from rota.{table}; insert into rota.{table} ({columns})"
+            f" overriding system value table bench.s{number}_{table}"
+            for table, columns in self._columns.items()
         )
         return {
             "job_id": job_id,
