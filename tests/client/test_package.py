@@ -74,6 +74,9 @@ def test_examples_work_together(dsn: str) -> None:
     for account in ("ada", "bob"):
         assert booked.index(f"{account} has 300") < booked.index(f"{account} has 200")
     assert "9 words" in run("fan_out.py")
+    served = run("limits.py").splitlines()[-1]
+    assert served.startswith("at most 2 at once")
+    assert "small" in served.split()[-12:-6]  # of the twelve in their order
     with psycopg.connect(dsn) as connection:
         results = connection.execute(
             "select result from rota.finished_jobs where job_type = 'send_invoice'"
