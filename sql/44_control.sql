@@ -156,6 +156,7 @@ begin
     if v_ordering_key is not null then
         perform rota._unstick(_revive.job_id, v_ordering_key);
     end if;
+    perform rota._forget_parents(_revive.job_id);
     update rota.dependencies as d
     set is_failed = false
     where d.parent_id = coalesce(v_first_job_id, _revive.job_id);
@@ -277,6 +278,11 @@ begin
 
     perform rota._end_jobs(
         array[_cancel.job_id], array[_cancel.lease_token], _cancel.status, 'cancelled');
+    if _cancel.status = 'blocked' then
+        -- The rows of what it waited for are taken away with the next look.
+        insert into rota.rechecks (due_at, kind, subject)
+        values (rota.now(), 'job', _cancel.job_id::text);
+    end if;
     return 'cancelled';
 end;
 $$;

@@ -21,24 +21,13 @@ declare
     v_job_id bigint;
     v_status text;
 begin
-    if exists (
-        select from rota.stuck_keys as s where s.ordering_key = _recheck_order.ordering_key
-    ) or exists (
-        select
-        from rota.jobs as j
-        where j.ordering_key = _recheck_order.ordering_key
-          and j.status <> 'blocked'
-    ) then
-        return true;
-    end if;
-
-    select j.id
-    into v_job_id
+    select j.id, j.status
+    into v_job_id, v_status
     from rota.jobs as j
     where j.ordering_key = _recheck_order.ordering_key
     order by j.id
     limit 1;
-    if not found or rota._has_parents(v_job_id) then
+    if not found or v_status <> 'blocked' or rota._has_parents(v_job_id) then
         return true;
     end if;
 
@@ -49,10 +38,32 @@ begin
     for update skip locked;
     if not found then
         return false;
-    elsif v_status = 'blocked' then
+    elsif v_status = 'blocked' and rota._is_free_key(_recheck_order.ordering_key) then
         perform rota._unblock(v_job_id);
     end if;
     return true;
+end;
+$$;
+
+/*
+ * Whether a key has no head, alive or dead.  Asked when its first job is locked: one that was
+ * the head until then has left its row in stuck_keys by now.
+ */
+create or replace function rota._is_free_key(ordering_key text)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return not exists (
+        select from rota.stuck_keys as s where s.ordering_key = _is_free_key.ordering_key
+    ) and not exists (
+        select
+        from rota.jobs as j
+        where j.ordering_key = _is_free_key.ordering_key
+          and j.status <> 'blocked'
+    );
 end;
 $$;
 

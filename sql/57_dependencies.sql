@@ -30,13 +30,15 @@ as $$
 begin
     if _link_job.before is not null then
         perform rota._hold_blocked(array[_link_job.before]);
-        perform rota._check_no_cycle(_link_job.before, _link_job.after);
         perform rota._depend(array[_link_job.before], array[_link_job.job_id]);
     end if;
     if _link_job.is_new then
         perform rota._depend(
             array(select _link_job.job_id from unnest(_link_job.after)), _link_job.after);
         perform rota._note_new(array[_link_job.job_id]);
+    end if;
+    if _link_job.before is not null then
+        perform rota._check_no_circle(array[_link_job.before], array[_link_job.job_id]);
     end if;
 end;
 $$;
@@ -66,12 +68,12 @@ begin
 
     if v_before is not null then
         perform rota._hold_blocked(v_before);
-        perform rota._check_no_cycle(n.before, n.after)
-        from rota._new_jobs(_link_jobs.jobs) as n
-        where n.before is not null and n.after is not null;
         perform rota._depend(v_before, v_before_child);
     end if;
     perform rota._depend(v_after_child, v_after);
+    if v_before is not null then
+        perform rota._check_no_circle(v_before, v_before_child);
+    end if;
     perform rota._note_new(array(
         select i.id
         from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
@@ -122,26 +124,31 @@ begin
 end;
 $$;
 
-/* Refuse that *before* waits for a job that waits, over others, for *before*. */
-create or replace function rota._check_no_cycle(before bigint, after bigint[])
+/* Refuse that one of *before* waits for a job that waits, perhaps over others, for it. */
+create or replace function rota._check_no_circle(before bigint[], job_ids bigint[])
     returns void
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set enable_bitmapscan = off
 as $$
+declare
+    v_before bigint;
 begin
-    if exists (
-        with recursive ancestors (id) as (
-            select a.id from unnest(_check_no_cycle.after) as a (id)
-            union
-            select d.parent_id
-            from ancestors as a
-            join rota.dependencies as d on d.job_id = a.id
-        )
-        select from ancestors as a where a.id = _check_no_cycle.before
-    ) then
+    with recursive ancestors (before, id) as (
+        select b.before, b.job_id
+        from unnest(_check_no_circle.before, _check_no_circle.job_ids) as b (before, job_id)
+        union
+        select a.before, d.parent_id
+        from ancestors as a
+        join rota.dependencies as d on d.job_id = a.id
+        where a.id <> a.before
+    )
+    select a.before into v_before from ancestors as a where a.id = a.before limit 1;
+    if found then
         perform rota._refuse('before', format(
-            'must not be a job that this one waits for, got %s', _check_no_cycle.before));
+            'must not be a job that this one waits for, got %s', v_before));
     end if;
 end;
 $$;
@@ -209,6 +216,14 @@ begin
     into v_status, v_first_job_id
     from rota.finished_jobs as f
     where f.id = _ended_parent.job_id;
+    if not found then
+        -- It may have been retried since we looked for it in jobs.
+        select 'live', j.first_job_id
+        into v_status, v_first_job_id
+        from rota.jobs as j
+        where j.id = _ended_parent.job_id
+        for key share;
+    end if;
     if not found then
         perform rota._raise_not_found(_ended_parent.job_id);
     end if;

@@ -192,6 +192,39 @@ def test_before_refuses_a_circle(db):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "before": b, "after": [a, c]}]))
 
 
+def test_before_refuses_a_circle_within_a_batch(db):
+    a = enqueue(db)
+    one_last, other_last = enqueue(db, after=[a]), enqueue(db, after=[a])
+    jobs = [
+        {"job_type": "x", "before": one_last, "after": [other_last]},
+        {"job_type": "x", "before": other_last, "after": [one_last]},
+    ]
+
+    with refused("before"):
+        call(db, "enqueue_many", jobs=Jsonb(jobs))
+
+
+def test_before_refuses_a_circle_over_a_job_found_by_its_key(db):
+    last = enqueue(db, after=[enqueue(db)])
+    enqueue(db, after=[last], idempotency_key="e")
+
+    with refused("before"):
+        enqueue(db, before=last, idempotency_key="e")
+
+
+def test_a_cancelled_child_of_a_dead_parent_leaves_nothing_behind(db):
+    a = enqueue(db)
+    child = enqueue(db, after=[a], if_parent_dead="wait", ordering_key="k")
+    end(db, a, "fail")
+    one(db, "tick")
+    value(db, "cancel_job", job_id=child)
+
+    one(db, "tick")
+    assert rows(db, "select * from rota.dependencies") == []
+    value(db, "retry_job", job_id=child)
+    assert claimed(db) == [child]
+
+
 def test_after_raises_for_a_job_that_is_not_there(db):
     a = enqueue(db)
 
