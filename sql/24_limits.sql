@@ -17,8 +17,7 @@
  */
 
 create table rota.limits (
-    limit_name text collate "C" primary key generated always as (
-        coalesce('queue ' || queue, 'type ' || job_type, 'key ' || limit_key)) stored,
+    limit_name text collate "C" primary key,
     queue text,
     job_type text,
     limit_key text,
@@ -32,7 +31,12 @@ create table rota.limits (
     is_settled boolean not null default false,
     settled_xid xid8,
 
-    constraint limits_subject_check check (num_nonnulls(queue, job_type, limit_key) = 1),
+    constraint limits_subject_check
+        check (
+            num_nonnulls(queue, job_type, limit_key) = 1
+            and limit_name
+                = coalesce('queue ' || queue, 'type ' || job_type, 'key ' || limit_key)
+        ),
     constraint limits_max_running_check check (max_running between 0 and 1000000),
     constraint limits_max_starts_check check (max_starts between 1 and 1000000),
     constraint limits_per_check check (per between interval '1 millisecond' and '366 days'),

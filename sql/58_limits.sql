@@ -36,7 +36,9 @@ create or replace function rota.set_limit(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_limit_name text;
+    v_limit_name constant text := coalesce(
+        'queue ' || set_limit.queue, 'type ' || set_limit.job_type,
+        'key ' || set_limit.limit_key);
 begin
     perform rota._check_limit(
         set_limit.queue, set_limit.job_type, set_limit.limit_key, set_limit.max_running,
@@ -44,11 +46,12 @@ begin
         set_limit.is_reset);
 
     insert into rota.limits as l (
-        queue, job_type, limit_key, max_running, max_starts, per, burst, weight
+        limit_name, queue, job_type, limit_key, max_running, max_starts, per, burst, weight
     )
     values (
-        set_limit.queue, set_limit.job_type, set_limit.limit_key, set_limit.max_running,
-        set_limit.max_starts, rota._exact(set_limit.per), set_limit.burst, set_limit.weight
+        v_limit_name, set_limit.queue, set_limit.job_type, set_limit.limit_key,
+        set_limit.max_running, set_limit.max_starts, rota._exact(set_limit.per),
+        set_limit.burst, set_limit.weight
     )
     on conflict on constraint limits_pkey do update
     set max_running = coalesce(
@@ -60,8 +63,7 @@ begin
         weight = coalesce(excluded.weight, case when not is_reset then l.weight end),
         updated_at = rota.now(),
         is_settled = false,
-        settled_xid = null
-    returning l.limit_name into v_limit_name;
+        settled_xid = null;
 
     delete from rota.limits as l
     where l.limit_name = v_limit_name

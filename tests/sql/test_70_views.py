@@ -25,6 +25,7 @@ COLUMNS = {
     " last_failed_at last_job_id",
     "hourly_stats": "hour queue job_type succeeded dead cancelled total_duration"
     " average_duration longest_duration",
+    "limit_stats": "limit_name max_running running waiting max_starts per burst next_start_at",
 }
 
 
