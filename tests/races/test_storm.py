@@ -47,7 +47,10 @@ MUTANTS = {
     ),
     "a key that has two heads": (
         "order",
-        [("_recheck_order", "and j.status <> 'blocked'", "and false")],
+        [
+            ("_is_free_key", "and j.status <> 'blocked'", "and false"),
+            ("_recheck_order", "order by j.id", "and j.status = 'blocked' order by j.id"),
+        ],
         "beside job",
     ),
     "a key whose last job goes first": (
