@@ -15,7 +15,7 @@ install: ## Install into DATABASE_URL or the PG* defaults (ARGS="--with-roles"; 
 	@./install.sh $(ARGS)
 
 test: $(VENV)/.dev ## Run all tests, or some: ARGS="sql -k claim"; sets up what a fresh machine lacks
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.dev ## Run the tests that wait for nothing
 	$(PYTEST) -m "not slow" $(ARGS)
