@@ -263,7 +263,10 @@ class Crashing:
                 fail = call("fail_job", job_id=job_id, lease_token=token, **error)
                 answer_of(lambda fail=fail: self.session.fetch(*fail))
         self.session.fetch(*call("tick"))
-        self.session.fetch("update rota.jobs set run_at = rota.now() where status = 'failed'")
+        self.session.fetch(
+            "update rota.jobs set run_at = rota.now() where id = any(array("
+            "select j.id from rota.jobs as j where j.status = 'failed' for update skip locked))"
+        )
 
 
 def test_every_run_passes_each_stage_once_and_in_order(
