@@ -73,11 +73,7 @@ begin
               and j.queue = l.queue
         )::integer)
     from rota.limits as l
-    where l.limit_name = any(array(
-        select 'queue ' || q.queue
-        from unnest(v_open.queues, v_open.rooms) as q (queue, room)
-        where q.room is not null
-      ))
+    where l.queue = any(v_open.queues)
       and l.max_starts is not null;
     ids := coalesce(v_ids, '{}');
     open_queues := '{}';
@@ -105,12 +101,12 @@ begin
     into open_queues, rooms, ageings
     from unnest(_open_queues.queues) as c (queue)
     left join rota.queues as q on q.queue = c.queue
-    where not exists (select from rota.limits as l where l.limit_name = 'queue ' || c.queue);
+    where not exists (select from rota.limits as l where l.queue = c.queue);
 
     for v_limit in
         select l.limit_name, l.queue, l.max_running, l.max_starts, l.per, l.burst, q.ageing
         from unnest(_open_queues.queues) as c (queue)
-        join rota.limits as l on l.limit_name = 'queue ' || c.queue
+        join rota.limits as l on l.queue = c.queue
         left join rota.queues as q on q.queue = c.queue
         order by l.limit_name
     loop
