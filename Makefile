@@ -3,7 +3,7 @@ BIN := $(VENV)/bin
 VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/31_version.sql)
 PYTEST = cd tests && ../$(BIN)/python -m pytest
 
-.PHONY: help demo install test test-fast test-matrix lint format check chaos effects races bench-fan-out bench-behind dist clean setup
+.PHONY: help demo install test test-fast test-matrix lint format check chaos effects races fuzz-schedules bench-fan-out bench-behind dist clean setup
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -41,6 +41,10 @@ effects: $(VENV)/.dev ## Kill workers a thousand times between a mail and the fi
 
 races: $(VENV)/.dev ## Play operations against each other, by the ten thousand: ARGS="--feature keys"
 	$(BIN)/python tests/races/run.py $(ARGS)
+
+fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, and throw a million strings at the reader
+	$(BIN)/python tests/fuzz/schedules.py $(ARGS)
+	$(BIN)/python tests/fuzz/schedule_texts.py
 
 bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and tenants, and without
 	$(BIN)/python tests/bench/behind.py $(ARGS)

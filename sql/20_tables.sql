@@ -29,6 +29,8 @@ create table rota.jobs (
     stage text,
     stage_input jsonb,
     first_job_id bigint,
+    definition text,
+    scheduled_for timestamptz,
     status text not null,
     run_at timestamptz not null,
     attempts integer not null default 0,
@@ -153,6 +155,8 @@ comment on column rota.jobs.bucket is
 comment on column rota.jobs.is_limited is 'Whether the running job counts for a limit.';
 comment on column rota.jobs.stage_input is 'Result of the stage before this one.';
 comment on column rota.jobs.first_job_id is 'The job of the first stage of this run.';
+comment on column rota.jobs.definition is 'The schedule that made the job; null for others.';
+comment on column rota.jobs.scheduled_for is 'The planned time that the job stands for.';
 comment on column rota.jobs.attempts is 'Claims so far that were not given back.';
 comment on column rota.jobs.lease_token is
     'The fence: grows with each claim for the whole life of the job, and never goes back.';
@@ -270,10 +274,11 @@ comment on table rota.workers is
 
 create table rota.upkeep (
     task text primary key,
-    done_at timestamptz not null
+    done_at timestamptz not null,
+    done_by text
 );
 
-comment on table rota.upkeep is 'When each part of the upkeep was last done.';
+comment on table rota.upkeep is 'When each part of the upkeep was last done, and by whom.';
 
 create table rota.upgrade_log (
     id integer primary key,
@@ -284,4 +289,5 @@ create table rota.upgrade_log (
 comment on table rota.upgrade_log is 'Which changes of the tables ran, and when.';
 
 insert into rota.upgrade_log (id, name) values (0, 'fresh install');
-insert into rota.upkeep (task, done_at) values ('retention', '-infinity');
+insert into rota.upkeep (task, done_at)
+values ('retention', '-infinity'), ('tick', '-infinity');

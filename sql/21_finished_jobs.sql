@@ -28,6 +28,8 @@ create table rota.finished_jobs (
     stage text,
     stage_input jsonb,
     first_job_id bigint,
+    definition text,
+    scheduled_for timestamptz,
     status text not null,
     run_at timestamptz not null,
     attempts integer not null,

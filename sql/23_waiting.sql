@@ -49,7 +49,7 @@ create table rota.rechecks (
 
     constraint rechecks_pkey primary key (due_at, id),
     constraint rechecks_kind_check
-        check (kind in ('job', 'order', 'parent', 'bucket', 'limit'))
+        check (kind in ('job', 'order', 'parent', 'bucket', 'limit', 'schedule'))
 )
 with (
     -- Notes that were taken lie in front of those that are due.
@@ -61,4 +61,4 @@ with (
 comment on table rota.rechecks is
     'Notes that something may go on now; taken away by whoever has looked.';
 comment on column rota.rechecks.subject is
-    'A job''s id, an ordering key, a bucket or a limit, by kind.';
+    'A job''s id, an ordering key, a bucket, a limit or a schedule''s name, by kind.';

@@ -42,7 +42,9 @@ create or replace function rota.claim_jobs(
         created_at timestamptz,
         pipeline text,
         stage text,
-        stage_input jsonb
+        stage_input jsonb,
+        definition text,
+        scheduled_for timestamptz
     )
     language plpgsql
     security definer
@@ -62,11 +64,8 @@ begin
     perform rota._check_claim(
         claim_jobs.worker, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.lease,
         claim_jobs.job_types);
-    if claim_jobs.lease is not null then
-        v_lease := rota._exact(claim_jobs.lease);
-    end if;
-    select d.ids, d.limited_ids
-    into v_ids, v_limited_ids
+    v_lease := case when claim_jobs.lease is not null then rota._exact(claim_jobs.lease) end;
+    select d.ids, d.limited_ids into v_ids, v_limited_ids
     from rota._lock_due(
         claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now) as d;
     return query
@@ -89,12 +88,12 @@ begin
         returning
             j.id, j.lease_token, j.queue, j.job_type, j.payload, j.priority, j.attempts,
             j.max_attempts, j.run_at, j.locked_until, j.idempotency_key, j.created_at,
-            j.pipeline, j.stage, j.stage_input
+            j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for
     )
     select
         c.id, c.lease_token, c.queue, c.job_type, c.payload, c.priority, c.attempts,
         c.max_attempts, c.run_at, c.locked_until, c.locked_until - v_now, c.idempotency_key,
-        c.created_at, c.pipeline, c.stage, c.stage_input
+        c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for
     from claimed as c
     order by c.priority, c.run_at, c.id;
 end;

@@ -148,27 +148,28 @@ begin
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
             j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key,
-            j.pipeline, j.stage, j.stage_input, j.first_job_id, j.run_at, j.attempts,
-            j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
-            j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
-            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
+            j.pipeline, j.stage, j.stage_input, j.first_job_id, j.definition,
+            j.scheduled_for, j.run_at, j.attempts, j.lease_token, j.locked_by,
+            j.cancel_requested_at, j.cancel_reason, j.progress_percent, j.progress_message,
+            j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at,
+            j.rerun_payload, j.rerun_run_at, j.rerun_priority
     ),
     archived as (
         insert into rota.finished_jobs (
             id, queue, job_type, payload, priority, max_attempts, lease,
             backoff, idempotency_key, ordering_key, skip_dead, limit_key,
-            pipeline, stage, stage_input, first_job_id, run_at, attempts,
-            lease_token, locked_by, cancel_requested_at, cancel_reason,
-            progress_percent, progress_message,
+            pipeline, stage, stage_input, first_job_id, definition,
+            scheduled_for, run_at, attempts, lease_token, locked_by,
+            cancel_requested_at, cancel_reason, progress_percent, progress_message,
             last_error, error_type, failed_at, created_at, started_at,
             status, updated_at, finished_at, result
         )
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.run_at, e.attempts,
-            e.lease_token, e.locked_by, e.cancel_requested_at, e.cancel_reason,
-            e.progress_percent, e.progress_message,
+            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition,
+            e.scheduled_for, e.run_at, e.attempts, e.lease_token, e.locked_by,
+            e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
             _end_jobs.new_status, v_now, v_now,
             nullif(_end_jobs.results -> (array_position(_end_jobs.job_ids, e.id) - 1), 'null')
@@ -176,9 +177,8 @@ begin
     )
     select
         coalesce(array_agg(e.id), '{}'),
-        jsonb_agg(to_jsonb(e)) filter (
-            where e.rerun_payload is not null or e.ordering_key is not null
-                or e.pipeline is not null)
+        jsonb_agg(to_jsonb(e)) filter (where num_nonnulls(
+            e.rerun_payload, e.ordering_key, e.pipeline, e.definition) > 0)
     into v_ended, v_leading
     from ended as e;
 
@@ -236,6 +236,14 @@ begin
     select v_now, 'order', e.ordering_key
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.ordering_key is not null;
+
+    -- What follows its last run is planned by the end of that.
+    insert into rota.rechecks (due_at, kind, subject)
+    select v_now, 'schedule', e.definition
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    join rota.job_definitions as d on d.name = e.definition
+    where d.last_job_id = e.id
+      and d.next_run_at is null;
 end;
 $$;
 

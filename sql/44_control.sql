@@ -112,7 +112,7 @@ begin
         returning
             f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
             f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead, f.limit_key,
-            f.pipeline, f.stage, f.stage_input, f.first_job_id,
+            f.pipeline, f.stage, f.stage_input, f.first_job_id, f.definition, f.scheduled_for,
             f.lease_token, f.last_error, f.error_type, f.failed_at, f.created_at
     ),
     kept_place as (
@@ -127,7 +127,7 @@ begin
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease,
             backoff, idempotency_key, ordering_key, skip_dead, limit_key, bucket,
-            pipeline, stage, stage_input, first_job_id, lease_token,
+            pipeline, stage, stage_input, first_job_id, definition, scheduled_for, lease_token,
             last_error, error_type, failed_at, created_at,
             status, run_at, updated_at
         )
@@ -136,7 +136,8 @@ begin
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
             rota._bucket(e.job_type, e.limit_key),
-            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.lease_token,
+            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition, e.scheduled_for,
+            e.lease_token,
             e.last_error, e.error_type, e.failed_at, e.created_at,
             case when e.ordering_key is null or k.job_id = e.id then 'queued'
                 else 'blocked' end, v_now, v_now

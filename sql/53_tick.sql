@@ -10,6 +10,7 @@
 
 create or replace function rota.tick()
     returns table (
+        jobs_fired integer,
         jobs_swept integer,
         rechecks_done integer,
         jobs_deleted integer,
@@ -21,6 +22,7 @@ create or replace function rota.tick()
     set search_path = pg_catalog, pg_temp
 as $$
 begin
+    jobs_fired := rota._fire_schedules(1000);
     jobs_swept := rota.sweep_stale_leases();
     rechecks_done := rota._recheck(1000);
 

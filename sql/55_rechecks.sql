@@ -139,6 +139,8 @@ begin
                 perform rota._note_later(
                     _take_note.subject, rota.now() + interval '50 milliseconds');
             end if;
+        when 'schedule' then
+            v_is_settled := rota._recheck_schedule(_take_note.subject);
     end case;
 
     if v_is_settled then

@@ -31,6 +31,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 23_waiting.sql
 \ir 24_limits.sql
 \ir 25_pipelines.sql
+\ir 26_job_definitions.sql
 \else
 \ir upgrades/all.sql
 \ir 30_clock.sql
@@ -39,6 +40,10 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 31_version.sql
 \ir 32_checks.sql
 \ir 33_backoff.sql
+\ir 34_schedule_text.sql
+\ir 35_calendar.sql
+\ir 36_time_zones.sql
+\ir 37_next_run.sql
 \ir 39_buckets.sql
 \ir 40_enqueue.sql
 \ir 41_claim.sql
@@ -51,6 +56,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 48_effects.sql
 \ir 49_keys.sql
 \ir 50_sweep.sql
+\ir 51_schedule.sql
 \ir 52_retention.sql
 \ir 53_tick.sql
 \ir 55_rechecks.sql
@@ -64,6 +70,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \if :{?with_cron}
 \ir 60_pg_cron.sql
 \endif
+\ir 61_fire.sql
 \ir 70_views.sql
 \if :{?with_roles}
 \ir 80_roles.sql

@@ -140,6 +140,25 @@ def dsn(
     admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
+@pytest.fixture(scope="session")
+def _read_only_db(
+    server: EmbeddedPostgres, admin: psycopg.Connection[Any], template: str
+) -> Iterator[psycopg.Connection[Any]]:
+    admin.execute(
+        sql.SQL("create database read_only template {}").format(sql.Identifier(template))
+    )
+    with psycopg.connect(server.url("read_only"), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def read_only_db(_read_only_db: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """The connection of a test that only computes, to a database that all such tests share."""
+    _read_only_db.execute("reset all")
+    _read_only_db.execute("set default_transaction_read_only = on")
+    return _read_only_db
+
+
 @pytest.fixture
 def connect(dsn: str) -> Iterator[Connect]:
     """Open one more connection to this test's database, in autocommit unless told otherwise."""
