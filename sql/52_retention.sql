@@ -19,7 +19,7 @@
  * warning, and everything else goes its way.
  */
 
-create or replace function rota._retain()
+create or replace function rota._retain(is_alone boolean)
     returns table (
         jobs_deleted integer,
         partitions_created integer,
@@ -35,7 +35,6 @@ create or replace function rota._retain()
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_is_alone constant boolean := transaction_timestamp() = statement_timestamp();
     v_step text;
 begin
     jobs_deleted := 0;
@@ -43,19 +42,13 @@ begin
     partitions_dropped := 0;
 
     -- At most once in ten seconds, and by one caller at a time.
-    perform
-    from rota.upkeep as u
-    where u.task = 'retention'
-      and u.done_at not between v_now - interval '10 seconds' and v_now
-    for update skip locked;
-    if not found then
+    if not rota._record_tick(_retain.is_alone) then
         return next;
         return;
     end if;
-    update rota.upkeep as u set done_at = v_now where u.task = 'retention';
 
     foreach v_step in array array[
-        'jobs', 'errors', 'keys', 'effects', 'limits', 'workers', 'partitions'
+        'jobs', 'errors', 'keys', 'effects', 'limits', 'workers', 'pg_cron', 'partitions'
     ] loop
         begin
             if v_step = 'jobs' then
@@ -70,7 +63,9 @@ begin
                 perform rota._forget_limits(5000);
             elsif v_step = 'workers' then
                 delete from rota.workers as w where w.last_seen_at < v_now - interval '1 day';
-            elsif v_is_alone then
+            elsif v_step = 'pg_cron' then
+                perform rota._forget_cron_runs(10000);
+            elsif _retain.is_alone then
                 partitions_created := rota._create_partitions();
                 partitions_dropped := rota._drop_partitions();
             end if;

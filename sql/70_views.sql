@@ -182,3 +182,25 @@ left join (
 comment on view rota.limit_stats is
     'One row per limit in use: how many jobs run under it, how many due ones wait for whatever '
     'reason, and when the next may start at its rate.';
+
+create or replace view rota.ticker_health as
+select
+    nullif(u.done_at, '-infinity') as last_tick_at,
+    u.done_by as last_tick_by,
+    n.now - nullif(u.done_at, '-infinity') as lag,
+    d.schedules_overdue,
+    n.now - d.next_run_at as oldest_overdue
+from rota.upkeep as u
+cross join (select rota.now() as now) as n
+cross join lateral (
+    select count(*) as schedules_overdue, min(o.next_run_at) as next_run_at
+    from rota.job_definitions as o
+    where o.next_run_at < n.now - interval '1 minute'
+) as d
+where u.task = 'tick';
+
+comment on view rota.ticker_health is
+    'The last tick that was recorded, by whom and how long ago, and how many schedules should '
+    'have fired more than a minute ago.';
+comment on column rota.ticker_health.lag is
+    'Ticks are recorded every 10 seconds; null means that there was none yet.';

@@ -38,6 +38,7 @@ values
     ('worker', 'function', 'effect_result'),
     ('worker', 'function', 'sweep_stale_leases'),
     ('worker', 'function', 'tick'),
+    ('worker', 'procedure', 'tick_loop'),
     ('worker', 'function', 'version'),
     ('observer', 'view', 'job_runs'),
     ('observer', 'view', 'queue_stats'),
@@ -55,6 +56,7 @@ values
     ('observer', 'view', 'pipeline_stages'),
     ('observer', 'view', 'limits'),
     ('observer', 'view', 'limit_stats'),
+    ('observer', 'view', 'ticker_health'),
     ('observer', 'function', 'version'),
     -- The views compute ages with it, as whoever asks.
     ('observer', 'function', 'now'),
@@ -71,6 +73,9 @@ values
     ('operator', 'function', 'drop_pipeline'),
     ('operator', 'function', 'rerun_from'),
     ('operator', 'function', 'tick'),
+    ('operator', 'procedure', 'tick_loop'),
+    ('operator', 'function', 'start_ticker'),
+    ('operator', 'function', 'stop_ticker'),
     ('operator', 'function', 'sweep_stale_leases'),
     ('operator', 'function', 'grant_statements')
 $$;
@@ -102,10 +107,10 @@ begin
         or (a.access = 'observer' and grant_statements.access = 'operator'));
     return query
     select format(
-        'grant execute on function %s to %I;', p.oid::regprocedure, grant_statements.role)
+        'grant execute on %s %s to %I;', a.kind, p.oid::regprocedure, grant_statements.role)
     from rota._access() as a
     join pg_proc as p on p.proname = a.name and p.pronamespace = 'rota'::regnamespace
-    where a.kind = 'function'
+    where a.kind in ('function', 'procedure')
       and (a.access = grant_statements.access
         or (a.access = 'observer' and grant_statements.access = 'operator'));
 end;

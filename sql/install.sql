@@ -3,7 +3,7 @@
  *
  *     psql -f sql/install.sql                       into the database of your libpq defaults
  *     psql -v with_roles=1 -f sql/install.sql       also creates the four roles
- *     psql -v with_cron=1 -f sql/install.sql        also lets pg_cron call rota.tick()
+ *     psql -v with_cron=1 -f sql/install.sql        also calls rota.start_ticker()
  *
  * This file is the table of contents: read the parts in this order.  Tables are created
  * once and changed by upgrades/; functions, views and grants are replayed whole every time,
@@ -67,14 +67,15 @@ select to_regnamespace('rota') is null as fresh \gset
 \if :fresh
 \ir 54_first_run.sql
 \endif
-\if :{?with_cron}
 \ir 60_pg_cron.sql
-\endif
 \ir 61_fire.sql
 \ir 70_views.sql
 \if :{?with_roles}
 \ir 80_roles.sql
 \endif
 \ir 90_grants.sql
+\if :{?with_cron}
+do $$ begin perform rota.start_ticker(); end $$;
+\endif
 
 commit;

@@ -3,8 +3,8 @@
  *
  *     psql -f sql/uninstall.sql
  *
- * The pg_cron entry goes first, because it lives outside the schema.  The roles stay: they
- * belong to the whole cluster, and another database may use them.
+ * The pg_cron entry and its log go first, because they live outside the schema.  The roles
+ * stay: they belong to the whole cluster, and another database may use them.
  */
 
 \set ON_ERROR_STOP on
@@ -16,11 +16,20 @@ set local search_path = pg_catalog, pg_temp;
 
 do $$
 begin
-    if to_regclass('cron.job') is not null then
+    if exists (
+        select
+        from pg_extension as e
+        join pg_namespace as n on n.nspname = 'cron'
+        where e.extname = 'pg_cron'
+          and has_schema_privilege(n.oid, 'usage')
+    ) then
         perform cron.unschedule(j.jobid)
         from cron.job as j
         where j.jobname in ('rota tick', 'rota tick log')
           and j.database = current_database();
+        delete from cron.job_run_details as d
+        where d.command like 'call rota.tick_loop(%'
+          and d.database = current_database();
     end if;
 
     if to_regnamespace('rota') is not null and not exists (

@@ -17,11 +17,13 @@ MYPYPATH=tests "$bin/mypy" --config-file $config --explicit-package-bases \
     tests/races/storm_*.py
 # The whole install as one script, because the manifest pins the search_path for all parts.
 # PS002 is `create or replace`, which is how rota upgrades its functions: they are in a
-# schema that the install has made itself.
+# schema that the install has made itself.  A procedure that commits cannot have a search_path;
+# this one sets it in each transaction.
 flat=$(mktemp)
 trap 'rm -f "$flat"' EXIT
 awk -v vars="fresh with_roles with_cron" -f sql/flatten.awk sql/install.sql >"$flat"
-"$bin/pgspot" --ignore PS002 "$flat"
+"$bin/pgspot" --ignore PS002 \
+    --proc-without-search-path 'rota.tick_loop(duration interval,every interval)' "$flat"
 if command -v shellcheck >/dev/null; then
     shellcheck -s sh install.sh tests/*.sh
     shellcheck .ci/run

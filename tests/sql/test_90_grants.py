@@ -32,6 +32,7 @@ FUNCTIONS = {
         "forget_worker",
         "sweep_stale_leases",
         "tick",
+        "tick_loop",
         "version",
     },
     "observer": {"version", "now"},
@@ -51,6 +52,9 @@ FUNCTIONS = {
         "drop_pipeline",
         "rerun_from",
         "tick",
+        "tick_loop",
+        "start_ticker",
+        "stop_ticker",
         "sweep_stale_leases",
         "grant_statements",
     },
@@ -73,6 +77,7 @@ READABLE = {
     "pipeline_stages",
     "limits",
     "limit_stats",
+    "ticker_health",
 }
 
 _numbers = count(1)
@@ -181,7 +186,9 @@ def test_grants_are_what_a_call_meets(roled, access, somebody):
     role = f"rota_{access}" if access != "nobody" else somebody()
     signatures = rows(
         roled,
-        "select proname::text as name, coalesce((select string_agg('null::' ||"
+        "select proname::text as name,"
+        " case prokind when 'p' then 'call' else 'select * from' end as call,"
+        " coalesce((select string_agg('null::' ||"
         " format_type(t, null), ', ') from unnest(proargtypes) as t), '') as nulls"
         " from pg_proc where pronamespace = 'rota'::regnamespace"
         " and prorettype <> 'trigger'::regtype",
@@ -190,8 +197,8 @@ def test_grants_are_what_a_call_meets(roled, access, somebody):
 
     refusals = {
         name
-        for name, nulls in signatures
-        if answer(roled, f"select * from rota.{name}({nulls})") == "42501"
+        for name, call, nulls in signatures
+        if answer(roled, f"{call} rota.{name}({nulls})") == "42501"
     }
     unreadable = {
         name
@@ -202,7 +209,7 @@ def test_grants_are_what_a_call_meets(roled, access, somebody):
         answer(roled, f"delete from rota.{name}") for name in ("jobs", "queues", "job_errors")
     ]
 
-    assert refusals == {name for name, _ in signatures} - FUNCTIONS[access]
+    assert refusals == {name for name, _, _ in signatures} - FUNCTIONS[access]
     tables = {"jobs", "finished_jobs", "upkeep", "upgrade_log"}
     assert unreadable == tables | (
         READABLE if access not in ("operator", "observer") else set()

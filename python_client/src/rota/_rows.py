@@ -90,10 +90,16 @@ class JobHeartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickReport:
-    """What one tick did; None for what failed and will be tried again."""
+    """What one tick did; None for what failed and will be tried again.
 
-    jobs_swept: int
-    rechecks_done: int
+    *was_busy* says that another tick was in hand, and *has_more* that there is more to do now.
+    """
+
+    jobs_fired: int | None
+    jobs_swept: int | None
+    rechecks_done: int | None
     jobs_deleted: int | None
     partitions_created: int | None
     partitions_dropped: int | None
+    was_busy: bool
+    has_more: bool
