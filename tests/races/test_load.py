@@ -117,9 +117,9 @@ def sweep(client: Client) -> int:
 def tick(client: Client) -> int:
     # As if the last tick were long ago, so that each one deletes and makes partitions.
     client.connection.execute(
-        "update rota.upkeep set done_at = '-infinity' where task = 'retention'"
+        "update rota.upkeep set done_at = '-infinity' where task = 'tick'"
     )
-    return int(client.fetch("tick")[0][2])
+    return int(client.fetch("tick")[0][3])
 
 
 def age(client: Client) -> int:

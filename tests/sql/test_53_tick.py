@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from sql.helpers import call, claim, enqueue, one, owner, rows, run, running, scalar, value
+from itertools import pairwise
+
+import psycopg
+import pytest
+
+from sql.helpers import (
+    Db,
+    claim,
+    enqueue,
+    one,
+    owner,
+    raises,
+    refused,
+    rows,
+    run,
+    running,
+    scalar,
+    value,
+)
 from sql.test_50_sweep import POISON
 from sql.test_52_retention import end, partitions
 
@@ -111,7 +129,281 @@ def test_tick_finds_nothing_to_do_on_an_empty_database(db):
     one(db, "tick")
 
     with db.transaction():
-        assert call(db, "tick") == [(0, 0, 0, 0, 0)]
-        assert scalar(db, "select pg_current_xact_id_if_assigned()::text") is None
+        did = one(db, "tick")
+
+    assert not any(did)
+    assert None not in did
     assert rows(db, "select * from rota.jobs") == []
     assert enqueue(db) == 1
+
+
+def test_tick_without_work_writes_nothing(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    written = "select pg_current_xact_id_if_assigned()::text"
+
+    for moment, is_recorded in [("9 s", False), ("2 s", True)]:
+        clock.advance(moment)
+        # As one string, so that tick() is alone as far as it can tell.
+        cursor = db.execute(f"begin; select * from rota.tick(); {written}; commit")
+        while cursor.nextset():
+            if cursor.description and len(cursor.description) == 1:
+                assert (cursor.fetchall() != [(None,)]) == is_recorded
+
+
+def test_tick_is_recorded_with_its_time_and_caller(db, clock):
+    now = clock.set("2031-03-01 12:00+00")
+    health = "select last_tick_at, last_tick_by, lag from rota.ticker_health"
+    assert rows(db, health) == [(None, None, None)]
+
+    db.execute("set application_name = 'the night watch'")
+    one(db, "tick")
+    clock.advance("9 s")
+    one(db, "tick")
+
+    assert rows(db, "select task, done_at, done_by from rota.upkeep order by 1") == [
+        ("retention", now, "the night watch as postgres"),
+        ("tick", now, "the night watch as postgres"),
+    ]
+    assert rows(db, health) == [(now, "the night watch as postgres", clock.now() - now)]
+
+
+def test_tick_says_that_there_is_more(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    jobs = psycopg.types.json.Jsonb([{"job_type": "x"}] * 1001)
+    db.execute("select from rota.enqueue_many(%s)", (jobs,))
+    claim(db, max_jobs=1000)
+    claim(db, max_jobs=1)
+    clock.advance("1 hour")
+
+    first, second = one(db, "tick"), one(db, "tick")
+
+    assert (first.jobs_swept, first.has_more) == (1000, True)
+    assert (second.jobs_swept, second.has_more) == (1, False)
+
+
+def hang(db: Db) -> None:
+    """Send a tick and its begin as one string, and forget to commit: it keeps the lock."""
+    db.execute("begin; select * from rota.tick()")
+
+
+def test_tick_returns_at_once_while_another_is_in_hand(db, connect, clock):
+    """A records a tick, begins another one and holds the lock; B ticks."""
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    hang(connect())
+    job = running(db)
+    clock.set("2031-03-01 12:00:09+00")
+    db.execute("update rota.jobs set locked_until = rota.now() - interval '1 s'")
+
+    did = one(db, "tick")
+
+    assert did.was_busy
+    assert set(did[:-2]) == {0}
+    assert run(db, job.job_id).status == "running"
+
+
+def test_tick_works_without_the_lock_once_another_hangs(db, connect, clock):
+    """A holds the lock and the row of the record, for ever; all others tick all the same."""
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    clock.advance("11 s")
+    hung = connect()
+    hang(hung)
+
+    for _ in range(3):
+        job = running(db, max_attempts=1)
+        clock.advance("2 minutes")
+        did = one(db, "tick")
+        assert (did.was_busy, did.jobs_swept) == (False, 1)
+        assert run(db, job.job_id).status == "dead"
+
+
+def test_tick_in_a_transaction_takes_no_lock(db, connect, clock):
+    """A ticks inside a transaction that it keeps open; B is not told to wait for it."""
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    forgetful = connect(autocommit=False)
+    forgetful.execute("select 1")
+    job = running(db)
+    clock.advance("59 s")
+    db.execute("update rota.jobs set locked_until = rota.now() - interval '1 s'")
+    db.execute("update rota.upkeep set done_at = rota.now() - interval '50 s'")
+
+    one(forgetful, "tick")
+    clock.advance("1 s")
+    other = one(db, "tick")
+
+    assert not other.was_busy
+    assert scalar(db, "select lag from rota.ticker_health").total_seconds() == 0
+    forgetful.rollback()
+    assert one(db, "tick").jobs_swept == 1
+    assert run(db, job.job_id).status == "failed"
+
+
+PARTS = {
+    "jobs_swept": "sweep_stale_leases(integer)",
+    "jobs_fired": "_fire_schedules(integer)",
+    "rechecks_done": "_recheck(integer)",
+    "jobs_deleted": "_retain(boolean)",
+}
+
+
+@pytest.mark.parametrize("broken", PARTS)
+def test_tick_does_the_rest_when_one_part_fails(db, clock, broken):
+    clock.set("2031-03-01 12:00+00")
+    warnings: list[str | None] = []
+    db.add_notice_handler(lambda diagnostic: warnings.append(diagnostic.message_primary))
+    job = running(db)
+    db.execute(f"drop function rota.{PARTS[broken]}")
+    clock.advance("1 hour")
+
+    did = one(db, "tick")
+
+    assert [part for part in PARTS if getattr(did, part) is None] == [broken]
+    assert did.has_more is False
+    assert did.jobs_swept == (None if broken == "jobs_swept" else 1)
+    assert did.partitions_created == (None if broken == "jobs_deleted" else 8)
+    assert run(db, job.job_id).status == ("running" if broken == "jobs_swept" else "failed")
+    assert [("tried again" in (warning or "")) for warning in warnings] == [True]
+
+
+def test_tick_can_be_cancelled(db):
+    db.execute(
+        "create or replace function rota._fire_schedules(max_jobs integer) returns integer"
+        " language plpgsql as $$ begin perform pg_sleep(60); return 0; end $$"
+    )
+    db.execute("set statement_timeout = '200ms'")
+
+    with raises("57014"):
+        one(db, "tick")
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_tick_sweeps_under_every_isolation_level(db, clock, level):
+    clock.set("2031-03-01 12:00+00")
+    db.execute(f"set default_transaction_isolation = '{level}'")
+    with db.transaction():
+        db.execute("set transaction isolation level read committed")
+        job = running(db)
+    clock.advance("1 hour")
+
+    did = one(db, "tick")
+
+    assert did.jobs_swept == 1
+    assert None not in did
+    assert run(db, job.job_id).status == "failed"
+
+
+def note_ticks(db: Db, answer: str = "0") -> None:
+    """Let each tick write down its transaction, and its settings; *answer* is what it fired."""
+    db.execute(
+        f"""
+        create table public.ticks (
+            at timestamptz default clock_timestamp(),
+            xid text default pg_current_xact_id()::text,
+            isolation text default current_setting('transaction_isolation'),
+            has_lock boolean
+        );
+        grant select, insert on public.ticks to public;
+        create or replace function rota._fire_schedules(max_jobs integer) returns integer
+            language plpgsql security definer
+        as $$
+        begin
+            insert into public.ticks (has_lock) select exists (
+                select from pg_locks
+                where pid = pg_backend_pid() and locktype = 'advisory'
+            );
+            return {answer};
+        end $$;
+        """  # type: ignore[arg-type]
+    )
+
+
+def test_tick_loop_ticks_at_each_multiple_until_the_time_is_over(db):
+    note_ticks(db)
+    db.execute("set default_transaction_isolation = 'serializable'")
+
+    began_at = scalar(db, "select clock_timestamp()")
+    db.execute("call rota.tick_loop('1 second', '300 milliseconds')")
+    ended_at = scalar(db, "select clock_timestamp()")
+
+    ticks = rows(db, "select * from public.ticks order by at")
+    passed = [(tick.at - began_at).total_seconds() for tick in ticks]
+    assert passed == pytest.approx([0, 0.3, 0.6, 0.9], abs=0.09)
+    assert len({tick.xid for tick in ticks}) == 4
+    assert {(tick.isolation, tick.has_lock) for tick in ticks} == {("read committed", True)}
+    assert (ended_at - began_at).total_seconds() < 1.1
+
+
+def test_tick_loop_does_not_sleep_while_there_is_more(db):
+    note_ticks(db, "case when (select count(*) from public.ticks) < 5 then 1000 else 0 end")
+
+    db.execute("call rota.tick_loop('2 seconds', '1 second')")
+
+    times = [tick.at for tick in rows(db, "select at from public.ticks order by at")]
+    slept = [(next - last).total_seconds() > 0.5 for last, next in pairwise(times)]
+    assert slept == [False, False, False, False, True]
+
+
+def test_tick_loop_ends_in_time_though_there_is_more(db):
+    note_ticks(db, "1000")
+
+    db.execute("set statement_timeout = '5s'")
+    db.execute("call rota.tick_loop('100 milliseconds', '1 second')")
+
+    assert scalar(db, "select count(*) from public.ticks") > 1
+
+
+def test_tick_loop_ticks_once_however_short_it_is(db):
+    note_ticks(db)
+
+    db.execute("call rota.tick_loop('1 millisecond', '1 minute')")
+
+    assert scalar(db, "select count(*) from public.ticks") == 1
+
+
+def test_tick_loop_keeps_what_was_done_when_it_is_cancelled(db):
+    note_ticks(db)
+    db.execute("set statement_timeout = '500ms'")
+
+    with raises("57014"):
+        db.execute("call rota.tick_loop()")
+
+    assert scalar(db, "select count(*) from public.ticks") == 1
+
+
+def test_tick_loop_inside_a_transaction_is_told_so(db):
+    with raises("2D000", "tick_loop()"), db.transaction():
+        db.execute("call rota.tick_loop()")
+    with raises("2D000"):
+        db.execute("begin; call rota.tick_loop()")
+    db.execute("rollback")
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [(name, bad) for name in ("duration", "every") for bad in (None, "0", "-1 s", "1 month")]
+    + [("every", "61 s"), ("duration", "1441 minutes"), ("every", "1 month -30 days")],
+)
+def test_tick_loop_refuses_what_it_cannot_do(db, name, bad):
+    with refused(name):
+        db.execute(f"call rota.tick_loop({name} => %s)", (bad,))
+
+
+def test_ticker_health_counts_the_schedules_that_nobody_fired(db, clock):
+    now = clock.set("2031-03-01 12:00+00")
+    for name, delay in [("late", "10 minutes"), ("just now", "59 s"), ("later", "-1 s")]:
+        db.execute(
+            "insert into rota.job_definitions (name, job_type, queue, payload, schedule,"
+            " time_zone, priority, catch_up, catch_up_max, overlap, jitter, anchored_at,"
+            " next_run_at) values (%s, 'x', 'default', '{}', '@daily', 'UTC', 0, 'one', 1,"
+            " 'allow', '0', rota.now(), rota.now() - %s::interval)",
+            (name, delay),
+        )
+
+    (health,) = rows(db, "select * from rota.ticker_health")
+
+    assert health.schedules_overdue == 1
+    assert health.oldest_overdue.total_seconds() == 600
+    assert now == clock.now()

@@ -300,7 +300,8 @@ def hostile(db: Db) -> list[str]:
             " 'clock_timestamp', 'random', 'left', 'format', 'nextval', 'cardinality',"
             " 'array_position', 'coalesce', 'make_interval', 'pg_column_size', 'jsonb_typeof',"
             " 'char_length', 'isfinite', 'current_setting', 'octet_length', 'power',"
-            " 'jsonb_array_length', 'to_regclass', 'quote_ident', 'date_trunc', 'rank')"
+            " 'jsonb_array_length', 'to_regclass', 'quote_ident', 'date_trunc', 'rank',"
+            " 'set_config', 'pg_sleep', 'extract', 'floor', 'statement_timestamp')"
             " and pronamespace = 'pg_catalog'::regnamespace and prokind = 'f'"
             " and not 2276 = any(proargtypes) and not provariadic > 0",
         )
@@ -327,9 +328,12 @@ def hostile(db: Db) -> list[str]:
         ("<=", "timestamptz", "timestamptz"),
         ("+", "timestamptz", "interval"),
         ("~", "text", "text"),
+        ("<", "numeric", "numeric"),
+        ("-", "numeric", "numeric"),
+        ("<", "timestamptz", "timestamptz"),
         ("||", "text", "text"),
     ]:
-        kind = {"+": "timestamptz", "||": "text"}.get(operator, "boolean")
+        kind = {"+": "timestamptz", "-": "numeric", "||": "text"}.get(operator, "boolean")
         name = f"op_{len(made)}"
         made.append(
             f"create function trap.{name}({left}, {right}) returns {kind} language plpgsql as"
@@ -383,6 +387,7 @@ def test_grants_cannot_be_widened_by_a_search_path(db, connect, somebody):
     assert value(attacker, "cancel_job", job_id=job_id) == "cancelled"
     call(attacker, "sweep_stale_leases")
     call(attacker, "tick")
+    attacker.execute("call rota.tick_loop('2 milliseconds', '1 millisecond')")
     call(attacker, "forget_worker", worker="w")
     call(attacker, "grant_statements", access="worker", role=role)
     for view in READABLE:
