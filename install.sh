@@ -23,8 +23,8 @@ The role needs CONNECT and CREATE on that database, and need not be a superuser.
 What to install:
       --with-roles     also create the roles rota_producer, rota_worker, rota_operator and
                        rota_observer (needs CREATEROLE)
-      --with-cron      also let pg_cron call rota.tick(), if that extension is there
-                       Not needed while workers run: each of them calls it too.
+      --with-cron      also let pg_cron tick every second, by rota.start_ticker()
+                       Not needed while workers run: each of them ticks too.
       --dry-run        print the SQL and touch nothing; for a database with rota that is
                        the upgrade, for one without, or if there is none, the whole
 
@@ -250,6 +250,15 @@ show_status() {
             where j.command like '%rota.tick%' and j.database = current_database()")
     fi
     say "ticker        ${ticker:-the workers, while one runs (this role has no pg_cron job for it)}"
+    last=
+    if [ "$(ask "select has_table_privilege('rota.ticker_health', 'select')")" = t ]; then
+        last=$(ask "
+            select coalesce(date_trunc('second', lag) || ' ago, by ' || last_tick_by, 'never')
+                || case when schedules_overdue > 0
+                    then '; schedules overdue: ' || schedules_overdue else '' end
+            from rota.ticker_health")
+    fi
+    say "last tick     ${last:-not for this role to see}"
     live=$(ask "select case when has_table_privilege('rota.jobs', 'select') then 't' end")
     [ -z "$live" ] || live=$(ask 'select count(*) from rota.jobs')
     say "live jobs     ${live:-not for this role to see}"

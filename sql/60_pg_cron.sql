@@ -153,9 +153,9 @@ declare
         'As a superuser in this database: create extension pg_cron; '
         'grant usage on schema cron to %I;', current_user);
     v_there constant text := format(
-        'as %s or a superuser: select cron.schedule_in_database(%L, %L, %L, %L, %L);',
-        current_user, 'rota tick ' || current_database(), _check_cron.schedule,
-        _check_cron.command, current_database(), current_user);
+        'as a superuser: select cron.schedule_in_database(%L, %L, %L, %L, %L);',
+        'rota tick ' || current_database(), _check_cron.schedule, _check_cron.command,
+        current_database(), current_user);
     v_database text;
 begin
     if exists (select from pg_extension as e where e.extname = 'pg_cron') then

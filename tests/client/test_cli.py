@@ -87,7 +87,10 @@ def test_status_and_tick(run: Callable[..., str], client: Client) -> None:
     assert [queue["queue"] for queue in status["queues"]] == ["mail"]
     assert [worker["worker"] for worker in status["workers"]] == ["w1"]
     assert "w1" in run("status")
+    assert status["ticker"][0]["last_tick_at"] is None
     assert json.loads(run("tick", "--json"))["jobs_swept"] == 0
+    (ticker,) = json.loads(run("status", "--json"))["ticker"]
+    assert ticker["last_tick_by"] == "rota cli as postgres"
 
 
 def test_status_shows_who_paused_a_queue(run: Callable[..., str], client: Client) -> None:
@@ -129,7 +132,9 @@ def test_observer_may_ask_for_the_status(
         db.execute(statement.encode())
     try:
         url = make_conninfo(dsn, user=role, password="w")
-        assert rota.__version__ in run("status", "-d", url)
+        shown = run("status", "-d", url)
+        assert rota.__version__ in shown
+        assert "last_tick_at" in shown
     finally:
         db.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
 
@@ -204,6 +209,7 @@ def test_worker_needs_a_registry(run: Callable[..., str], spec: str, message: st
         ("--lease", "-1", "lease must be a timedelta or seconds >= 0, got -1.0"),
         ("--lease", "inf", "lease must be a timedelta or seconds >= 0, got inf"),
         ("--grace-period", "-1", "grace_period must be at least 0, got -1.0"),
+        ("--tick-interval", "0", "tick_interval must be at least 0.001, got 0.0"),
         ("--poll-interval", "nan", "poll_interval must be at least 0.001, got nan"),
         ("--queue", "a b", "queue must be 1 to 63 of the characters"),
         ("--name", "", "the length of name must be 1 to 255, got 0"),

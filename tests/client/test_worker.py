@@ -424,6 +424,56 @@ def test_stop_gives_back_and_lets_end(
     assert db.execute("select count(*) from rota.workers").fetchone() == (0,)
 
 
+def test_worker_ticks_again_at_once_while_there_is_more(
+    client: Client, db: psycopg.Connection[Any], background: Background
+) -> None:
+    """And claims come between: 3000 jobs of a vanished worker, and one to do."""
+    client.enqueue_many([{"job_type": "lost", "max_attempts": 1}] * 3000)
+    for _ in range(3):
+        client.claim_jobs("gone", max_jobs=1000)
+    db.execute("update rota.jobs set locked_until = rota.now() - interval '1 minute'")
+    registry = Registry()
+    order: list[int] = []
+
+    @registry.handler("now")
+    def now(job: Job) -> None:
+        order.append(_count(db, "dead"))
+
+    client.enqueue("now")
+    background(registry, tick_interval=60.0)
+    wait_until(lambda: _count(db, "dead") == 3000)
+
+    assert order
+    assert order[0] < 3000
+
+
+def test_worker_leaves_the_upkeep_to_others(
+    client: Client, db: psycopg.Connection[Any], background: Background
+) -> None:
+    client.enqueue("lost", max_attempts=1)
+    client.claim_jobs("gone")
+    db.execute("update rota.jobs set locked_until = rota.now() - interval '1 minute'")
+    registry = Registry()
+    seen = threading.Event()
+    registry.handler("now")(lambda _: seen.set())
+    client.enqueue("now")
+
+    background(registry, tick=False, tick_interval=0.01)
+
+    assert seen.wait(10)
+    time.sleep(0.3)
+    assert _count(db, "dead") == 0
+    assert client.tick().jobs_swept == 1
+
+
+def _count(db: psycopg.Connection[Any], status: str) -> int:
+    row = db.execute(
+        "select count(*) from rota.job_runs where status = %s", (status,)
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def test_stop_does_not_wait_for_a_tick(
     client: Client,
     db: psycopg.Connection[Any],

@@ -351,8 +351,18 @@ class AsyncClient:
         return value
 
     async def tick(self) -> rows.TickReport:
-        """Do the upkeep that is due."""
+        """Do the upkeep that is due, unless another tick is in hand."""
         return await self._row(rows.TickReport, "tick")
+
+    async def start_ticker(self, every: timedelta | Unset = UNSET) -> str:
+        """Let pg_cron tick; say what was set up."""
+        value: str = await self._value("start_ticker", every=every)
+        return value
+
+    async def stop_ticker(self) -> bool:
+        """Take away what `start_ticker` set up; say whether there was anything."""
+        value: bool = await self._value("stop_ticker")
+        return value
 
     async def retry_job(self, job_id: int, is_forced: bool | Unset = UNSET) -> str:
         """Put a job back to be run now; say its new status."""

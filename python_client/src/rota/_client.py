@@ -352,8 +352,18 @@ class Client:
         return value
 
     def tick(self) -> rows.TickReport:
-        """Do the upkeep that is due."""
+        """Do the upkeep that is due, unless another tick is in hand."""
         return self._row(rows.TickReport, "tick")
+
+    def start_ticker(self, every: timedelta | Unset = UNSET) -> str:
+        """Let pg_cron tick; say what was set up."""
+        value: str = self._value("start_ticker", every=every)
+        return value
+
+    def stop_ticker(self) -> bool:
+        """Take away what `start_ticker` set up; say whether there was anything."""
+        value: bool = self._value("stop_ticker")
+        return value
 
     def retry_job(self, job_id: int, is_forced: bool | Unset = UNSET) -> str:
         """Put a job back to be run now; say its new status."""

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import time
+from math import inf
 
 import psycopg
 
@@ -22,16 +23,16 @@ REPORT_INTERVAL = 30.0
 
 
 class Upkeep:
-    """Calls ``tick()`` about every *interval* seconds, and reports now and then."""
+    """Calls ``tick()`` about every *interval* seconds, or never, and reports now and then."""
 
     def __init__(
-        self, database: Database, worker: str, queues: list[str], interval: float
+        self, database: Database, worker: str, queues: list[str], interval: float | None
     ) -> None:
         self._database = database
         self._worker = worker
         self._queues = queues
-        self._interval = interval
-        self._tick_at = 0.0
+        self._interval = interval or 0.0
+        self._tick_at = inf if interval is None else 0.0
         self._report_at = 0.0
 
     @property
@@ -48,7 +49,9 @@ class Upkeep:
         try:
             if time.monotonic() >= self._tick_at:
                 self._tick_at = time.monotonic() + self._interval * random.uniform(0.8, 1.2)  # noqa: S311
-                await self._database.call(AsyncClient.tick)
+                report = await self._database.call_read_committed(AsyncClient.tick)
+                if report.has_more:
+                    self._tick_at = 0.0  # claims get their turn between two ticks
             if time.monotonic() >= self._report_at:
                 await self._report()
         except (psycopg.Error, RotaError) as error:

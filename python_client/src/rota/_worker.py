@@ -48,7 +48,8 @@ class Worker:
 
     *concurrency* handlers run at a time.  A claim takes as many jobs as can start, or *batch*
     if that is more; the others wait in memory.  *lease* is for jobs that bring none of their
-    own.  After `stop`, running jobs have *grace_period* seconds to end.
+    own.  After `stop`, running jobs have *grace_period* seconds to end.  Without *tick* the
+    upkeep is left to others.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Worker:
         batch: int = 1,
         lease: timedelta | None = None,
         poll_interval: float = 1.0,
+        tick: bool = True,
         tick_interval: float = 1.0,
         grace_period: float = 30.0,
     ) -> None:
@@ -85,7 +87,9 @@ class Worker:
         self._host = Host(self.name, conninfo, self._patient)
         connect_heart = partial(connect, conninfo, "rota heartbeat")
         self._heart = Heart(connect_heart, outage, self._on_change)
-        self._upkeep = Upkeep(self._claims, self.name, self._queues, tick_interval)
+        self._upkeep = Upkeep(
+            self._claims, self.name, self._queues, tick_interval if tick else None
+        )
         self._loop = ClaimLoop(
             self._claims, self._claim, self._upkeep, batch=batch, poll_interval=poll_interval
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 from .._database import connect, named
+from .._log import JsonFormatter
 
 MAX_WIDTH = 48
 
@@ -57,6 +59,16 @@ def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
     with connect(conninfo(arguments), "rota cli") as connection:
         connection.row_factory = dict_row
         yield connection
+
+
+def set_up_log(log_format: str = "text", log_level: str = "info") -> None:
+    """Let the process write its log to stderr."""
+    handler = logging.StreamHandler()
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
 
 
 def print_json(value: Any) -> None:

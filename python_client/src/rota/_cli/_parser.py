@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._version import __version__
-from . import _jobs, _queues, _schema, _status, _worker
+from . import _jobs, _queues, _schema, _status, _tick, _worker
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -61,11 +61,14 @@ def _add_schema_commands(commands: Any) -> None:
     add = _add(commands, "install", _schema.install, "install rota, or bring it up to date")
     add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
     add.add_argument("--with-roles", action="store_true", help="create the four roles")
-    add.add_argument("--with-cron", action="store_true", help="let pg_cron call tick()")
+    add.add_argument("--with-cron", action="store_true", help="let pg_cron tick")
     add = _add(commands, "uninstall", _schema.uninstall, "remove rota and all its jobs")
     add.add_argument("--yes", action="store_true", help="do not ask")
     _add(commands, "status", _status.status, "show queues, due jobs and workers", json=True)
-    _add(commands, "tick", _schema.tick, "do the upkeep that is due", json=True)
+    add = _add(commands, "tick", _tick.tick, "do the upkeep that is due", json=True)
+    add.add_argument("--loop", action="store_true", help="again, until SIGTERM or Ctrl-C")
+    what = "seconds between two ticks of --loop (default: %(default)s)"
+    add.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help=what)
 
 
 def _add_job_commands(commands: Any) -> None:
@@ -118,6 +121,7 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
     add.add_argument("--name", help="(default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between two claims while nothing is due")
+    add.add_argument("--no-tick", action="store_true", help="leave the upkeep to others")
     number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
     number(float, "--grace-period", 30.0, "seconds that running jobs get after SIGTERM")
     how = add.add_mutually_exclusive_group()

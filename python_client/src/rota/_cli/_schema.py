@@ -1,14 +1,13 @@
-"""Commands about the whole: install, uninstall, tick."""
+"""Commands about the whole: install, uninstall."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 
 from .._client import Client
 from .._install import run_script, script_text
-from ._output import CommandError, UsageError, connected, print_json, print_record
+from ._output import CommandError, UsageError, connected
 
 
 def install(arguments: argparse.Namespace) -> None:
@@ -39,10 +38,3 @@ def uninstall(arguments: argparse.Namespace) -> int:
         run_script(connection, "uninstall.sql", {})
         print(f"rota is gone from {database}")
     return 0
-
-
-def tick(arguments: argparse.Namespace) -> None:
-    """Do the upkeep that is due."""
-    with connected(arguments) as connection:
-        report = dataclasses.asdict(Client(connection).tick())
-    (print_json if arguments.json else print_record)(report)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, LiteralString
-
-from psycopg import Connection
-from psycopg.errors import InsufficientPrivilege
+from typing import LiteralString
 
 from .._client import Client
 from .._version import __version__
@@ -36,7 +33,7 @@ PARTS: dict[str, LiteralString] = {
         group by j.queue, j.job_type
         order by min(j.run_at)
         """,
-    "upkeep": "select task, nullif(done_at, '-infinity') as done_at from rota.upkeep",
+    "ticker": "select * from rota.ticker_health",
     "workers": """
         select
             worker, host, pid, version, queues, started_at, last_seen_at,
@@ -48,28 +45,19 @@ PARTS: dict[str, LiteralString] = {
 
 
 def status(arguments: argparse.Namespace) -> None:
-    """Show version, queues, what is paused, what is due, upkeep and workers."""
+    """Show version, queues, what is paused, what is due, the ticker and workers."""
     with connected(arguments) as connection:
         overview = {
             "database": connection.info.dbname,
             "version": Client(connection).version(),
             "client": __version__,
         }
-        parts = {name: _rows(connection, name) for name in PARTS}
+        parts = {name: connection.execute(part).fetchall() for name, part in PARTS.items()}
     if arguments.json:
         print_json({**overview, **parts})
         return
     print_record(overview)
     for name, rows in parts.items():
-        if rows or name not in ("paused", "upkeep"):
+        if rows or name != "paused":
             print(f"\n{name.replace('_', ' ')}")
             print_table(rows)
-
-
-def _rows(connection: Connection[Any], name: str) -> list[Any]:
-    try:
-        return connection.execute(PARTS[name]).fetchall()
-    except InsufficientPrivilege:
-        if name != "upkeep":  # which an observer need not see
-            raise
-        return []

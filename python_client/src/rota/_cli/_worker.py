@@ -10,15 +10,14 @@ import sys
 import traceback
 
 from .._checks import to_duration
-from .._log import JsonFormatter
 from .._registry import Registry
 from .._worker import Worker
-from ._output import UsageError, conninfo
+from ._output import UsageError, conninfo, set_up_log
 
 
 def work(arguments: argparse.Namespace) -> int:
     """Run a worker until it is told to stop."""
-    _set_up_log(arguments)
+    set_up_log(arguments.log_format, arguments.log_level)
     registry = load_registry(arguments.registry)
     lease = arguments.lease
     try:
@@ -31,6 +30,7 @@ def work(arguments: argparse.Namespace) -> int:
             batch=arguments.batch,
             lease=None if lease is None else to_duration("lease", lease),
             poll_interval=arguments.poll_interval,
+            tick=not arguments.no_tick,
             tick_interval=arguments.tick_interval,
             grace_period=arguments.grace_period,
         )
@@ -72,12 +72,3 @@ def _import_hint(module_name: str, error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name == top:
         return f"Run it where `import {top}` works, or set PYTHONPATH"
     return None
-
-
-def _set_up_log(arguments: argparse.Namespace) -> None:
-    handler = logging.StreamHandler()
-    if arguments.log_format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=arguments.log_level.upper(), handlers=[handler])

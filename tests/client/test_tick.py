@@ -1,0 +1,161 @@
+"""The command that ticks: `rota tick --loop`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from client.workers import wait_until
+from rota import Client
+from rota.__main__ import main
+
+Start = Callable[..., "Ticker"]
+
+
+class Ticker:
+    """A `rota tick --loop` of its own, and its log."""
+
+    def __init__(self, dsn: str, log: Path, *options: str) -> None:
+        self._log = log
+        command = [sys.executable, "-m", "rota", "tick", "--loop", *options]
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                command, env={**os.environ, "DATABASE_URL": dsn}, stderr=output
+            )
+
+    def lines(self, word: str) -> list[str]:
+        return [line for line in self._log.read_text().splitlines() if word in line]
+
+    def wait_for(self, word: str, count: int = 1) -> None:
+        wait_until(lambda: len(self.lines(word)) >= count, f"a line with {word}")
+
+
+@pytest.fixture
+def start(dsn: str, tmp_path: Path) -> Iterator[Start]:
+    """Start tickers; those that still run at the end are killed."""
+    started: list[Ticker] = []
+
+    def run(*options: str, dsn: str = dsn) -> Ticker:
+        started.append(Ticker(dsn, tmp_path / f"ticker{len(started)}.log", *options))
+        return started[-1]
+
+    yield run
+    for ticker in started:
+        if ticker.process.poll() is None:
+            ticker.process.kill()
+        ticker.process.wait()
+
+
+def lose_a_job(client: Client, db: psycopg.Connection[Any]) -> None:
+    client.enqueue("lost", max_attempts=1)
+    client.claim_jobs("gone")
+    db.execute("update rota.jobs set locked_until = rota.now() - interval '1 minute'")
+
+
+def test_loop_says_what_it_did_and_is_quiet_otherwise(
+    start: Start, client: Client, db: psycopg.Connection[Any]
+) -> None:
+    ticker = start("--every", "0.05")
+    ticker.wait_for(f"ticker started database={db.info.dbname} every=0.05")
+
+    for count in (1, 2):
+        lose_a_job(client, db)
+        ticker.wait_for("INFO tick jobs_swept=1", count)
+
+    assert len(ticker.lines("")) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_loop_ends_by_a_signal(
+    start: Start, db: psycopg.Connection[Any], number: signal.Signals
+) -> None:
+    ticker = start("--every", "60")
+    ticker.wait_for("ticker started")
+
+    ticker.process.send_signal(number)
+
+    assert ticker.process.wait(10) == 0
+    ticker.wait_for("ticker stopped")
+
+
+def test_loop_survives_a_lost_connection(
+    start: Start, client: Client, db: psycopg.Connection[Any]
+) -> None:
+    ticker = start("--every", "0.05")
+    ticker.wait_for("ticker started")
+    wait_until(lambda: client.tick().was_busy is not None)
+
+    ended = wait_until(
+        lambda: (
+            db.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name = 'rota tick' and datname = current_database()"
+            ).rowcount
+        )
+    )
+    ticker.wait_for("the database is back")
+    lose_a_job(client, db)
+    ticker.wait_for("tick jobs_swept=1")
+
+    assert ended == 1
+    assert len(ticker.lines("the database is lost")) == 1
+    assert len(ticker.lines("WARNING")) == 2
+
+
+def test_loop_goes_on_where_a_part_fails(
+    start: Start, client: Client, db: psycopg.Connection[Any]
+) -> None:
+    definition = db.execute(
+        "select pg_get_functiondef('rota._recheck(integer)'::regprocedure)"
+    ).fetchone()
+    assert definition is not None
+    db.execute("drop function rota._recheck(integer)")
+
+    ticker = start("--every", "0.05")
+    ticker.wait_for("failing, and why is in the log of the server: rechecks_done")
+    lose_a_job(client, db)
+    ticker.wait_for("tick jobs_swept=1")
+    db.execute(definition[0])
+    ticker.wait_for("the server: none")
+
+    assert len(ticker.lines("WARNING")) == 2
+
+
+def test_loop_waits_longer_and_longer_where_every_tick_fails(
+    start: Start, db: psycopg.Connection[Any]
+) -> None:
+    ticker = start("--every", "0.05")
+    ticker.wait_for("ticker started")
+    db.execute("alter function rota.tick rename to tock")
+    ticker.wait_for("tick failed, trying again: function rota.tick() does not exist")
+    db.execute("alter function rota.tock rename to tick")
+
+    last = "select done_at from rota.upkeep where task = 'tick'"
+    db.execute("update rota.upkeep set done_at = '-infinity'")
+    wait_until(lambda: db.execute(f"{last} and done_at > '-infinity'").fetchone())
+
+    assert 1 <= len(ticker.lines("tick failed")) < 8
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--every", "0"], 2, "rota: every must be 0.001 to 3600"),
+        (["--every", "3601"], 2, "rota: every must be 0.001 to 3600"),
+        (["-d", "postgresql://127.0.0.1:1/x"], 1, "Connection refused"),
+    ],
+)
+def test_loop_that_cannot_begin_says_why(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tick", "--loop", *words]) == code
+
+    assert message in capsys.readouterr().err
