@@ -134,8 +134,14 @@ begin
     update rota.upkeep as u
     set
         done_at = v_now,
-        done_by = concat_ws(
-            ' as ', nullif(current_setting('application_name'), ''), session_user)
+        done_by = format('%s as %s',
+            -- A background worker has no name of an application, but a type.
+            coalesce(nullif(current_setting('application_name'), ''), (
+                select a.backend_type
+                from pg_stat_activity as a
+                where a.pid = pg_backend_pid()
+            )),
+            session_user)
     where u.task in ('tick', 'retention');
     return true;
 end;

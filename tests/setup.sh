@@ -28,6 +28,7 @@ needs pgbouncer pgbouncer
 needs npm npm
 needs shellcheck shellcheck
 needs util-linux setpriv
+needs systemd systemd-analyze
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
 [ -n "$missing" ] || exit 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import shutil
 import subprocess
 import time
@@ -248,7 +249,14 @@ def test_status_tells_what_is_there(empty: str, install_sh: Run) -> None:
     assert "not installed" in before.stdout
     assert after.returncode == 0, after.stderr
     assert after.stderr == ""
-    for word in (version(empty), "PostgreSQL", "pg_cron", "ticker", "live jobs     0"):
+    for word in (
+        version(empty),
+        "PostgreSQL",
+        "pg_cron",
+        "ticker",
+        "last tick     never",
+        "live jobs     0",
+    ):
         assert word in after.stdout
 
 
@@ -367,9 +375,10 @@ def test_with_cron_lets_pg_cron_tick(cron_dsn: str, install_sh: Run) -> None:
     shown = install_sh("-d", cron_dsn, "--status")
     removed = install_sh("-d", cron_dsn, "--uninstall", "--yes")
 
-    assert ("rota tick", True) in entries
+    assert entries == [("rota tick", True)]
     assert status == ("failed",)
-    assert "ticker        pg_cron, " in shown.stdout
+    assert "ticker        pg_cron, * * * * *" in shown.stdout
+    assert re.search(r"^last tick     00:00:\d\d ago, by pg_cron\b", shown.stdout, re.M)
     assert removed.returncode == 0, removed.stderr
     with psycopg.connect(cron_dsn) as connection:
         assert connection.execute("select count(*) from cron.job").fetchone() == (0,)

@@ -316,6 +316,48 @@ def test_tick_does_the_rest_where_the_log_is_not_ours(shop, hindrance):
     )
 
 
+@pytest.fixture
+def owner(cron_server: EmbeddedPostgres, psql: Psql, sql_dir: Path) -> Iterator[str]:
+    """The DSN of the owner of rota; it is installed again afterwards."""
+    dsn = make_conninfo(cron_server.url("shop"), user="shop", password="shop")
+    yield dsn
+    psql(dsn, "-f", sql_dir / "install.sql")
+
+
+def test_install_with_cron_starts_the_ticker(shop, owner, psql, sql_dir):
+    psql(owner, "-v", "with_cron=1", "-f", sql_dir / "install.sql")
+
+    assert rows(shop, ENTRIES) == [("rota tick", *OURS, "shop", "shop", True)]
+
+
+def test_uninstall_takes_the_entry_and_its_log_with_it(shop, owner, psql, sql_dir):
+    value(shop, "start_ticker")
+    log_run(shop, 3001, OURS[1], "-1 hour")
+    log_run(shop, 3002, "call shop.close_day()", "-1 hour")
+
+    psql(owner, "-f", sql_dir / "uninstall.sql")
+
+    assert rows(shop, ENTRIES) == []
+    assert rows(shop, "select runid from cron.job_run_details") == [(3002,)]
+
+
+@pytest.mark.parametrize("script", ["install.sql", "uninstall.sql"])
+def test_scripts_work_where_pg_cron_is_not_ours(shop, owner, psql, sql_dir, script):
+    shop.execute("revoke usage on schema cron from shop")
+
+    psql(owner, "-f", sql_dir / script)
+
+
+def test_start_ticker_as_the_readme_has_it(cron_server, shop):
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    (command,) = re.findall(r"^\$ (psql .*start_ticker.*)$", text, re.M)
+
+    environment = {**os.environ, "DATABASE_URL": cron_server.url("shop")}
+    subprocess.run(["sh", "-c", command], check=True, env=environment)
+
+    assert rows(shop, ENTRIES) == [("rota tick", *OURS, "shop", "shop", True)]
+
+
 def crash(server: EmbeddedPostgres) -> None:
     """Kill the server as a power cut would, and start it again on the same data."""
     database = server._server
