@@ -409,7 +409,7 @@ def test_start_ticker_ticks_by_the_second_and_again_after_a_crash(
         stopped = value(shop, "stop_ticker")
         entries = rows(shop, "select * from cron.job")
         loop = "select from pg_stat_activity where query like 'call rota.tick_loop%'"
-        wait_until(lambda: not shop.execute(loop).rowcount, "the end of the loop")
+        last(lambda: not shop.execute(loop).rowcount, "the end of the loop in hand")
 
     gaps = sorted((next.at - last.at).total_seconds() for last, next in pairwise(ticks))
     assert len({tick.xid for tick in ticks}) == len(ticks)
