@@ -123,7 +123,7 @@ begin
         else
             schedule := '* * * * *';
             command := format('call rota.tick_loop(%L, %L)',
-                '58 seconds', trunc(v_every) || ' seconds');
+                '60 seconds', trunc(v_every) || ' seconds');
         end if;
     elsif v_every between 60 and 3540 and mod(v_every, 60) = 0 then
         -- The first tick, and more of them as long as there is more to do.

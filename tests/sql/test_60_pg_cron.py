@@ -23,7 +23,7 @@ from sql.helpers import Db, one, raises, refused, rows, scalar, value
 from sql.test_53_tick import note_ticks
 
 ENTRIES = "select jobname, schedule, command, database, username, active from cron.job"
-OURS = "* * * * *", "call rota.tick_loop('58 seconds', '1 seconds')"
+OURS = "* * * * *", "call rota.tick_loop('60 seconds', '1 seconds')"
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ BY_THE_SECOND = [
     ("59 seconds", "59 seconds", "call rota.tick_loop('59 seconds', '59 seconds')"),
 ]
 BY_LOOP = [
-    ("1 second", "* * * * *", "call rota.tick_loop('58 seconds', '1 seconds')"),
-    ("59 seconds", "* * * * *", "call rota.tick_loop('58 seconds', '59 seconds')"),
+    ("1 second", "* * * * *", "call rota.tick_loop('60 seconds', '1 seconds')"),
+    ("59 seconds", "* * * * *", "call rota.tick_loop('60 seconds', '59 seconds')"),
 ]
 BY_THE_MINUTE = [
     ("60 seconds", "* * * * *", "call rota.tick_loop('30 seconds', '1 minute')"),
