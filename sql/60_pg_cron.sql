@@ -111,9 +111,9 @@ create or replace function rota._cron_entry(version text, every interval)
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    c_with_seconds constant integer[] := '{1,5}';
+    c_with_seconds constant integer[] := array[1, 5];
     v_version constant integer[] :=
-        string_to_array(substring(_cron_entry.version from '^\d+\.\d+'), '.');
+        string_to_array(substring(_cron_entry.version from '^\d+\.\d+'), '.')::integer[];
     v_every constant numeric := extract(epoch from _cron_entry.every);
 begin
     if v_every between 1 and 59 and v_every = trunc(v_every) then

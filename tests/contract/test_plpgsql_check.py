@@ -37,7 +37,15 @@ CHECK = """
 def test_no_function_has_a_finding(checker: psycopg.Connection[Any]) -> None:
     findings = checker.execute(CHECK, ("rota",)).fetchall()
 
-    assert findings == []
+    # pg_cron is not in this database; its own tests run these statements.
+    elsewhere = [
+        "rota._forget_cron_runs(integer)",
+        "rota.start_ticker(interval)",
+        "rota.stop_ticker()",
+    ]
+    of_cron = [finding for finding in findings if " cron." in (finding[4] or "")]
+    assert [finding for finding in findings if finding not in of_cron] == []
+    assert sorted({finding[0] for finding in of_cron}) == elsewhere
 
 
 def test_the_check_would_find_something(checker: psycopg.Connection[Any]) -> None:
