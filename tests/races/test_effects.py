@@ -15,6 +15,7 @@ from invariants import check_invariants
 from races.harness import Pending, Session, call
 
 TICK = call("tick")
+SWEPT = 1  # where a tick says so
 Query = tuple[Any, dict[str, Any]]
 
 
@@ -162,9 +163,9 @@ def test_sweep_passes_over_a_job_that_records(
     clock.advance("1 hour")
     with a.transaction():
         a.fetch(*one.record)
-        assert b.fetch(*TICK)[0][0] == 0
+        assert b.fetch(*TICK)[0][SWEPT] == 0
 
-    assert b.fetch(*TICK)[0][0] == 1
+    assert b.fetch(*TICK)[0][SWEPT] == 1
     assert holder(b) == [(1, False)]
 
 
@@ -179,7 +180,7 @@ def test_record_sees_that_the_holder_was_swept_while_it_waited(
         a.fetch("select from rota.effects for update")
         pending = b.start(*two.record_again)
         pending.wait_blocked(by=a)
-        assert c.fetch(*TICK)[0][0] == 1  # the waiting one holds its own job
+        assert c.fetch(*TICK)[0][SWEPT] == 1  # the waiting one holds its own job
 
     assert pending.result() == [(True,)]
     assert holder(b) == [(2, False)]
