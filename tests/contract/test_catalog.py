@@ -290,12 +290,7 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
             # Whether it is alone in its transaction, not what time it is.
             "tick": ["transaction_timestamp", "statement_timestamp"],
             # And how long it has been at it.
-            "tick_loop": [
-                "transaction_timestamp",
-                "statement_timestamp",
-                "clock_timestamp",
-                "clock_timestamp",
-            ],
+            "tick_loop": ["clock_timestamp", "clock_timestamp"],
         }
         assert clocks == allowed.get(name, []), name
         # What hinders nobody when it is held for ever.

@@ -226,9 +226,8 @@ def test_tick_in_a_transaction_takes_no_lock(db, connect, clock):
     forgetful = connect(autocommit=False)
     forgetful.execute("select 1")
     job = running(db)
-    clock.advance("59 s")
+    clock.advance("29 s")
     db.execute("update rota.jobs set locked_until = rota.now() - interval '1 s'")
-    db.execute("update rota.upkeep set done_at = rota.now() - interval '50 s'")
 
     one(forgetful, "tick")
     clock.advance("1 s")
@@ -373,12 +372,36 @@ def test_tick_loop_keeps_what_was_done_when_it_is_cancelled(db):
     assert scalar(db, "select count(*) from public.ticks") == 1
 
 
-def test_tick_loop_inside_a_transaction_is_told_so(db):
-    with raises("2D000", "tick_loop()"), db.transaction():
+def test_tick_loop_inside_a_transaction_does_nothing(db):
+    note_ticks(db)
+    with raises("2D000"), db.transaction():
         db.execute("call rota.tick_loop()")
     with raises("2D000"):
         db.execute("begin; call rota.tick_loop()")
     db.execute("rollback")
+
+    assert rows(db, "select * from public.ticks") == []
+
+
+def test_tick_loop_works_for_drivers_that_send_several_messages(db):
+    note_ticks(db)
+
+    db.execute("call rota.tick_loop(%s, %s)", ("3 milliseconds", "1 millisecond"))
+
+    assert {tick.has_lock for tick in rows(db, "select * from public.ticks")} == {True}
+
+
+def test_tick_of_drivers_that_send_several_messages_is_recorded_now_and_then(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+
+    lags = []
+    for _ in range(5):
+        clock.advance("9 s")
+        db.execute("select * from rota.tick() where %s", (True,))
+        lags.append(scalar(db, "select extract(epoch from lag)::int from rota.ticker_health"))
+
+    assert lags == [9, 18, 27, 0, 9]
 
 
 @pytest.mark.parametrize(
