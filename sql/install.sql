@@ -44,6 +44,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 35_calendar.sql
 \ir 36_time_zones.sql
 \ir 37_next_run.sql
+\ir 38_describe.sql
 \ir 39_buckets.sql
 \ir 40_enqueue.sql
 \ir 41_claim.sql
