@@ -11,6 +11,7 @@ import pytest
 
 from client.workers import BackgroundWorker, WorkerProcess
 from rota import Client, Registry, Worker
+from rota.__main__ import main
 
 
 @pytest.fixture
@@ -32,6 +33,22 @@ def start_worker(dsn: str, tmp_path: Path) -> Iterator[Callable[..., WorkerProce
 @pytest.fixture
 def client(db: psycopg.Connection[Any]) -> Client:
     return Client(db)
+
+
+@pytest.fixture
+def run(
+    dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Run a command of the command line; return what it printed."""
+    monkeypatch.setenv("DATABASE_URL", dsn)
+
+    def call(*words: str, code: int = 0) -> str:
+        assert main(words) == code
+        printed = capsys.readouterr()
+        assert printed.err.count("\n") == (1 if code else 0)
+        return printed.err if code else printed.out
+
+    return call
 
 
 @pytest.fixture

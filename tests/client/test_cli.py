@@ -18,22 +18,6 @@ from rota import Client
 from rota.__main__ import main
 
 
-@pytest.fixture
-def run(
-    dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
-    """Run a command and return what it printed."""
-    monkeypatch.setenv("DATABASE_URL", dsn)
-
-    def call(*words: str, code: int = 0) -> str:
-        assert main(words) == code
-        printed = capsys.readouterr()
-        assert printed.err.count("\n") == (1 if code else 0)
-        return printed.err if code else printed.out
-
-    return call
-
-
 def test_enqueue_and_job(run: Callable[..., str]) -> None:
     job_id = run(
         "enqueue", "send_mail", '{"user_id": 7}', "--delay", "1 hour", "--key", "k"

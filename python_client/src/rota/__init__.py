@@ -8,6 +8,7 @@ from ._async_client import AsyncClient
 from ._client import Client
 from ._effect import Effect
 from ._errors import (
+    BadScheduleError,
     EffectInProgressError,
     EffectNotHeldError,
     InvalidArgumentError,
@@ -22,6 +23,7 @@ from ._errors import (
     RotaError,
     RunInProgressError,
     UnknownQueueError,
+    UnknownScheduleError,
 )
 from ._install import sql_dir
 from ._job import AsyncJob, Job
@@ -37,7 +39,9 @@ from ._rows import (
     Heartbeat,
     JobHeartbeat,
     ReleasedJob,
+    ScheduleChange,
     TickReport,
+    UpcomingRun,
 )
 from ._signals import FatalError, JobCancelled, RetryIn, Snooze
 from ._version import __version__
@@ -46,6 +50,7 @@ from ._worker import Worker
 __all__ = [
     "AsyncClient",
     "AsyncJob",
+    "BadScheduleError",
     "ClaimedJob",
     "Client",
     "Effect",
@@ -75,10 +80,13 @@ __all__ = [
     "RetryIn",
     "RotaError",
     "RunInProgressError",
+    "ScheduleChange",
     "Snooze",
     "TickReport",
     "UnknownQueueError",
+    "UnknownScheduleError",
     "Unreadable",
+    "UpcomingRun",
     "Worker",
     "__version__",
     "sql_dir",

@@ -328,6 +328,107 @@ class AsyncClient:
         found = await self._rows(rows.EffectResult, "effect_result", scope=scope, key=key)
         return found[0] if found else None
 
+    async def schedule_job(
+        self,
+        name: str,
+        schedule: str,
+        job_type: str,
+        payload: Mapping[str, Any] | Unset = UNSET,
+        queue: str | Unset = UNSET,
+        time_zone: str | Unset = UNSET,
+        priority: int | Unset = UNSET,
+        max_attempts: int | Unset | None = UNSET,
+        lease: timedelta | Unset | None = UNSET,
+        backoff: Mapping[str, Any] | Unset | None = UNSET,
+        catch_up: str | Unset = UNSET,
+        catch_up_window: timedelta | Unset | None = UNSET,
+        catch_up_max: int | Unset = UNSET,
+        overlap: str | Unset = UNSET,
+        jitter: timedelta | Unset = UNSET,
+        starts_at: datetime | Unset | None = UNSET,
+        ends_at: datetime | Unset | None = UNSET,
+    ) -> rows.ScheduleChange:
+        """Have a job made at each time of a schedule; say whether that is new, and when next.
+
+        What is not given is the default also for a schedule that is there already.
+        """
+        return await self._row(
+            rows.ScheduleChange,
+            "schedule_job",
+            name=name,
+            schedule=schedule,
+            job_type=job_type,
+            payload=to_jsonb("payload", payload),
+            queue=queue,
+            time_zone=time_zone,
+            priority=priority,
+            max_attempts=max_attempts,
+            lease=lease,
+            backoff=to_jsonb("backoff", backoff),
+            catch_up=catch_up,
+            catch_up_window=catch_up_window,
+            catch_up_max=catch_up_max,
+            overlap=overlap,
+            jitter=jitter,
+            starts_at=starts_at,
+            ends_at=ends_at,
+        )
+
+    async def unschedule_job(self, name: str) -> None:
+        """Forget a schedule; the jobs that it has made stay."""
+        await self._value("unschedule_job", name=name)
+
+    async def enable_schedule(self, name: str) -> datetime | None:
+        """Let a disabled schedule make jobs again; say when the next is due."""
+        value: datetime | None = await self._value("enable_schedule", name=name)
+        return value
+
+    async def disable_schedule(self, name: str) -> None:
+        """Let a schedule make no more jobs."""
+        await self._value("disable_schedule", name=name)
+
+    async def run_schedule_now(self, name: str) -> int:
+        """Make a job of a schedule now; return its id."""
+        value: int = await self._value("run_schedule_now", name=name)
+        return value
+
+    async def next_run(
+        self,
+        schedule: str,
+        time_zone: str | Unset = UNSET,
+        after: datetime | Unset | None = UNSET,
+        starts_at: datetime | Unset | None = UNSET,
+    ) -> datetime | None:
+        """Return the next time that a schedule text names, None if there is none."""
+        value: datetime | None = await self._value(
+            "next_run", schedule=schedule, time_zone=time_zone, after=after, starts_at=starts_at
+        )
+        return value
+
+    async def upcoming_runs(
+        self,
+        schedule: str | Unset | None = UNSET,
+        time_zone: str | Unset = UNSET,
+        after: datetime | Unset | None = UNSET,
+        max_runs: int | Unset = UNSET,
+        name: str | Unset | None = UNSET,
+    ) -> list[rows.UpcomingRun]:
+        """Return the next times of a schedule text, or of the schedule of that name."""
+        return await self._rows(
+            rows.UpcomingRun,
+            "upcoming_runs",
+            schedule=schedule,
+            time_zone=time_zone,
+            after=after,
+            max_runs=max_runs,
+            name=name,
+        )
+
+    async def describe_schedule(self, schedule: str) -> str:
+        """Say in English what a schedule text means."""
+        value: str = await self._value("describe_schedule", schedule=schedule)
+        return value
+
     async def report_worker(
         self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
     ) -> None:

@@ -5,6 +5,8 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  ├ LeaseLostError          RT002  another claim owns the job by now
  ├ JobFinishedError        RT003  the job has already ended
  ├ UnknownQueueError       RT004  no queue with this name
+ ├ UnknownScheduleError    RT005  no schedule with this name
+ ├ BadScheduleError        RT006  a text is no schedule
  ├ KeyTakenError           RT007  another live job holds the idempotency key
  ├ JobRunningError         RT008  not possible while the job runs
  ├ IsolationLevelError     RT009  claim_jobs() needs READ COMMITTED
@@ -54,6 +56,18 @@ class UnknownQueueError(RotaError):
     """There is no queue with this name."""
 
     sqlstate = "RT004"
+
+
+class UnknownScheduleError(RotaError):
+    """There is no schedule with this name."""
+
+    sqlstate = "RT005"
+
+
+class BadScheduleError(RotaError):
+    """A text is no schedule, or one that never comes."""
+
+    sqlstate = "RT006"
 
 
 class KeyTakenError(RotaError):
@@ -117,6 +131,8 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         LeaseLostError,
         JobFinishedError,
         UnknownQueueError,
+        UnknownScheduleError,
+        BadScheduleError,
         KeyTakenError,
         JobRunningError,
         IsolationLevelError,

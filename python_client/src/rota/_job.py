@@ -47,6 +47,10 @@ class BaseJob:
         self.stage = claim.stage
         self.stage_input = claim.stage_input
         """The result of the stage before."""
+        self.definition = claim.definition
+        """The name of the schedule that made it."""
+        self.scheduled_for: datetime | None = claim.scheduled_for
+        """The time that the schedule named, however late the job was made or runs."""
         self.lease: timedelta = claim.locked_for
         self.result: Any = None
         """What `transaction` stores; otherwise the handler's return value is stored."""

@@ -36,6 +36,8 @@ class ClaimedJob:
     pipeline: str | None
     stage: str | None
     stage_input: Any
+    definition: str | None
+    scheduled_for: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,28 @@ class JobHeartbeat:
     locked_until: datetime | None
     is_lost: bool
     is_cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleChange:
+    """What became of a schedule: created, changed or unchanged; and when it runs next."""
+
+    outcome: str
+    next_run_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpcomingRun:
+    """A run to come, and what the wall clock shows then.
+
+    *clock_change* is ``moved`` (its time is skipped that day), ``first`` or ``second`` (it
+    comes twice), or None.
+    """
+
+    run_at: datetime
+    local_time: datetime
+    utc_offset: timedelta
+    clock_change: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from .._errors import (
     JobRunningError,
     RotaError,
     UnknownQueueError,
+    UnknownScheduleError,
 )
 
 _HINTS: dict[type[RotaError], str] = {
@@ -17,6 +18,7 @@ _HINTS: dict[type[RotaError], str] = {
     JobFinishedError: "To run it again: rota retry {job_id}",
     JobRunningError: "Wait, or take it from its worker: rota retry {job_id} --force",
     UnknownQueueError: "To see those that are known: rota status",
+    UnknownScheduleError: "To see those that there are: rota schedule list",
 }
 
 

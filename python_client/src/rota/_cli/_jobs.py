@@ -17,10 +17,7 @@ ENQUEUE_OPTIONS = (
 
 def enqueue(arguments: argparse.Namespace) -> None:
     """Add one job and print its id."""
-    try:
-        payload = json.loads(arguments.payload)
-    except ValueError as error:
-        raise UsageError(f"the payload is not JSON: {error}") from None
+    payload = parse_payload(arguments.payload)
     job: dict[str, Any] = {"job_type": arguments.job_type, "payload": payload}
     options = {name: getattr(arguments, name) for name in ENQUEUE_OPTIONS}
     job |= {name: value for name, value in options.items() if value is not None}
@@ -30,6 +27,14 @@ def enqueue(arguments: argparse.Namespace) -> None:
         print_json({"job_id": row.job_id, "is_new": row.is_new})
     else:
         print(row.job_id if row.is_new else f"{row.job_id} (was there already)")
+
+
+def parse_payload(text: str) -> Any:
+    """Return what a JSON text says."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the payload is not JSON: {error}") from None
 
 
 def jobs(arguments: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._version import __version__
 from . import _jobs, _queues, _schema, _status, _tick, _worker
+from ._schedule_parser import add_schedule_commands
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -17,6 +18,7 @@ examples:
   rota enqueue send_mail '{"user_id": 7}' --delay '10 minutes'
   rota worker shop.jobs:registry --queue default --concurrency 8
   rota jobs --status dead
+  rota schedule add cleanup '0 2 * * *' clean_up --tz Europe/Warsaw
 
 The database is that of -d, a URL or a name, else that of DATABASE_URL, else what libpq finds
 (PGHOST, PGSERVICE, …).
@@ -37,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_schema_commands(commands)
     _add_job_commands(commands)
     _add_queue_commands(commands)
+    add_schedule_commands(commands, _add)
     _add_worker(commands)
     _add(commands, "demo", lambda _: 0, "see jobs run, fail, retry and survive a crash")
     return parser

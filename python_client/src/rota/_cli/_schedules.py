@@ -1,0 +1,141 @@
+"""Commands about schedules: add, list, show, remove, enable, disable, run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import Any
+
+from .._client import Client
+from ._definitions import definition, definitions, in_zone, upcoming, use_zone
+from ._jobs import parse_payload
+from ._output import UsageError, connected, print_json, print_record, print_table
+from ._runs import print_runs
+
+OPTIONS = (
+    "queue", "time_zone", "priority", "max_attempts", "lease", "catch_up", "catch_up_window",
+    "catch_up_max", "overlap", "jitter", "starts_at", "ends_at",
+)  # fmt: skip
+FIRES = """
+    select
+        f.scheduled_for, f.fired_at - f.scheduled_for as late, f.outcome, f.job_id, r.status
+    from rota.fires as f
+    left join rota.job_runs as r on r.id = f.job_id
+    where f.definition = %s
+    order by f.scheduled_for desc
+    limit 10
+    """
+
+
+def add(arguments: argparse.Namespace) -> None:
+    """Put in one schedule, or change it."""
+    name, schedule = arguments.name, arguments.schedule
+    job: dict[str, Any] = {"name": name, "schedule": schedule, "job_type": arguments.job_type}
+    job["payload"] = parse_payload(arguments.payload)
+    job |= {key: value for key in OPTIONS if (value := getattr(arguments, key)) is not None}
+    with (
+        connected(arguments) as connection,
+        connection.transaction(force_rollback=arguments.dry_run),
+    ):
+        use_zone(connection, arguments.time_zone, arguments.starts_at, arguments.ends_at)
+        client = Client(connection)
+        change = client.schedule_job(**job)
+        row = definition(connection, name)
+        words = client.describe_schedule(schedule)
+        runs = upcoming(client, row, 3)
+        if arguments.json:
+            said = {"name": name, "description": words, "is_dry_run": arguments.dry_run}
+            said |= dataclasses.asdict(change)
+            print_json(said | {"runs": list(map(dataclasses.asdict, runs))})
+            return
+        print(f"{change.outcome} {name}: {words}, in {row['time_zone']}")
+        print_runs(connection, runs, schedule, row["time_zone"])
+    if not row["is_enabled"]:
+        print(f"(it is disabled: rota schedule enable {name})")
+    if arguments.dry_run:
+        print("(dry run: nothing was done)")
+
+
+def list_all(arguments: argparse.Namespace) -> None:
+    """List the schedules, by their names."""
+    with connected(arguments) as connection:
+        rows = definitions(connection)
+    if arguments.json:
+        print_json(rows)
+        return
+    print_table(
+        [
+            {
+                **{key: row[key] for key in ("name", "schedule", "time_zone", "job_type")},
+                "next_run": in_zone(row["next_run_at"], row),
+                "last_run": in_zone(row["last_run_at"], row),
+                "state": row["state"],
+            }
+            for row in rows
+        ]
+    )
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """Show one schedule, when it runs next, and what became of its last times."""
+    name = arguments.name
+    with connected(arguments) as connection:
+        client = Client(connection)
+        row = definition(connection, name)
+        words = client.describe_schedule(row["schedule"])
+        runs = upcoming(client, row, 5)
+        fires = connection.execute(FIRES, [name]).fetchall()
+        if arguments.json:
+            said = {"description": words, "runs": list(map(dataclasses.asdict, runs))}
+            print_json({**row, **said, "fires": fires})
+            return
+        print_record({"name": name, "description": words, "state": row["state"], **row})
+        print("\nnext runs" if row["is_enabled"] else "\nnext runs, if it were enabled")
+        print_runs(connection, runs, row["schedule"], row["time_zone"])
+    print("\nlast runs")
+    print_table([{**f, "scheduled_for": in_zone(f["scheduled_for"], row)} for f in fires])
+
+
+def remove(arguments: argparse.Namespace) -> int:
+    """Forget a schedule, after a question."""
+    name = arguments.name
+    with connected(arguments) as connection:
+        definition(connection, name)
+        if not arguments.yes:
+            if not sys.stdin.isatty():
+                raise UsageError(f"this forgets the schedule {name}: confirm it with --yes")
+            answer = input(f"Forget the schedule {name}? [y/N] ")
+            if answer.strip().lower() not in ("y", "yes"):
+                print("nothing was done")
+                return 1
+        Client(connection).unschedule_job(name)
+    print(f"schedule {name} is removed; the jobs that it has made stay")
+    return 0
+
+
+def enable(arguments: argparse.Namespace) -> None:
+    """Let a schedule make jobs again."""
+    with connected(arguments) as connection:
+        Client(connection).enable_schedule(arguments.name)
+        row = definition(connection, arguments.name)
+    when = in_zone(row["next_run_at"], row)
+    tail = f"it runs next at {when}" if when else "no next run is planned"
+    print(f"schedule {arguments.name} is enabled: {tail}")
+
+
+def disable(arguments: argparse.Namespace) -> None:
+    """Let a schedule make no more jobs."""
+    with connected(arguments) as connection:
+        Client(connection).disable_schedule(arguments.name)
+    print(f"schedule {arguments.name} is disabled; the jobs that it has made stay")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Make a job of a schedule now and print its id."""
+    with connected(arguments) as connection:
+        job_id = Client(connection).run_schedule_now(arguments.name)
+    if arguments.json:
+        print_json({"job_id": job_id})
+    else:
+        print(job_id)

@@ -1,0 +1,391 @@
+"""``rota schedule``: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from conftest import Clock
+
+from rota.__main__ import main
+from rota._cli._crontab import KEYS
+
+Run = Callable[..., str]
+Db = psycopg.Connection[Any]
+
+NIGHTLY = ("nightly", "30 2 * * *", "clean_up", '{"days": 30}', "--tz", "Europe/Warsaw")
+
+FILE = """\
+# a comment
+
+TZ=Europe/Warsaw
+0 2 * * *         clean_up
+0 9 * * MON-FRI   send_report  name=report catch_up=all {"to": "board", "x": {"a": " {b="}}
+every 10 minutes  warm_cache   jitter='30 seconds' backoff='{"kind": "fixed"}'
+CRON_TZ = "UTC"
+@daily            count        priority=-3 max_attempts=2
+30 0 2 * * *      late         starts_at='2027-01-01 00:00'
+"""
+
+
+@pytest.fixture
+def put(monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
+    """Import a text from the standard input."""
+
+    def put(text: str, *words: str, code: int = 0) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        return run("schedule", "import", "-", *words, code=code)
+
+    return put
+
+
+def test_next_marks_the_day_that_skips_its_time(run: Run, clock: Clock) -> None:
+    clock.set("2026-03-27 12:00+00")
+
+    printed = run("schedule", "next", "30 2 * * *", "--tz", "Europe/Warsaw", "-n", "3")
+
+    assert printed == (
+        "at 02:30 every day, in Europe/Warsaw\n"
+        "\n"
+        "Europe/Warsaw                UTC               from now\n"
+        "Sat 2026-03-28 02:30 +01:00  2026-03-28 01:30  in 13 h 30 min\n"
+        "--- clocks go forward, from +01:00 to +02:00\n"
+        "Sun 2026-03-29 03:00 +02:00  2026-03-29 01:00  in 1 d 13 h     "
+        "clocks go forward: 02:30 does not exist, runs at 03:00\n"
+        "Mon 2026-03-30 02:30 +02:00  2026-03-30 00:30  in 2 d 12 h\n"
+    )
+
+
+def test_next_marks_the_times_that_come_twice(run: Run, clock: Clock) -> None:
+    clock.set("2026-10-25 00:10+00")
+
+    printed = run("schedule", "next", "*/30 * * * *", "--tz", "Europe/Warsaw", "-n", "4")
+
+    assert printed == (
+        "every 30 minutes, in Europe/Warsaw\n"
+        "\n"
+        "Europe/Warsaw                UTC               from now\n"
+        "Sun 2026-10-25 02:30 +02:00  2026-10-25 00:30  in 20 min      first of two 02:30\n"
+        "--- clocks go back, from +02:00 to +01:00\n"
+        "Sun 2026-10-25 02:00 +01:00  2026-10-25 01:00  in 50 min      second of two 02:00\n"
+        "Sun 2026-10-25 02:30 +01:00  2026-10-25 01:30  in 1 h 20 min  second of two 02:30\n"
+        "Sun 2026-10-25 03:00 +01:00  2026-10-25 02:00  in 1 h 50 min\n"
+    )
+
+
+def test_next_says_that_its_zone_is_utc(run: Run, clock: Clock) -> None:
+    clock.set("2026-01-01 00:00:10+00")
+
+    assert run("schedule", "next", "every 90 seconds", "-n", "2") == (
+        "every 90 seconds, counted from its start, in UTC\n"
+        "(for another zone: --tz Europe/Warsaw)\n"
+        "\n"
+        "UTC                             from now\n"
+        "Thu 2026-01-01 00:01:40 +00:00  in 1 min 30 s\n"
+        "Thu 2026-01-01 00:03:10 +00:00  in 3 min\n"
+        "(here counted from now; with starts_at, or from when it is put in)\n"
+    )
+    assert "has ended)" in run("schedule", "next", "after 1 hour")
+
+
+def test_next_reads_after_in_its_zone(run: Run, clock: Clock) -> None:
+    clock.set("2026-05-01 00:00+00")
+
+    after = ("--after", "2026-01-31 23:30", "-n", "1", "--json")
+    said = json.loads(run("schedule", "next", "@daily", "--tz", "Asia/Tokyo", *after))
+
+    assert said == {
+        "schedule": "@daily",
+        "time_zone": "Asia/Tokyo",
+        "description": "at 00:00 every day",
+        "runs": [
+            {
+                "run_at": "2026-02-01T00:00:00+09:00",
+                "local_time": "2026-02-01T00:00:00",
+                "utc_offset": 32400,
+                "clock_change": None,
+            }
+        ],
+    }
+    assert "days ago" not in run("schedule", "next", "@daily", *after[:4])
+    assert "d 23 h ago" in run("schedule", "next", "0 1 * * *", *after[:4])
+
+
+def test_next_takes_a_schedule_by_its_name(run: Run) -> None:
+    run("schedule", "add", *NIGHTLY)
+
+    printed = run("schedule", "next", "--name", "nightly")
+
+    assert printed.startswith("at 02:30 every day, in Europe/Warsaw\n\n")
+    assert len(printed.splitlines()) >= 13
+
+
+REFUSED = [
+    ((), 2, "give the text of a schedule"),
+    (("@daily", "--name", "nightly"), 2, "give the text of a schedule"),
+    (
+        ("--name", "nightly", "--tz", "UTC"),
+        2,
+        "--tz is for a text; a schedule that is there has its own zone",
+    ),
+    (("--name", "nightly"), 1, "schedule 'nightly' not found (To see those that there are"),
+    (("61 * * * *",), 1, "schedule '61 * * * *': minute '61' is not *, 0 to 59"),
+    (("@daily", "--tz", "Mars/Base"), 1, "time_zone must be a name such as"),
+    (("@daily", "-n", "0"), 1, "max_runs must be 1 to 1000, got 0"),
+    (("@daily", "--after", "soon"), 1, "invalid input syntax for type timestamp"),
+]
+
+
+def test_next_refuses(run: Run) -> None:
+    for words, code, message in REFUSED:
+        assert run("schedule", "next", *words, code=code).startswith(f"rota: {message}")
+
+
+def test_add_says_what_it_did_and_what_comes(run: Run, clock: Clock) -> None:
+    clock.set("2026-03-27 12:00+00")
+    rows = (
+        "nightly: at 02:30 every day, in Europe/Warsaw\n"
+        "Europe/Warsaw                UTC               from now\n"
+        "Sat 2026-03-28 02:30 +01:00  2026-03-28 01:30  in 13 h 30 min\n"
+        "--- clocks go forward, from +01:00 to +02:00\n"
+        "Sun 2026-03-29 03:00 +02:00  2026-03-29 01:00  in 1 d 13 h     "
+        "clocks go forward: 02:30 does not exist, runs at 03:00\n"
+        "Mon 2026-03-30 02:30 +02:00  2026-03-30 00:30  in 2 d 12 h\n"
+    )
+
+    tried = run("schedule", "add", *NIGHTLY, "--dry-run")
+    none = run("schedule", "list")
+    first = run("schedule", "add", *NIGHTLY)
+    second = run("schedule", "add", *NIGHTLY)
+    third = json.loads(run("schedule", "add", *NIGHTLY, "--priority", "3", "--json"))
+
+    assert tried == f"created {rows}(dry run: nothing was done)\n"
+    assert none == "(none)\n"
+    assert first == f"created {rows}"
+    assert second == f"unchanged {rows}"
+    assert third["outcome"] == "changed"
+    assert third["description"] == "at 02:30 every day"
+    assert len(third["runs"]) == 3
+
+
+def test_add_passes_every_option(run: Run, db: Db) -> None:
+    run(
+        "schedule", "add", "a", "every 5 minutes", "b", '{"c": 1}', "--tz", "Asia/Tokyo",
+        "--queue", "q", "--priority", "-4", "--max-attempts", "3", "--lease", "7 minutes",
+        "--catch-up", "all", "--catch-up-window", "3 hours", "--catch-up-max", "9",
+        "--overlap", "skip", "--jitter", "4 seconds",
+        "--starts-at", "2030-01-01", "--ends-at", "2031-01-01 00:00Z",
+    )  # fmt: skip
+
+    row = db.execute(
+        "select schedule, job_type, payload, queue, time_zone, priority, max_attempts,"
+        " lease::text, catch_up, catch_up_window::text, catch_up_max, overlap, jitter::text,"
+        " starts_at = '2029-12-31 15:00Z', ends_at = '2031-01-01 00:00Z'"
+        " from rota.job_definitions where name = 'a'"
+    ).fetchone()
+    assert row == (
+        "every 5 minutes", "b", {"c": 1}, "q", "Asia/Tokyo", -4, 3,
+        "00:07:00", "all", "03:00:00", 9, "skip", "00:00:04", True, True,
+    )  # fmt: skip
+
+
+def test_add_refuses(run: Run) -> None:
+    assert "the payload is not JSON" in run("schedule", "add", "a", "@daily", "b", "{", code=2)
+    assert "expected five fields" in run("schedule", "add", "a", "daily", "b", code=1)
+    assert "job_type must be" in run("schedule", "add", "a", "@daily", "b c", code=1)
+    with pytest.raises(SystemExit) as caught:
+        main(["schedule", "add", "a", "@daily", "b", "--overlap", "never"])
+    assert caught.value.code == 2
+
+
+def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
+    clock.set("2026-03-27 12:00+00")
+    run("schedule", "add", *NIGHTLY)
+    run("schedule", "add", "poll", "after 5 minutes", "poll")
+    run("schedule", "add", "off", "@hourly", "x")
+    run("schedule", "add", "over", "@yearly", "x", "--ends-at", "2026-06-01")
+    run("schedule", "disable", "off")
+    db.execute(
+        "insert into rota.job_definitions select (jsonb_populate_record(d, jsonb_build_object("
+        " 'name', 'bad', 'is_enabled', false, 'disabled_at', now(), 'last_error', 'broken',"
+        " 'next_run_at', null, 'time_zone', 'Gone/Zone'))).*"
+        " from rota.job_definitions as d where d.name = 'nightly'"
+    )
+
+    before = run("schedule", "list").splitlines()
+    job_id = run("schedule", "run", "poll").strip()
+    after = {row["name"]: row["state"] for row in json.loads(run("schedule", "list", "--json"))}
+
+    assert before[0].split() == [
+        "name", "schedule", "time_zone", "job_type", "next_run", "last_run", "state"
+    ]  # fmt: skip
+    assert before[2].startswith("nightly  30 2 * * *")
+    assert "  2026-03-28 02:30:00+01:00  " in before[2]
+    assert before[-1].endswith("due")
+    assert after == {
+        "bad": "disabled: broken",
+        "nightly": "enabled",
+        "off": f"disabled by {db.info.user}",
+        "over": "over",
+        "poll": f"waits for the end of job {job_id}",
+    }
+
+
+def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
+    clock.set("2026-03-27 12:00+00")
+    run("schedule", "add", *NIGHTLY)
+    clock.set("2026-03-28 01:30:05+00")
+    db.execute("select rota.tick()")
+
+    shown = run("schedule", "show", "nightly")
+    said = json.loads(run("schedule", "show", "nightly", "--json"))
+
+    record, runs, fires = shown.split("\n\n")
+    assert "description      at 02:30 every day\nstate            enabled\n" in record
+    assert 'payload          {"days": 30}\n' in record
+    assert len(runs.splitlines()) == 7  # two heads, five runs
+    assert fires.splitlines() == [
+        "last runs",
+        "scheduled_for              late     outcome  job_id  status",
+        "2026-03-28 02:30:00+01:00  0:00:05  fired    1       queued",
+    ]
+    assert said["description"] == "at 02:30 every day"
+    assert len(said["runs"]) == 5
+    assert [fire["outcome"] for fire in said["fires"]] == ["fired"]
+
+
+def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock.set("2026-03-27 12:00+00")
+    run("schedule", "add", *NIGHTLY)
+
+    assert "nightly is disabled" in run("schedule", "disable", "nightly")
+    assert "next runs, if it were enabled" in run("schedule", "show", "nightly")
+    assert "rota schedule enable nightly" in run("schedule", "add", *NIGHTLY)
+    assert run("schedule", "enable", "nightly") == (
+        "schedule nightly is enabled: it runs next at 2026-03-28 02:30:00+01:00\n"
+    )
+    assert "--yes" in run("schedule", "remove", "nightly", code=2)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: "n")
+    assert main(["schedule", "remove", "nightly"]) == 1
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    assert "nightly is removed" in run("schedule", "remove", "nightly")
+    assert run("schedule", "list").endswith("(none)\n")
+    for words in (["remove", "x", "--yes"], ["enable", "x"], ["run", "x"], ["show", "x"]):
+        assert "schedule 'x' not found" in run("schedule", *words, code=1)
+
+
+def test_run_prints_the_job(run: Run) -> None:
+    run("schedule", "add", *NIGHTLY)
+
+    job_id = run("schedule", "run", "nightly").strip()
+    again = json.loads(run("schedule", "run", "nightly", "--json"))
+
+    job = json.loads(run("job", job_id, "--json"))
+    assert (job["job_type"], job["definition"]) == ("clean_up", "nightly")
+    assert again["job_id"] > int(job_id)
+
+
+def test_import_puts_in_every_line(run: Run, put: Run, db: Db, tmp_path: Path) -> None:
+    (tmp_path / "jobs.cron").write_text(FILE)
+
+    tried = run("schedule", "import", str(tmp_path / "jobs.cron"), "--dry-run")
+    none = run("schedule", "list")
+    first = run("schedule", "import", str(tmp_path / "jobs.cron"))
+    second = put(FILE)
+    third = put("0 3 * * * clean_up\n", "--tz", "Europe/Warsaw")
+
+    assert tried.endswith("5 created, 0 changed, 0 unchanged (dry run: nothing was done)\n")
+    assert none == "(none)\n"
+    assert first.splitlines()[1].split(None, 3)[:2] == ["created", "clean_up"]
+    assert first.splitlines()[2].endswith("Europe/Warsaw  at 09:00 on Monday to Friday")
+    assert second.endswith("0 created, 0 changed, 5 unchanged\n")
+    assert third.endswith("0 created, 1 changed, 0 unchanged\n")
+    rows = db.execute(
+        "select name, schedule, job_type, payload, time_zone, catch_up, jitter::text, backoff,"
+        " priority, max_attempts, starts_at at time zone 'UTC' || ''"
+        " from rota.job_definitions order by created_at, name"
+    ).fetchall()
+    assert rows == [
+        ("clean_up", "0 3 * * *", "clean_up", {}, "Europe/Warsaw", "one", "00:00:00", None, 0,
+         None, None),
+        ("count", "@daily", "count", {}, "UTC", "one", "00:00:00", None, -3, 2, None),
+        ("late", "30 0 2 * * *", "late", {}, "UTC", "one", "00:00:00", None, 0, None,
+         "2027-01-01 00:00:00"),
+        ("report", "0 9 * * MON-FRI", "send_report", {"to": "board", "x": {"a": " {b="}},
+         "Europe/Warsaw", "all", "00:00:00", None, 0, None, None),
+        ("warm_cache", "every 10 minutes", "warm_cache", {}, "Europe/Warsaw", "one",
+         "00:00:30", {"kind": "fixed"}, 0, None, None),
+    ]  # fmt: skip
+
+
+BAD_LINES = [
+    ("0 2 * * *", "a line is SCHEDULE JOB_TYPE"),
+    ("clean_up", "a line is SCHEDULE JOB_TYPE"),
+    ("queue=a 0 2 * * * b", "only TZ and CRON_TZ can be set"),
+    ("0 2 * * * b queue=a c", "a line is SCHEDULE JOB_TYPE"),
+    ("SHELL=/bin/sh", "only TZ and CRON_TZ can be set"),
+    ('TZ="Europe/Warsaw', "No closing quotation"),
+    ("0 2 * * * a b=1", "there is no key 'b'; there are: name, queue,"),
+    ("0 2 * * * a schedule=x", "there is no key 'schedule'"),
+    ("0 2 * * * a queue=x queue=y", "queue is there twice"),
+    ("0 2 * * * a queue='x", "a quote is not closed"),
+    ("0 2 * * * a {", "the payload is not JSON: "),
+    ("0 2 * * * a backoff=fixed", "backoff is not JSON: "),
+    ("0 2 * * * a [1]", "name must be 1 to 63 of the characters"),
+    ("0 2 * * * first", "the name first is that of line 1 already: say name=OTHER"),
+    ("61 2 * * * a", "schedule '61 2 * * *': minute '61' is not *"),
+    ("0 2 * * 1-5", "schedule '0 2 * *': expected five fields"),
+    ("@reboot a", "schedule '@reboot': expected five fields"),
+    ("every 5 min a", "schedule 'every 5 min': '5 min' must be a whole number"),
+    ("0 2 * * * a time_zone=Mars/Base", "time_zone must be a name such as"),
+    ("0 2 * * * a priority=high", 'invalid input syntax for type integer: "high"'),
+    ("0 2 * * * a jitter=5x", 'invalid input syntax for type interval: "5x"'),
+    ("0 2 * * * a overlap=never", "overlap must be allow, skip or queue, got 'never'"),
+]
+
+
+def test_import_refuses_all_for_one_bad_line(put: Run, run: Run) -> None:
+    for line, reason in BAD_LINES:
+        printed = put(f"@daily first\n\n{line}\n", code=1)
+
+        assert printed.startswith(f"rota: stdin:3: {reason}")
+    assert run("schedule", "list") == "(none)\n"
+
+
+def test_import_names_the_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "jobs.cron").write_text("nonsense\n")
+
+    printed = run("schedule", "import", str(tmp_path / "jobs.cron"), code=1)
+
+    assert printed.startswith(f"rota: {tmp_path}/jobs.cron:1: ")
+    assert "No such file" in run("schedule", "import", str(tmp_path / "none.cron"), code=1)
+
+
+def test_import_knows_the_arguments_of_schedule_job(db: Db) -> None:
+    row = db.execute(
+        "select proargnames from pg_proc where oid = 'rota.schedule_job'::regproc"
+    ).fetchone()
+
+    assert row is not None
+    assert set(KEYS) | {"schedule", "job_type", "payload"} == set(row[0]) - {
+        "outcome", "next_run_at"
+    }  # fmt: skip
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, taught in (
+        ([], "rota schedule import jobs.cron --dry-run"),
+        (["add"], "each deployment may\nsay it again"),
+        (["next"], "first instant after the gap"),
+        (["import"], "TZ=Europe/Warsaw\n"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(["schedule", *words, "--help"])
+        assert caught.value.code == 0
+        assert taught in capsys.readouterr().out
