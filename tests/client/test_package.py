@@ -82,6 +82,12 @@ def test_examples_work_together(dsn: str) -> None:
             "select result from rota.finished_jobs where job_type = 'send_invoice'"
         ).fetchall()
     assert results == [({"message_id": "<invoice.5@shop.example>"},)] * 2
+    day = run("schedules.py")
+    assert "clean_up is created: at 02:00 every day in Europe/Warsaw" in day
+    assert day.index("export from") < day.index("clean up of")
+    assert day.count("report for user 8") == 1
+    assert day.count("report for user 7") <= 1  # on a Monday morning it waits until eight
+    assert "clean_up is unchanged" in run("schedules.py")
     told = run("pipeline.py")
     assert told.count("order 1 shipped, receipt-1") == 1
     assert told.count("order 2 refunded: 900") == 1
