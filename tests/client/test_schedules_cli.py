@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -389,3 +390,24 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
             main(["schedule", *words, "--help"])
         assert caught.value.code == 0
         assert taught in capsys.readouterr().out
+
+
+def test_readme_shows_what_is_printed(
+    run: Run, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock.set("2026-03-27 12:00+00")
+    monkeypatch.chdir(tmp_path)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shown = readme.partition("```console\n$ rota schedule ")[2].partition("```")[0]
+    printed = []
+
+    for step in f"rota schedule {shown}".split("\n$ "):
+        command, _, output = step.partition("\n")
+        program, *words = shlex.split(command)
+        if program == "cat":
+            (tmp_path / words[0]).write_text(output)
+            printed.append(step)
+        else:
+            printed.append(f"{command}\n{run(*words)}".rstrip("\n"))
+
+    assert "\n$ ".join(printed).split("\n") == f"rota schedule {shown}".rstrip("\n").split("\n")

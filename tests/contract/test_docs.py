@@ -101,6 +101,7 @@ def test_reference_has_each_public_function_as_the_catalog_has_it(
 def plain(signature: str) -> str:
     """Return the catalog's spelling of a signature as a user would write it."""
     signature = signature.replace("timestamp with time zone", "timestamptz")
+    signature = signature.replace("timestamp without time zone", "timestamp")
     signature = re.sub(r"::[a-z]+(\[\])?", "", signature)
     signature = re.sub(r"\bIN ", "", signature)  # of procedures
     for word in ("DEFAULT", "NULL", "TABLE", "SETOF"):
