@@ -196,7 +196,7 @@ create or replace function rota._describe_days(parsed rota.parsed_schedule, time
 as $$
 declare
     c_months constant text[] := '{January,February,March,April,May,June,July,August,'
-        'September,October,November,December}';
+        'September,October,November,December}'::text[];
     c_days constant bigint := 4294967294;  -- 1 to 31
     v_months constant integer[] := rota._bits(parsed.months);
     v_in constant text := rota._describe_list(rota._describe_runs(v_months, c_months), 'and');
@@ -273,10 +273,11 @@ create or replace function rota._describe_weekdays(weekdays bigint, of_month tex
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    c_names constant text[] := '{Monday,Tuesday,Wednesday,Thursday,Friday,Saturday,Sunday}';
-    c_nths constant text[] := '{first,second,third,fourth,fifth,last}';
-    v_weekdays integer[] := '{}';
-    v_items text[] := '{}';
+    c_names constant text[] := '{Monday,Tuesday,Wednesday,Thursday,Friday,Saturday,'
+        'Sunday}'::text[];
+    c_nths constant text[] := '{first,second,third,fourth,fifth,last}'::text[];
+    v_weekdays integer[] := '{}'::integer[];
+    v_items text[] := '{}'::text[];
     v_nths integer[];
 begin
     for v_weekday in 1..7 loop
@@ -310,7 +311,7 @@ create or replace function rota._describe_runs(numbers integer[], names text[])
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_items text[] := '{}';
+    v_items text[] := '{}'::text[];
     v_first integer;
     v_number integer;
 begin

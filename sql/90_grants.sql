@@ -20,11 +20,6 @@ values
     ('producer', 'function', 'enqueue'),
     ('producer', 'function', 'enqueue_many'),
     ('producer', 'function', 'start_pipeline'),
-    ('producer', 'function', 'version'),
-    ('producer', 'function', 'now'),
-    ('producer', 'function', 'next_run'),
-    ('producer', 'function', 'upcoming_runs'),
-    ('producer', 'function', 'describe_schedule'),
     ('worker', 'function', 'claim_jobs'),
     ('worker', 'function', 'finish_job'),
     ('worker', 'function', 'finish_jobs'),
@@ -43,11 +38,6 @@ values
     ('worker', 'function', 'sweep_stale_leases'),
     ('worker', 'function', 'tick'),
     ('worker', 'procedure', 'tick_loop'),
-    ('worker', 'function', 'version'),
-    ('worker', 'function', 'now'),
-    ('worker', 'function', 'next_run'),
-    ('worker', 'function', 'upcoming_runs'),
-    ('worker', 'function', 'describe_schedule'),
     ('observer', 'view', 'job_runs'),
     ('observer', 'view', 'queue_stats'),
     ('observer', 'view', 'running_jobs'),
@@ -65,12 +55,6 @@ values
     ('observer', 'view', 'limits'),
     ('observer', 'view', 'limit_stats'),
     ('observer', 'view', 'ticker_health'),
-    ('observer', 'function', 'version'),
-    ('observer', 'function', 'next_run'),
-    ('observer', 'function', 'upcoming_runs'),
-    ('observer', 'function', 'describe_schedule'),
-    -- The views compute ages with it, as whoever asks.
-    ('observer', 'function', 'now'),
     ('operator', 'function', 'retry_job'),
     ('operator', 'function', 'cancel_job'),
     ('operator', 'function', 'set_priority'),
@@ -89,6 +73,12 @@ values
     ('operator', 'function', 'stop_ticker'),
     ('operator', 'function', 'sweep_stale_leases'),
     ('operator', 'function', 'grant_statements')
+union all
+-- The views compute ages with now(), as whoever asks.
+select a.access, 'function', f.name
+from unnest('{producer,worker,observer}'::text[]) as a (access)
+cross join unnest(
+    '{version,now,next_run,upcoming_runs,describe_schedule}'::text[]) as f (name)
 $$;
 
 create or replace function rota.grant_statements(access text, role name)

@@ -12,8 +12,9 @@ from psycopg import sql
 
 from sql.helpers import Db, call, claim, enqueue, owner, raises, refused, rows, scalar, value
 
+ANYBODY = {"version", "now", "next_run", "upcoming_runs", "describe_schedule"}
 FUNCTIONS = {
-    "producer": {"enqueue", "enqueue_many", "start_pipeline", "version"},
+    "producer": {"enqueue", "enqueue_many", "start_pipeline", *ANYBODY},
     "worker": {
         "claim_jobs",
         "finish_job",
@@ -33,12 +34,11 @@ FUNCTIONS = {
         "sweep_stale_leases",
         "tick",
         "tick_loop",
-        "version",
+        *ANYBODY,
     },
-    "observer": {"version", "now"},
+    "observer": ANYBODY,
     "operator": {
-        "version",
-        "now",
+        *ANYBODY,
         "retry_job",
         "cancel_job",
         "set_priority",
