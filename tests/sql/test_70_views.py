@@ -11,7 +11,8 @@ COLUMNS = {
     "job_runs": "id queue job_type payload priority run_at status attempts max_attempts"
     " locked_by locked_until lease_token idempotency_key progress_percent progress_message"
     " cancel_requested_at cancel_reason last_error error_type failed_at created_at updated_at"
-    " started_at finished_at result",
+    " started_at finished_at result ordering_key limit_key pipeline stage first_job_id"
+    " stage_input definition scheduled_for",
     "queue_stats": "queue is_paused ready scheduled retrying running blocked dead"
     " oldest_ready_age next_run_at",
     "running_jobs": "id queue job_type attempts max_attempts locked_by started_at running_for"
@@ -26,6 +27,7 @@ COLUMNS = {
     "hourly_stats": "hour queue job_type succeeded dead cancelled total_duration"
     " average_duration longest_duration",
     "limit_stats": "limit_name max_running running waiting max_starts per burst next_start_at",
+    "ticker_health": "last_tick_at last_tick_by lag schedules_overdue oldest_overdue",
 }
 
 
