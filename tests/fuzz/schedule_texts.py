@@ -26,7 +26,7 @@ from cronsim import CronSim, CronSimError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fuzz.schedules import install, random_text
+from fuzz.schedules import install, random_text, without_step
 from rota._embedded import EmbeddedPostgres
 
 AFTER = datetime(2026, 1, 1, tzinfo=UTC)
@@ -120,7 +120,7 @@ def explained(text: str, *, ours: bool, theirs: bool | None) -> str | None:
             return "white space and capitals beyond ASCII"
         if re.search(r"(^|[\s,])LW?/", text, re.IGNORECASE):
             return "a step of L or LW, which means nothing"
-        if never_runs(text):
+        if never_runs(without_step(text)):
             return "a day that never comes, found late by the oracle"
     return None
 
@@ -129,7 +129,7 @@ def play(url: str, strings: int, seed: int, report: Any) -> None:
     dice = random.Random(seed)
     counts: Counter[str] = Counter()
     wrong: list[str] = []
-    longest = 0.0
+    longest = (0.0, "")
     with psycopg.connect(url, autocommit=True) as connection:
         for _ in range(0, strings, 1000):
             batch = [random_string(dice) for _ in range(1000)]
@@ -150,7 +150,7 @@ def play(url: str, strings: int, seed: int, report: Any) -> None:
                         ).fetchone()[0]  # type: ignore[index]
                         for _ in range(5)
                     )
-                longest = max(longest, milliseconds)
+                longest = max(longest, (milliseconds, text))
                 ours, theirs = state == "00000", oracle_accepts(text)
                 counts["accepted"] += ours
                 if state not in ("00000", "RT006", "22023"):
@@ -188,7 +188,7 @@ def main() -> int:
         for player in players:
             player.start()
         counts: Counter[str] = Counter()
-        wrong, longest = [], 0.0
+        wrong, longest = [], (0.0, "")
         for _ in players:
             some, bad, slow = report.get()
             counts += some
@@ -198,8 +198,9 @@ def main() -> int:
         print(f"{count:>9}  {what}")
     for case in wrong:
         print("wrong:", case)
-    print(f"the slowest took {longest:.1f} ms; {time.monotonic() - started:.0f} s")
-    return 1 if wrong or longest > LONGEST_MS else 0
+    print(f"the slowest took {longest[0]:.1f} ms: {longest[1]!r}")
+    print(f"{time.monotonic() - started:.0f} s")
+    return 1 if wrong or longest[0] > LONGEST_MS else 0
 
 
 if __name__ == "__main__":

@@ -230,7 +230,10 @@ def verdict(
     words = text.split()
     is_fixed = not (words[-5].startswith("*") or words[-4].startswith("*"))
     runs_at = referee.is_fixed if is_fixed else referee.is_shown
-    if ours is None or not runs_at(ours) or ours <= after:
+    if ours is None:
+        is_wrong = theirs is not None and runs_at(theirs)
+        return "WRONG" if is_wrong else "oracle: runs in a gap what is named there alone"
+    if not runs_at(ours) or ours <= after:
         return "WRONG"
     # Both agree that nothing comes long before: look at what lies between the answers.
     begin = after if theirs is None and ours - after < 40 * NEAR else min(ours, theirs or ours)

@@ -218,6 +218,14 @@ def test_next_run_ends_before_the_year_9999(read_only_db):
     )
 
 
+def test_next_run_is_null_for_a_time_that_is_always_skipped(read_only_db):
+    """The clock of Warsaw is put forward at 02:00 on each last Sunday of March."""
+    skipped = {"schedule": "*/20 2 25-31 3 */7", "after": "2026-01-01 00:00+00"}
+
+    assert value(read_only_db, "next_run", **skipped, time_zone="Europe/Warsaw") is None
+    assert value(read_only_db, "next_run", **skipped, time_zone="UTC") is not None
+
+
 @pytest.mark.parametrize(
     ("argument", "bad"),
     [
