@@ -48,7 +48,8 @@ begin
     end if;
 
     foreach v_step in array array[
-        'jobs', 'errors', 'keys', 'effects', 'limits', 'workers', 'pg_cron', 'partitions'
+        'jobs', 'errors', 'keys', 'effects', 'fires', 'limits', 'workers', 'pg_cron',
+        'partitions'
     ] loop
         begin
             if v_step = 'jobs' then
@@ -59,6 +60,8 @@ begin
                 perform rota._forget_keys(5000);
             elsif v_step = 'effects' then
                 perform rota._forget_effects(5000);
+            elsif v_step = 'fires' then
+                perform rota._forget_fires(5000);
             elsif v_step = 'limits' then
                 perform rota._forget_limits(5000);
             elsif v_step = 'workers' then

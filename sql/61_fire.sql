@@ -1,5 +1,18 @@
 /*
  * 61_fire.sql -- make the jobs whose time has come.
+ *
+ * A tick locks definitions that are due and that nobody else holds, makes what each of them
+ * is due, and moves it on to its next planned time, all in one transaction.  So any number of
+ * ticks may run at once.  That a planned time makes at most one job rests on none of this: it
+ * has one row in fires, and the job is made only by who inserted that.
+ *
+ * A late tick sees all planned times that have passed since the last one.  What becomes of them
+ * is in catch_up alone, so two databases that were late alike do the same.
+ *
+ * Many definitions have the same few times.  These are found out once for each batch, and the
+ * rows of a batch are written together.  If that fails, the definitions are tried one by one;
+ * one that cannot be fired for what it says is disabled, with the error in it, and any other
+ * stays due.
  */
 
 create or replace function rota._fire_schedules(max_jobs integer)
@@ -7,19 +20,525 @@ create or replace function rota._fire_schedules(max_jobs integer)
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+    set enable_sort = off
 as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_names text[];
+    v_fired integer := 0;
 begin
-    return 0;
+    -- A definition may be dealt with and make no job; of such ten batches are enough for a call.
+    for v_batch in 1..10 loop
+        exit when v_fired >= _fire_schedules.max_jobs or not exists (
+            select from rota.job_definitions as d where d.next_run_at <= v_now
+        );
+        begin
+            v_names := array(
+                select d.name
+                from rota.job_definitions as d
+                where d.next_run_at <= v_now
+                order by d.next_run_at
+                limit _fire_schedules.max_jobs - v_fired
+                for update skip locked
+            );
+            exit when v_names = '{}';
+            v_fired := v_fired + rota._fire(
+                v_names, v_now, _fire_schedules.max_jobs - v_fired);
+        exception
+            when others then
+                raise warning 'schedules are fired one by one: %', sqlerrm;
+                return v_fired + rota._fire_one_by_one(
+                    v_now, _fire_schedules.max_jobs - v_fired);
+        end;
+    end loop;
+    return v_fired;
 end;
 $$;
 
+create or replace function rota._fire_one_by_one(due timestamptz, max_jobs integer)
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_name text;
+    v_fired integer := 0;
+begin
+    -- More than are wanted: those that stay due must not fill the call.
+    for v_name in
+        select d.name
+        from rota.job_definitions as d
+        where d.next_run_at <= _fire_one_by_one.due
+        order by d.next_run_at
+        limit 10 * _fire_one_by_one.max_jobs
+    loop
+        exit when v_fired >= _fire_one_by_one.max_jobs;
+        begin
+            perform
+            from rota.job_definitions as d
+            where d.name = v_name
+              and d.next_run_at <= _fire_one_by_one.due
+            for update skip locked;
+            if found then
+                v_fired := v_fired + rota._fire(array[v_name], _fire_one_by_one.due, 1);
+            end if;
+        exception
+            when others then
+                perform rota._put_aside(v_name, sqlstate, sqlerrm);
+        end;
+    end loop;
+    return v_fired;
+end;
+$$;
+
+/* Disable a definition that can never be fired; anything but its data may be better soon. */
+create or replace function rota._put_aside(name text, code text, problem text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if left(_put_aside.code, 2) not in ('22', '23', '42', 'RT') then
+        raise warning 'schedule % could not be fired and will be tried again: %',
+            _put_aside.name, _put_aside.problem;
+        return;
+    end if;
+
+    begin
+        update rota.job_definitions as d
+        set is_enabled = false,
+            disabled_at = rota.now(),
+            disabled_by = null,
+            last_error = left(_put_aside.problem, 1000),
+            next_run_at = null
+        where d.name = any(array(
+            select h.name
+            from rota.job_definitions as h
+            where h.name = _put_aside.name
+              and h.next_run_at is not null
+            for update skip locked
+        ));
+        if found then
+            raise warning 'schedule % is disabled: %', _put_aside.name, _put_aside.problem;
+        end if;
+    exception
+        when others then
+            raise warning 'schedule % can neither be fired (%) nor disabled: %',
+                _put_aside.name, _put_aside.problem, sqlerrm;
+    end;
+end;
+$$;
+
+/* Fire a definition that is about to change, if it is due, and return what it is then. */
+create or replace function rota._fire_late(definition rota.job_definitions)
+    returns rota.job_definitions
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    if (definition.next_run_at <= v_now) is not true then
+        return definition;
+    end if;
+
+    begin
+        perform rota._fire(array[definition.name], v_now, 1);
+    exception
+        when others then
+            if left(sqlstate, 2) not in ('22', '23', '42', 'RT') then
+                raise;
+            end if;
+            perform rota._put_aside(definition.name, sqlstate, sqlerrm);
+    end;
+    select d.* into definition from rota.job_definitions as d where d.name = definition.name;
+    return definition;
+end;
+$$;
+
+/*
+ * Fire definitions that are due and that the caller holds: all of them, or the oldest until
+ * that makes so many jobs, of which the last may have more.  Returns how many jobs it made.
+ *
+ * Steps from array to array, because the planner would have to guess at the size of anything
+ * else.
+ */
+create or replace function rota._fire(names text[], due timestamptz, max_jobs integer)
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_names text[];
+    v_times timestamptz[];
+    v_outcomes text[];
+    v_lasts timestamptz[];
+    v_nexts timestamptz[];
+    v_made_names text[];
+    v_made_times timestamptz[];
+    v_made_ids bigint[];
+begin
+    select
+        array_agg(p.name), array_agg(p.scheduled_for), array_agg(p.outcome),
+        array_agg(p.last_run_at), array_agg(p.next_run_at)
+    into v_names, v_times, v_outcomes, v_lasts, v_nexts
+    from (
+        select w.name, w.scheduled_for, w.outcome, w.last_run_at, w.next_run_at
+        from rota._plan_due(_fire.names, _fire.due, _fire.max_jobs) as w
+        order by w.scheduled_for, w.name
+    ) as p;
+
+    with new_fires as (
+        insert into rota.fires as f (definition, scheduled_for, outcome, job_id, fired_at)
+        select
+            p.name, p.scheduled_for, p.outcome,
+            case when p.outcome = 'fired' then nextval('rota.jobs_id_seq') end, _fire.due
+        from unnest(v_names, v_times, v_outcomes) as p (name, scheduled_for, outcome)
+        on conflict do nothing
+        returning f.definition, f.scheduled_for, f.job_id
+    )
+    select
+        coalesce(array_agg(n.definition), '{}'), array_agg(n.scheduled_for),
+        array_agg(n.job_id)
+    into v_made_names, v_made_times, v_made_ids
+    from new_fires as n
+    where n.job_id is not null;
+
+    perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, true, _fire.due);
+    perform rota._move_on(v_names, v_lasts, v_nexts, v_made_names, v_made_ids);
+    return cardinality(v_made_names);
+end;
+$$;
+
+/* A row for each planned time that is dealt with, of as many definitions as _fire() takes. */
+create or replace function rota._plan_due(names text[], due timestamptz, max_jobs integer)
+    returns table (
+        name text,
+        scheduled_for timestamptz,
+        outcome text,
+        last_run_at timestamptz,
+        next_run_at timestamptz
+    )
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_live constant bigint[] := rota._live_last_jobs(_plan_due.names);
+    v_group record;
+    v_plan record;
+    v_taken text[];
+    v_planned integer := 0;
+begin
+    for v_group in
+        select
+            d.schedule, d.time_zone, d.next_run_at, d.ends_at, d.catch_up, d.catch_up_window,
+            d.catch_up_max, d.overlap,
+            -- Nothing else has its times counted from there.
+            case when d.schedule ~* 'every' then d.anchored_at end as anchored_at,
+            coalesce(d.last_job_id = any(v_live), false) as is_live,
+            d.schedule ~* 'after' as is_after,
+            array_agg(d.name) as names
+        from rota.job_definitions as d
+        where d.name = any(_plan_due.names)
+        group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+        order by d.next_run_at
+    loop
+        select p.fires, p.last_run_at, p.next_run_at
+        into v_plan
+        from rota._plan_fires(
+            v_group.schedule, v_group.time_zone, v_group.anchored_at, v_group.next_run_at,
+            v_group.ends_at, v_group.catch_up, v_group.catch_up_window, v_group.catch_up_max,
+            _plan_due.due) as p;
+        v_taken := v_group.names[:greatest(
+            1, (_plan_due.max_jobs - v_planned) / greatest(1, cardinality(v_plan.fires)))];
+        return query
+        select
+            n.name, o.scheduled_for, o.outcome, v_plan.last_run_at,
+            case when not (v_group.is_live and v_group.is_after) then v_plan.next_run_at end
+        from unnest(v_taken) as n (name)
+        cross join rota._outcomes(
+            v_group.next_run_at, v_plan.fires, v_group.overlap, v_group.is_live) as o;
+        v_planned := v_planned + cardinality(v_taken) * cardinality(v_plan.fires);
+        exit when v_planned >= _plan_due.max_jobs;
+    end loop;
+end;
+$$;
+
+/* The last jobs that are live, of definitions to which that matters. */
+create or replace function rota._live_last_jobs(names text[])
+    returns bigint[]
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(array(
+            select d.last_job_id
+            from rota.job_definitions as d
+            where d.name = any(_live_last_jobs.names)
+              and (d.overlap = 'skip' or d.schedule ~* 'after')
+        ))
+    );
+end;
+$$;
+
+/*
+ * The planned times that shall have a job, the last of all until now, and the next.
+ *
+ * skip and one are the same but for how late the newest time may be.  What is planned by the
+ * end of the job before has but one time, which cannot be missed, only come later.
+ */
+create or replace function rota._plan_fires(
+    schedule text,
+    time_zone text,
+    anchored_at timestamptz,
+    first timestamptz,
+    ends_at timestamptz,
+    catch_up text,
+    catch_up_window interval,
+    catch_up_max integer,
+    due timestamptz
+)
+    returns table (fires timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_parsed constant rota.parsed_schedule := rota._parse_schedule(_plan_fires.schedule);
+    v_until constant timestamptz := least(_plan_fires.due, _plan_fires.ends_at);
+    v_since constant timestamptz := _plan_fires.due - coalesce(
+        _plan_fires.catch_up_window, case when catch_up = 'skip' then interval '1 minute' end);
+    v_next timestamptz;
+begin
+    fires := array[first];
+    if v_parsed.kind = 'after' then
+        v_next := rota._next_fire(v_parsed, time_zone, due, null);
+    else
+        v_next := rota._next_fire(v_parsed, time_zone, first, anchored_at);
+        if v_next <= v_until then
+            fires := rota._fires_until(
+                v_parsed, time_zone, anchored_at, first, v_until,
+                case when catch_up = 'all' then catch_up_max else 1 end);
+        end if;
+        if v_next <= due then
+            v_next := rota._next_fire(v_parsed, time_zone, due, anchored_at);
+        end if;
+    end if;
+
+    last_run_at := fires[cardinality(fires)];
+    next_run_at := case when v_next > ends_at then null else v_next end;
+    if v_parsed.kind <> 'after' and v_since is not null then
+        fires := array(select f.at from unnest(fires) as f (at) where f.at >= v_since);
+    end if;
+    return next;
+end;
+$$;
+
+/* What becomes of each of the times; of those that were missed the first stands for all. */
+create or replace function rota._outcomes(
+    first timestamptz,
+    fires timestamptz[],
+    overlap text,
+    is_live boolean
+)
+    returns table (scheduled_for timestamptz, outcome text)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _outcomes.first <> all(_outcomes.fires) then
+        scheduled_for := _outcomes.first;
+        outcome := 'missed';
+        return next;
+    end if;
+    for v_number in 1..cardinality(_outcomes.fires) loop
+        scheduled_for := _outcomes.fires[v_number];
+        -- The first of several that are late is live when it is the turn of the second.
+        outcome := case
+            when _outcomes.is_live or (_outcomes.overlap = 'skip' and v_number > 1) then 'skipped'
+            else 'fired'
+        end;
+        return next;
+    end loop;
+end;
+$$;
+
+/* Put in the jobs of planned times that are theirs already. */
+create or replace function rota._make_jobs(
+    names text[],
+    times timestamptz[],
+    ids bigint[],
+    is_jittered boolean,
+    made_at timestamptz
+)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_blocked bigint[];
+begin
+    with new_jobs as (
+        insert into rota.jobs as j (
+            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
+            ordering_key, skip_dead, if_parent_dead, bucket, definition, scheduled_for,
+            status, run_at, created_at, updated_at
+        )
+        overriding system value
+        select
+            m.id, d.queue, d.job_type, d.payload, d.priority,
+            coalesce(d.max_attempts, q.max_attempts, 10), d.lease, d.backoff,
+            case when d.overlap = 'queue' then 'schedule:' || d.name end,
+            case when d.overlap = 'queue' then true end,
+            case when d.overlap = 'queue' then 'cancel' end,
+            l.job_type || '|', d.name, m.scheduled_for,
+            case when d.overlap = 'queue' then 'blocked' else 'queued' end,
+            m.scheduled_for + case when _make_jobs.is_jittered then random() * d.jitter
+                else interval '0' end,
+            _make_jobs.made_at, _make_jobs.made_at
+        from unnest(_make_jobs.names, _make_jobs.times, _make_jobs.ids)
+            as m (name, scheduled_for, id)
+        join rota.job_definitions as d on d.name = m.name
+        left join rota.queues as q on q.queue = d.queue
+        left join rota.limits as l on l.job_type = d.job_type
+        returning j.id, j.status
+    )
+    select array_agg(n.id) into v_blocked from new_jobs as n where n.status = 'blocked';
+
+    if v_blocked is not null then
+        perform rota._note_new(v_blocked);
+    end if;
+end;
+$$;
+
+/* Write into the definitions what was dealt with, and what is next. */
+create or replace function rota._move_on(
+    names text[],
+    lasts timestamptz[],
+    nexts timestamptz[],
+    made_names text[],
+    made_ids bigint[]
+)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    with moved as (
+        update rota.job_definitions as d
+        set last_run_at = u.last_run_at,
+            last_job_id = coalesce(u.job_id, d.last_job_id),
+            next_run_at = case
+                when u.job_id is null or d.schedule !~* 'after' then u.next_run_at
+            end
+        from (
+            select
+                p.name, max(p.last_run_at) as last_run_at, max(p.next_run_at) as next_run_at,
+                max(p.job_id) as job_id
+            from (
+                select n.name, n.last_run_at, n.next_run_at, null::bigint as job_id
+                from unnest(_move_on.names, _move_on.lasts, _move_on.nexts)
+                    as n (name, last_run_at, next_run_at)
+                union all
+                select m.name, null, null, m.job_id
+                from unnest(_move_on.made_names, _move_on.made_ids) as m (name, job_id)
+            ) as p
+            group by p.name
+        ) as u
+        where d.name = u.name
+        returning d.name, d.schedule, d.next_run_at, u.job_id
+    )
+    -- A last job that was live may be about to end without knowing that this waits for it.
+    insert into rota.rechecks (due_at, kind, subject)
+    select rota.now(), 'schedule', m.name
+    from moved as m
+    where m.next_run_at is null
+      and m.job_id is null
+      and m.schedule ~* 'after';
+end;
+$$;
+
+/*
+ * Plan what follows the last job of a definition, if it has ended; false if that is not to be
+ * known just now.  A live one is locked for a moment: whoever ends it later finds that its end
+ * is waited for.
+ */
 create or replace function rota._recheck_schedule(name text)
     returns boolean
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_definition rota.job_definitions;
 begin
+    select d.*
+    into v_definition
+    from rota.job_definitions as d
+    where d.name = _recheck_schedule.name
+    for update skip locked;
+    if not found then
+        return not exists (
+            select from rota.job_definitions as d where d.name = _recheck_schedule.name
+        );
+    elsif not v_definition.is_enabled or v_definition.next_run_at is not null
+      or v_definition.schedule !~* 'after' then
+        return true;
+    end if;
+
+    perform
+    from rota.jobs as j
+    where j.id = v_definition.last_job_id
+    for key share skip locked;
+    if found then
+        return true;
+    elsif rota._is_live(v_definition.last_job_id) then
+        return false;
+    end if;
+    v_definition.next_run_at := rota._plan_next(v_definition, '-infinity');
+    update rota.job_definitions as d
+    set next_run_at = v_definition.next_run_at
+    where d.name = v_definition.name;
     return true;
+end;
+$$;
+
+/* Delete up to max_rows planned times; last_run_at stands for them. */
+create or replace function rota._forget_fires(max_rows integer)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from rota.fires as f
+    where (f.definition, f.scheduled_for) in (
+        select o.definition, o.scheduled_for
+        from rota.fires as o
+        where o.fired_at < rota.now() - interval '90 days'
+        order by o.fired_at
+        limit _forget_fires.max_rows
+        for update skip locked
+    );
 end;
 $$;

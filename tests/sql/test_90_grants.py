@@ -51,6 +51,11 @@ FUNCTIONS = {
         "define_pipeline",
         "drop_pipeline",
         "rerun_from",
+        "schedule_job",
+        "unschedule_job",
+        "enable_schedule",
+        "disable_schedule",
+        "run_schedule_now",
         "tick",
         "tick_loop",
         "start_ticker",
@@ -78,6 +83,8 @@ READABLE = {
     "limits",
     "limit_stats",
     "ticker_health",
+    "job_definitions",
+    "fires",
 }
 
 _numbers = count(1)
