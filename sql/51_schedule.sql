@@ -8,8 +8,8 @@
  * wholly before or wholly after a fire.  What was due before it is fired first, as it was: a
  * tick that is late loses nothing by it.
  *
- * Of `after 10 minutes` the end of the last job decides.  While that is live nothing is planned;
- * whoever finds it live and leaves it so writes a note, since it may be about to end.
+ * Of `after 10 minutes` the end of the last job decides.  While that is live nothing is
+ * planned; whoever leaves it so writes a note, since the job may be about to end.
  */
 
 create or replace function rota.schedule_job(
@@ -258,7 +258,7 @@ $$;
 
 /*
  * The first planned time later than *after* and than all that was dealt with; null after the
- * end.  With `after 10 minutes` that may be *after* itself, and null while the last job is live.
+ * end.  Of `after 10 minutes` it may be *after* itself, and is null while the last job is live.
  */
 create or replace function rota._plan_next(
     definition rota.job_definitions,
@@ -399,10 +399,8 @@ create or replace function rota.disable_schedule(name text)
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_definition rota.job_definitions;
 begin
-    v_definition := rota._hold_definition(disable_schedule.name);
+    perform rota._hold_definition(disable_schedule.name);
     update rota.job_definitions as d
     set is_enabled = false,
         disabled_at = coalesce(d.disabled_at, rota.now()),
@@ -481,7 +479,7 @@ begin
     insert into rota.fires (definition, scheduled_for, outcome, job_id, fired_at)
     values (v_definition.name, v_fire, 'fired', v_job_id, rota.now());
     perform rota._make_jobs(
-        array[v_definition.name], array[v_fire], array[v_job_id], false, rota.now());
+        array[v_definition.name], array[v_fire], array[v_job_id], true, rota.now());
     update rota.job_definitions as d
     set last_job_id = v_job_id,
         next_run_at = case when v_parsed.kind <> 'after' then d.next_run_at end

@@ -31,7 +31,7 @@ declare
     v_names text[];
     v_fired integer := 0;
 begin
-    -- A definition may be dealt with and make no job; of such ten batches are enough for a call.
+    -- Some are dealt with and make no job; of such ten batches are enough for a call.
     for v_batch in 1..10 loop
         exit when v_fired >= _fire_schedules.max_jobs or not exists (
             select from rota.job_definitions as d where d.next_run_at <= v_now
@@ -216,7 +216,7 @@ begin
     from new_fires as n
     where n.job_id is not null;
 
-    perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, true, _fire.due);
+    perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, false, _fire.due);
     perform rota._move_on(v_names, v_lasts, v_nexts, v_made_names, v_made_ids);
     return cardinality(v_made_names);
 end;
@@ -373,7 +373,8 @@ begin
         scheduled_for := _outcomes.fires[v_number];
         -- The first of several that are late is live when it is the turn of the second.
         outcome := case
-            when _outcomes.is_live or (_outcomes.overlap = 'skip' and v_number > 1) then 'skipped'
+            when _outcomes.is_live then 'skipped'
+            when _outcomes.overlap = 'skip' and v_number > 1 then 'skipped'
             else 'fired'
         end;
         return next;
@@ -386,7 +387,7 @@ create or replace function rota._make_jobs(
     names text[],
     times timestamptz[],
     ids bigint[],
-    is_jittered boolean,
+    is_manual boolean,
     made_at timestamptz
 )
     returns void
@@ -412,8 +413,10 @@ begin
             case when d.overlap = 'queue' then 'cancel' end,
             l.job_type || '|', d.name, m.scheduled_for,
             case when d.overlap = 'queue' then 'blocked' else 'queued' end,
-            m.scheduled_for + case when _make_jobs.is_jittered then random() * d.jitter
-                else interval '0' end,
+            case
+                when _make_jobs.is_manual then _make_jobs.made_at
+                else m.scheduled_for + random() * d.jitter
+            end,
             _make_jobs.made_at, _make_jobs.made_at
         from unnest(_make_jobs.names, _make_jobs.times, _make_jobs.ids)
             as m (name, scheduled_for, id)
