@@ -271,25 +271,27 @@ create or replace function rota._plan_next(
 as $$
 declare
     v_parsed constant rota.parsed_schedule := rota._parse_schedule(definition.schedule);
+    v_ended_at timestamptz;
     v_next timestamptz;
 begin
+    if v_parsed.kind = 'after' and definition.last_job_id is not null then
+        v_ended_at := rota._ended_at(definition.last_job_id);
+        if v_ended_at is null then
+            return null;
+        end if;
+    end if;
+
     if v_parsed.kind <> 'after' then
         v_next := rota._next_fire(
             v_parsed, definition.time_zone, greatest(
                 _plan_next.after, definition.last_run_at,
                 definition.starts_at - interval '1 microsecond'),
             definition.anchored_at);
-    elsif rota._is_live(definition.last_job_id) then
-        return null;
     else
         v_next := greatest(
             _plan_next.after, definition.starts_at,
             definition.last_run_at + interval '1 microsecond',
-            case
-                when definition.last_job_id is not null then rota._next_fire(
-                    v_parsed, definition.time_zone,
-                    rota._ended_at(definition.last_job_id), null)
-            end);
+            rota._next_fire(v_parsed, definition.time_zone, v_ended_at, null));
     end if;
     return case when v_next > definition.ends_at then null else v_next end;
 end;
@@ -306,7 +308,7 @@ begin
 end;
 $$;
 
-/* When a job that is not live ended; now if that is forgotten. */
+/* When a job ended; null while it is live, now if its end is forgotten. */
 create or replace function rota._ended_at(job_id bigint)
     returns timestamptz
     language plpgsql
@@ -315,12 +317,21 @@ create or replace function rota._ended_at(job_id bigint)
     set enable_seqscan = off
     set enable_bitmapscan = off
 as $$
+declare
+    v_ended_at timestamptz;
 begin
-    return coalesce((
-        select max(f.finished_at)
-        from rota.finished_jobs as f
-        where f.id = _ended_at.job_id
-    ), rota.now());
+    if rota._is_live(_ended_at.job_id) then
+        return null;
+    end if;
+    select f.finished_at
+    into v_ended_at
+    from rota.finished_jobs as f
+    where f.id = _ended_at.job_id;
+    -- Somebody may have retried it since we looked.
+    if not found and not rota._is_live(_ended_at.job_id) then
+        v_ended_at := rota.now();
+    end if;
+    return v_ended_at;
 end;
 $$;
 

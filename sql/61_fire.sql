@@ -78,25 +78,33 @@ begin
         limit 10 * _fire_one_by_one.max_jobs
     loop
         exit when v_fired >= _fire_one_by_one.max_jobs;
+        -- The lock outlasts an error: what is disabled for it is still what could not be fired.
         begin
             perform
             from rota.job_definitions as d
             where d.name = v_name
               and d.next_run_at <= _fire_one_by_one.due
             for update skip locked;
-            if found then
+            continue when not found;
+            begin
                 v_fired := v_fired + rota._fire(array[v_name], _fire_one_by_one.due, 1);
-            end if;
+            exception
+                when others then
+                    perform rota._put_aside(v_name, sqlstate, sqlerrm);
+            end;
         exception
             when others then
-                perform rota._put_aside(v_name, sqlstate, sqlerrm);
+                raise warning 'schedule % stays due: %', v_name, sqlerrm;
         end;
     end loop;
     return v_fired;
 end;
 $$;
 
-/* Disable a definition that can never be fired; anything but its data may be better soon. */
+/*
+ * Disable a definition that can never be fired, and that the caller holds; anything but its
+ * data may be better soon.
+ */
 create or replace function rota._put_aside(name text, code text, problem text)
     returns void
     language plpgsql
@@ -110,28 +118,14 @@ begin
         return;
     end if;
 
-    begin
-        update rota.job_definitions as d
-        set is_enabled = false,
-            disabled_at = rota.now(),
-            disabled_by = null,
-            last_error = left(_put_aside.problem, 1000),
-            next_run_at = null
-        where d.name = any(array(
-            select h.name
-            from rota.job_definitions as h
-            where h.name = _put_aside.name
-              and h.next_run_at is not null
-            for update skip locked
-        ));
-        if found then
-            raise warning 'schedule % is disabled: %', _put_aside.name, _put_aside.problem;
-        end if;
-    exception
-        when others then
-            raise warning 'schedule % can neither be fired (%) nor disabled: %',
-                _put_aside.name, _put_aside.problem, sqlerrm;
-    end;
+    update rota.job_definitions as d
+    set is_enabled = false,
+        disabled_at = rota.now(),
+        disabled_by = null,
+        last_error = left(_put_aside.problem, 1000),
+        next_run_at = null
+    where d.name = _put_aside.name;
+    raise warning 'schedule % is disabled: %', _put_aside.name, _put_aside.problem;
 end;
 $$;
 

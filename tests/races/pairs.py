@@ -8,7 +8,8 @@ called after the other, in either order; what that is, is found by really callin
 Only what locks with `skip locked` has one more way: where the other holds the row it may
 answer that it found nothing, and then must have done nothing.
 
-An operation is a line in OPERATIONS, a state that a key can be in a line in STATES.
+An operation is a line in OPERATIONS, a state that a key can be in a line in STATES.  The same
+is played with schedules in place of keys (schedules.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -124,7 +125,24 @@ STATES = {
     "cancelled": [_NEW, _CANCEL],
 }
 # Columns that hold the id of a job; what ids new jobs get depends on who was first.
-ID_COLUMNS = {"id", "job_id"}
+ID_COLUMNS = {"id", "job_id", "last_job_id"}
+
+
+@dataclass(frozen=True)
+class Game:
+    """What is played: operations in states, and how they may answer."""
+
+    operations: dict[str, str]
+    states: dict[str, list[str]]
+    passed_over: dict[str, list[Any]]
+    refusals: set[str]
+    # What is done in the end, before one looks; what was put off is due by the last of it.
+    settle: tuple[str, ...] = ()
+    # The operations that are two, with the other one in front.
+    fronts: dict[str, str] = field(default_factory=dict)
+
+
+KEYS = Game(OPERATIONS, STATES, PASSED_OVER, REFUSALS)
 
 
 @dataclass(frozen=True)
@@ -156,7 +174,10 @@ class Run:
 class Bench:
     """Brings a key into a state and plays operations on it, in an instrumented database."""
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+    def __init__(
+        self, connect: Callable[[], psycopg.Connection[Any]], game: Game = KEYS
+    ) -> None:
+        self._game = game
         self.observer = connect()
         self.observer.execute("set session_replication_role = replica")
         # Only a few rows, but many that are dead; the rule's query is big and its jit slow.
@@ -175,7 +196,8 @@ class Bench:
         ).fetchall()
         self._tables = [row[0] for row in rows]
         self._columns = {table: self._columns_of(table) for table in self._tables}
-        self._jobs = {state: self._save(state, number) for number, state in enumerate(STATES)}
+        numbered = enumerate(game.states)
+        self._jobs = {state: self._save(state, number) for number, state in numbered}
         self._places: dict[tuple[str, str], list[str]] = {}
         self._in_turn: dict[tuple[str, ...], Outcome] = {}
 
@@ -203,7 +225,8 @@ class Bench:
             connection = self.a.connection
 
             def note(notice: psycopg.errors.Diagnostic) -> None:
-                places.append(notice.message_primary or "")
+                if notice.severity_nonlocalized == "NOTICE":
+                    places.append(notice.message_primary or "")
 
             connection.add_notice_handler(note)
             connection.execute(ARM, [0])
@@ -264,31 +287,36 @@ class Bench:
         b = ("b", second)
         yield self.play_in_turn(state, *done_by_a, b)
         yield self.play_in_turn(state, b, *done_by_a)
-        if a_holds and second in PASSED_OVER:
+        passed_over, fronts = self._game.passed_over, self._game.fronts
+        if done_by_a and first in fronts:
+            yield self.play_in_turn(state, ("a", fronts[first]), b, *done_by_a)
+        if done_by_a and second in fronts:
+            yield self.play_in_turn(state, ("b", fronts[second]), *done_by_a, b)
+        if a_holds and second in passed_over:
             alone = self.play_in_turn(state, *done_by_a)
-            yield replace(alone, b=_text(PASSED_OVER[second]))
-        if b_waits and done_by_a and first in PASSED_OVER:
+            yield replace(alone, b=_text(passed_over[second]))
+        if b_waits and done_by_a and first in passed_over:
             alone = self.play_in_turn(state, b)
-            yield replace(alone, a=_text(PASSED_OVER[first]))
+            yield replace(alone, a=_text(passed_over[first]))
 
     def _do(self, session: Session, state: str, name: str) -> Any:
         me = "a" if session is self.a else "b"
-        return session.fetch(OPERATIONS[name], {"me": me, **self._jobs[state]})
+        return session.fetch(self._game.operations[name], {"me": me, **self._jobs[state]})
 
     def _answer(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
         except psycopg.Error as error:
-            if error.sqlstate in REFUSALS:
+            if error.sqlstate in self._game.refusals:
                 return error.sqlstate
             return f"unexpected {error.sqlstate}: {error.diag.message_primary}"
 
     def _has_locked(self, session: Session) -> bool:
-        """Whether a session may hold rows of jobs."""
+        """Whether a session may hold rows of jobs or schedules."""
         return bool(
             self.observer.execute(
-                "select from pg_locks where pid = %s and relation = 'rota.jobs'::regclass"
-                " and mode in ('RowShareLock', 'RowExclusiveLock')",
+                "select from pg_locks where pid = %s and relation in ('rota.jobs'::regclass,"
+                " 'rota.job_definitions'::regclass) and mode in ('RowShareLock', 'RowExclusiveLock')",
                 [session.pid],
             ).fetchall()
         )
@@ -306,7 +334,7 @@ class Bench:
         for table in self._tables:
             self.observer.execute(f"delete from rota.{table}")
         self._clock.set(START)
-        for step in STATES[state]:
+        for step in self._game.states[state]:
             self._clock.advance("1 minute")
             self.observer.execute(step)
         self._clock.set(NOW)
@@ -331,9 +359,13 @@ class Bench:
 
     def _restore(self, state: str) -> None:
         self.observer.execute(self._jobs[state]["restore"])
+        if self._game.settle:
+            self._clock.set(NOW)
 
     def _look(self, state: str, answers: dict[str, Any]) -> tuple[Outcome, list[str]]:
         """Return the outcome, and what is wrong with it whatever was expected."""
+        for step in self._game.settle:
+            self.observer.execute(step)
         columns = ", ".join(
             f"(select jsonb_agg(to_jsonb(t)) from rota.{table} as t)" for table in self._tables
         )
@@ -397,8 +429,9 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def choose(seed: int, count: int | None) -> list[tuple[str, str, str]]:
+def choose(seed: int, count: int | None, game: Game = KEYS) -> list[tuple[str, str, str]]:
     """Return pairs in their states, all or so many, in an order that the seed decides."""
-    every = [(s, a, b) for s in STATES for a in OPERATIONS for b in OPERATIONS]
+    names = game.operations
+    every = [(s, a, b) for s in game.states for a in names for b in names]
     random.Random(seed).shuffle(every)
     return every[:count]
