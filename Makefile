@@ -3,7 +3,7 @@ BIN := $(VENV)/bin
 VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/31_version.sql)
 PYTEST = cd tests && ../$(BIN)/python -m pytest
 
-.PHONY: help demo install test test-fast test-matrix lint format check chaos effects races fuzz-schedules bench-fan-out bench-behind dist clean setup
+.PHONY: help demo install test test-fast test-matrix lint format check chaos effects races tickers fuzz-schedules bench-fan-out bench-behind bench-schedules dist clean setup
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -45,6 +45,12 @@ races: $(VENV)/.dev ## Play operations against each other, by the ten thousand: 
 fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, and throw a million strings at the reader
 	$(BIN)/python tests/fuzz/schedules.py $(ARGS)
 	$(BIN)/python tests/fuzz/schedule_texts.py
+
+tickers: $(VENV)/.dev ## Let eight processes tick through stops of days, and check each planned time
+	$(BIN)/python tests/races/tickers.py $(ARGS)
+
+bench-schedules: $(VENV)/.dev ## Fire 100000 schedules that are due in one minute, and claim meanwhile
+	$(BIN)/python tests/bench/schedules.py $(ARGS)
 
 bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and tenants, and without
 	$(BIN)/python tests/bench/behind.py $(ARGS)

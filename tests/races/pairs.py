@@ -315,8 +315,9 @@ class Bench:
         """Whether a session may hold rows of jobs or schedules."""
         return bool(
             self.observer.execute(
-                "select from pg_locks where pid = %s and relation in ('rota.jobs'::regclass,"
-                " 'rota.job_definitions'::regclass) and mode in ('RowShareLock', 'RowExclusiveLock')",
+                "select from pg_locks where pid = %s and mode in ('RowShareLock',"
+                " 'RowExclusiveLock') and relation in ('rota.jobs'::regclass,"
+                " 'rota.job_definitions'::regclass)",
                 [session.pid],
             ).fetchall()
         )

@@ -2,9 +2,10 @@
 
     run.py [--feature NAME ...] [--steps N] [--processes N] [--seed N] [--pairs N]
 
-The feature `pairs` (pairs.py) stops one operation at each of its statements and plays every
-other one meanwhile.  The others (storm.py) are random steps by many processes.  Everything
-found is told with the whole story of its key, and ends in exit status 1.
+The features `pairs` (pairs.py) and `schedules` (schedules.py) stop one operation at each of
+its statements and play every other one meanwhile.  The others (storm.py) are random steps by
+many processes.  Everything found is told with the whole story of its key, and ends in exit
+status 1.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -27,9 +28,10 @@ from rota._embedded import EmbeddedPostgres
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from races import pairs, storm  # noqa: E402
+from races import pairs, schedules, storm  # noqa: E402
 from races.instrument import instrument  # noqa: E402
 
+GAMES = {"pairs": pairs.KEYS, "schedules": schedules.SCHEDULES}
 STORMS = ("keys", "rerun", "effects", "order", "dependencies", "limits")
 SETTINGS = ["max_connections=100", "fsync=off", "synchronous_commit=off"]
 _bench: list[pairs.Bench] = []
@@ -57,24 +59,25 @@ class Bar:
         return time.monotonic() - self._began
 
 
-def run_pairs(server: EmbeddedPostgres, arguments: argparse.Namespace) -> bool:
+def run_pairs(server: EmbeddedPostgres, arguments: argparse.Namespace, name: str) -> bool:
     """Play all pairs, in so many databases as there are processors."""
+    game = GAMES[name]
     with psycopg.connect(server.url("template_rota"), autocommit=True) as db:
         instrument(db)
     workers = os.cpu_count() or 1
     urls: multiprocessing.Queue[str] = multiprocessing.Queue()
     for number in range(workers):
         urls.put(copy_database(server, f"pairs{number}"))
-    chosen = pairs.choose(arguments.seed, arguments.pairs)
-    bar, runs, found = Bar("pairs", len(chosen)), 0, []
-    with multiprocessing.Pool(workers, _open_bench, [urls]) as pool:
+    chosen = pairs.choose(arguments.seed, arguments.pairs, game)
+    bar, runs, found = Bar(name, len(chosen)), 0, []
+    with multiprocessing.Pool(workers, _open_bench, [urls, name]) as pool:
         for done, played in enumerate(pool.imap_unordered(_play_pair, chosen, 4), 1):
             runs += len(played)
             found += [run for run in played if run.problems]
             bar.show(done)
     print(
-        f"\npairs    {len(chosen)} pairs of {len(pairs.OPERATIONS)} operations in"
-        f" {len(pairs.STATES)} states, {runs} runs, {bar.seconds:.0f} s,"
+        f"\n{name:<9}{len(chosen)} pairs of {len(game.operations)} operations in"
+        f" {len(game.states)} states, {runs} runs, {bar.seconds:.0f} s,"
         f" {len(found)} violations"
     )
     print(*(f"         {run}" for run in found), sep="\n")
@@ -83,9 +86,9 @@ def run_pairs(server: EmbeddedPostgres, arguments: argparse.Namespace) -> bool:
     return not found
 
 
-def _open_bench(urls: multiprocessing.Queue[str]) -> None:
+def _open_bench(urls: multiprocessing.Queue[str], name: str) -> None:
     url = urls.get()
-    _bench.append(pairs.Bench(lambda: psycopg.connect(url, autocommit=True)))
+    _bench.append(pairs.Bench(lambda: psycopg.connect(url, autocommit=True), GAMES[name]))
 
 
 def _play_pair(pair: tuple[str, str, str]) -> list[pairs.Run]:
@@ -121,7 +124,7 @@ def copy_database(server: EmbeddedPostgres, name: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    names = ("pairs", *STORMS)
+    names = (*GAMES, *STORMS)
     parser.add_argument("--feature", action="append", choices=names, help="all by default")
     parser.add_argument("--steps", type=int, default=100_000, help="of each storm, in all")
     parser.add_argument("--processes", type=int, default=8)
@@ -138,8 +141,8 @@ def main() -> int:
                 db.execute("create database template_rota")
             install = ["psql", "-X", "-q", "-d", server.url("template_rota"), "-f"]
             subprocess.run([*install, str(TESTS.parent / "sql/install.sql")], check=True)
-            if name == "pairs":
-                results[name] = run_pairs(server, arguments)
+            if name in GAMES:
+                results[name] = run_pairs(server, arguments, name)
             else:
                 results[name] = run_storm(server, arguments, name)
     wrong = [name for name, is_well in results.items() if not is_well]

@@ -6,6 +6,8 @@ tick does not look like a difference.
 
 from __future__ import annotations
 
+from typing import Any
+
 from races.pairs import Game
 
 
@@ -22,6 +24,9 @@ LEASE = "%(job_id)s::bigint, %(token)s::bigint"
 OPERATIONS = {
     "tick": "select rota._fire_schedules(1000) as fired",
     "tick one by one": "select rota._fire_one_by_one(rota.now(), 1000) as fired",
+    "tick and recheck": """
+        with ticked as materialized (select rota._fire_schedules(1000) as fired)
+        select t.fired, rota._recheck(1000) is null as is_null from ticked as t""",
     "recheck": "select rota._recheck(1000) is null as is_null",
     "schedule": _schedule(HOURLY),
     "schedule later": _schedule(LATER, payload="jsonb_build_object('by', %(me)s::text)"),
@@ -37,9 +42,10 @@ OPERATIONS = {
     "cancel": f"select rota.cancel_job({JOB}, %(me)s) as answer",
     "retry": f"select rota.retry_job({JOB}) as answer",
 }
-PASSED_OVER = {
+PASSED_OVER: dict[str, list[Any]] = {
     "tick": [{"fired": 0}],
     "tick one by one": [{"fired": 0}],
+    "tick and recheck": [{"fired": 0, "is_null": False}],
     "recheck": [{"is_null": False}],
     "claim": [],
 }
@@ -56,7 +62,9 @@ _AFTER = _schedule("after 10 minutes")
 STATES = {
     "none": [],
     "waiting": [_schedule(LATER)],
+    "waiting, its job running": [_schedule(LATER), _NOW, _CLAIM],
     "due": [_schedule(HOURLY)],
+    "due, skip": [_schedule(HOURLY, **SKIP)],
     "due since long, one": [_schedule(OFTEN)],
     "due since long, all": [_schedule(OFTEN, **ALL)],
     "due since long, all queue": [_schedule(OFTEN, **ALL, **QUEUE)],
@@ -96,6 +104,9 @@ SCHEDULES = Game(
         "update rota_test.clock set stopped_at = stopped_at + interval '1 second'",
         _CHECK,
     ),
-    # What is due before a change is fired first.
-    {name: "tick" for name in OPERATIONS if name.startswith("schedule")},
+    # What is due before a change is fired first; a claim takes the notes that are there.
+    {
+        **{name: "tick" for name in OPERATIONS if name.startswith("schedule")},
+        "claim": "recheck",
+    },
 )

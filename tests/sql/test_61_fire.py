@@ -607,7 +607,9 @@ def test_retention_forgets_planned_times_and_last_run_at_stands_for_them(noon, c
     clock.advance("11 s")
     tick(noon)
 
-    kept = rows(noon, "select fired_at from rota.fires where scheduled_for < '2026-03-02 13:30+00'")
+    kept = rows(
+        noon, "select fired_at from rota.fires where scheduled_for < '2026-03-02 13:30+00'"
+    )
     assert kept == []
     clock.set("2026-03-02 12:30+00")
     assert tick(noon) == 0

@@ -1,0 +1,139 @@
+"""schedules.py in small, and whether it would notice a missing lock; and a deploy of many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+from conftest import Clock
+
+from races.harness import Session, call
+from races.instrument import instrument, mutate
+from races.pairs import Bench, choose
+from races.schedules import SCHEDULES
+
+SEED = 20260328
+Connect = Callable[..., psycopg.Connection[Any]]
+
+
+@pytest.fixture
+def bench(connect: Connect) -> Iterator[Bench]:
+    instrument(connect())
+    with closing(Bench(connect, SCHEDULES)) as bench:
+        yield bench
+
+
+def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped(
+    bench: Bench,
+) -> None:
+    """A is stopped before each of its statements in turn; B does all of its own meanwhile."""
+    runs = [run for pair in choose(SEED, 60, SCHEDULES) for run in bench.play_pair(*pair)]
+
+    assert ["\n".join([str(run), *run.problems]) for run in runs if run.problems] == []
+    assert len(runs) > 200
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "state", "first", "second"),
+    [
+        (
+            "_hold_definition", "for update;", ";",
+            "due, skip", "run now", "tick",
+        ),
+        (
+            "_put_definition", "new.name for update;", "new.name;",
+            "due since long, all", "schedule", "tick",
+        ),
+        (
+            "_fire_schedules", "for update skip locked", "",
+            "due since long, one", "tick", "schedule later",
+        ),
+        (
+            "_recheck_schedule", "for key share skip locked", "",
+            "after, due, its job retried", "finish", "tick and recheck",
+        ),
+        (
+            "_move_on", "and m.schedule ~* 'after'", "and false",
+            "after, due, its job retried", "tick", "finish",
+        ),
+        (
+            "_note_schedule", "and definition.last_job_id is not null", "and false",
+            "waiting, its job running", "schedule after", "finish",
+        ),
+    ],
+)  # fmt: skip
+def test_a_guard_that_is_missing_is_found(
+    connect: Connect, function: str, old: str, new: str, state: str, first: str, second: str
+) -> None:
+    mutate(connect(), function, old, new)
+    instrument(connect())
+
+    with closing(Bench(connect, SCHEDULES)) as bench:
+        runs = list(bench.play_pair(state, first, second))
+
+    assert [run.place for run in runs if run.problems] != []
+
+
+def test_a_deploy_of_eight_puts_one_schedule_in(
+    session: Callable[[], Session], db: psycopg.Connection[Any], clock: Clock
+) -> None:
+    """Eight sessions say the same at once, again and again; then each says something else."""
+    clock.set("2026-03-01 12:00:00+00")
+    sessions = [session() for _ in range(8)]
+    same = call("schedule_job", name="s", schedule="0 * * * *", job_type="x")
+
+    for _ in range(10):
+        db.execute("delete from rota.job_definitions")
+        with ThreadPoolExecutor(8) as threads:
+            answers = [*threads.map(lambda each: each.fetch(*same)[0][0], sessions)]
+        assert sorted(answers) == ["created", *["unchanged"] * 7]
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = [
+            *threads.map(
+                lambda n: sessions[n].fetch(
+                    *call("schedule_job", name="s", schedule=f"{n} * * * *", job_type="x")
+                )[0][0],
+                range(1, 8),
+            )
+        ]
+    assert answers == ["changed"] * 7
+    assert db.execute("select count(*) from rota.job_definitions").fetchone() == (1,)
+
+
+def test_schedule_job_waits_for_nobody_when_all_is_as_it_says(
+    a: Session, b: Session, clock: Clock
+) -> None:
+    """A fires the schedule and stays open; B says again what is so."""
+    clock.set("2026-03-01 12:00:00+00")
+    same = call("schedule_job", name="s", schedule="0 * * * *", job_type="x")
+    a.fetch(*same)
+    clock.advance("1 hour")
+
+    with a.transaction():
+        a.fetch("select rota._fire_schedules(10)")
+        answer = b.start(*same).result(timeout=5)
+
+    assert answer[0][0] == "unchanged"
+
+
+def test_a_tick_that_stays_open_keeps_nothing_from_others(
+    a: Session, b: Session, clock: Clock
+) -> None:
+    """A fires one schedule and stays open; B fires the others, then that one too."""
+    clock.set("2026-03-01 12:00:00+00")
+    for name in "sat":
+        a.fetch(*call("schedule_job", name=name, schedule="0 * * * *", job_type="x"))
+    clock.advance("1 hour")
+
+    a.fetch("begin")
+    assert a.fetch("select rota._fire_schedules(1)") == [(1,)]
+    meanwhile = b.start("select rota._fire_schedules(1000)").result(timeout=5)
+    a.fetch("rollback")
+
+    assert meanwhile == [(2,)]
+    assert b.fetch("select rota._fire_schedules(1000)") == [(1,)]

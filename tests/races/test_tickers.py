@@ -1,0 +1,62 @@
+"""tickers.py in small, and whether it would notice a guard that is missing."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import psycopg
+import pytest
+
+from races import tickers
+from races.instrument import mutate
+
+LOCK = "for update skip locked"
+MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
+    "schedules that nobody holds": (
+        [("_fire_schedules", LOCK, ""), ("_fire_one_by_one", LOCK, "")],
+        "",
+    ),
+    "a planned time that is not unique": (
+        [
+            ("_fire_schedules", LOCK, ""),
+            ("_fire_one_by_one", LOCK, ""),
+            ("_fire", "on conflict do nothing", ""),
+        ],
+        "alter table rota.fires drop constraint fires_pkey",
+    ),
+    "a window that is not looked at": ([("_plan_fires", "f.at >= v_since", "true")], ""),
+    "a live job that is not looked at": (
+        [("_live_last_jobs", "d.overlap = 'skip'", "false")],
+        "",
+    ),
+    "a time that is planned from now": (
+        [("_plan_next", "v_ended_at, null", "rota.now(), null")],
+        "",
+    ),
+}
+
+
+def test_tickers_fire_what_the_rules_say_and_nothing_twice(dsn: str) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)  # noqa: T201
+
+    problems, counts = tickers.play(dsn, rounds=24, seed=seed)
+
+    assert problems[:3] == []
+    assert counts["duplicates"] == counts["missing"] == 0
+    assert counts["fired"] > 10_000
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_guard_that_is_missing_is_found(
+    dsn: str, db: psycopg.Connection[Any], mutant: str
+) -> None:
+    mutations, change = MUTANTS[mutant]
+    for function, old, new in mutations:
+        mutate(db, function, old, new)
+    db.execute(change or "select")  # type: ignore[arg-type]
+
+    problems, counts = tickers.play(dsn, 12, seed=7, processes=4, stops=("3 minutes",))
+
+    assert problems or counts["duplicates"]
