@@ -36,8 +36,6 @@ create or replace function rota.schedule_job(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_new rota.job_definitions;
 begin
     perform rota._check_name('name', schedule_job.name);
     perform rota._check_new_job(
@@ -51,25 +49,28 @@ begin
         schedule_job.overlap, schedule_job.jitter, schedule_job.starts_at,
         schedule_job.ends_at);
 
-    v_new.name := schedule_job.name;
-    v_new.job_type := schedule_job.job_type;
-    v_new.queue := schedule_job.queue;
-    v_new.payload := schedule_job.payload;
-    v_new.schedule := schedule_job.schedule;
-    v_new.time_zone := schedule_job.time_zone;
-    v_new.priority := schedule_job.priority;
-    v_new.max_attempts := schedule_job.max_attempts;
-    v_new.lease := rota._exact(schedule_job.lease);
-    v_new.backoff := schedule_job.backoff;
-    v_new.catch_up := schedule_job.catch_up;
-    v_new.catch_up_window := rota._exact(schedule_job.catch_up_window);
-    v_new.catch_up_max := schedule_job.catch_up_max;
-    v_new.overlap := schedule_job.overlap;
-    v_new.jitter := rota._exact(schedule_job.jitter);
-    v_new.starts_at := schedule_job.starts_at;
-    v_new.ends_at := schedule_job.ends_at;
     return query
-    select d.outcome, d.next_run_at from rota._put_definition(v_new) as d;
+    select d.outcome, d.next_run_at
+    from rota._put_definition(jsonb_populate_record(
+        null::rota.job_definitions,
+        jsonb_build_object(
+            'name', schedule_job.name,
+            'job_type', schedule_job.job_type,
+            'queue', schedule_job.queue,
+            'payload', schedule_job.payload,
+            'schedule', schedule_job.schedule,
+            'time_zone', schedule_job.time_zone,
+            'priority', schedule_job.priority,
+            'max_attempts', schedule_job.max_attempts,
+            'lease', rota._exact(schedule_job.lease),
+            'backoff', schedule_job.backoff,
+            'catch_up', schedule_job.catch_up,
+            'catch_up_window', rota._exact(schedule_job.catch_up_window),
+            'catch_up_max', schedule_job.catch_up_max,
+            'overlap', schedule_job.overlap,
+            'jitter', rota._exact(schedule_job.jitter),
+            'starts_at', schedule_job.starts_at,
+            'ends_at', schedule_job.ends_at))) as d;
 end;
 $$;
 
@@ -137,11 +138,11 @@ begin
         -- What is so already is neither written nor waited for.
         select d.* into v_old from rota.job_definitions as d where d.name = new.name;
         if not found then
-            new.anchored_at := coalesce(new.starts_at, v_now);
-            new.next_run_at := rota._plan_next(new, v_now);
+            new := jsonb_populate_record(new, jsonb_build_object(
+                'anchored_at', coalesce(new.starts_at, v_now)));
             outcome := 'created';
-            next_run_at := new.next_run_at;
-            exit when rota._insert_definition(new, v_now);
+            next_run_at := rota._plan_next(new, v_now);
+            exit when rota._insert_definition(new, next_run_at, v_now);
         elsif rota._is_same(v_old, new) then
             outcome := 'unchanged';
             next_run_at := v_old.next_run_at;
@@ -183,6 +184,7 @@ $$;
 /* False if somebody else has the name. */
 create or replace function rota._insert_definition(
     new rota.job_definitions,
+    next_run_at timestamptz,
     created_at timestamptz
 )
     returns boolean
@@ -200,8 +202,8 @@ begin
         new.name, new.job_type, new.queue, new.payload, new.schedule, new.time_zone,
         new.priority, new.max_attempts, new.lease, new.backoff, new.catch_up,
         new.catch_up_window, new.catch_up_max, new.overlap, new.jitter, new.starts_at,
-        new.ends_at, new.anchored_at, new.next_run_at, _insert_definition.created_at,
-        _insert_definition.created_at
+        new.ends_at, new.anchored_at, _insert_definition.next_run_at,
+        _insert_definition.created_at, _insert_definition.created_at
     )
     on conflict do nothing;
     return found;
@@ -223,18 +225,18 @@ declare
     v_has_new_times constant boolean :=
         (new.schedule, new.time_zone, new.starts_at, new.ends_at)
             is distinct from (old.schedule, old.time_zone, old.starts_at, old.ends_at);
-begin
-    new.anchored_at := coalesce(
-        new.starts_at,
-        case when new.schedule = old.schedule then old.anchored_at else changed_at end);
-    new.last_run_at := old.last_run_at;
-    new.last_job_id := old.last_job_id;
     -- What an error has disabled is mended by a change; what a person has is not.
-    new.is_enabled := old.is_enabled or old.disabled_by is null;
-    if new.is_enabled and (v_has_new_times or not old.is_enabled) then
-        new.next_run_at := rota._plan_next(new, changed_at);
-    else
-        new.next_run_at := old.next_run_at;
+    v_is_enabled constant boolean := old.is_enabled or old.disabled_by is null;
+    v_next_run_at timestamptz := old.next_run_at;
+begin
+    new := jsonb_populate_record(new, jsonb_build_object(
+        'anchored_at', coalesce(
+            new.starts_at,
+            case when new.schedule = old.schedule then old.anchored_at else changed_at end),
+        'last_run_at', old.last_run_at,
+        'last_job_id', old.last_job_id));
+    if v_is_enabled and (v_has_new_times or not old.is_enabled) then
+        v_next_run_at := rota._plan_next(new, changed_at);
     end if;
 
     update rota.job_definitions as d
@@ -244,15 +246,17 @@ begin
         catch_up = new.catch_up, catch_up_window = new.catch_up_window,
         catch_up_max = new.catch_up_max, overlap = new.overlap, jitter = new.jitter,
         starts_at = new.starts_at, ends_at = new.ends_at, anchored_at = new.anchored_at,
-        next_run_at = new.next_run_at,
-        is_enabled = new.is_enabled,
-        disabled_at = case when not new.is_enabled then old.disabled_at end,
-        disabled_by = case when not new.is_enabled then old.disabled_by end,
-        last_error = case when not new.is_enabled then old.last_error end,
+        next_run_at = v_next_run_at,
+        is_enabled = v_is_enabled,
+        disabled_at = case when not v_is_enabled then old.disabled_at end,
+        disabled_by = case when not v_is_enabled then old.disabled_by end,
+        last_error = case when not v_is_enabled then old.last_error end,
         updated_at = changed_at
     where d.name = old.name;
-    perform rota._note_schedule(new);
-    return new.next_run_at;
+    if v_is_enabled and v_next_run_at is null then
+        perform rota._note_schedule(new.name);
+    end if;
+    return v_next_run_at;
 end;
 $$;
 
@@ -339,18 +343,15 @@ $$;
  * A definition that is left without a next time has its last job looked at again: it may have
  * been about to end, and then it did not know that somebody waits for that.
  */
-create or replace function rota._note_schedule(definition rota.job_definitions)
+create or replace function rota._note_schedule(name text)
     returns void
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if definition.is_enabled and definition.next_run_at is null
-      and definition.last_job_id is not null then
-        insert into rota.rechecks (due_at, kind, subject)
-        values (rota.now(), 'schedule', definition.name);
-    end if;
+    insert into rota.rechecks (due_at, kind, subject)
+    values (rota.now(), 'schedule', _note_schedule.name);
 end;
 $$;
 
@@ -379,24 +380,26 @@ create or replace function rota.enable_schedule(name text)
 as $$
 declare
     v_definition rota.job_definitions;
+    v_next_run_at timestamptz;
 begin
     v_definition := rota._hold_definition(enable_schedule.name);
     if v_definition.is_enabled then
         return v_definition.next_run_at;
     end if;
 
-    v_definition.is_enabled := true;
-    v_definition.next_run_at := rota._plan_next(v_definition, rota.now());
+    v_next_run_at := rota._plan_next(v_definition, rota.now());
     update rota.job_definitions as d
     set is_enabled = true,
         disabled_at = null,
         disabled_by = null,
         last_error = null,
-        next_run_at = v_definition.next_run_at,
+        next_run_at = v_next_run_at,
         updated_at = rota.now()
     where d.name = enable_schedule.name;
-    perform rota._note_schedule(v_definition);
-    return v_definition.next_run_at;
+    if v_next_run_at is null then
+        perform rota._note_schedule(enable_schedule.name);
+    end if;
+    return v_next_run_at;
 end;
 $$;
 

@@ -488,6 +488,7 @@ create or replace function rota._recheck_schedule(name text)
 as $$
 declare
     v_definition rota.job_definitions;
+    v_next_run_at timestamptz;
 begin
     select d.*
     into v_definition
@@ -499,7 +500,7 @@ begin
             select from rota.job_definitions as d where d.name = _recheck_schedule.name
         );
     elsif not v_definition.is_enabled or v_definition.next_run_at is not null
-      or v_definition.schedule !~* 'after' then
+      or v_definition.last_job_id is null or v_definition.schedule !~* 'after' then
         return true;
     end if;
 
@@ -512,9 +513,9 @@ begin
     elsif rota._is_live(v_definition.last_job_id) then
         return false;
     end if;
-    v_definition.next_run_at := rota._plan_next(v_definition, '-infinity');
+    v_next_run_at := rota._plan_next(v_definition, '-infinity');
     update rota.job_definitions as d
-    set next_run_at = v_definition.next_run_at
+    set next_run_at = v_next_run_at
     where d.name = v_definition.name;
     return true;
 end;

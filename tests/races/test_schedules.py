@@ -61,7 +61,8 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
             "after, due, its job retried", "tick", "finish",
         ),
         (
-            "_note_schedule", "and definition.last_job_id is not null", "and false",
+            "_note_schedule", "values (rota.now(), 'schedule', _note_schedule.name)",
+            "select rota.now(), '', '' where false",
             "waiting, its job running", "schedule after", "finish",
         ),
     ],

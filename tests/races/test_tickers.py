@@ -35,6 +35,10 @@ MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
         "",
     ),
 }
+FORGET = "drop schema rota_test cascade; " + "; ".join(
+    f"delete from rota.{table}"
+    for table in ("job_definitions", "fires", "jobs", "finished_jobs", "rechecks")
+)
 
 
 def test_tickers_fire_what_the_rules_say_and_nothing_twice(dsn: str) -> None:
@@ -57,6 +61,10 @@ def test_a_guard_that_is_missing_is_found(
         mutate(db, function, old, new)
     db.execute(change or "select")  # type: ignore[arg-type]
 
-    problems, counts = tickers.play(dsn, 12, seed=7, processes=4, stops=("3 minutes",))
-
-    assert problems or counts["duplicates"]
+    # On a busy machine the moment that shows it may not come in so few rounds.
+    for seed in range(1, 9):
+        problems, counts = tickers.play(dsn, 12, seed, processes=4, stops=("3 minutes",))
+        if problems or counts["duplicates"]:
+            return
+        db.execute(FORGET)
+    pytest.fail(f"nobody noticed {mutant}")

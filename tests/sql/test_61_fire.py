@@ -408,6 +408,16 @@ def test_after_ends_at_its_end(noon, clock):
     assert scalar(noon, "select count(*) from rota.rechecks") == 0
 
 
+def test_after_that_never_begins_is_left_alone(noon):
+    schedule(noon, text="after 5 minutes", ends_at="2026-01-01 00:00+00")
+    schedule(noon, text="after 6 minutes", ends_at="2026-01-01 00:00+00")
+
+    tick(noon)
+
+    assert definition(noon).next_run_at is None
+    assert scalar(noon, "select count(*) from rota.rechecks") == 0
+
+
 def test_after_never_goes_back_with_the_clock(noon, clock):
     schedule(noon, text="after 10 minutes")
     tick(noon)
