@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -17,6 +18,11 @@ from races.pairs import Bench, choose
 from races.schedules import SCHEDULES
 
 SEED = 20260328
+# What tick() does in one transaction; between the two there is room for others.
+TICK_AND_RECHECK = """
+    with ticked as materialized (select rota._fire_schedules(1000) as fired)
+    select t.fired, rota._recheck(1000) is null as is_null from ticked as t
+"""
 Connect = Callable[..., psycopg.Connection[Any]]
 
 
@@ -73,7 +79,8 @@ def test_a_guard_that_is_missing_is_found(
     mutate(connect(), function, old, new)
     instrument(connect())
 
-    with closing(Bench(connect, SCHEDULES)) as bench:
+    operations = {**SCHEDULES.operations, "tick and recheck": TICK_AND_RECHECK}
+    with closing(Bench(connect, replace(SCHEDULES, operations=operations))) as bench:
         runs = list(bench.play_pair(state, first, second))
 
     assert [run.place for run in runs if run.problems] != []
