@@ -42,8 +42,10 @@ begin
         '', schedule_job.job_type, schedule_job.payload, schedule_job.queue, null, null,
         schedule_job.priority, schedule_job.max_attempts, schedule_job.lease,
         schedule_job.backoff, null);
-    perform rota._check_time_zone('time_zone', schedule_job.time_zone);
-    perform rota._parse_schedule(schedule_job.schedule);
+    if rota.next_run(schedule_job.schedule, schedule_job.time_zone) is null then
+        perform rota._refuse_schedule(schedule_job.schedule, format(
+            'names only times that the clocks of %s always skip', schedule_job.time_zone));
+    end if;
     perform rota._check_policies(
         schedule_job.catch_up, schedule_job.catch_up_window, schedule_job.catch_up_max,
         schedule_job.overlap, schedule_job.jitter, schedule_job.starts_at,

@@ -346,8 +346,16 @@ def test_schedule_job_refuses_a_bad_argument(db, name, bad):
 
 def test_schedule_job_refuses_a_bad_schedule(db):
     for text in ("", "soon", "61 * * * *", "0 0 30 2 *", "every 0 seconds", "after"):
-        with raises("RT006"):
+        with raises("RT006", "schedule"):
             schedule(db, text=text)
+
+
+def test_schedule_job_refuses_a_time_that_the_clocks_always_skip(db):
+    text = "*/20 2 25-31 3 */7"  # the last Sunday of March
+
+    with raises("RT006", "schedule"):
+        schedule(db, text=text, time_zone="Europe/Warsaw")
+    assert schedule(db, text=text, time_zone="UTC").outcome == "created"
 
 
 def test_schedule_job_takes_the_bounds_of_its_arguments(noon):
