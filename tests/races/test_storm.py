@@ -32,7 +32,7 @@ MUTANTS = {
     ),
     "a rerun that is lost": (
         "rerun",
-        [("_end_jobs", "where e.rerun_payload is not null", "where false")],
+        [("_end_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")],
         "never ran version",
     ),
     "a worker that lost its lease and may finish": (
