@@ -135,6 +135,10 @@ create unique index jobs_ordering_key_head_idx on rota.jobs (ordering_key)
 create unique index jobs_first_job_id_idx on rota.jobs (first_job_id)
     where first_job_id is not null;
 
+-- Whether a schedule has a live job.
+create index jobs_definition_idx on rota.jobs (definition)
+    where definition is not null;
+
 comment on table rota.jobs is
     'Live jobs: blocked, queued, running, or failed and waiting for a retry.';
 comment on column rota.jobs.priority is 'Lower runs first.';

@@ -41,6 +41,8 @@ create table rota.job_definitions (
 
     constraint job_definitions_catch_up_check
         check (catch_up in ('skip', 'one', 'all')),
+    constraint job_definitions_catch_up_max_check
+        check (catch_up_max between 1 and 1000),
     constraint job_definitions_overlap_check
         check (overlap in ('allow', 'skip', 'queue')),
     constraint job_definitions_is_enabled_check

@@ -78,7 +78,8 @@ $$;
 /*
  * Only names of the IANA database, which have rules for all time.  Postgres also takes
  * abbreviations, which are fixed offsets and come first, and texts such as FOO+3, which mean
- * something else than they seem to; those two have no slash, or a digit.
+ * something else than they seem to; those two have no slash, or a digit.  Nor those that count
+ * leap seconds, which no clock on a wall does.
  */
 create or replace function rota._check_time_zone(argument text, time_zone text)
     returns void
@@ -92,7 +93,7 @@ begin
         return;
     elsif _check_time_zone.time_zone
         ~ '^([A-Za-z_-]+(/[A-Za-z_-]+){0,2}|Etc/GMT([+-][0-9]|[+]1[0-2]|-1[0-4]))$'
-      and _check_time_zone.time_zone <> 'localtime'
+      and _check_time_zone.time_zone !~* '^(localtime|factory|posixrules|(posix|right)/.*)$'
       and (
         position('/' in _check_time_zone.time_zone) > 0
         or not exists (

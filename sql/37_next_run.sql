@@ -96,7 +96,10 @@ begin
     for i in 1..upcoming_runs.max_runs loop
         -- Of those planned by the end of the last one only the first can be known.
         run_at := coalesce(
-            case when i = 1 and v_parsed.kind = 'after' then v_definition.next_run_at end,
+            case
+                when i = 1 and v_parsed.kind = 'after'
+                and v_definition.next_run_at > run_at then v_definition.next_run_at
+            end,
             rota._next_fire(
                 v_parsed, v_definition.time_zone, run_at, v_definition.anchored_at));
         exit when run_at is null or run_at > v_definition.ends_at;
@@ -186,6 +189,10 @@ begin
         v_fire := rota._next_fixed(parsed, time_zone, _next_fire.after);
     else
         v_fire := rota._next_shown(parsed, time_zone, _next_fire.after);
+    end if;
+    -- What a tick does must come to an end, whatever it finds in a zone's file.
+    if v_fire <= _next_fire.after then
+        perform rota._refuse('time_zone', format('%L has clocks that go wrong', time_zone));
     end if;
     return case when v_fire < '9999-01-01 00:00+00' then v_fire end;
 end;

@@ -154,7 +154,7 @@ begin
         select d.* into v_old from rota.job_definitions as d where d.name = new.name for update;
         if found and not rota._is_same(v_old, new) then
             outcome := 'changed';
-            next_run_at := rota._change_definition(new, rota._fire_late(v_old), v_now);
+            next_run_at := rota._change_definition(new, rota._fire_late(v_old), rota.now());
             exit;
         end if;
     end loop;
@@ -234,7 +234,10 @@ begin
     new := jsonb_populate_record(new, jsonb_build_object(
         'anchored_at', coalesce(
             new.starts_at,
-            case when new.schedule = old.schedule then old.anchored_at else changed_at end),
+            case
+                when new.schedule = old.schedule and old.starts_at is null
+                then old.anchored_at else changed_at
+            end),
         'last_run_at', old.last_run_at,
         'last_job_id', old.last_job_id));
     if v_is_enabled and (v_has_new_times or not old.is_enabled) then
@@ -481,12 +484,13 @@ declare
 begin
     v_definition := rota._hold_definition(run_schedule_now.name);
     v_parsed := rota._parse_schedule(v_definition.schedule);
-    if (v_definition.overlap = 'skip' or v_parsed.kind = 'after')
-      and rota._is_live(v_definition.last_job_id) then
+    if rota._live_definitions(array[v_definition.name]) <> '{}' then
         raise exception using
             errcode = 'RT014',
-            message = format('schedule %L: its last run is under way, in job %s',
-                v_definition.name, v_definition.last_job_id),
+            message = format('schedule %L: a run of it is under way, in job %s',
+                v_definition.name, (
+                    select max(j.id) from rota.jobs as j
+                    where j.definition = v_definition.name)),
             hint = 'Wait for the end of that job, or cancel it first.';
     end if;
 

@@ -112,7 +112,7 @@ create or replace function rota._put_aside(name text, code text, problem text)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if left(_put_aside.code, 2) not in ('22', '23', '42', 'RT') then
+    if left(_put_aside.code, 2) not in ('22', '23', '42', '54', 'RT') then
         raise warning 'schedule % could not be fired and will be tried again: %',
             _put_aside.name, _put_aside.problem;
         return;
@@ -147,7 +147,7 @@ begin
         perform rota._fire(array[definition.name], v_now, 1);
     exception
         when others then
-            if left(sqlstate, 2) not in ('22', '23', '42', 'RT') then
+            if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then
                 raise;
             end if;
             perform rota._put_aside(definition.name, sqlstate, sqlerrm);
@@ -230,7 +230,7 @@ create or replace function rota._plan_due(names text[], due timestamptz, max_job
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_live constant bigint[] := rota._live_last_jobs(_plan_due.names);
+    v_live constant text[] := rota._live_definitions(_plan_due.names);
     v_group record;
     v_plan record;
     v_taken text[];
@@ -242,7 +242,7 @@ begin
             d.catch_up_max, d.overlap,
             -- Nothing else has its times counted from there.
             case when d.schedule ~* 'every' then d.anchored_at end as anchored_at,
-            coalesce(d.last_job_id = any(v_live), false) as is_live,
+            d.name = any(v_live) as is_live,
             d.schedule ~* 'after' as is_after,
             array_agg(d.name) as names
         from rota.job_definitions as d
@@ -271,22 +271,33 @@ begin
 end;
 $$;
 
-/* The last jobs that are live, of definitions to which that matters. */
-create or replace function rota._live_last_jobs(names text[])
-    returns bigint[]
+/* Those with a live job, of definitions to which that matters; to `after` only the last one. */
+create or replace function rota._live_definitions(names text[])
+    returns text[]
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
     return array(
-        select j.id
+        select j.definition
+        from rota.jobs as j
+        where j.definition is not null
+          and j.definition = any(array(
+            select d.name
+            from rota.job_definitions as d
+            where d.name = any(_live_definitions.names)
+              and d.overlap = 'skip'
+              and d.schedule !~* 'after'
+        ))
+        union
+        select j.definition
         from rota.jobs as j
         where j.id = any(array(
             select d.last_job_id
             from rota.job_definitions as d
-            where d.name = any(_live_last_jobs.names)
-              and (d.overlap = 'skip' or d.schedule ~* 'after')
+            where d.name = any(_live_definitions.names)
+              and d.schedule ~* 'after'
         ))
     );
 end;
@@ -319,16 +330,27 @@ declare
     v_until constant timestamptz := least(_plan_fires.due, _plan_fires.ends_at);
     v_since constant timestamptz := _plan_fires.due - coalesce(
         _plan_fires.catch_up_window, case when catch_up = 'skip' then interval '1 minute' end);
+    v_first timestamptz := first;
     v_next timestamptz;
 begin
     fires := array[first];
     if v_parsed.kind = 'after' then
         v_next := rota._next_fire(v_parsed, time_zone, due, null);
     else
-        v_next := rota._next_fire(v_parsed, time_zone, first, anchored_at);
+        -- What lies before the window is not even looked for: it may be a lot.
+        if first < v_since then
+            v_first := rota._next_fire(
+                v_parsed, time_zone, v_since - interval '1 microsecond', anchored_at);
+        end if;
+        fires := array[]::timestamptz[];
+        v_next := v_first;
+        if v_first <= v_until then
+            fires := array[v_first];
+            v_next := rota._next_fire(v_parsed, time_zone, v_first, anchored_at);
+        end if;
         if v_next <= v_until then
             fires := rota._fires_until(
-                v_parsed, time_zone, anchored_at, first, v_until,
+                v_parsed, time_zone, anchored_at, v_first, v_until,
                 case when catch_up = 'all' then catch_up_max else 1 end);
         end if;
         if v_next <= due then
@@ -336,11 +358,8 @@ begin
         end if;
     end if;
 
-    last_run_at := fires[cardinality(fires)];
+    last_run_at := coalesce(fires[cardinality(fires)], first);
     next_run_at := case when v_next > ends_at then null else v_next end;
-    if v_parsed.kind <> 'after' and v_since is not null then
-        fires := array(select f.at from unnest(fires) as f (at) where f.at >= v_since);
-    end if;
     return next;
 end;
 $$;

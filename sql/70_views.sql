@@ -187,20 +187,27 @@ create or replace view rota.ticker_health as
 select
     nullif(u.done_at, '-infinity') as last_tick_at,
     u.done_by as last_tick_by,
-    n.now - nullif(u.done_at, '-infinity') as lag,
+    n.now - greatest(u.done_at, i.applied_at) as lag,
     d.schedules_overdue,
-    n.now - d.next_run_at as oldest_overdue
+    n.now - d.next_run_at as oldest_overdue,
+    b.schedules_broken
 from rota.upkeep as u
+join rota.upgrade_log as i on i.id = 0
 cross join (select rota.now() as now) as n
 cross join lateral (
     select count(*) as schedules_overdue, min(o.next_run_at) as next_run_at
     from rota.job_definitions as o
     where o.next_run_at < n.now - interval '1 minute'
 ) as d
+cross join lateral (
+    select count(*) as schedules_broken
+    from rota.job_definitions as o
+    where not o.is_enabled and o.disabled_by is null
+) as b
 where u.task = 'tick';
 
 comment on view rota.ticker_health is
-    'The last tick that was recorded, by whom and how long ago, and how many schedules should '
-    'have fired more than a minute ago.';
+    'The last tick that was recorded, by whom and how long ago, how many schedules should have '
+    'fired more than a minute ago, and how many an error has disabled.';
 comment on column rota.ticker_health.lag is
-    'Ticks are recorded every 10 seconds; null means that there was none yet.';
+    'Ticks are recorded every 10 seconds; before the first, the time since the installation.';

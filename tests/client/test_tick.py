@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from client.workers import wait_until
-from rota import Client
+from rota import Client, InvalidArgumentError
 from rota.__main__ import main
 
 Start = Callable[..., "Ticker"]
@@ -126,7 +126,8 @@ def test_loop_goes_on_where_a_part_fails(
     db.execute(definition[0])
     ticker.wait_for("the server: none")
 
-    assert len(ticker.lines("WARNING")) == 2
+    assert len(ticker.lines("WARNING failing")) == 2
+    assert len(ticker.lines("WARNING database: rechecks failed")) == 1
 
 
 def test_loop_waits_longer_and_longer_where_every_tick_fails(
@@ -159,3 +160,44 @@ def test_loop_that_cannot_begin_says_why(
     assert main(["tick", "--loop", *words]) == code
 
     assert message in capsys.readouterr().err
+
+
+def test_tick_of_a_client_is_alone_in_its_transaction_however_often(
+    connect: Callable[..., psycopg.Connection[Any]],
+) -> None:
+    """Else no worker would ever make or drop a partition, or find another tick in hand."""
+    holder, ticking = connect(autocommit=False), connect(prepare_threshold=2)
+    for _ in range(4):
+        ticking.execute("drop table rota.finished_jobs_done_" + a_week_from_now(ticking))
+        ticking.execute("update rota.upkeep set done_at = done_at - interval '1 minute'")
+        assert Client(ticking).tick().partitions_created == 1
+
+    holder.execute("select pg_advisory_xact_lock(hashtextextended('rota.tick', 0))")
+    assert Client(ticking).tick().was_busy
+
+
+def a_week_from_now(db: psycopg.Connection[Any]) -> str:
+    row = db.execute(
+        "select to_char((rota.now() at time zone 'UTC')::date + 7, 'YYYYMMDD')"
+    ).fetchone()
+    assert row
+    return str(row[0])
+
+
+def test_loop_tells_of_a_schedule_that_it_disabled(
+    start: Start, client: Client, db: psycopg.Connection[Any]
+) -> None:
+    client.schedule_job("nightly", "* * * * * *", "x")
+    db.execute("update rota.job_definitions set schedule = 'soon'")
+
+    ticker = start()
+
+    ticker.wait_for("schedule nightly is disabled")
+
+
+@pytest.mark.parametrize("payload", [[1], 5, True, 1.5, "[1]"])
+def test_a_payload_that_is_no_object_is_refused_as_such(client: Client, payload: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="payload must be a JSON object"):
+        client.schedule_job("p", "@daily", "x", payload)
+    with pytest.raises(InvalidArgumentError, match="payload must be a JSON object"):
+        client.enqueue("x", payload)

@@ -25,9 +25,9 @@ MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
         ],
         "alter table rota.fires drop constraint fires_pkey",
     ),
-    "a window that is not looked at": ([("_plan_fires", "f.at >= v_since", "true")], ""),
+    "a window that is not looked at": ([("_plan_fires", "if first < v_since", "if false")], ""),
     "a live job that is not looked at": (
-        [("_live_last_jobs", "d.overlap = 'skip'", "false")],
+        [("_live_definitions", "d.overlap = 'skip'", "false")],
         "",
     ),
     "a time that is planned from now": (

@@ -24,7 +24,9 @@ ACCEPTED = [
 REFUSED = [
     None, "", " ", "UTC ", "Mars/Olympus", "Europe/Nowhere", "CET", "EST", "CEST", "PST", "MSK",
     "EST5EDT", "UTC+3", "+03:00", "03", "FOO+3", "Europe/Foo+5", "X/Y+3", "Etc/GMT+13",
-    "Etc/GMT-15", "localtime", "Europe/Warsaw;", "../etc/passwd", "Europe/../Europe/Paris",
+    "Etc/GMT-15", "localtime",
+    "posixrules", "right/UTC", "posix/Europe/Paris", "Right/UTC",
+    "Europe/Warsaw;", "../etc/passwd", "Europe/../Europe/Paris",
     "interval", "x" * 1000, "Zürich",
 ]  # fmt: skip
 

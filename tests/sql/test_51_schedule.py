@@ -223,7 +223,7 @@ def test_schedule_job_counts_every_from_its_first_call_or_starts_at(noon, clock)
     assert second.next_run_at == at("2026-03-02 12:06")
     assert third.next_run_at == at("2026-03-02 12:30")
     assert again.next_run_at == at("2026-03-02 12:09")
-    assert moved.next_run_at == at("2026-03-02 12:30")  # the same beat
+    assert moved.next_run_at == at("2026-03-02 12:08")  # from now on
 
 
 def test_schedule_job_after_runs_at_once_or_at_its_start(noon):

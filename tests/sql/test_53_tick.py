@@ -9,6 +9,7 @@ import pytest
 
 from sql.helpers import (
     Db,
+    call,
     claim,
     enqueue,
     one,
@@ -154,7 +155,9 @@ def test_tick_without_work_writes_nothing(db, clock):
 def test_tick_is_recorded_with_its_time_and_caller(db, clock):
     now = clock.set("2031-03-01 12:00+00")
     health = "select last_tick_at, last_tick_by, lag from rota.ticker_health"
-    assert rows(db, health) == [(None, None, None)]
+    ((at, by, lag),) = rows(db, health)
+    assert (at, by) == (None, None)
+    assert lag == now - scalar(db, "select applied_at from rota.upgrade_log where id = 0")
 
     db.execute("set application_name = 'the night watch'")
     one(db, "tick")
@@ -428,5 +431,20 @@ def test_ticker_health_counts_the_schedules_that_nobody_fired(db, clock):
     (health,) = rows(db, "select * from rota.ticker_health")
 
     assert health.schedules_overdue == 1
+    assert health.schedules_broken == 0
     assert health.oldest_overdue.total_seconds() == 600
     assert now == clock.now()
+
+
+def test_ticker_health_counts_the_schedules_that_an_error_has_disabled(db):
+    for name in ("broken", "sound", "paused"):
+        call(db, "schedule_job", name=name, schedule="* * * * * *", job_type="x")
+    call(db, "disable_schedule", name="paused")
+    db.execute(
+        "update rota.job_definitions set schedule = 'soon', next_run_at = rota.now()"
+        " where name = 'broken'"
+    )
+
+    one(db, "tick")
+
+    assert rows(db, "select schedules_broken from rota.ticker_health") == [(1,)]

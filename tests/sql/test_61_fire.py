@@ -163,7 +163,7 @@ def test_tick_is_late_and_all_makes_the_newest_of_its_count_and_window(noon, clo
     assert fires(noon, "window") == ["13:00:00 missed", "16:00:00 fired", "17:00:00 fired"]
     assert fires(noon, "both") == ["13:00:00 missed", "16:00:00 fired", "17:00:00 fired"]
     assert fires(noon, "none") == ["12:30:00 missed"]
-    assert definition(noon, "none").last_run_at == at("2026-03-02 16:30")
+    assert definition(noon, "none").last_run_at == at("2026-03-02 12:30")
 
 
 def test_tick_fires_nothing_beyond_the_end(noon, clock):
@@ -645,3 +645,61 @@ def test_jobs_of_schedules_keep_their_time_through_their_life(noon, clock):
 
     assert (job.definition, job.scheduled_for) == ("s", at("2026-03-02 13:00"))
     assert run(noon, 1).scheduled_for == datetime(2026, 3, 2, 13, tzinfo=UTC)
+
+
+def test_tick_looks_no_further_back_than_the_window(noon, clock):
+    """A day of seconds would be searched for the sake of a second of it."""
+    schedule(
+        noon, text="* * * * * *", catch_up="all", catch_up_max=1000, catch_up_window="1 second"
+    )
+    now = clock.advance("1 day")
+
+    one(noon, "tick")
+
+    assert jobs(noon) == [now - timedelta(seconds=1), now]
+    assert fires(noon) == ["12:00:01 missed", "11:59:59 fired", "12:00:00 fired"]
+    assert definition(noon).next_run_at == now + timedelta(seconds=1)
+
+
+def test_tick_disables_a_schedule_whose_zone_is_gone(noon, clock):
+    schedule(noon, "good")
+    schedule(noon, "bad")
+    noon.execute(
+        "update rota.job_definitions set time_zone = 'Mars/Olympus' where name = 'bad'"
+    )
+    clock.advance("1 hour")
+
+    one(noon, "tick")
+
+    assert len(jobs(noon, "good")) == 1
+    assert not definition(noon, "bad").is_enabled
+    assert "Mars/Olympus" in definition(noon, "bad").last_error
+
+
+def test_tick_skips_where_any_job_of_the_schedule_is_live(noon, clock):
+    """Also one that an operator has retried, or that was made under the name before."""
+    schedule(noon, overlap="skip", max_attempts=1)
+    clock.advance("1 hour")
+    one(noon, "tick")
+    call(noon, "unschedule_job", name="s")
+    schedule(noon, overlap="skip", max_attempts=1)
+    clock.advance("1 hour")
+
+    one(noon, "tick")
+
+    assert len(jobs(noon)) == 1
+    assert fires(noon) == ["13:00:00 fired", "14:00:00 skipped"]
+
+
+def test_tick_disables_a_schedule_whose_zone_counts_leap_seconds(noon, clock):
+    """There the next time could be the one before, for ever; not all servers have them."""
+    schedule(noon, "good")
+    schedule(noon, "bad")
+    noon.execute("update rota.job_definitions set time_zone = 'right/UTC' where name = 'bad'")
+    clock.advance("1 hour")
+
+    one(noon, "tick")
+    clock.advance("1 hour")
+    one(noon, "tick")
+
+    assert len(jobs(noon, "good")) == 2

@@ -593,8 +593,12 @@ class Client:
         try:
             with self.connection.cursor(row_factory=row_factory) as cursor:
                 forgive(cursor.adapters)
-                # In binary, what is read does not depend on DateStyle and IntervalStyle.
-                cursor.execute(statement, arguments, binary=True)
+                if arguments:
+                    # In binary, what is read does not depend on DateStyle and IntervalStyle.
+                    cursor.execute(statement, arguments, binary=True)
+                else:
+                    # In one message, from which tick() sees that it is all of its transaction.
+                    cursor.execute(statement, prepare=False)
                 return cursor.fetchall()
         except psycopg.Error as error:
             raise translate(error) from error

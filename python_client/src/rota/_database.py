@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 import time
@@ -12,10 +13,13 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import AsyncConnection, Connection, IsolationLevel
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import Diagnostic
 
 from ._async_client import AsyncClient
 from ._errors import IsolationLevelError
 from ._outage import Outage, is_lost
+
+logger = logging.getLogger("rota")
 
 T = TypeVar("T")
 
@@ -45,12 +49,34 @@ def settings(conninfo: str, name: str) -> dict[str, Any]:
 
 def connect(conninfo: str, name: str = "rota") -> Connection[Any]:
     """Open a connection in autocommit mode, fit for a pooler."""
-    return psycopg.connect("", **settings(conninfo, name))
+    connection = psycopg.connect("", **settings(conninfo, name))
+    connection.add_notice_handler(_WarningLog().add)
+    return connection
 
 
 async def connect_async(conninfo: str, name: str = "rota") -> AsyncConnection[Any]:
     """Open an async connection in autocommit mode, fit for a pooler."""
-    return await AsyncConnection.connect("", **settings(conninfo, name))
+    connection = await AsyncConnection.connect("", **settings(conninfo, name))
+    connection.add_notice_handler(_WarningLog().add)
+    return connection
+
+
+class _WarningLog:
+    """Logs what upkeep has to say: a schedule that it disabled, a part that failed."""
+
+    def __init__(self) -> None:
+        self._logged_at: dict[str, float] = {}
+
+    def add(self, notice: Diagnostic) -> None:
+        """Log a warning of the server, the same one once in a minute."""
+        if notice.severity_nonlocalized != "WARNING":
+            return
+        now, message = time.monotonic(), notice.message_primary or ""
+        if now - self._logged_at.get(message, -60.0) >= 60.0:
+            logger.warning("database: %s", message)
+            if len(self._logged_at) >= 100:
+                self._logged_at.clear()
+            self._logged_at[message] = now
 
 
 def backoff(failures: int) -> float:

@@ -81,9 +81,9 @@ def to_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_jsonb(name: str, value: Any) -> Any:
-    """Wrap an argument that is an object, or raise InvalidArgumentError."""
+    """Wrap an argument that is JSON, as it is or as its text; or raise InvalidArgumentError."""
     check_json(name, value)
-    return Jsonb(value) if isinstance(value, Mapping) else value
+    return Jsonb(value) if isinstance(value, Mapping | list | int | float) else value
 
 
 def _plain(name: str, value: Any) -> Any:
