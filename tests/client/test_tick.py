@@ -91,7 +91,8 @@ def test_loop_survives_a_lost_connection(
 ) -> None:
     ticker = start("--every", "0.05")
     ticker.wait_for("ticker started")
-    wait_until(lambda: client.tick().was_busy is not None)
+    ticked = "select from rota.ticker_health where last_tick_by like 'rota tick%'"
+    wait_until(lambda: db.execute(ticked).rowcount)
 
     ended = wait_until(
         lambda: (
