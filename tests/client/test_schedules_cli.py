@@ -260,6 +260,30 @@ def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     assert [fire["outcome"] for fire in said["fires"]] == ["fired"]
 
 
+def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:
+    run("schedule", "add", *NIGHTLY)
+    db.execute(
+        "update rota.job_definitions set schedule = 'nonsense', is_enabled = false,"
+        " disabled_at = now(), last_error = %s, next_run_at = null",
+        ["broken " * 20],
+    )
+    hint = "(put it right with: rota schedule add nightly ...)"
+
+    shown = run("schedule", "show", "nightly")
+    said = json.loads(run("schedule", "show", "nightly", "--json"))
+
+    assert "description      schedule 'nonsense': expected five fields" in shown
+    assert f"last_error       {'broken ' * 20}".rstrip() in shown
+    assert f"\n{hint}\n\nlast runs\n(none)\n" in shown
+    assert (said["description"], said["runs"]) == (None, [])
+    assert said["problem"].startswith("schedule 'nonsense': expected five fields")
+    assert "nonsense" in run("schedule", "list")
+    for words in (["next", "--name"], ["enable"], ["run"]):
+        assert hint[2:-1] in run("schedule", *words, "nightly", code=1)
+    assert run("schedule", "add", *NIGHTLY).startswith("changed nightly: ")
+    assert "put it right" not in run("schedule", "show", "nightly")
+
+
 def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)

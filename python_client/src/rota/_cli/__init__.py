@@ -11,7 +11,7 @@ import psycopg
 
 from .._errors import RotaError
 from ._hints import hint_for
-from ._output import CommandError
+from ._output import CommandError, reason_of
 from ._parser import make_parser
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: Exception, hint: str | None, code: int) -> int:
-    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    message = " ".join((primary or str(error)).split())
-    print(f"rota: {message}" + (f" ({hint})" if hint else ""), file=sys.stderr)
+    print(f"rota: {reason_of(error)}" + (f" ({hint})" if hint else ""), file=sys.stderr)
     return code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .._errors import (
+    BadScheduleError,
     JobFinishedError,
     JobNotFoundError,
     JobRunningError,
@@ -24,5 +25,12 @@ _HINTS: dict[type[RotaError], str] = {
 
 def hint_for(error: RotaError, arguments: argparse.Namespace) -> str | None:
     """Return a hint that names commands where that of the database names functions."""
+    name = getattr(arguments, "name", None)
+    if (
+        isinstance(error, BadScheduleError)
+        and name
+        and not getattr(arguments, "schedule", None)
+    ):
+        return f"Put it right with: rota schedule add {name} ..."
     hint = _HINTS.get(type(error))
     return hint.format(job_id=getattr(arguments, "job_id", "ID")) if hint else error.hint

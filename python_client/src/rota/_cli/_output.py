@@ -61,6 +61,12 @@ def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
         yield connection
 
 
+def reason_of(error: Exception) -> str:
+    """Return what an error says, in one line and without what Postgres adds."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return " ".join((primary or str(error)).split())
+
+
 def set_up_log(log_format: str = "text", log_level: str = "info") -> None:
     """Let the process write its log to stderr."""
     handler = logging.StreamHandler()

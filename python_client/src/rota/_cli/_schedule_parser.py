@@ -9,6 +9,7 @@ from typing import Any
 from . import _schedules
 from ._schedule_import import import_file
 from ._schedule_next import next_runs
+from ._schedule_show import show
 
 EPILOG = """\
 examples:
@@ -66,7 +67,7 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
     _add_add(own, add_command)
     add_command(own, "list", _schedules.list_all, "list schedules and when they run", json=True)
     what = "show a schedule, its next and its last runs"
-    _named(add_command(own, "show", _schedules.show, what, json=True))
+    _named(add_command(own, "show", show, what, json=True))
     add = _named(add_command(own, "remove", _schedules.remove, "forget a schedule"))
     add.add_argument("--yes", action="store_true", help="do not ask")
     _named(add_command(own, "enable", _schedules.enable, "let a schedule make jobs again"))

@@ -1,4 +1,4 @@
-"""Commands about schedules: add, list, show, remove, enable, disable, run."""
+"""Commands about schedules: add, list, remove, enable, disable, run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ from typing import Any
 from .._client import Client
 from ._definitions import definition, definitions, in_zone, upcoming, use_zone
 from ._jobs import parse_payload
-from ._output import UsageError, connected, print_json, print_record, print_table
+from ._output import UsageError, connected, print_json, print_table
 from ._runs import print_runs
 
 OPTIONS = (
     "queue", "time_zone", "priority", "max_attempts", "lease", "catch_up", "catch_up_window",
     "catch_up_max", "overlap", "jitter", "starts_at", "ends_at",
 )  # fmt: skip
-FIRES = """
-    select
-        f.scheduled_for, f.fired_at - f.scheduled_for as late, f.outcome, f.job_id, r.status
-    from rota.fires as f
-    left join rota.job_runs as r on r.id = f.job_id
-    where f.definition = %s
-    order by f.scheduled_for desc
-    limit 10
-    """
 
 
 def add(arguments: argparse.Namespace) -> None:
@@ -75,26 +66,6 @@ def list_all(arguments: argparse.Namespace) -> None:
             for row in rows
         ]
     )
-
-
-def show(arguments: argparse.Namespace) -> None:
-    """Show one schedule, when it runs next, and what became of its last times."""
-    name = arguments.name
-    with connected(arguments) as connection:
-        client = Client(connection)
-        row = definition(connection, name)
-        words = client.describe_schedule(row["schedule"])
-        runs = upcoming(client, row, 5)
-        fires = connection.execute(FIRES, [name]).fetchall()
-        if arguments.json:
-            said = {"description": words, "runs": list(map(dataclasses.asdict, runs))}
-            print_json({**row, **said, "fires": fires})
-            return
-        print_record({"name": name, "description": words, "state": row["state"], **row})
-        print("\nnext runs" if row["is_enabled"] else "\nnext runs, if it were enabled")
-        print_runs(connection, runs, row["schedule"], row["time_zone"])
-    print("\nlast runs")
-    print_table([{**f, "scheduled_for": in_zone(f["scheduled_for"], row)} for f in fires])
 
 
 def remove(arguments: argparse.Namespace) -> int:
