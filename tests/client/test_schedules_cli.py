@@ -223,7 +223,8 @@ def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
     after = {row["name"]: row["state"] for row in json.loads(run("schedule", "list", "--json"))}
 
     assert before[0].split() == [
-        "name", "schedule", "time_zone", "job_type", "next_run", "last_run", "state"
+        "name", "schedule", "time_zone", "job_type", "next_run", "last_run", "last_status",
+        "state",
     ]  # fmt: skip
     assert before[2].startswith("nightly  30 2 * * *")
     assert "  2026-03-28 02:30:00+01:00  " in before[2]
@@ -247,14 +248,19 @@ def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     said = json.loads(run("schedule", "show", "nightly", "--json"))
 
     record, runs, fires = shown.split("\n\n")
-    assert "description      at 02:30 every day\nstate            enabled\n" in record
-    assert 'payload          {"days": 30}\n' in record
+    assert "description   at 02:30 every day\nstate         enabled\n" in record
+    assert 'payload       {"days": 30}\n' in record
     assert len(runs.splitlines()) == 7  # two heads, five runs
     assert fires.splitlines() == [
         "last runs",
         "scheduled_for              late     outcome  job_id  status",
         "2026-03-28 02:30:00+01:00  0:00:05  fired    1       queued",
     ]
+    assert "last_run      2026-03-28 02:30:00+01:00\nlast_status   queued" in record
+    assert "created_at    2026-03-27 13:00:00+01:00\n" in record
+    for left_out in ("anchored_at", "ends_at", "last_error", "last_run_at"):
+        assert f"\n{left_out}" not in record
+    assert "anchored_at" in said
     assert said["description"] == "at 02:30 every day"
     assert len(said["runs"]) == 5
     assert [fire["outcome"] for fire in said["fires"]] == ["fired"]
@@ -272,8 +278,8 @@ def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:
     shown = run("schedule", "show", "nightly")
     said = json.loads(run("schedule", "show", "nightly", "--json"))
 
-    assert "description      schedule 'nonsense': expected five fields" in shown
-    assert f"last_error       {'broken ' * 20}".rstrip() in shown
+    assert "description   schedule 'nonsense': expected five fields" in shown
+    assert f"last_error    {'broken ' * 20}".rstrip() in shown
     assert f"\n{hint}\n\nlast runs\n(none)\n" in shown
     assert (said["description"], said["runs"]) == (None, [])
     assert said["problem"].startswith("schedule 'nonsense': expected five fields")
@@ -282,6 +288,27 @@ def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:
         assert hint[2:-1] in run("schedule", *words, "nightly", code=1)
     assert run("schedule", "add", *NIGHTLY).startswith("changed nightly: ")
     assert "put it right" not in run("schedule", "show", "nightly")
+
+
+def test_show_tells_the_start_that_every_counts_from(run: Run) -> None:
+    run("schedule", "add", "poll", "Every 5 minutes", "poll")
+
+    assert "\nanchored_at " in run("schedule", "show", "poll")
+
+
+def test_list_tells_the_last_job_not_a_skipped_time(run: Run, db: Db, clock: Clock) -> None:
+    clock.set("2026-03-27 12:00+00")
+    run("schedule", "add", "poll", "@hourly", "poll", "--overlap", "skip")
+    for moment in ("13:00:05", "14:00:05"):
+        clock.set(f"2026-03-27 {moment}+00")
+        db.execute("select rota.tick()")
+
+    listed = run("schedule", "list")
+    db.execute("delete from rota.jobs")
+    forgotten = json.loads(run("schedule", "list", "--json"))
+
+    assert "2026-03-27 13:00:00+00:00  queued       enabled" in listed
+    assert (forgotten[0]["last_run"], forgotten[0]["last_status"]) == (None, None)
 
 
 def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ def definitions(connection: Connection[Any], name: str | None = None) -> list[De
     """Return the rows of all schedules, or of the one of that name, each with its state."""
     rows: list[Definition] = connection.execute(
         """
-        select d.*, rota.now() as now
+        select d.*, r.scheduled_for as last_run, r.status as last_status, rota.now() as now
         from rota.job_definitions as d
+        left join rota.job_runs as r on r.id = d.last_job_id
         where %(name)s::text is null or d.name = %(name)s
         order by d.name
         """,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -11,7 +12,7 @@ import psycopg
 from .._client import Client
 from .._errors import BadScheduleError
 from .._rows import UpcomingRun
-from ._definitions import definition, in_zone, upcoming
+from ._definitions import Definition, definition, in_zone, upcoming
 from ._output import connected, print_json, print_record, print_table, reason_of
 from ._runs import print_runs
 
@@ -47,7 +48,7 @@ def show(arguments: argparse.Namespace) -> None:
             print_json({**row, **said, "fires": fires})
             return
         head = {"name": name, "description": words or problem, "state": row["state"]}
-        print_record({**head, **row})
+        print_record(head | _shown(row))
         if problem or (row["last_error"] and not row["is_enabled"]):
             print(f"(put it right with: rota schedule add {name} ...)")
         if not problem:
@@ -55,3 +56,16 @@ def show(arguments: argparse.Namespace) -> None:
             print_runs(connection, runs, row["schedule"], row["time_zone"])
     print("\nlast runs")
     print_table([{**f, "scheduled_for": in_zone(f["scheduled_for"], row)} for f in fires])
+
+
+def _shown(row: Definition) -> Definition:
+    """Return what a row tells to a person, in the zone of the schedule."""
+    # The last planned time may have made no job: the list of the last runs tells.
+    left_out = {"last_run_at"}
+    if row["schedule"].lower().split()[:1] != ["every"]:
+        left_out.add("anchored_at")
+    return {
+        key: in_zone(value, row) if isinstance(value, datetime) else value
+        for key, value in row.items()
+        if value is not None and key not in left_out
+    }

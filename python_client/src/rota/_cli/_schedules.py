@@ -60,7 +60,8 @@ def list_all(arguments: argparse.Namespace) -> None:
             {
                 **{key: row[key] for key in ("name", "schedule", "time_zone", "job_type")},
                 "next_run": in_zone(row["next_run_at"], row),
-                "last_run": in_zone(row["last_run_at"], row),
+                "last_run": in_zone(row["last_run"], row),
+                "last_status": row["last_status"],
                 "state": row["state"],
             }
             for row in rows
