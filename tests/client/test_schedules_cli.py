@@ -174,6 +174,27 @@ def test_add_says_what_it_did_and_what_comes(run: Run, clock: Clock) -> None:
     assert len(third["runs"]) == 3
 
 
+def test_add_tells_what_it_changes(run: Run) -> None:
+    run("schedule", "add", *NIGHTLY, "--starts-at", "2030-06-01 12:00", "--lease", "5 minutes")
+
+    tried = run("schedule", "add", *NIGHTLY[:3], "--dry-run")
+    said = json.loads(run("schedule", "add", *NIGHTLY, "--jitter", "90 seconds", "--json"))
+
+    assert tried.splitlines()[:6] == [
+        "changed nightly: at 02:30 every day, in UTC",
+        "time_zone: Europe/Warsaw -> UTC",
+        'payload: {"days": 30} -> {}',
+        "lease: 0:05:00 -> none",
+        "starts_at: 2030-06-01 10:00:00+00:00 -> none",
+        "UTC                          from now",
+    ]
+    assert said["changes"] == {
+        "lease": ["0:05:00", "none"],
+        "jitter": ["0:00:00", "0:01:30"],
+        "starts_at": ["2030-06-01 12:00:00+02:00", "none"],
+    }
+
+
 def test_add_passes_every_option(run: Run, db: Db) -> None:
     run(
         "schedule", "add", "a", "every 5 minutes", "b", '{"c": 1}', "--tz", "Asia/Tokyo",
@@ -358,6 +379,10 @@ def test_import_puts_in_every_line(run: Run, put: Run, db: Db, tmp_path: Path) -
     assert first.splitlines()[2].endswith("Europe/Warsaw  at 09:00 on Monday to Friday")
     assert second.endswith("0 created, 0 changed, 5 unchanged\n")
     assert third.endswith("0 created, 1 changed, 0 unchanged\n")
+    assert third.splitlines()[1:3] == [
+        "changed  clean_up  0 3 * * *  Europe/Warsaw  at 03:00 every day",
+        "    schedule: 0 2 * * * -> 0 3 * * *",
+    ]
     rows = db.execute(
         "select name, schedule, job_type, payload, time_zone, catch_up, jitter::text, backoff,"
         " priority, max_attempts, starts_at at time zone 'UTC' || ''"

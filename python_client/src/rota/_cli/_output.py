@@ -84,29 +84,35 @@ def print_json(value: Any) -> None:
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows as aligned columns."""
+    print("\n".join(table_lines(rows)))
+
+
+def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the head of a table and one line for each row."""
     if not rows:
-        print("(none)")
-        return
+        return ["(none)"]
     table = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for cells in table:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        print(line.rstrip())
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in table
+    ]
 
 
 def print_record(row: Mapping[str, Any]) -> None:
     """Print one row as a list of names and values."""
     width = max(map(len, row))
     for name, value in row.items():
-        print(f"{name.ljust(width)}  {_text(value)}".rstrip())
+        print(f"{name.ljust(width)}  {text_of(value)}".rstrip())
 
 
 def _cell(value: Any) -> str:
-    text = " ".join(_text(value).split())
+    text = " ".join(text_of(value).split())
     return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 1] + "…"
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a value as it is shown."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -15,7 +15,8 @@ from .._client import Client
 from .._errors import RotaError
 from ._crontab import BadLineError, Entry, read
 from ._definitions import use_zone
-from ._output import CommandError, connected, print_table
+from ._output import CommandError, connected, table_lines
+from ._schedule_changes import Changes, lines, put
 
 
 def import_file(arguments: argparse.Namespace) -> None:
@@ -34,8 +35,11 @@ def import_file(arguments: argparse.Namespace) -> None:
             entry.name: _put(connection, entry, source)
             for entry in sorted(entries, key=lambda entry: entry.name)
         }
-    print_table([rows[entry.name] for entry in entries])
-    counts = Counter(row["outcome"] for row in rows.values())
+    head, *shown = table_lines([rows[entry.name][0] for entry in entries])
+    print(head)
+    for entry, line in zip(entries, shown, strict=True):
+        print(line, *lines(rows[entry.name][1]), sep="\n    ")
+    counts = Counter(row["outcome"] for row, _ in rows.values())
     said = ", ".join(f"{counts[o]} {o}" for o in ("created", "changed", "unchanged"))
     print(said + (" (dry run: nothing was done)" if arguments.dry_run else ""))
 
@@ -45,21 +49,24 @@ def _lines(file: str) -> list[str]:
     return text.splitlines()
 
 
-def _put(connection: Connection[Any], entry: Entry, source: str) -> dict[str, Any]:
+def _put(
+    connection: Connection[Any], entry: Entry, source: str
+) -> tuple[dict[str, Any], Changes]:
     client = Client(connection)
     said = entry.arguments
     try:
         use_zone(connection, said["time_zone"], said.get("starts_at"), said.get("ends_at"))
-        change = client.schedule_job(**said)
+        change, _, changed = put(connection, said)
         words = client.describe_schedule(said["schedule"])
     except (RotaError, psycopg.DataError) as error:
         reason = error.diag.message_primary if isinstance(error, psycopg.Error) else error
         hint = error.hint if isinstance(error, RotaError) else None
         raise CommandError(f"{source}:{entry.line}: {reason}", hint) from None
-    return {
+    row = {
         "outcome": change.outcome,
         "name": entry.name,
         "schedule": said["schedule"],
         "time_zone": said["time_zone"],
         "meaning": words,
     }
+    return row, changed

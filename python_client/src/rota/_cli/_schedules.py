@@ -12,6 +12,7 @@ from ._definitions import definition, definitions, in_zone, upcoming, use_zone
 from ._jobs import parse_payload
 from ._output import UsageError, connected, print_json, print_table
 from ._runs import print_runs
+from ._schedule_changes import lines, put
 
 OPTIONS = (
     "queue", "time_zone", "priority", "max_attempts", "lease", "catch_up", "catch_up_window",
@@ -31,16 +32,17 @@ def add(arguments: argparse.Namespace) -> None:
     ):
         use_zone(connection, arguments.time_zone, arguments.starts_at, arguments.ends_at)
         client = Client(connection)
-        change = client.schedule_job(**job)
-        row = definition(connection, name)
+        change, row, changed = put(connection, job)
         words = client.describe_schedule(schedule)
         runs = upcoming(client, row, 3)
         if arguments.json:
             said = {"name": name, "description": words, "is_dry_run": arguments.dry_run}
-            said |= dataclasses.asdict(change)
+            said |= dataclasses.asdict(change) | {"changes": changed}
             print_json(said | {"runs": list(map(dataclasses.asdict, runs))})
             return
         print(f"{change.outcome} {name}: {words}, in {row['time_zone']}")
+        for line in lines(changed):
+            print(line)
         print_runs(connection, runs, schedule, row["time_zone"])
     if not row["is_enabled"]:
         print(f"(it is disabled: rota schedule enable {name})")
