@@ -45,7 +45,7 @@ def run(
     def call(*words: str, code: int = 0) -> str:
         assert main(words) == code
         printed = capsys.readouterr()
-        assert printed.err.count("\n") == (1 if code else 0)
+        assert printed.err.startswith("rota: ") if code else not printed.err
         return printed.err if code else printed.out
 
     return call

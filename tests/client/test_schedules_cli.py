@@ -24,12 +24,12 @@ NIGHTLY = ("nightly", "30 2 * * *", "clean_up", '{"days": 30}', "--tz", "Europe/
 FILE = """\
 # a comment
 
-TZ=Europe/Warsaw
-0 2 * * *         clean_up
+TZ=Europe/Warsaw  # for all below
+0 2 * * *         clean_up  # a comment
 0 9 * * MON-FRI   send_report  name=report catch_up=all {"to": "board", "x": {"a": " {b="}}
 every 10 minutes  warm_cache   jitter='30 seconds' backoff='{"kind": "fixed"}'
 CRON_TZ = "UTC"
-@daily            count        priority=-3 max_attempts=2
+@daily            count        priority=-3 max_attempts=2 {}  # {"no": "payload"}
 30 0 2 * * *      late         starts_at='2027-01-01 00:00'
 """
 
@@ -414,10 +414,20 @@ BAD_LINES = [
     ("0 2 * * * a queue='x", "a quote is not closed"),
     ("0 2 * * * a {", "the payload is not JSON: "),
     ("0 2 * * * a backoff=fixed", "backoff is not JSON: "),
-    ("0 2 * * * a [1]", "name must be 1 to 63 of the characters"),
+    ("0 2 * * * a [1]", "the payload must be an object"),
+    ('0 2 * * * a "x"', "the payload must be an object"),
+    ("0 2 * * * a {} b", "the payload is not JSON: there is more after its end"),
+    ("0 2 * * * a.b!c", "name must be 1 to 63 of the characters"),
+    ("0 2 * * * root clean_up", "after the schedule comes a job type alone, no user"),
+    ("@daily root /usr/bin/clean -a", "after the schedule comes a job type alone, no user"),
+    ("@daily # a comment", "a line is SCHEDULE JOB_TYPE"),
+    ("every 5 minutes", "a line is SCHEDULE JOB_TYPE"),
+    ("TZ=Mars/Base", "time_zone must be a name such as"),
     ("0 2 * * * first", "the name first is that of line 1 already: say name=OTHER"),
     ("61 2 * * * a", "schedule '61 2 * * *': minute '61' is not *"),
-    ("0 2 * * 1-5", "schedule '0 2 * *': expected five fields"),
+    ("0 2 * * 1-5", "a line is SCHEDULE JOB_TYPE [KEY=VALUE ...] [JSON PAYLOAD]; there is no"),
+    ("0 0 2 * * MON#1", "a line is SCHEDULE JOB_TYPE"),
+    ("0 2 * * a", "schedule '0 2 * *': expected five fields"),
     ("@reboot a", "schedule '@reboot': expected five fields"),
     ("every 5 min a", "schedule 'every 5 min': '5 min' must be a whole number"),
     ("0 2 * * * a time_zone=Mars/Base", "time_zone must be a name such as"),
@@ -435,13 +445,33 @@ def test_import_refuses_all_for_one_bad_line(put: Run, run: Run) -> None:
     assert run("schedule", "list") == "(none)\n"
 
 
+def test_import_tells_of_all_bad_lines_at_once(put: Run, run: Run) -> None:
+    text = "TZ=Mars/Base\n@daily a\n@daily\n@daily b\n@daily b\n61 2 * * * c\n"
+
+    printed = put(text, "--tz", "Venus", code=1).splitlines()
+
+    assert [line.split(": ")[1] for line in printed[:-1]] == [
+        "--tz", "stdin:1", "stdin:3", "stdin:5", "stdin:6"
+    ]  # fmt: skip
+    assert printed[-1] == "rota: 5 lines are wrong: no schedule is put in"
+    assert run("schedule", "list") == "(none)\n"
+
+
 def test_import_names_the_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "jobs.cron").write_text("nonsense\n")
 
     printed = run("schedule", "import", str(tmp_path / "jobs.cron"), code=1)
 
     assert printed.startswith(f"rota: {tmp_path}/jobs.cron:1: ")
-    assert "No such file" in run("schedule", "import", str(tmp_path / "none.cron"), code=1)
+    (tmp_path / "jobs.cron").write_bytes(b"\xff")
+    for name, reason in (
+        ("none.cron", "No such file or directory"),
+        ("", "Is a directory"),
+        ("jobs.cron", "it is not text in UTF-8"),
+    ):
+        path = tmp_path / name
+        printed = run("schedule", "import", str(path), code=1)
+        assert printed == f"rota: cannot read {path}: {reason}\n"
 
 
 def test_import_knows_the_arguments_of_schedule_job(db: Db) -> None:

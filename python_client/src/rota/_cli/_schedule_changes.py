@@ -14,8 +14,8 @@ from ._output import text_of
 
 GIVEN = (
     "schedule", "time_zone", "job_type", "payload", "queue", "priority", "max_attempts",
-    "lease", "backoff", "catch_up", "catch_up_window", "catch_up_max", "overlap", "jitter", "starts_at",
-    "ends_at",
+    "lease", "backoff", "catch_up", "catch_up_window", "catch_up_max", "overlap", "jitter",
+    "starts_at", "ends_at",
 )  # fmt: skip
 Changes = dict[str, tuple[str, str]]
 

@@ -47,7 +47,7 @@ a file:
   TZ=Europe/Warsaw
   0 2 * * *         clean_up
   0 9 * * MON-FRI   send_report  name=report catch_up=all {"to": "board"}
-  every 10 minutes  warm_cache   overlap=skip jitter='30 seconds'
+  every 10 minutes  warm_cache   overlap=skip jitter='30 seconds'  # another comment
 
 A line is SCHEDULE JOB_TYPE, then if you like KEY=VALUE (the arguments of schedule_job), then a
 JSON payload. TZ= and CRON_TZ= are for the lines below them. All lines are put in, or none;
