@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from conftest import Clock
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -75,6 +76,43 @@ def test_status_and_tick(run: Callable[..., str], client: Client) -> None:
     assert json.loads(run("tick", "--json"))["jobs_swept"] == 0
     (ticker,) = json.loads(run("status", "--json"))["ticker"]
     assert ticker["last_tick_by"] == "rota cli as postgres"
+
+
+def test_status_says_that_nobody_ticks(run: Callable[..., str], clock: Clock) -> None:
+    clock.set("2026-03-27 12:00+00")
+    help_ = "start a worker, rota tick --loop or rota.start_ticker()\n"
+
+    never = run("status")
+    run("tick")
+    clock.set("2026-03-27 12:01+00")
+    fresh = run("status")
+    clock.set("2026-03-27 12:03+00")
+    late = run("status")
+
+    assert f"\nnobody has ticked yet: {help_}" in never
+    assert "nobody has ticked" not in fresh
+    assert f"\nnobody has ticked for 3 min: {help_}" in late
+
+
+def test_status_names_the_schedules_that_an_error_disabled(
+    run: Callable[..., str], db: psycopg.Connection[Any]
+) -> None:
+    for name in ("broken", "stopped"):
+        run("schedule", "add", name, "@daily", "a")
+        run("schedule", "disable", name)
+    before = run("status")
+    db.execute(
+        "update rota.job_definitions set disabled_by = null, last_error = 'no such zone'"
+        " where name = 'broken'"
+    )
+
+    shown = run("status").partition("schedules disabled by an error\n")[2].splitlines()
+
+    assert "disabled by an error" not in before
+    assert shown[0].split() == ["name", "disabled_at", "last_error"]
+    assert shown[1].startswith("broken  ")
+    assert shown[1].endswith("  no such zone")
+    assert shown[2] == ""
 
 
 def test_status_shows_who_paused_a_queue(run: Callable[..., str], client: Client) -> None:

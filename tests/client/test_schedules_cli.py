@@ -259,6 +259,22 @@ def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
     }
 
 
+def test_what_is_overdue_asks_who_ticks(run: Run, clock: Clock) -> None:
+    clock.set("2026-03-27 12:00+00")
+    run("schedule", "add", *NIGHTLY)
+
+    clock.set("2026-03-28 01:31+00")
+    due = run("schedule", "list")
+    clock.set("2026-03-28 01:33+00")
+
+    assert due.endswith("  due\n")
+    assert run("schedule", "list").endswith("  overdue by 3 min: does anybody tick?\n")
+    shown = run("schedule", "show", "nightly")
+    assert "state         overdue by 3 min: does anybody tick?\n" in shown
+    printed = run("schedule", "next", "--name", "nightly")
+    assert printed.splitlines()[1] == "(overdue by 3 min: does anybody tick?)"
+
+
 def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -12,6 +12,7 @@ from psycopg import Connection
 from .._client import Client
 from .._errors import UnknownScheduleError
 from .._rows import UpcomingRun
+from ._output import span
 
 Definition = dict[str, Any]
 
@@ -62,7 +63,10 @@ def _state(row: Definition, now: datetime) -> str:
     if row["next_run_at"] is None:
         waits = is_after(row["schedule"]) and row["last_job_id"] is not None
         return f"waits for the end of job {row['last_job_id']}" if waits else "over"
-    return "due" if row["next_run_at"] <= now else "enabled"
+    late = now - row["next_run_at"]
+    if late > timedelta(minutes=1):
+        return f"overdue by {span(late)}: does anybody tick?"
+    return "due" if late >= timedelta(0) else "enabled"
 
 
 def in_zone(moment: datetime | None, row: Mapping[str, Any]) -> datetime | None:

@@ -21,6 +21,7 @@ from .._database import connect, named
 from .._log import JsonFormatter
 
 MAX_WIDTH = 48
+UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 class CommandError(Exception):
@@ -104,6 +105,19 @@ def print_record(row: Mapping[str, Any]) -> None:
     width = max(map(len, row))
     for name, value in row.items():
         print(f"{name.ljust(width)}  {text_of(value)}".rstrip())
+
+
+def span(length: timedelta) -> str:
+    """Return a length of time by its two largest units."""
+    left = abs(round(length.total_seconds()))
+    parts: list[str] = []
+    for unit, seconds in UNITS:
+        count, left = divmod(left, seconds)
+        if count:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
 
 
 def _cell(value: Any) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from psycopg import Connection
 
 from .._rows import UpcomingRun
+from ._output import span
 
-UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 WANTED = """
     select rota.next_run(
         %(schedule)s, 'UTC',
@@ -81,15 +81,7 @@ def _distance(now: datetime, moment: datetime) -> str:
     """Return a distance in time by its two largest units."""
     # Of two times of one zone Python subtracts what the wall clocks show.
     distance = moment.astimezone(UTC) - now.astimezone(UTC)
-    left = abs(round(distance.total_seconds()))
-    parts: list[str] = []
-    for unit, length in UNITS:
-        count, left = divmod(left, length)
-        if count:
-            parts.append(f"{count} {unit}")
-        elif parts:
-            break
-    text = " ".join(parts[:2])
-    if not parts:
+    text = span(distance)
+    if not text:
         return "now"
     return f"{text} ago" if distance < timedelta(0) else f"in {text}"

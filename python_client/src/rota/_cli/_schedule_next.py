@@ -39,6 +39,8 @@ def next_runs(arguments: argparse.Namespace) -> None:
         print(f"{words}, in {zone}")
         if not name and time_zone is None:
             print("(for another zone: --tz Europe/Warsaw)")
+        if row.get("state", "").startswith("overdue"):
+            print(f"({row['state']})")
         print()
         shown = runs[:1] if is_after(row["schedule"]) else runs
         print_runs(connection, shown, row["schedule"], zone)

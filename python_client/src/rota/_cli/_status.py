@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from datetime import timedelta
 from typing import LiteralString
 
 from .._client import Client
 from .._version import __version__
-from ._output import connected, print_json, print_record, print_table
+from ._output import connected, print_json, print_record, print_table, span
 
 PARTS: dict[str, LiteralString] = {
     "queues": "select * from rota.queue_stats order by queue",
@@ -34,6 +35,12 @@ PARTS: dict[str, LiteralString] = {
         order by min(j.run_at)
         """,
     "ticker": "select * from rota.ticker_health",
+    "disabled_schedules": """
+        select name, disabled_at, last_error
+        from rota.job_definitions
+        where not is_enabled and disabled_by is null
+        order by name
+        """,
     "workers": """
         select
             worker, host, pid, version, queues, started_at, last_seen_at,
@@ -42,6 +49,10 @@ PARTS: dict[str, LiteralString] = {
         order by worker
         """,
 }
+
+TITLES = {"disabled_schedules": "schedules disabled by an error"}
+MAX_LAG = timedelta(minutes=1)
+HELP = "start a worker, rota tick --loop or rota.start_ticker()"
 
 
 def status(arguments: argparse.Namespace) -> None:
@@ -58,6 +69,10 @@ def status(arguments: argparse.Namespace) -> None:
         return
     print_record(overview)
     for name, rows in parts.items():
-        if rows or name != "paused":
-            print(f"\n{name.replace('_', ' ')}")
+        if rows or name not in ("paused", "disabled_schedules"):
+            print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
             print_table(rows)
+        if name == "ticker" and (rows[0]["lag"] is None or rows[0]["lag"] > MAX_LAG):
+            lag = rows[0]["lag"]
+            since = "yet" if lag is None else f"for {span(lag)}"
+            print(f"nobody has ticked {since}: {HELP}")
