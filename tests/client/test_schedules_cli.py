@@ -18,6 +18,7 @@ from rota._cli._crontab import KEYS
 
 Run = Callable[..., str]
 Db = psycopg.Connection[Any]
+Capsys = pytest.CaptureFixture[str]
 
 NIGHTLY = ("nightly", "30 2 * * *", "clean_up", '{"days": 30}', "--tz", "Europe/Warsaw")
 
@@ -91,7 +92,14 @@ def test_next_says_that_its_zone_is_utc(run: Run, clock: Clock) -> None:
         "Thu 2026-01-01 00:03:10 +00:00  in 3 min\n"
         "(here counted from now; with starts_at, or from when it is put in)\n"
     )
-    assert "has ended)" in run("schedule", "next", "after 1 hour")
+    run("schedule", "add", "poll", "after 1 hour", "poll")
+    note = "(each later run is planned when the one before it has ended)\n"
+    assert run("schedule", "next", "after 1 hour").endswith(
+        f"\n(here counted from now; the first run is at once, or at starts_at)\n{note}"
+    )
+    named = run("schedule", "next", "--name", "poll")
+    assert named.endswith(note)
+    assert "counted from now" not in named
 
 
 def test_next_reads_after_in_its_zone(run: Run, clock: Clock) -> None:
@@ -137,7 +145,8 @@ REFUSED = [
     (("--name", "nightly"), 1, "schedule 'nightly' not found (To see those that there are"),
     (("61 * * * *",), 1, "schedule '61 * * * *': minute '61' is not *, 0 to 59"),
     (("@daily", "--tz", "Mars/Base"), 1, "time_zone must be a name such as"),
-    (("@daily", "-n", "0"), 1, "max_runs must be 1 to 1000, got 0"),
+    (("@daily", "-n", "0"), 2, "-n must be 1 to 1000, got 0"),
+    (("@daily", "-n", "1001"), 2, "-n must be 1 to 1000, got 1001"),
     (("@daily", "--after", "soon"), 1, "invalid input syntax for type timestamp"),
 ]
 
@@ -367,6 +376,26 @@ def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.Monke
     assert run("schedule", "list").endswith("(none)\n")
     for words in (["remove", "x", "--yes"], ["enable", "x"], ["run", "x"], ["show", "x"]):
         assert "schedule 'x' not found" in run("schedule", *words, code=1)
+
+
+def test_disable_and_enable_take_several_or_all(run: Run, capsys: Capsys) -> None:
+    for name in ("a", "b", "c"):
+        run("schedule", "add", name, "@daily", "x")
+
+    stays = "is disabled; the jobs that it has made stay\n"
+    assert run("schedule", "disable", "a", "b") == f"schedule a {stays}schedule b {stays}"
+    assert run("schedule", "disable", "--all") == f"schedule c {stays}"
+    assert run("schedule", "disable", "--all") == "all schedules are disabled already\n"
+    assert main(["schedule", "enable", "a", "nobody", "b"]) == 1
+    printed = capsys.readouterr()
+    assert "schedule a is enabled" in printed.out
+    assert "schedule b is enabled" in printed.out
+    assert printed.err.startswith("rota: schedule 'nobody' not found (To see")
+    assert "schedule c is enabled" in run("schedule", "enable", "--all")
+    for words in ([], ["a", "--all"]):
+        assert "give the names of schedules, or --all" in run(
+            "schedule", "enable", *words, code=2
+        )
 
 
 def test_run_prints_the_job(run: Run) -> None:

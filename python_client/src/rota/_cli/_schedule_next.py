@@ -11,6 +11,8 @@ from ._definitions import definition, is_after, upcoming, use_zone
 from ._output import UsageError, connected, print_json
 from ._runs import print_runs
 
+MAX_RUNS = 1000
+
 
 def next_runs(arguments: argparse.Namespace) -> None:
     """Explain a schedule, and list its next runs."""
@@ -19,6 +21,8 @@ def next_runs(arguments: argparse.Namespace) -> None:
         raise UsageError("give the text of a schedule, in quotes, or --name NAME")
     if name is not None and time_zone is not None:
         raise UsageError("--tz is for a text; a schedule that is there has its own zone")
+    if not 1 <= arguments.number <= MAX_RUNS:
+        raise UsageError(f"-n must be 1 to {MAX_RUNS}, got {arguments.number}")
     more: dict[str, Any] = {"max_runs": arguments.number}
     if arguments.after is not None:
         more["after"] = arguments.after
@@ -45,6 +49,8 @@ def next_runs(arguments: argparse.Namespace) -> None:
         shown = runs[:1] if is_after(row["schedule"]) else runs
         print_runs(connection, shown, row["schedule"], zone)
     if is_after(row["schedule"]):
+        if not name:
+            print("(here counted from now; the first run is at once, or at starts_at)")
         print("(each later run is planned when the one before it has ended)")
     elif not name and words.endswith("counted from its start"):
         print("(here counted from now; with starts_at, or from when it is put in)")

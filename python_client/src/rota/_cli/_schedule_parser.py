@@ -70,8 +70,13 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
     _named(add_command(own, "show", show, what, json=True))
     add = _named(add_command(own, "remove", _schedules.remove, "forget a schedule"))
     add.add_argument("--yes", action="store_true", help="do not ask")
-    _named(add_command(own, "enable", _schedules.enable, "let a schedule make jobs again"))
-    _named(add_command(own, "disable", _schedules.disable, "let a schedule make no more jobs"))
+    for name, switch, what in (
+        ("enable", _schedules.enable, "let schedules make jobs again"),
+        ("disable", _schedules.disable, "let schedules make no more jobs"),
+    ):
+        add = add_command(own, name, switch, what)
+        add.add_argument("names", nargs="*", metavar="name", help="of a schedule")
+        add.add_argument("--all", action="store_true", help="all that are not so yet")
     what = "make a job of a schedule now and print its id"
     _named(add_command(own, "run", _schedules.run, what, json=True))
     _add_next(own, add_command)

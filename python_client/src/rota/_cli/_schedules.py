@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from psycopg import Connection
+
 from .._client import Client
+from .._errors import RotaError
 from ._definitions import definition, definitions, in_zone, upcoming, use_zone
+from ._hints import hint_for
 from ._jobs import parse_payload
-from ._output import UsageError, connected, print_json, print_table
+from ._output import UsageError, connected, print_json, print_table, reason_of
 from ._runs import print_runs
 from ._schedule_changes import lines, put
 
@@ -88,21 +93,51 @@ def remove(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def enable(arguments: argparse.Namespace) -> None:
-    """Let a schedule make jobs again."""
-    with connected(arguments) as connection:
-        Client(connection).enable_schedule(arguments.name)
-        row = definition(connection, arguments.name)
-    when = in_zone(row["next_run_at"], row)
-    tail = f"it runs next at {when}" if when else "no next run is planned"
-    print(f"schedule {arguments.name} is enabled: {tail}")
+def enable(arguments: argparse.Namespace) -> int:
+    """Let schedules make jobs again."""
+
+    def do(connection: Connection[Any], name: str) -> str:
+        Client(connection).enable_schedule(name)
+        row = definition(connection, name)
+        when = in_zone(row["next_run_at"], row)
+        return f"enabled: {f'it runs next at {when}' if when else 'no next run is planned'}"
+
+    return _switch(arguments, do, is_enabled=True)
 
 
-def disable(arguments: argparse.Namespace) -> None:
-    """Let a schedule make no more jobs."""
+def disable(arguments: argparse.Namespace) -> int:
+    """Let schedules make no more jobs."""
+
+    def do(connection: Connection[Any], name: str) -> str:
+        Client(connection).disable_schedule(name)
+        return "disabled; the jobs that it has made stay"
+
+    return _switch(arguments, do, is_enabled=False)
+
+
+def _switch(
+    arguments: argparse.Namespace,
+    do: Callable[[Connection[Any], str], str],
+    *,
+    is_enabled: bool,
+) -> int:
+    """Do it with each that is named, or with all that are not so yet; say what was done."""
+    if bool(arguments.names) == arguments.all:
+        raise UsageError("give the names of schedules, or --all")
+    code = 0
     with connected(arguments) as connection:
-        Client(connection).disable_schedule(arguments.name)
-    print(f"schedule {arguments.name} is disabled; the jobs that it has made stay")
+        others = [r["name"] for r in definitions(connection) if r["is_enabled"] != is_enabled]
+        names = others if arguments.all else arguments.names
+        for arguments.name in names:
+            try:
+                print(f"schedule {arguments.name} is {do(connection, arguments.name)}")
+            except RotaError as error:
+                code = 1
+                hint = hint_for(error, arguments)
+                print(f"rota: {reason_of(error)} ({hint})", file=sys.stderr)
+    if not names:
+        print(f"all schedules are {'enabled' if is_enabled else 'disabled'} already")
+    return code
 
 
 def run(arguments: argparse.Namespace) -> None:
