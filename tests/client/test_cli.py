@@ -40,6 +40,11 @@ def test_jobs_filters(run: Callable[..., str], client: Client) -> None:
     assert [j["queue"] for j in json.loads(run("jobs", "--type", "a", "--json"))] == ["one"]
     assert len(json.loads(run("jobs", "--limit", "1", "--json"))) == 1
     assert run("jobs", "--status", "dead") == "(none)\n"
+    run("schedule", "add", "nightly", "@daily", "c")
+    job_id = int(run("schedule", "run", "nightly"))
+    assert [j["id"] for j in json.loads(run("jobs", "--schedule", "nightly", "--json"))] == [
+        job_id
+    ]
     head, line = run("jobs", "--queue", "two").splitlines()
     assert head.index("job_type") == line.index("b ")
 

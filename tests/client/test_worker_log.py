@@ -81,6 +81,23 @@ def test_events_name_the_worker_and_moments_are_iso(
     assert f"next_run={lines[1]['next_run']}" in records[1].getMessage()
 
 
+def test_events_name_the_schedule_of_a_job(
+    client: Client, drain: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+    registry.add("a", lambda job: None)
+    client.enqueue("a")
+    client.schedule_job("nightly", "@daily", "a")
+    client.run_schedule_now("nightly")
+
+    drain(registry)
+
+    said = [record.getMessage() for record in caplog.records if hasattr(record, "rota")]
+    assert len(said) == 4
+    assert len([line for line in said if " schedule=nightly " in line]) == 2
+    assert len([line for line in said if "schedule" in line]) == 2
+
+
 def test_a_lost_database_is_one_line_and_its_return_another(
     client: Client,
     db: psycopg.Connection[Any],

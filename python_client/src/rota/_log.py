@@ -22,6 +22,7 @@ def log_job(event: str, job: BaseJob, duration: float | None = None, **details: 
         "job_type": job.job_type,
         "job_id": job.job_id,
         "queue": job.queue,
+        "schedule": job.definition,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "worker": job.worker,

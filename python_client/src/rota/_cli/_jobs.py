@@ -43,6 +43,7 @@ def jobs(arguments: argparse.Namespace) -> None:
         "queue": arguments.queue,
         "status": arguments.status,
         "job_type": arguments.job_type,
+        "schedule": arguments.schedule,
         "limit": arguments.limit,
     }
     with connected(arguments) as connection:
@@ -55,6 +56,7 @@ def jobs(arguments: argparse.Namespace) -> None:
             where (%(queue)s::text is null or queue = %(queue)s)
               and (%(status)s::text is null or status = %(status)s)
               and (%(job_type)s::text is null or job_type = %(job_type)s)
+              and (%(schedule)s::text is null or definition = %(schedule)s)
             order by id desc
             limit %(limit)s
             """,

@@ -89,6 +89,7 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--queue")
     add.add_argument("--status", choices=STATUSES)
     add.add_argument("--type", dest="job_type")
+    add.add_argument("--schedule", metavar="NAME", help="that has made them")
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
     add = _add(commands, "job", _jobs.job, "show one job and its errors", json=True)
     add.add_argument("job_id", type=int)
