@@ -72,7 +72,7 @@ def status(arguments: argparse.Namespace) -> None:
         if rows or name not in ("paused", "disabled_schedules"):
             print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
             print_table(rows)
-        if name == "ticker" and (rows[0]["lag"] is None or rows[0]["lag"] > MAX_LAG):
-            lag = rows[0]["lag"]
-            since = "yet" if lag is None else f"for {span(lag)}"
-            print(f"nobody has ticked {since}: {HELP}")
+        if name == "ticker" and rows[0]["last_tick_at"] is None:
+            print(f"nobody has ticked yet: {HELP}")
+        elif name == "ticker" and rows[0]["lag"] > MAX_LAG:
+            print(f"nobody has ticked for {span(rows[0]['lag'])}: {HELP}")
