@@ -187,7 +187,7 @@ create or replace view rota.ticker_health as
 select
     nullif(u.done_at, '-infinity') as last_tick_at,
     u.done_by as last_tick_by,
-    n.now - greatest(u.done_at, i.applied_at) as lag,
+    n.now - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag,
     d.schedules_overdue,
     n.now - d.next_run_at as oldest_overdue,
     b.schedules_broken
