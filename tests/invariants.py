@@ -27,6 +27,14 @@ select 'is in the wrong table for its status', r.id from runs as r
 where (r.place = 'live') <> (r.status in ('blocked', 'queued', 'running', 'failed'))
    or (r.place = 'ended') <> (r.status in ('succeeded', 'dead', 'cancelled'))
 union all
+select 'is the second job of a planned time', max(r.id) from rota.job_runs as r
+where r.definition is not null
+group by r.definition, r.scheduled_for having count(*) > 1
+union all
+-- A run by hand takes the next microsecond that is free.
+select 'was dealt with before its planned time', coalesce(f.job_id, 0) from rota.fires as f
+where f.scheduled_for > f.fired_at + interval '1 millisecond'
+union all
 select 'has more attempts than allowed', r.id from runs as r
 where r.attempts not between 0 and r.max_attempts
 union all

@@ -10,8 +10,6 @@ A string must be accepted exactly when cronsim accepts it, but for the differenc
 # ruff: noqa: T201 -- a command talks to its user
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import random
 import re
 import sys
@@ -19,15 +17,13 @@ import time
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psycopg
 from cronsim import CronSim, CronSimError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fuzz.schedules import install, random_text, without_step
-from rota._embedded import EmbeddedPostgres
+from fuzz.schedules import play_in_processes, random_text, without_step
 
 AFTER = datetime(2026, 1, 1, tzinfo=UTC)
 LONGEST_MS = 50.0
@@ -125,7 +121,9 @@ def explained(text: str, *, ours: bool, theirs: bool | None) -> str | None:
     return None
 
 
-def play(url: str, strings: int, seed: int, report: Any) -> None:
+def play(
+    url: str, strings: int, seed: int
+) -> tuple[Counter[str], list[str], tuple[float, str]]:
     dice = random.Random(seed)
     counts: Counter[str] = Counter()
     wrong: list[str] = []
@@ -164,36 +162,18 @@ def play(url: str, strings: int, seed: int, report: Any) -> None:
                     counts[name or "WRONG: accepted by one"] += 1
                     if name is None:
                         wrong.append(f"ours {ours}, theirs {theirs}: {text!r}")
-    report.put((counts, wrong[:20], longest))
+    return counts, wrong[:20], longest
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--strings", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
     started = time.monotonic()
-    with EmbeddedPostgres(settings=["fsync=off"]) as server:
-        url = server.url("postgres")
-        install(url)
-        report: Any = multiprocessing.Queue()
-        share = arguments.strings // arguments.processes
-        players = [
-            multiprocessing.Process(
-                target=play, args=(url, share, arguments.seed * 1000 + number, report)
-            )
-            for number in range(arguments.processes)
-        ]
-        for player in players:
-            player.start()
-        counts: Counter[str] = Counter()
-        wrong, longest = [], (0.0, "")
-        for _ in players:
-            some, bad, slow = report.get()
-            counts += some
-            wrong += bad
-            longest = max(longest, slow)
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    longest = (0.0, "")
+    for some, bad, slow in play_in_processes(__doc__, "--strings", play):
+        counts += some
+        wrong += bad
+        longest = max(longest, slow)
     for what, count in sorted(counts.items()):
         print(f"{count:>9}  {what}")
     for case in wrong:

@@ -26,7 +26,6 @@ What is known of the oracle, and how it is allowed for:
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import random
 import re
 import signal
@@ -34,6 +33,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -265,8 +265,8 @@ def oracle_quirk(zone: ZoneInfo, after: datetime, until: datetime) -> str:
     return "WRONG"
 
 
-def play(url: str, cases: int, seed: int, report: Any) -> None:
-    """Compare *cases* cases, and report the counts and what was wrong."""
+def play(url: str, cases: int, seed: int) -> tuple[Counter[str], list[Any]]:
+    """Compare *cases* cases, and return the counts and what was wrong."""
     dice = random.Random(seed)
     near = {zone: changes(zone) for zone in ZONES}
     counts: Counter[str] = Counter()
@@ -304,35 +304,16 @@ def play(url: str, cases: int, seed: int, report: Any) -> None:
                     counts[whose] += 1
                     if whose == "WRONG":
                         wrong.append((text, zone, after, ours, theirs))
-    report.put((counts, wrong[:20]))
+    return counts, wrong[:20]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
     started = time.monotonic()
-    with EmbeddedPostgres(settings=["fsync=off"]) as server:
-        url = server.url("postgres")
-        install(url)
-        report: Any = multiprocessing.Queue()
-        share = arguments.cases // arguments.processes
-        players = [
-            multiprocessing.Process(
-                target=play, args=(url, share, arguments.seed * 1000 + number, report)
-            )
-            for number in range(arguments.processes)
-        ]
-        for player in players:
-            player.start()
-        counts: Counter[str] = Counter()
-        wrong = []
-        for _ in players:
-            some, bad = report.get()
-            counts += some
-            wrong += bad
+    counts: Counter[str] = Counter()
+    wrong: list[Any] = []
+    for some, bad in play_in_processes(__doc__, "--cases", play):
+        counts += some
+        wrong += bad
     for what, count in sorted(counts.items()):
         print(f"{count:>9}  {what}")
     for case in wrong:
@@ -341,10 +322,26 @@ def main() -> int:
     return 1 if counts["WRONG"] else 0
 
 
-def install(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        run_script(connection, "install.sql", {})
-        connection.execute(HELPERS)
+def play_in_processes(
+    text: str, option: str, play: Callable[[str, int, int], Any]
+) -> list[Any]:
+    """Read the command line, play on a server of its own, and return what each player says."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
+    parser.add_argument(option, dest="count", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    share = arguments.count // arguments.processes
+    with EmbeddedPostgres(settings=["fsync=off"]) as server:
+        url = server.url("postgres")
+        with psycopg.connect(url, autocommit=True) as connection:
+            run_script(connection, "install.sql", {})
+            connection.execute(HELPERS)
+        with ProcessPoolExecutor(arguments.processes) as pool:
+            seeds = range(arguments.seed * 1000, arguments.seed * 1000 + arguments.processes)
+            return [
+                player.result() for player in [pool.submit(play, url, share, s) for s in seeds]
+            ]
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
         ),
         (
             "_put_definition", "new.name for update;", "new.name;",
-            "due since long, all", "schedule payload", "tick",
+            "due since long, all", "schedule later", "disable",
         ),
         (
             "_fire_schedules", "for update skip locked", "",
