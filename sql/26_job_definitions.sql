@@ -16,6 +16,8 @@ create table rota.job_definitions (
     queue text not null,
     payload jsonb not null,
     schedule text not null,
+    kind text not null generated always as (
+        coalesce(lower(substring(schedule, '(?i)^\s*(every|after)\M')), 'cron')) stored,
     time_zone text not null,
     priority smallint not null,
     max_attempts integer,
@@ -56,6 +58,9 @@ create index job_definitions_next_run_at_idx on rota.job_definitions (next_run_a
 
 comment on table rota.job_definitions is
     'Schedules: jobs that are made again and again, with the time of the next.';
+comment on column rota.job_definitions.kind is
+    'What its times are counted from: cron (a wall clock), every (an anchor) or after (the end '
+    'of the last job).';
 comment on column rota.job_definitions.max_attempts is 'Null means the queue''s.';
 comment on column rota.job_definitions.lease is 'Null means the queue''s.';
 comment on column rota.job_definitions.backoff is 'Null means the queue''s.';

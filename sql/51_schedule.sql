@@ -375,7 +375,7 @@ end;
 $$;
 
 comment on function rota.unschedule_job(text) is
-    'Forget a schedule; the jobs that it has made stay; raises RT005.';
+    'Forget a schedule; the jobs that it has made stay; raises RT005, 22023.';
 
 create or replace function rota.enable_schedule(name text)
     returns timestamptz
@@ -410,7 +410,7 @@ $$;
 
 comment on function rota.enable_schedule(text) is
     'Let a disabled schedule make jobs again and return the time of the next, which is later '
-    'than now: what was missed is not made up; raises RT005.';
+    'than now: what was missed is not made up; raises RT005, 22023.';
 
 create or replace function rota.disable_schedule(name text)
     returns void
@@ -432,7 +432,7 @@ end;
 $$;
 
 comment on function rota.disable_schedule(text) is
-    'Let a schedule make no more jobs until enable_schedule(); raises RT005.';
+    'Let a schedule make no more jobs until enable_schedule(); raises RT005, 22023.';
 
 create or replace function rota._hold_definition(name text)
     returns rota.job_definitions
@@ -462,10 +462,12 @@ create or replace function rota._raise_no_schedule(name text)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
+    if _raise_no_schedule.name is null then
+        perform rota._refuse('name', 'must not be null');
+    end if;
     raise exception using
         errcode = 'RT005',
-        message = format('schedule %s not found',
-            coalesce(quote_literal(left(_raise_no_schedule.name, 80)), 'null')),
+        message = format('schedule %L not found', left(_raise_no_schedule.name, 80)),
         hint = 'rota.job_definitions lists all that there are.';
 end;
 $$;
@@ -510,7 +512,7 @@ $$;
 
 comment on function rota.run_schedule_now(text) is
     'Make a job of a schedule now, also of a disabled one, beside those at its times, and '
-    'return its id; raises RT014 if the last one is live and no two may be, RT005.';
+    'return its id; raises RT014 if one is live and no two may be, RT005, 22023.';
 
 /* Now, or the first moment after it that is not a planned time and has no job yet. */
 create or replace function rota._free_time(

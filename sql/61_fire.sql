@@ -241,9 +241,9 @@ begin
             d.schedule, d.time_zone, d.next_run_at, d.ends_at, d.catch_up, d.catch_up_window,
             d.catch_up_max, d.overlap,
             -- Nothing else has its times counted from there.
-            case when d.schedule ~* 'every' then d.anchored_at end as anchored_at,
+            case when d.kind = 'every' then d.anchored_at end as anchored_at,
             d.name = any(v_live) as is_live,
-            d.schedule ~* 'after' as is_after,
+            d.kind = 'after' as is_after,
             array_agg(d.name) as names
         from rota.job_definitions as d
         where d.name = any(_plan_due.names)
@@ -288,7 +288,7 @@ begin
             from rota.job_definitions as d
             where d.name = any(_live_definitions.names)
               and d.overlap = 'skip'
-              and d.schedule !~* 'after'
+              and d.kind <> 'after'
         ))
         union
         select j.definition
@@ -297,7 +297,7 @@ begin
             select d.last_job_id
             from rota.job_definitions as d
             where d.name = any(_live_definitions.names)
-              and d.schedule ~* 'after'
+              and d.kind = 'after'
         ))
     );
 end;
@@ -465,7 +465,7 @@ begin
         set last_run_at = u.last_run_at,
             last_job_id = coalesce(u.job_id, d.last_job_id),
             next_run_at = case
-                when u.job_id is null or d.schedule !~* 'after' then u.next_run_at
+                when u.job_id is null or d.kind <> 'after' then u.next_run_at
             end
         from (
             select
@@ -482,7 +482,7 @@ begin
             group by p.name
         ) as u
         where d.name = u.name
-        returning d.name, d.schedule, d.next_run_at, u.job_id
+        returning d.name, d.kind, d.next_run_at, u.job_id
     )
     -- A last job that was live may be about to end without knowing that this waits for it.
     insert into rota.rechecks (due_at, kind, subject)
@@ -490,7 +490,7 @@ begin
     from moved as m
     where m.next_run_at is null
       and m.job_id is null
-      and m.schedule ~* 'after';
+      and m.kind = 'after';
 end;
 $$;
 
@@ -519,7 +519,7 @@ begin
             select from rota.job_definitions as d where d.name = _recheck_schedule.name
         );
     elsif not v_definition.is_enabled or v_definition.next_run_at is not null
-      or v_definition.last_job_id is null or v_definition.schedule !~* 'after' then
+      or v_definition.last_job_id is null or v_definition.kind <> 'after' then
         return true;
     end if;
 

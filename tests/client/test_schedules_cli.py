@@ -241,11 +241,11 @@ def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
     run("schedule", "add", "off", "@hourly", "x")
     run("schedule", "add", "over", "@yearly", "x", "--ends-at", "2026-06-01")
     run("schedule", "disable", "off")
+    run("schedule", "add", "bad", *NIGHTLY[1:])
     db.execute(
-        "insert into rota.job_definitions select (jsonb_populate_record(d, jsonb_build_object("
-        " 'name', 'bad', 'is_enabled', false, 'disabled_at', now(), 'last_error', 'broken',"
-        " 'next_run_at', null, 'time_zone', 'Gone/Zone'))).*"
-        " from rota.job_definitions as d where d.name = 'nightly'"
+        "update rota.job_definitions set is_enabled = false, disabled_at = now(),"
+        " last_error = 'broken', next_run_at = null, time_zone = 'Gone/Zone'"
+        " where name = 'bad'"
     )
 
     before = run("schedule", "list").splitlines()

@@ -63,7 +63,7 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
             "after, due, its job retried", "finish", "tick and recheck",
         ),
         (
-            "_move_on", "and m.schedule ~* 'after'", "and false",
+            "_move_on", "and m.kind = 'after'", "and false",
             "after, due, its job retried", "tick", "finish",
         ),
         (

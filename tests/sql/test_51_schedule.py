@@ -548,13 +548,17 @@ def test_run_schedule_now_puts_after_off_until_its_end(noon, clock):
     assert definition(noon).next_run_at == at("2026-03-02 12:17")
 
 
-@pytest.mark.parametrize("name", ["s", None, "%", "x" * 1000])
+@pytest.mark.parametrize(
+    ("name", "sqlstate", "begin"),
+    [(name, "RT005", "schedule") for name in ("s", "", "%", "x" * 1000)]
+    + [(None, "22023", "name")],
+)
 @pytest.mark.parametrize(
     "function",
     ["unschedule_job", "enable_schedule", "disable_schedule", "run_schedule_now"],
 )
-def test_what_is_done_to_no_schedule_is_refused(db, function, name):
-    with raises("RT005"):
+def test_what_is_done_to_no_schedule_is_refused(db, function, name, sqlstate, begin):
+    with raises(sqlstate, begin):
         call(db, function, name=name)
 
 
