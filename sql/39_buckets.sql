@@ -742,12 +742,13 @@ begin
     if not rota._hold_bucket(_serve.queue, _serve.bucket, _serve.may_wait) then
         return null;
     end if;
+    -- Not "is null": for that the planner may walk the whole line of turns to find the bucket.
     select b.priority, b.starts
     into v_priority, v_starts
     from rota.buckets as b
     where b.queue = _serve.queue
       and b.bucket = _serve.bucket
-      and b.waits_for is null;
+      and coalesce(b.waits_for, '') = '';
     if not found then
         return v_taken;
     end if;

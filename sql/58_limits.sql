@@ -407,6 +407,7 @@ as $$
 declare
     c_type constant text := split_part(_park.bucket, '|', 1);
 begin
+    -- Not "is null": for that the planner may walk the whole line of turns to find a bucket.
     if _park.limit_name = 'type ' || c_type then
         update rota.buckets as b
         set waits_for = _park.limit_name
@@ -417,7 +418,7 @@ begin
             where w.queue = _park.queue
               and w.bucket >= c_type || '|'
               and w.bucket < c_type || '}'
-              and w.waits_for is null
+              and coalesce(w.waits_for, '') = ''
             limit 1000
             for update skip locked
           ));
@@ -428,7 +429,7 @@ begin
     set waits_for = _park.limit_name
     where b.queue = _park.queue
       and b.bucket = _park.bucket
-      and b.waits_for is null;
+      and coalesce(b.waits_for, '') = '';
     perform rota._note('limit', _park.limit_name, rota.now());
 end;
 $$;
