@@ -46,12 +46,7 @@ create table rota.finished_jobs (
     updated_at timestamptz not null,
     started_at timestamptz,
     finished_at timestamptz not null,
-    result jsonb,
-
-    constraint finished_jobs_status_check
-        check (status in ('succeeded', 'dead', 'cancelled')),
-    constraint finished_jobs_attempts_check
-        check (attempts between 0 and max_attempts)
+    result jsonb
 )
 partition by list (status);
 

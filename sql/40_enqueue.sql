@@ -51,10 +51,19 @@ declare
     v_now constant timestamptz := rota.now();
     v_job_id bigint;
 begin
-    perform rota._check_new_job(
-        '', enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.delay,
-        enqueue.priority, enqueue.max_attempts, enqueue.lease, enqueue.backoff,
-        enqueue.idempotency_key);
+    -- Most jobs have no more than this, and one expression costs less than the checks' calls.
+    if (enqueue.job_type || ' ' || enqueue.queue
+            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62} [A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$'
+        and jsonb_typeof(enqueue.payload) = 'object'
+        and octet_length(enqueue.payload::text) <= 1048576
+        and enqueue.priority between -32768 and 32767
+        and num_nonnulls(enqueue.run_at, enqueue.delay, enqueue.max_attempts, enqueue.lease,
+            enqueue.backoff, enqueue.idempotency_key) = 0) is not true then
+        perform rota._check_new_job(
+            '', enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at,
+            enqueue.delay, enqueue.priority, enqueue.max_attempts, enqueue.lease,
+            enqueue.backoff, enqueue.idempotency_key);
+    end if;
     -- Whatever else is said of the job takes another way; this one stays as short as it can be.
     if (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
       is distinct from ('keep', false, 'cancel') or num_nonnulls(
@@ -79,10 +88,12 @@ begin
             enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
             coalesce(enqueue.max_attempts, (
                 select q.max_attempts from rota.queues as q where q.queue = enqueue.queue), 10),
-            rota._exact(enqueue.lease), enqueue.backoff, enqueue.idempotency_key, (
+            case when enqueue.lease is not null then rota._exact(enqueue.lease) end,
+            enqueue.backoff, enqueue.idempotency_key, (
                 select l.job_type || '|' from rota.limits as l
                 where l.job_type = enqueue.job_type), 'queued',
-            coalesce(enqueue.run_at, v_now + rota._exact(enqueue.delay), v_now), v_now, v_now
+            case when enqueue.delay is not null then v_now + rota._exact(enqueue.delay)
+                else coalesce(enqueue.run_at, v_now) end, v_now, v_now
         )
         on conflict (idempotency_key) where idempotency_key is not null do nothing
         returning j.id into v_job_id;
@@ -114,14 +125,23 @@ create or replace function rota.enqueue_many(jobs jsonb)
 as $$
 #variable_conflict use_column
 declare
-    v_has_waits constant boolean := jsonb_path_exists(enqueue_many.jobs,
-        '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
-            || exists(@.limit_key))');
+    v_has_waits boolean;
     v_new_ids bigint[];
     v_ids bigint[];
     v_news boolean[];
 begin
+    if rota._are_plain_jobs(enqueue_many.jobs) then
+        return query
+        select i.ordinal::integer, i.id, true
+        from unnest(rota._insert_plain_jobs(enqueue_many.jobs))
+            with ordinality as i (id, ordinal);
+        return;
+    end if;
+
     perform rota._check_new_jobs(enqueue_many.jobs);
+    v_has_waits := jsonb_path_exists(enqueue_many.jobs,
+        '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
+            || exists(@.limit_key))');
     v_new_ids := array(
         select nextval('rota.jobs_id_seq')
         from generate_series(1, jsonb_array_length(enqueue_many.jobs))
@@ -173,6 +193,78 @@ comment on function rota.enqueue_many(jsonb) is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
     'return one row for each in the same order; raises 22023 for a bad one, naming it, RT001, '
     'RT013.';
+
+/*
+ * Whether all have a type, and at most a payload, a queue and a priority besides, and none is
+ * wrong: then they need no keys looked up, and nobody to say which of them is wrong.
+ */
+create or replace function rota._are_plain_jobs(jobs jsonb)
+    returns boolean
+    language plpgsql
+    immutable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if jsonb_typeof(_are_plain_jobs.jobs) is distinct from 'array'
+      or jsonb_array_length(_are_plain_jobs.jobs) > 10000 then
+        return false;
+    end if;
+    return coalesce(bool_and((
+        jsonb_typeof(j.job) = 'object'
+        and j.job - '{job_type,payload,queue,priority}'::text[] = '{}'
+        and (j.job ->> 'job_type') || ' ' || coalesce(j.job ->> 'queue', 'default')
+            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62} [A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$'
+        and coalesce(jsonb_typeof(j.job -> 'payload'), 'object') = 'object'
+        and octet_length(j.job::text) <= 1048576
+        and coalesce(j.job ->> 'priority', '0') ~ '^-?[0-9]{1,4}$'
+    ) is true), false)
+    from jsonb_array_elements(_are_plain_jobs.jobs) as j (job);
+end;
+$$;
+
+/* Insert plain jobs; returns their ids in the order given. */
+create or replace function rota._insert_plain_jobs(jobs jsonb)
+    returns bigint[]
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_has_settings constant boolean := exists (select from rota.queues);
+    v_has_limits constant boolean := exists (select from rota.limits);
+    v_ids bigint[];
+begin
+    with added as (
+        insert into rota.jobs (
+            queue, job_type, payload, priority, max_attempts, bucket, status, run_at,
+            created_at, updated_at
+        )
+        select
+            coalesce(j.job ->> 'queue', 'default'), j.job ->> 'job_type',
+            coalesce(j.job -> 'payload', '{}'),
+            coalesce((j.job ->> 'priority')::smallint, 0::smallint),
+            coalesce(
+                case when v_has_settings then (
+                    select q.max_attempts
+                    from rota.queues as q
+                    where q.queue = coalesce(j.job ->> 'queue', 'default')
+                ) end, 10),
+            case when v_has_limits then (
+                select l.job_type || '|'
+                from rota.limits as l
+                where l.job_type = j.job ->> 'job_type'
+            ) end,
+            'queued', v_now, v_now, v_now
+        from jsonb_array_elements(_insert_plain_jobs.jobs) as j (job)
+        returning id
+    )
+    -- Ids are drawn in the order of the rows.
+    select array_agg(a.id) into v_ids from added as a;
+    return v_ids;
+end;
+$$;
 
 /* Insert what is not there, in the order of the keys. */
 create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])

@@ -11,6 +11,16 @@
  * number up, and within one takes only the due beginning of each lane.  So a million jobs for
  * next month in front of a lane cost nothing: it never looks behind the first that is not due.
  *
+ * The lane hint.  While somebody holds an old snapshot (a report, a dump, a forgotten
+ * transaction) vacuum cannot remove what is done, and the index entries of all jobs that went
+ * by stay in front of the lane.  So a session remembers where the first job of each lane was
+ * and begins there the next time.  A job behind that place -- its transaction committed late,
+ * somebody moved it -- is found by a full look from the start of the lane.  Full looks take at
+ * most a twentieth of the time: after one that took 5 ms the next comes 100 ms later.  Without
+ * old entries every other claim is one; a million of them take 0.1 s to walk, so even then
+ * nothing is found later than after 2 s, and sooner the more workers there are.  A new lane is
+ * seen at once.  Nothing but speed rests on the hint: it may be lost, wrong, or another's.
+ *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a
  * database restored from an old dump does not hand out a token for the second time.
@@ -57,34 +67,54 @@ create or replace function rota.claim_jobs(
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_call constant text := concat_ws(' ', claim_jobs.worker, claim_jobs.queues::text,
+        claim_jobs.lease::text, claim_jobs.job_types::text);
+    v_hint constant bigint[] := rota._lane_hint(v_call);
+    v_rows tid[] := rota._lock_head(
+        v_hint, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
     v_lease interval;
-    v_ids bigint[];
-    v_limited_ids bigint[];
+    v_has_settings boolean := false;
+    v_limited_ids bigint[] := '{}';
 begin
-    perform rota._check_claim(
-        claim_jobs.worker, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.lease,
-        claim_jobs.job_types);
-    v_lease := case when claim_jobs.lease is not null then rota._exact(claim_jobs.lease) end;
-    select d.ids, d.limited_ids into v_ids, v_limited_ids
-    from rota._lock_due(
-        claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now) as d;
+    if cardinality(v_rows) < claim_jobs.max_jobs is not false then
+        if v_hint is null or claim_jobs.max_jobs between 1 and 1000 is not true
+          or current_setting('transaction_isolation') <> 'read committed' then
+            perform rota._check_claim(
+                claim_jobs.worker, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.lease,
+                claim_jobs.job_types);
+        end if;
+        select d.locked_rows, d.limited_ids, d.has_settings
+        into v_rows, v_limited_ids, v_has_settings
+        from rota._lock_due(
+            v_call, v_hint, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types,
+            v_now) as d;
+        if v_rows = '{}' then
+            return;
+        end if;
+    end if;
+    if claim_jobs.lease is not null then
+        v_lease := rota._exact(claim_jobs.lease);
+    end if;
+
     return query
     with claimed as (
         update rota.jobs as j
         set status = 'running',
-            attempts = j.attempts + 1,
+            attempts = least(j.attempts, 2147483646) + 1,
             lease_token = greatest(
                 j.lease_token + 1, (extract(epoch from v_now) * 1000000)::bigint),
             locked_by = claim_jobs.worker,
             locked_until = v_now + coalesce(
                 j.lease, v_lease,
-                (select q.lease from rota.queues as q where q.queue = j.queue), '1 minute'),
+                case when v_has_settings then (
+                    select q.lease from rota.queues as q where q.queue = j.queue) end,
+                '1 minute'),
             is_limited = j.id = any(v_limited_ids),
             progress_percent = null,
             progress_message = null,
             started_at = v_now,
             updated_at = v_now
-        where j.id = any(v_ids)
+        where j.ctid = any(v_rows)
         returning
             j.id, j.lease_token, j.queue, j.job_type, j.payload, j.priority, j.attempts,
             j.max_attempts, j.run_at, j.locked_until, j.idempotency_key, j.created_at,
@@ -104,93 +134,184 @@ comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
     'a lease lasts as the job says, else the argument, else the queue; raises 22023 or RT009.';
 
 /*
- * Lock due jobs, and say which of them count for a limit.  Where nothing is limited and no key
- * waits for its turn, walk the lanes from the lowest priority number up until it is enough.
+ * The rows of the first due jobs from the hint on, locked.  Null if there is no fresh hint for
+ * this very call, and none or too few where more has to be looked at: another lane, a limit, a
+ * paused queue, jobs whose turn has to be found.  What is in this one statement is all that
+ * most claims need.
  */
-create or replace function rota._lock_due(
+create or replace function rota._lock_head(
+    hint bigint[],
     queues text[],
     max_jobs integer,
     job_types text[],
     due timestamptz
 )
-    returns table (ids bigint[], limited_ids bigint[])
+    returns tid[]
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_queues text[];
+    v_queue constant text := _lock_head.queues[1];
+begin
+    if (
+        _lock_head.hint[1] > extract(epoch from _lock_head.due) * 1000000
+        and cardinality(_lock_head.hint) >= 5
+        and cardinality(_lock_head.queues) = 1
+        and _lock_head.max_jobs between 1 and 1000
+        and current_setting('transaction_isolation') = 'read committed'
+    ) is not true then
+        return null;
+    end if;
+    return array(
+        select j.ctid
+        from rota.jobs as j
+        where j.queue = v_queue
+          and j.priority = _lock_head.hint[3]::integer
+          and j.bucket is null
+          and j.status in ('queued', 'failed')
+          and j.run_at <= _lock_head.due
+          and (j.run_at, j.id)
+            >= ('epoch'::timestamptz + _lock_head.hint[4] * interval '1 microsecond', _lock_head.hint[5])
+          and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
+          and not exists (select from rota.limits)
+          and not exists (select from rota.rechecks as r where r.due_at <= _lock_head.due)
+          and not exists (select from rota.queues as q where q.queue = v_queue)
+          and not exists (
+            select from rota.buckets as b where b.queue = v_queue and b.waits_for is null)
+          and not exists (
+            select
+            from rota.jobs as u
+            where u.queue = v_queue
+              and u.priority < _lock_head.hint[3]::integer
+              and u.bucket is null
+              and u.status in ('queued', 'failed')
+          )
+        order by j.run_at, j.id
+        limit _lock_head.max_jobs
+        for update of j skip locked
+    );
+end;
+$$;
+
+/*
+ * The hint of this session for such a call: when it ends and when a full look is due, in
+ * microseconds; then the priority, run_at and id of the first job of each lane.  A hash over
+ * it and the call goes with it, so that another's, or what is no hint, is not taken for ours.
+ */
+create or replace function rota._lane_hint(call text)
+    returns bigint[]
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_text constant text :=
+        current_setting('rota.lanes_' || (hashtext(_lane_hint.call) & 15), true);
+    v_hint constant text := split_part(v_text, '#', 1);
+begin
+    if split_part(v_text, '#', 2) = hashtext(v_hint || _lane_hint.call)::text then
+        return string_to_array(v_hint, ' ');
+    end if;
+    return null;
+end;
+$$;
+
+create or replace function rota._keep_lane_hint(call text, hint bigint[])
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_hint constant text := array_to_string(_keep_lane_hint.hint, ' ');
+begin
+    perform set_config(
+        'rota.lanes_' || (hashtext(_keep_lane_hint.call) & 15),
+        format('%s#%s', v_hint, hashtext(v_hint || _keep_lane_hint.call)), false);
+end;
+$$;
+
+/*
+ * Lock due jobs, and say which of them count for a limit.  Where nothing is set for these
+ * queues and no key waits for its turn, only the common lanes are walked.
+ */
+create or replace function rota._lock_due(
+    call text,
+    hint bigint[],
+    queues text[],
+    max_jobs integer,
+    job_types text[],
+    due timestamptz
+)
+    returns table (locked_rows tid[], limited_ids bigint[], has_settings boolean)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queues text[] := _lock_due.queues;
     v_has_notes boolean;
     v_has_limits boolean;
-    v_is_shared boolean;
-    v_priority integer := -32769;
+    v_has_buckets boolean;
+    v_ids bigint[] := '{}';
 begin
     -- One statement, because each costs as much as a job that is claimed.
     select
-        coalesce(array_agg(distinct c.queue) filter (where q.is_paused is not true), '{}'),
-        count(q.ageing) > 0 or exists (
+        exists (select from rota.limits),
+        exists (select from rota.rechecks as r where r.due_at <= _lock_due.due),
+        exists (select from rota.queues as q where q.queue = any(_lock_due.queues)),
+        exists (
             select
             from rota.buckets as b
             where b.queue = any(_lock_due.queues)
               and b.waits_for is null
-        ),
-        exists (select from rota.limits),
-        exists (select from rota.rechecks as r where r.due_at <= _lock_due.due)
-    into v_queues, v_is_shared, v_has_limits, v_has_notes
-    from unnest(_lock_due.queues) as c (queue)
-    left join rota.queues as q on q.queue = c.queue;
+        )
+    into v_has_limits, v_has_notes, has_settings, v_has_buckets;
+    limited_ids := '{}';
     if v_has_notes then
         perform rota._recheck(_lock_due.max_jobs + 20);
     end if;
-    ids := '{}';
-    limited_ids := '{}';
-    if v_is_shared or v_has_notes or v_has_limits then
+    if has_settings then
+        v_queues := array(
+            select c.queue
+            from unnest(_lock_due.queues) as c (queue)
+            left join rota.queues as q on q.queue = c.queue
+            where q.is_paused is not true
+        );
+    end if;
+    if v_has_limits or v_has_notes or has_settings or v_has_buckets then
         select s.ids, s.open_queues
-        into ids, v_queues
+        into v_ids, v_queues
         from rota._lock_shared(
             v_queues, _lock_due.max_jobs, _lock_due.job_types, _lock_due.due) as s;
     end if;
-
-    while cardinality(ids) < _lock_due.max_jobs loop
-        select min(l.priority)
-        into v_priority
-        from unnest(v_queues) as c (queue)
-        cross join lateral (
-            select j.priority::integer
-            from rota.jobs as j
-            where j.queue = c.queue
-              and j.bucket is null
-              and j.status in ('queued', 'failed')
-              and j.priority > v_priority
-            order by j.priority
-            limit 1
-        ) as l;
-        exit when v_priority is null;
-
-        if cardinality(v_queues) = 1 then
-            ids := ids || rota._lock_lane(
-                v_queues[1], v_priority, _lock_due.max_jobs - cardinality(ids),
-                _lock_due.job_types, _lock_due.due);
-        else
-            ids := ids || rota._lock_lanes(
-                v_queues, v_priority, _lock_due.max_jobs - cardinality(ids),
-                _lock_due.job_types, _lock_due.due);
-        end if;
-    end loop;
-
+    if cardinality(v_queues) > 0 and cardinality(v_ids) < _lock_due.max_jobs then
+        v_ids := v_ids || rota._lock_lanes(
+            _lock_due.call, _lock_due.hint, v_queues, _lock_due.max_jobs - cardinality(v_ids), _lock_due.job_types,
+            _lock_due.due);
+    end if;
     if v_has_limits then
         select l.kept_ids, l.limited_ids
-        into ids, limited_ids
-        from rota._apply_limits(ids) as l;
+        into v_ids, limited_ids
+        from rota._apply_limits(v_ids) as l;
     end if;
+    -- By number: an update of rows that are locked needs no index to find them.
+    locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
     return next;
 end;
 $$;
 
-/* Lock the first due jobs of one lane that nobody else holds. */
-create or replace function rota._lock_lane(
-    queue text,
-    priority integer,
+/*
+ * Walk the lanes from the lowest priority number up, until there are enough.  The place of the
+ * first job of each is remembered; where a look from the start of a lane found none, all that
+ * is older than a tenth of a second.
+ */
+create or replace function rota._lock_lanes(
+    call text,
+    hint bigint[],
+    queues text[],
     max_jobs integer,
     job_types text[],
     due timestamptz
@@ -200,20 +321,144 @@ create or replace function rota._lock_lane(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    c_due constant bigint := extract(epoch from _lock_lanes.due) * 1000000;
+    v_hint bigint[] := coalesce(_lock_lanes.hint, '{0,0}');
+    -- A time too far ahead is of a clock that went back.
+    v_is_full constant boolean := v_hint[2] not between c_due and c_due + 60000000;
+    v_next integer := 3;
+    v_from bigint[] := '{-32769}';
+    v_taken bigint[];
+    v_seen bigint[] := '{}';
+    v_used bigint[] := '{}';
+    v_ids bigint[] := '{}';
+    v_cost bigint;
 begin
-    return array(
-        select j.id
-        from rota.jobs as j
-        where j.queue = _lock_lane.queue
-          and j.priority = _lock_lane.priority
-          and j.bucket is null
-          and j.status in ('queued', 'failed')
-          and j.run_at <= _lock_lane.due
-          and (_lock_lane.job_types is null or j.job_type = any(_lock_lane.job_types))
-        order by j.run_at, j.id
-        limit _lock_lane.max_jobs
-        for update skip locked
-    );
+    while cardinality(v_ids) < _lock_lanes.max_jobs loop
+        v_from := array[rota._next_lane(_lock_lanes.queues, v_from[1], v_hint[v_next]), 0, 0];
+        exit when v_from[1] is null;
+        if v_from[1] = v_hint[v_next] then
+            if not v_is_full then
+                v_from := v_hint[v_next:v_next + 2];
+            end if;
+            v_next := v_next + 3;
+        end if;
+
+        v_taken := rota._lock_lane(
+            _lock_lanes.queues, v_from, _lock_lanes.max_jobs - cardinality(v_ids),
+            _lock_lanes.job_types, _lock_lanes.due);
+        if cardinality(v_taken) > 1 then
+            v_from := v_from[1] || v_taken[:2];
+            v_ids := v_ids || v_taken[2:];
+            v_used := v_used || v_from;
+        elsif v_is_full then
+            v_from := array[v_from[1], c_due - 100000, 0];
+        end if;
+        v_seen := v_seen || v_from;
+    end loop;
+
+    -- Long looks are rare: a twentieth of the time, whether they are full or not.
+    v_cost := extract(epoch from rota.now() - _lock_lanes.due) * 1000000;
+    v_hint[1] := c_due + least(21 * v_cost, 60000000);
+    if v_is_full then
+        v_hint[2] := v_hint[1];
+        if v_cost < 1000 then
+            v_seen := v_used;
+        end if;
+    end if;
+    perform rota._keep_lane_hint(
+        _lock_lanes.call, v_hint[:2] || v_seen[:24] || v_hint[v_next:26]);
+    return v_ids;
+end;
+$$;
+
+/*
+ * The lowest priority number in use above this one, as far as the known one, without a look at
+ * the known lane itself.
+ */
+create or replace function rota._next_lane(
+    queues text[],
+    priority bigint,
+    known bigint
+)
+    returns bigint
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_after constant integer := _next_lane.priority;
+    v_before constant integer := coalesce(_next_lane.known, 32768);
+begin
+    return coalesce((
+        select min(l.priority)
+        from unnest(_next_lane.queues) as c (queue)
+        cross join lateral (
+            select j.priority
+            from rota.jobs as j
+            where j.queue = c.queue
+              and j.bucket is null
+              and j.status in ('queued', 'failed')
+              and j.priority > v_after
+              and j.priority < v_before
+            order by j.priority
+            limit 1
+        ) as l
+    ), _next_lane.known);
+end;
+$$;
+
+/*
+ * Lock the first due jobs of one lane, or of one priority of several queues, that nobody else
+ * holds: from (priority, run_at in microseconds, id) on.  Returns the run_at of the first of
+ * them, and then the ids.
+ */
+create or replace function rota._lock_lane(
+    queues text[],
+    first bigint[],
+    max_jobs integer,
+    job_types text[],
+    due timestamptz
+)
+    returns bigint[]
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    c_queue constant text := _lock_lane.queues[1];
+    c_priority constant integer := _lock_lane.first[1];
+    c_run_at constant timestamptz :=
+        'epoch'::timestamptz + _lock_lane.first[2] * interval '1 microsecond';
+    c_id constant bigint := _lock_lane.first[3];
+    v_run_at timestamptz;
+    v_ids bigint[];
+begin
+    if cardinality(_lock_lane.queues) = 1 then
+        select array_agg(l.id), min(l.run_at)
+        into v_ids, v_run_at
+        from (
+            select j.id, j.run_at
+            from rota.jobs as j
+            where j.queue = c_queue
+              and j.priority = c_priority
+              and j.bucket is null
+              and j.status in ('queued', 'failed')
+              and j.run_at <= _lock_lane.due
+              and (j.run_at, j.id) >= (c_run_at, c_id)
+              and (_lock_lane.job_types is null or j.job_type = any(_lock_lane.job_types))
+            order by j.run_at, j.id
+            limit _lock_lane.max_jobs
+            for update skip locked
+        ) as l;
+    else
+        select m.ids, m.run_at
+        into v_ids, v_run_at
+        from rota._lock_merged(
+            _lock_lane.queues, c_priority, c_run_at, c_id, _lock_lane.max_jobs,
+            _lock_lane.job_types, _lock_lane.due) as m;
+    end if;
+    return (extract(epoch from v_run_at) * 1000000)::bigint || v_ids;
 end;
 $$;
 
@@ -223,60 +468,62 @@ $$;
  * from other workers.  So the lanes are merged first and locked after, window by window until
  * there are enough.
  */
-create or replace function rota._lock_lanes(
+create or replace function rota._lock_merged(
     queues text[],
     priority integer,
+    after_run_at timestamptz,
+    after_id bigint,
     max_jobs integer,
     job_types text[],
     due timestamptz
 )
-    returns bigint[]
+    returns table (ids bigint[], run_at timestamptz)
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_window constant integer := _lock_lanes.max_jobs + 20;
+    v_window constant integer := _lock_merged.max_jobs + 20;
     -- A variable: with literals the planner may take jobs_ready_idx where the ids are known,
     -- and read the whole line of a priority to find them.
     c_waiting constant text[] := '{queued,failed}'::text[];
-    v_after_run_at timestamptz := timestamptz '-infinity';
-    v_after_id bigint := 0;
+    v_after_run_at timestamptz := _lock_merged.after_run_at;
+    v_after_id bigint := _lock_merged.after_id - 1;
     v_candidates bigint[];
-    v_ids bigint[] := '{}'::bigint[];
 begin
+    ids := '{}';
     loop
         v_candidates := array(
             select m.id
-            from unnest(_lock_lanes.queues) as c (queue)
+            from unnest(_lock_merged.queues) as c (queue)
             cross join lateral (
                 select j.id, j.run_at
                 from rota.jobs as j
                 where j.queue = c.queue
-                  and j.priority = _lock_lanes.priority
+                  and j.priority = _lock_merged.priority
                   and j.bucket is null
                   and j.status in ('queued', 'failed')
-                  and j.run_at <= _lock_lanes.due
+                  and j.run_at <= _lock_merged.due
                   and (j.run_at, j.id) > (v_after_run_at, v_after_id)
-                  and (_lock_lanes.job_types is null or j.job_type = any(_lock_lanes.job_types))
+                  and (_lock_merged.job_types is null or j.job_type = any(_lock_merged.job_types))
                 order by j.run_at, j.id
                 limit v_window
             ) as m
             order by m.run_at, m.id
             limit v_window
         );
-        v_ids := v_ids || array(
+        ids := ids || array(
             select j.id
             from rota.jobs as j
             where j.id = any(v_candidates)
-              and j.priority = _lock_lanes.priority
+              and j.priority = _lock_merged.priority
               and j.status = any(c_waiting)
-              and j.run_at <= _lock_lanes.due
+              and j.run_at <= _lock_merged.due
             order by j.run_at, j.id
-            limit _lock_lanes.max_jobs - cardinality(v_ids)
+            limit _lock_merged.max_jobs - cardinality(ids)
             for update skip locked
         );
-        exit when cardinality(v_ids) = _lock_lanes.max_jobs
+        exit when cardinality(ids) = _lock_merged.max_jobs
           or cardinality(v_candidates) < v_window;
 
         v_after_id := v_candidates[v_window];
@@ -284,7 +531,11 @@ begin
         exit when not found;
     end loop;
 
-    return v_ids;
+    if cardinality(ids) = 0 then
+        ids := null;
+    end if;
+    select j.run_at into run_at from rota.jobs as j where j.id = ids[1];
+    return next;
 end;
 $$;
 

@@ -31,8 +31,11 @@ as $$
 declare
     v_ended bigint[];
 begin
-    perform rota._check_job_ref(finish_job.job_id, finish_job.lease_token);
-    perform rota._check_result('result', finish_job.result);
+    if finish_job.job_id is null or finish_job.lease_token is null
+      or finish_job.result is not null then
+        perform rota._check_job_ref(finish_job.job_id, finish_job.lease_token);
+        perform rota._check_result('result', finish_job.result);
+    end if;
     if finish_job.next_stage is not null then
         perform rota._check_next_stage(
             'next_stage', finish_job.job_id, finish_job.lease_token, finish_job.next_stage);
@@ -73,8 +76,8 @@ create or replace function rota.finish_jobs(
     set enable_bitmapscan = off
 as $$
 declare
-    v_ids bigint[];
     v_ended bigint[];
+    v_newest bigint[];
 begin
     perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
     perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
@@ -83,13 +86,20 @@ begin
             finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.next_stages);
     end if;
 
-    v_ids := rota._hold_jobs(
-        rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens),
-        finish_jobs.lease_tokens);
     v_ended := rota._end_jobs(
-        v_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
-        finish_jobs.results, finish_jobs.next_stages);
+        finish_jobs.job_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
+        finish_jobs.results, finish_jobs.next_stages, true);
+    if cardinality(v_ended) = cardinality(finish_jobs.job_ids) then
+        return query
+        select i.job_id, 'finished' from unnest(finish_jobs.job_ids) as i (job_id);
+        return;
+    end if;
 
+    -- Some are not ours any more, or locked by somebody, or were.
+    v_newest := rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
+    v_ended := v_ended || rota._end_jobs(
+        rota._hold_jobs(v_newest, finish_jobs.lease_tokens), finish_jobs.lease_tokens,
+        'running', 'succeeded', finish_jobs.results, finish_jobs.next_stages);
     return query
     select
         t.job_id,
@@ -99,7 +109,7 @@ begin
             when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
             else 'lost'
         end
-    from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens, v_ids)
+    from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens, v_newest)
         with ordinality as t (job_id, lease_token, newest_id, ordinal)
     left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id
     order by t.ordinal;
@@ -118,6 +128,9 @@ comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
  * them in the same order and cannot deadlock; any other kind of scan would not.
  * The pair (id, token) is matched by position, which keeps the statement free of joins whose
  * cost the planner could misjudge.
+ *
+ * In haste it goes past rows that somebody may have locked: a mark of whoever locked a row last
+ * is left in its xmax, and that of its own claim is none.
  */
 create or replace function rota._end_jobs(
     job_ids bigint[],
@@ -125,7 +138,8 @@ create or replace function rota._end_jobs(
     old_status text,
     new_status text,
     results jsonb default null,
-    next_stages text[] default null
+    next_stages text[] default null,
+    is_hasty boolean default false
 )
     returns bigint[]
     language plpgsql
@@ -136,6 +150,11 @@ create or replace function rota._end_jobs(
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    -- All of one claim, mostly.
+    v_token constant bigint := case
+        when _end_jobs.lease_tokens[1] = all(_end_jobs.lease_tokens)
+        then _end_jobs.lease_tokens[1]
+    end;
     v_ended bigint[];
     v_over bigint[];
     v_leading jsonb;
@@ -143,8 +162,10 @@ begin
     with ended as (
         delete from rota.jobs as j
         where j.id = any(_end_jobs.job_ids)
-          and j.lease_token = _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)]
+          and j.lease_token = coalesce(
+            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])
           and j.status = _end_jobs.old_status
+          and (not _end_jobs.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
             j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key,
@@ -172,7 +193,8 @@ begin
             e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
             _end_jobs.new_status, v_now, v_now,
-            nullif(_end_jobs.results -> (array_position(_end_jobs.job_ids, e.id) - 1), 'null')
+            case when _end_jobs.results is not null then nullif(
+                _end_jobs.results -> (array_position(_end_jobs.job_ids, e.id) - 1), 'null') end
         from ended as e
     )
     select
