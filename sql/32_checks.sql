@@ -278,7 +278,9 @@ $$;
 /*
  * Lock those running jobs of a batch that nobody else has locked; returns the ids in the order
  * given, null where it could not be.  A row that somebody holds for long, as an operator who
- * forgets to commit a cancel does, must not hold up the others of its worker.
+ * forgets to commit a cancel does, must not hold up the others of its worker.  But a claim that
+ * came upon the row while it was being claimed holds it too, and only until its commit: so
+ * those that are held are waited for once, a moment.
  */
 create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[]
@@ -289,21 +291,59 @@ as $$
 declare
     v_held bigint[];
 begin
-    v_held := array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(_hold_jobs.job_ids)
-          and j.lease_token
-            = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
-          and j.status = 'running'
-        for update skip locked
-    );
+    for v_has_waited in 0..1 loop
+        v_held := array(
+            select j.id
+            from rota.jobs as j
+            where j.id = any(_hold_jobs.job_ids)
+              and j.lease_token
+                = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
+              and j.status = 'running'
+            for update skip locked
+        );
+        exit when v_has_waited = 1
+          or rota._wait_for_jobs(_hold_jobs.job_ids, _hold_jobs.lease_tokens, v_held);
+    end loop;
     return array(
         select h.id
         from unnest(_hold_jobs.job_ids) with ordinality as i (id, ordinal)
         left join unnest(v_held) as h (id) on h.id = i.id
         order by i.ordinal
     );
+end;
+$$;
+
+/* True if there was nothing to wait for. */
+create or replace function rota._wait_for_jobs(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    held bigint[]
+)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set lock_timeout = '20ms'
+as $$
+declare
+    v_busy constant bigint[] := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_wait_for_jobs.job_ids)
+          and j.lease_token
+            = _wait_for_jobs.lease_tokens[array_position(_wait_for_jobs.job_ids, j.id)]
+          and j.status = 'running'
+          and j.id <> all(_wait_for_jobs.held)
+    );
+begin
+    if v_busy = '{}' then
+        return true;
+    end if;
+    perform from rota.jobs as j where j.id = any(v_busy) for update;
+    return false;
+exception
+    when lock_not_available then
+        return false;
 end;
 $$;
 

@@ -74,7 +74,7 @@ declare
         v_hint, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
     v_lease interval;
     v_has_settings boolean := false;
-    v_limited_ids bigint[] := '{}';
+    v_limited_ids bigint[] := '{}'::bigint[];
 begin
     if cardinality(v_rows) < claim_jobs.max_jobs is not false then
         if v_hint is null or claim_jobs.max_jobs between 1 and 1000 is not true
@@ -172,7 +172,8 @@ begin
           and j.status in ('queued', 'failed')
           and j.run_at <= _lock_head.due
           and (j.run_at, j.id)
-            >= ('epoch'::timestamptz + _lock_head.hint[4] * interval '1 microsecond', _lock_head.hint[5])
+            >= ('epoch'::timestamptz + _lock_head.hint[4] * interval '1 microsecond',
+                _lock_head.hint[5])
           and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
           and not exists (select from rota.limits)
           and not exists (select from rota.rechecks as r where r.due_at <= _lock_head.due)
@@ -212,7 +213,7 @@ declare
     v_hint constant text := split_part(v_text, '#', 1);
 begin
     if split_part(v_text, '#', 2) = hashtext(v_hint || _lane_hint.call)::text then
-        return string_to_array(v_hint, ' ');
+        return string_to_array(v_hint, ' ')::bigint[];
     end if;
     return null;
 end;
@@ -255,7 +256,7 @@ declare
     v_has_notes boolean;
     v_has_limits boolean;
     v_has_buckets boolean;
-    v_ids bigint[] := '{}';
+    v_ids bigint[] := '{}'::bigint[];
 begin
     -- One statement, because each costs as much as a job that is claimed.
     select
@@ -269,7 +270,7 @@ begin
               and b.waits_for is null
         )
     into v_has_limits, v_has_notes, has_settings, v_has_buckets;
-    limited_ids := '{}';
+    limited_ids := '{}'::bigint[];
     if v_has_notes then
         perform rota._recheck(_lock_due.max_jobs + 20);
     end if;
@@ -289,8 +290,8 @@ begin
     end if;
     if cardinality(v_queues) > 0 and cardinality(v_ids) < _lock_due.max_jobs then
         v_ids := v_ids || rota._lock_lanes(
-            _lock_due.call, _lock_due.hint, v_queues, _lock_due.max_jobs - cardinality(v_ids), _lock_due.job_types,
-            _lock_due.due);
+            _lock_due.call, _lock_due.hint, v_queues,
+            _lock_due.max_jobs - cardinality(v_ids), _lock_due.job_types, _lock_due.due);
     end if;
     if v_has_limits then
         select l.kept_ids, l.limited_ids
@@ -322,16 +323,16 @@ create or replace function rota._lock_lanes(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    c_due constant bigint := extract(epoch from _lock_lanes.due) * 1000000;
-    v_hint bigint[] := coalesce(_lock_lanes.hint, '{0,0}');
+    c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
+    v_hint bigint[] := coalesce(_lock_lanes.hint, '{0,0}'::bigint[]);
     -- A time too far ahead is of a clock that went back.
     v_is_full constant boolean := v_hint[2] not between c_due and c_due + 60000000;
     v_next integer := 3;
-    v_from bigint[] := '{-32769}';
+    v_from bigint[] := '{-32769}'::bigint[];
     v_taken bigint[];
-    v_seen bigint[] := '{}';
-    v_used bigint[] := '{}';
-    v_ids bigint[] := '{}';
+    v_seen bigint[] := '{}'::bigint[];
+    v_used bigint[] := '{}'::bigint[];
+    v_ids bigint[] := '{}'::bigint[];
     v_cost bigint;
 begin
     while cardinality(v_ids) < _lock_lanes.max_jobs loop
@@ -358,7 +359,7 @@ begin
     end loop;
 
     -- Long looks are rare: a twentieth of the time, whether they are full or not.
-    v_cost := extract(epoch from rota.now() - _lock_lanes.due) * 1000000;
+    v_cost := (extract(epoch from rota.now() - _lock_lanes.due) * 1000000)::bigint;
     v_hint[1] := c_due + least(21 * v_cost, 60000000);
     if v_is_full then
         v_hint[2] := v_hint[1];
@@ -387,8 +388,8 @@ create or replace function rota._next_lane(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_after constant integer := _next_lane.priority;
-    v_before constant integer := coalesce(_next_lane.known, 32768);
+    v_after constant integer := _next_lane.priority::integer;
+    v_before constant integer := coalesce(_next_lane.known, 32768)::integer;
 begin
     return coalesce((
         select min(l.priority)
@@ -427,7 +428,7 @@ create or replace function rota._lock_lane(
 as $$
 declare
     c_queue constant text := _lock_lane.queues[1];
-    c_priority constant integer := _lock_lane.first[1];
+    c_priority constant integer := _lock_lane.first[1]::integer;
     c_run_at constant timestamptz :=
         'epoch'::timestamptz + _lock_lane.first[2] * interval '1 microsecond';
     c_id constant bigint := _lock_lane.first[3];
@@ -505,7 +506,8 @@ begin
                   and j.status in ('queued', 'failed')
                   and j.run_at <= _lock_merged.due
                   and (j.run_at, j.id) > (v_after_run_at, v_after_id)
-                  and (_lock_merged.job_types is null or j.job_type = any(_lock_merged.job_types))
+                  and (_lock_merged.job_types is null
+                    or j.job_type = any(_lock_merged.job_types))
                 order by j.run_at, j.id
                 limit v_window
             ) as m

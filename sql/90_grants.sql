@@ -22,6 +22,7 @@ values
     ('producer', 'function', 'start_pipeline'),
     ('worker', 'function', 'claim_jobs'),
     ('worker', 'function', 'finish_job'),
+    ('worker', 'function', 'finish_and_claim'),
     ('worker', 'function', 'finish_jobs'),
     ('worker', 'function', 'fail_job'),
     ('worker', 'function', 'snooze_job'),
