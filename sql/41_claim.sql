@@ -326,7 +326,8 @@ declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
     v_hint bigint[] := coalesce(_lock_lanes.hint, '{0,0}'::bigint[]);
     -- A time too far ahead is of a clock that went back.
-    v_is_full constant boolean := v_hint[2] not between c_due and c_due + 60000000;
+    v_is_full constant boolean := (
+        v_hint[2] > c_due and v_hint[2] <= c_due + 60000000) is not true;
     v_next integer := 3;
     v_from bigint[] := '{-32769}'::bigint[];
     v_taken bigint[];

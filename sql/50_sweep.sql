@@ -109,8 +109,9 @@ declare
     v_hint constant bigint[] := rota._lane_hint('sweep');
     v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
 begin
-    if _swept_until.is_careful or v_hint[1] between v_moment and v_moment + 60000000 is not true
-      or v_hint[2] > v_moment then
+    if _swept_until.is_careful or (
+        v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000
+        and v_hint[2] <= v_moment) is not true then
         return timestamptz '-infinity';
     end if;
     return 'epoch'::timestamptz + v_hint[2] * interval '1 microsecond' - interval '10 ms';

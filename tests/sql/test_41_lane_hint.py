@@ -1,0 +1,301 @@
+"""The place where a session begins to look for jobs: it saves time and decides nothing."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from sql.helpers import call, claim, enqueue, owners, rows, run, running, scalar, value
+
+SECOND = timedelta(seconds=1)
+
+
+def ids(jobs):
+    return [job.job_id for job in jobs]
+
+
+def micros(moment):
+    return round(moment.timestamp() * 1_000_000)
+
+
+def hint(db, *lanes, until, full, worker="w", queues="{default}", job_types=None):
+    """Leave a hint as a claim with these arguments would; a lane is (priority, run_at, id)."""
+    called = " ".join(part for part in (worker, queues, job_types) if part)
+    numbers = [until, full, *(number for lane in lanes for number in lane)]
+    numbers = [n if isinstance(n, int) else micros(n) for n in numbers]
+    db.execute("select rota._keep_lane_hint(%s, %s::bigint[])", (called, numbers))
+
+
+def hidden(db, clock, *, until, **options):
+    """Make two jobs and a hint that begins at the second one; return their ids."""
+    now = clock.set("2026-01-01 00:00+00")
+    first = enqueue(db, run_at=now - 2 * SECOND)
+    second = enqueue(db, run_at=now - SECOND)
+    hint(db, (0, now - SECOND, second), until=now + until, full=now + until, **options)
+    return first, second
+
+
+def test_claim_jobs_begins_where_the_hint_says(db, clock):
+    first, second = hidden(db, clock, until=2 * SECOND)
+
+    assert ids(claim(db)) == [second]
+    assert ids(claim(db)) == []
+    clock.advance(2 * SECOND)
+    assert ids(claim(db)) == [first]
+
+
+def test_claim_jobs_looks_at_all_when_the_hint_is_of_another_time(db, clock):
+    for until in (61 * SECOND, 1000 * 365 * 86400 * SECOND, -SECOND):
+        db.execute("truncate rota.jobs")
+        first, second = hidden(db, clock, until=until)
+
+        assert ids(claim(db, max_jobs=2)) == [first, second]
+
+
+@pytest.mark.parametrize(
+    "options", [{"worker": "x"}, {"queues": "{other}"}, {"job_types": "{x}"}], ids=str
+)
+def test_claim_jobs_ignores_the_hint_of_another_call(db, clock, options):
+    first, _ = hidden(db, clock, until=2 * SECOND, **options)
+
+    assert ids(claim(db)) == [first]
+
+
+GARBAGE = [
+    "",
+    "#",
+    " ",
+    "1 2 3 4 5",
+    "1 2 3 4 5#6",
+    "a b#c",
+    "9223372036854775808 1#0",
+    "null#null",
+    "{1,2}#",
+    "-1 -1 -1 -1 -1#-1",
+    "\u00e4" * 10_000,
+]
+
+
+@pytest.mark.parametrize("text", GARBAGE, ids=[text[:20] for text in GARBAGE])
+def test_claim_jobs_and_sweep_pass_over_a_hint_that_is_none(db, text):
+    for n in range(16):
+        db.execute("select set_config(%s, %s, false)", (f"rota.lanes_{n}", text))
+    job_ids = [enqueue(db) for _ in range(3)]
+
+    jobs = claim(db, max_jobs=2) + claim(db)
+
+    assert ids(jobs) == job_ids
+    db.execute("update rota.jobs set locked_until = rota.now() - interval '1 s'")
+    assert value(db, "sweep_stale_leases") == 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_claim_jobs_gives_every_job_once_with_any_well_formed_hint(db, clock, seed):
+    chance = random.Random(seed)
+    now = clock.set("2026-01-01 00:00+00")
+    job_ids = [
+        enqueue(db, priority=chance.randint(-1, 1), run_at=now - chance.randint(0, 9) * SECOND)
+        for _ in range(30)
+    ]
+    taken = []
+    while len(taken) < len(job_ids):
+        lanes = [
+            (p, now - chance.randint(-3, 12) * SECOND, chance.choice([0, 5, 20, 2**62]))
+            for p in sorted(chance.sample(range(-3, 4), chance.randint(0, 4)))
+        ]
+        until = now + chance.choice([-1, 0, 1, 50]) * SECOND
+        full = now + chance.choice([-1, 0, 1, 50]) * SECOND
+        hint(db, *lanes, until=until, full=full)
+        taken += ids(claim(db, max_jobs=chance.choice([1, 2, 7])))
+        clock.advance(chance.choice([0, 1, 30]) * SECOND)
+        now = clock.now()
+
+    assert sorted(taken) == sorted(job_ids)
+
+
+def test_claim_jobs_sees_a_more_urgent_lane_at_once(db, clock):
+    _, second = hidden(db, clock, until=2 * SECOND)
+    urgent = enqueue(db, priority=-5)
+
+    assert ids(claim(db)) == [urgent]
+    assert ids(claim(db)) == [second]
+
+
+def test_claim_jobs_goes_on_to_the_next_lanes(db, clock):
+    first, second = hidden(db, clock, until=2 * SECOND)
+    later = [enqueue(db, priority=3), enqueue(db, priority=7)]
+
+    assert ids(claim(db, max_jobs=10)) == [second, *later]
+    clock.advance(2 * SECOND)
+    assert ids(claim(db, max_jobs=10)) == [first]
+
+
+def test_claim_jobs_finds_the_lane_when_that_of_the_hint_is_empty(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    hint(db, (-3, now - SECOND, 1), (5, now, 7), until=now + SECOND, full=now + SECOND)
+    job_id = enqueue(db, priority=9)
+
+    assert ids(claim(db)) == [job_id]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "select rota.pause_queue('default')",
+        "select rota.set_limit(queue => 'default', max_running => 0)",
+    ],
+)
+def test_claim_jobs_keeps_to_what_is_set_whatever_the_hint_says(db, clock, setting):
+    hidden(db, clock, until=2 * SECOND)
+    db.execute(setting)
+
+    assert claim(db) == []
+
+
+def test_claim_jobs_takes_the_lease_of_the_queue_whatever_the_hint_says(db, clock):
+    hidden(db, clock, until=2 * SECOND)
+    db.execute("select rota.set_queue('default', lease => '7 min')")
+
+    (job,) = claim(db)
+
+    assert job.locked_for == 420 * SECOND
+
+
+def test_claim_jobs_gives_jobs_of_keys_their_turn_whatever_the_hint_says(db, clock):
+    hidden(db, clock, until=2 * SECOND)
+    keyed = enqueue(db, limit_key="k", run_at=clock.now() - 3 * SECOND)
+
+    assert keyed in ids(claim(db, max_jobs=3))
+
+
+def test_claim_jobs_checks_its_arguments_whatever_the_hint_says(db, clock):
+    hidden(db, clock, until=2 * SECOND)
+
+    for bad in (0, -1, 1001, None):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="max_jobs"):
+            claim(db, max_jobs=bad)
+    db.execute("begin isolation level repeatable read")
+    with pytest.raises(psycopg.Error) as caught:
+        claim(db)
+    assert caught.value.sqlstate == "RT009"
+    db.execute("rollback")
+
+
+def test_claim_jobs_with_a_hint_takes_only_its_types_and_what_is_due(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    enqueue(db, "y", run_at=now - 2 * SECOND)
+    mine = enqueue(db, "x", run_at=now - SECOND)
+    enqueue(db, "x", run_at=now + SECOND)
+    hint(
+        db, (0, now - 3 * SECOND, 0),
+        until=now + SECOND, full=now + SECOND, job_types="{x}",
+    )  # fmt: skip
+
+    assert ids(claim(db, job_types=["x"], max_jobs=5)) == [mine]
+
+
+def test_claim_jobs_keeps_no_hint_of_a_transaction_that_was_rolled_back(db, connect):
+    job_ids = [enqueue(db) for _ in range(2)]
+    db.execute("begin")
+    claim(db, max_jobs=2)
+    db.execute("rollback")
+
+    assert ids(claim(db, max_jobs=2)) == job_ids
+
+
+def test_claim_jobs_finds_what_was_committed_late_or_moved(db, connect, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    late = connect()
+    late.execute("begin")
+    late_id = enqueue(late)
+    clock.advance(SECOND)
+    enqueue(db)
+    (job,) = claim(db)
+    hint(db, (0, now + SECOND, job.job_id), until=now + 3 * SECOND, full=now + 3 * SECOND)
+    late.execute("commit")
+
+    clock.advance(2 * SECOND)
+
+    assert ids(claim(db)) == [late_id]
+
+
+@pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
+def test_claim_jobs_does_not_walk_what_is_gone_under_a_held_snapshot(db, connect, queues):
+    holder = connect()
+    holder.execute("begin isolation level repeatable read")
+    holder.execute("select 1 from rota.jobs").fetchall()
+    db.execute("alter table rota.jobs set (autovacuum_enabled = false)")
+    insert = """
+        insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at)
+        select (%s::text[])[1 + n %% %s], 'x', '{}', 0, 10, 'queued', rota.now()
+        from generate_series(1, 30000) as g (n)
+    """
+    db.execute(insert, (queues, len(queues)))
+    for _ in range(29):
+        jobs = claim(db, queues=queues, max_jobs=1000)
+        call(db, "finish_jobs", **owners(*jobs))
+    touched = []
+    for _ in range(60):
+        before = pages(db)
+        assert len(claim(db, queues=queues)) == 1
+        touched.append(pages(db) - before)
+
+    # Of a hundred pages of entries that are gone most claims see none.
+    assert sorted(touched)[30] < 150
+    assert run(db, 1) is not None
+    holder.execute("rollback")
+
+
+def pages(db):
+    db.execute("select pg_stat_force_next_flush()")
+    return scalar(
+        db,
+        "select idx_blks_hit + idx_blks_read + heap_blks_hit + heap_blks_read"
+        " from pg_statio_all_tables where relid = 'rota.jobs'::regclass",
+    )
+
+
+def test_sweep_finds_a_lease_behind_its_hint_in_time(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    old = running(db, lease=SECOND)
+    clock.advance(5 * SECOND)
+    now = clock.now()
+    db.execute(
+        "select rota._keep_lane_hint('sweep', %s::bigint[])",
+        ([micros(now + 2 * SECOND), micros(now)],),
+    )
+    fresh = running(db, lease=SECOND)
+    clock.advance(1.5 * SECOND)
+
+    assert value(db, "sweep_stale_leases") == 1
+    assert run(db, fresh.job_id).status == "failed"
+    clock.advance(SECOND)
+    assert value(db, "sweep_stale_leases") == 1
+    assert run(db, old.job_id).status == "failed"
+
+
+@pytest.mark.parametrize("ahead", [61 * SECOND, -SECOND])
+def test_sweep_begins_anew_when_its_hint_is_of_another_time(db, clock, ahead):
+    clock.set("2026-01-01 00:00+00")
+    running(db, lease=SECOND)
+    clock.advance(5 * SECOND)
+    now = clock.now()
+    db.execute(
+        "select rota._keep_lane_hint('sweep', %s::bigint[])",
+        ([micros(now + ahead), micros(now)],),
+    )
+
+    assert value(db, "sweep_stale_leases") == 1
+
+
+def test_hints_are_few_however_many_ways_a_session_claims(db):
+    for n in range(100):
+        claim(db, worker=f"w{n}")
+
+    kept = rows(
+        db, "select current_setting('rota.lanes_' || n, true) from generate_series(0, 40) n"
+    )
+    assert sum(1 for (text,) in kept if text) <= 16
