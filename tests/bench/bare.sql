@@ -4,8 +4,8 @@
  * bare is the text-book form.  One table holds what waits, what runs and what is done; a claim
  * picks ids in a subquery of its update; the end of a task is a second update, and its row
  * stays.  The other form, lean, is the best that five lines can be: the ids go through an
- * array, so that the planner need not guess how many there are and its plan can be kept, and the
- * end is a delete.
+ * array, so that the planner need not guess how many there are and its plan can be kept, and
+ * the end is a delete.
  *
  * Neither has a lease, a retry, a check of an argument or a history worth the name.
  */
