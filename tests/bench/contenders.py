@@ -1,7 +1,8 @@
 """The queues that are compared: rota, and the two bare ones of bare.sql.
 
 Each says in SQL how it is filled, how jobs are claimed and how they are finished; both calls
-speak of many jobs through arrays, so that the client's part is the same for all.
+speak of many jobs through arrays, so that the client's part is the same for all.  The finish
+returns how many are to be asked for again, because another session has them locked just now.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ROTA = Contender(
         select array_agg(job_id), array_agg(lease_token)
         from rota.claim_jobs('bench', max_jobs => %s)
     """,
-    finish="select count(*) from rota.finish_jobs(%s, %s) where outcome = 'finished'",
+    finish="select count(*) from rota.finish_jobs(%s, %s) where outcome = 'busy'",
     claim_one="select job_id, lease_token, job_type, payload from rota.claim_jobs('bench')",
     finish_one="select rota.finish_job(%s, %s)",
 )
@@ -61,7 +62,10 @@ def _bare(name: str, prefix: str) -> Contender:
             from generate_series(1, %s) as g (n)
         """,
         claim=f"select array_agg(task_id), null::bigint[] from bare.{prefix}claim_tasks(%s)",
-        finish=f"select count(*) from bare.{prefix}finish_tasks(%s) where %s::bigint[] is null",
+        finish=f"""
+            select count(*) - count(*) from bare.{prefix}finish_tasks(%s)
+            where %s::bigint[] is null
+        """,
         claim_one=f"""
             select task_id, null::bigint, task_type, payload from bare.{prefix}claim_tasks(1)
         """,
@@ -109,9 +113,15 @@ def drain(db: Db, queue: Contender, batches: int, size: int) -> int:
         ids, tokens = db.execute(queue.claim, (size,)).fetchone() or (None, None)
         if not ids:
             break
-        db.execute(queue.finish, (ids, tokens)).fetchone()
+        finish(db, queue, ids, tokens)
         done += len(ids)
     return done
+
+
+def finish(db: Db, queue: Contender, ids: list[int], tokens: list[int] | None) -> None:
+    """Finish a batch, and again what was busy."""
+    while db.execute(queue.finish, (ids, tokens)).fetchone() != (0,):
+        pass
 
 
 def drain_singly(db: Db, queue: Contender, jobs: int) -> int:

@@ -26,7 +26,7 @@ OTHERS = """
     from generate_series(1, %(count)s) as g (n)
 """
 # The jobs that are drained are all due for an hour.
-SCENARIOS = {
+SCENARIOS: dict[str, dict[str, object] | None] = {
     "none": None,
     "waiting behind them": {"due": "-30 minutes", "attempts": 0},
     "scheduled for later": {"due": "1 day", "attempts": 0},
@@ -37,10 +37,10 @@ SCENARIOS = {
 def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
     others, jobs = (50_000, 1_000) if is_quick else (1_000_000, 10_000)
     dbs: dict[str, Db] = {}
-    for name, values in SCENARIOS.items():
+    for name, those in SCENARIOS.items():
         dbs[name] = connect(server.fresh(f"depth_{len(dbs)}"))
-        if values is not None:
-            dbs[name].execute(OTHERS, {**values, "count": others})
+        if those is not None:
+            dbs[name].execute(OTHERS, {**those, "count": others})
         dbs[name].execute("vacuum (freeze, analyze) rota.jobs")
 
     walls, cpus = defaultdict(list), defaultdict(list)
