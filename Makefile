@@ -53,7 +53,7 @@ bench: $(VENV)/.bench ## Measure everything against yardsticks, in 75 minutes: A
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
 bench-quick: $(VENV)/.bench ## See in two minutes that every benchmark works
-	$(BIN)/python tests/bench/run.py --quick --out .bench/quick $(ARGS)
+	$(BIN)/python tests/bench/run.py --quick $(ARGS)
 
 bench-schedules: $(VENV)/.dev ## Fire 100000 schedules that are due in one minute, and claim meanwhile
 	$(BIN)/python tests/bench/schedules.py $(ARGS)

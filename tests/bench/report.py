@@ -82,21 +82,23 @@ def text(figures: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
-def markdown(title: str, figures: Sequence[Figure]) -> str:
-    """Return a section of RESULTS.md."""
+def markdown(figures: Sequence[Figure]) -> str:
+    """Return a table for RESULTS.md, and the notes under it."""
     rows = [row(figure) for figure in figures if not isinstance(figure, Series)]
-    lines = [f"## {title}", "", "| " + " | ".join(HEADINGS) + " |"]
+    lines = ["| " + " | ".join(HEADINGS) + " |"]
     lines.append("|--:|---|--:|--:|--:|--:|---|---|")
     lines += [
         "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in rows
     ]
-    notes = dict.fromkeys(
-        f"{figure.name}: {figure.note}"
-        for figure in figures
-        if isinstance(figure, Ratio | Reading) and figure.note
-    )
+    notes: dict[str, list[str]] = {}
+    for figure in figures:
+        if isinstance(figure, Ratio | Reading) and figure.note:
+            notes.setdefault(figure.note, []).append(figure.name)
     if notes:
-        lines += ["", *(f"- {note}" for note in notes)]
+        lines.append("")
+    for note, names in notes.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        lines.append(f"- {names[0]}{more}: {note}")
     return "\n".join(lines) + "\n"
 
 

@@ -4,8 +4,9 @@
 
 Every workload is measured on a server of its own.  After each one all results so far are
 written to DIR: results.json with the values of every round, RESULTS.md, and plots if there is
-matplotlib.  --resume leaves out what is in results.json already.  A workload that fails is
-reported as missing and ends the run with exit status 1; a goal that is missed does not.
+matplotlib.  --only replaces the results of those workloads and keeps the others; --resume
+leaves out what is in results.json already.  A workload that fails is reported as missing and
+ends the run with exit status 1; a goal that is missed does not.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -15,6 +16,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import os
 import sys
 import time
 import traceback
@@ -40,29 +42,30 @@ def main() -> int:
     """Run what was asked for; return 1 if something could not be measured."""
     names = workloads()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME")
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 2")
     parser.add_argument("--quick", action="store_true", help="a few seconds for each")
-    parser.add_argument("--out", type=Path, default=TESTS.parent / ".bench" / "results")
+    parser.add_argument("--out", type=Path, help="default: .bench/results or .bench/quick")
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
     rounds = options.rounds or (2 if options.quick else 5)
 
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "results.json"
-    results: dict[str, Any] = {"about": about(options.quick, rounds), "workloads": {}}
-    if options.resume and path.exists():
+    out = options.out or TESTS.parent / ".bench" / ("quick" if options.quick else "results")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "results.json"
+    results: dict[str, Any] = {"about": about(), "workloads": {}}
+    if (options.resume or options.only) and path.exists():
         results["workloads"] = json.loads(path.read_text())["workloads"]
     print(describe(results["about"]), flush=True)
 
-    for name in [name for name in names if name in options.only]:
-        if name in results["workloads"] and not results["workloads"][name]["has_failed"]:
+    for name in [name for name in names if name in (options.only or names)]:
+        there = results["workloads"].get(name)
+        if options.resume and there is not None and not there["has_failed"]:
             print(f"{name}: there already", flush=True)
             continue
         results["workloads"][name] = measure(name, rounds, options.quick)
-        results["about"]["finished_at"] = datetime.now().astimezone().isoformat("T", "seconds")
-        save(results, options.out)
-    print(f"\n{path.parent}/RESULTS.md")
+        save(results, out)
+    print(f"\n{out}/RESULTS.md")
     return int(any(found["has_failed"] for found in results["workloads"].values()))
 
 
@@ -78,6 +81,8 @@ def measure(name: str, rounds: int, is_quick: bool) -> dict[str, Any]:
     figures: list[Figure] = []
     number, title, has_failed = NUMBERS.get(name, 0), name, False
     began = time.monotonic()
+    took_place = f"{now()}, {'a quick run of ' if is_quick else ''}{rounds} rounds"
+    took_place += f", load {os.getloadavg()[0]:.1f} before"
     try:
         module = importlib.import_module(f"bench.workloads.{name}")
         number = getattr(module, "NUMBER", number)
@@ -97,6 +102,7 @@ def measure(name: str, rounds: int, is_quick: bool) -> dict[str, Any]:
     return {
         "number": number,
         "title": title,
+        "took_place": took_place,
         "seconds": round(seconds, 1),
         "has_failed": has_failed,
         "figures": report.to_json(figures),
@@ -113,36 +119,39 @@ def save(results: dict[str, Any], out: Path) -> None:
     """Write results.json, RESULTS.md and the plots."""
     report.dump(results, out / "results.json")
     parts = ["# Results of the benchmarks\n", describe(results["about"]) + "\n"]
-    for name, found in results["workloads"].items():
+    found_by_number = sorted(results["workloads"].items(), key=lambda each: each[1]["number"])
+    for name, found in found_by_number:
         figures = report.from_json(found["figures"])
-        parts.append(report.markdown(f"{found['number']}. {found['title']}", figures))
+        parts.append(f"## {found['number']}. {found['title']}\n")
+        parts.append(f"{found['took_place']}, {found['seconds']:.0f} s.\n")
+        parts.append(report.markdown(figures))
         parts += [f"![{image}]({image})\n" for image in plots.draw(name, figures, out)]
     (out / "RESULTS.md").write_text("\n".join(parts))
 
 
-def about(is_quick: bool, rounds: int) -> dict[str, Any]:
+def about() -> dict[str, Any]:
     """Return what must be known to judge the figures."""
     with BenchServer() as server:
         version = server.version
     return {
-        "began_at": datetime.now().astimezone().isoformat("T", "seconds"),
-        "is_quick": is_quick,
-        "rounds": rounds,
+        "began_at": now(),
         "postgresql": version,
         "settings": SETTINGS,
         "machine": dataclasses.asdict(Machine.here()),
     }
 
 
+def now() -> str:
+    return datetime.now().astimezone().isoformat("T", "seconds")
+
+
 def describe(facts: dict[str, Any]) -> str:
     """Return these facts as a paragraph."""
     machine = facts["machine"]
     return (
-        f"{'Quick run (only to see that it works)' if facts['is_quick'] else 'Run'} of "
-        f"{facts['began_at']}, {facts['rounds']} rounds. {machine['processors']} processors "
-        f"({machine['model']}), {machine['memory_gb']} GB, Linux {machine['kernel']}, load "
-        f"{machine['load']:.1f} at the start. PostgreSQL {facts['postgresql']} with "
-        f"{', '.join(facts['settings'])}."
+        f"{facts['began_at']}, {machine['processors']} processors ({machine['model']}), "
+        f"{machine['memory_gb']} GB, Linux {machine['kernel']}, load {machine['load']:.1f} at "
+        f"the start. PostgreSQL {facts['postgresql']} with {', '.join(facts['settings'])}."
     )
 
 

@@ -187,6 +187,7 @@ class Outcome:
     tenths: list[float] = field(default_factory=list)
     rates: list[tuple[float, float]] = field(default_factory=list)
     jobs: int = 0
+    lowest: int = 2**31
 
 
 def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
@@ -222,7 +223,7 @@ def one_cell(
             if holders.is_held(db) != (cell.hold is not holders.nobody):
                 raise RuntimeError("what should hold back vacuum does not, or something else")
             feeder.go_on(workers, found, time.time() + warm / 2)
-            found.began = time.time()
+            found.began, found.lowest = time.time(), cell.level
             feeder.go_on(workers, found, found.began + limit, feeder.done() + cell.jobs)
             found.released = time.time()
         feeder.go_on(workers, found, time.time() + after)
@@ -261,8 +262,9 @@ class Feeder:
             done = self.done()
             if jobs is not None and done >= jobs:
                 break
-            missing = self._cell.level - (self._fed - done)
-            self.fill(max(0, missing))
+            level = self._fed - done
+            found.lowest = min(found.lowest, level)
+            self.fill(max(0, self._cell.level - level))
             if now >= next_look:
                 next_look = now + 1
                 self._db.execute(queue.tick)
@@ -301,6 +303,7 @@ def read_rates(db: Db, cell: Cell, found: Outcome) -> None:
 def figures(cell: Cell, found: Outcome) -> Iterator[Figure]:
     name = f"held by {cell.name}"
     note = f"{found.jobs:,} jobs in {found.released - found.began:.0f} s"
+    note += f", never fewer than {found.lowest:,} waiting"
     if found.jobs < cell.jobs * 0.99:
         note += f" of the {cell.jobs:,} meant, for want of time"
     first, last = found.tenths[0], found.tenths[-1]
