@@ -13,6 +13,7 @@ from bench.server import BenchServer, Db
 
 NUMBER = 5
 BATCH = 100
+TURN = 5
 OTHERS = """
     insert into rota.jobs (
         queue, job_type, payload, priority, max_attempts,
@@ -48,14 +49,14 @@ def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
         meters = {name: Meter(db) for name, db in dbs.items()}
         for db in dbs.values():
             db.execute(ROTA.fill, (jobs,))
-        # A batch here, a batch there: what disturbs the machine disturbs all alike.
-        for _ in range(jobs // BATCH):
+        # Some here, some there: what disturbs the machine disturbs all alike.
+        for _ in range(jobs // BATCH // TURN):
             for name in random.sample(list(dbs), len(dbs)):
                 meters[name].start()
-                done = drain(dbs[name], ROTA, 1, BATCH)
+                done = drain(dbs[name], ROTA, TURN, BATCH)
                 meters[name].stop()
-                if done != BATCH:
-                    raise RuntimeError(f"{name}: {done} jobs instead of {BATCH}")
+                if done != TURN * BATCH:
+                    raise RuntimeError(f"{name}: {done} jobs instead of {TURN * BATCH}")
         for name, db in dbs.items():
             db.execute(VACUUM)
             if turn:
