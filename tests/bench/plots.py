@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,7 @@ def draw(name: str, figures: Sequence[Figure], out: Path) -> list[str]:
         return []
     images = []
     for title in dict.fromkeys(one.plot for one in series):
-        image = f"{name}-{'-'.join(title.lower().split())}.png"
+        image = f"{name}-{'-'.join(re.findall('[a-z0-9]+', title.lower()))}.png"
         _draw([one for one in series if one.plot == title], title, out / image)
         images.append(image)
     return images

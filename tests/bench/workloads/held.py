@@ -361,8 +361,8 @@ def shrinking(name: str, found: Outcome) -> Iterator[Figure]:
             + ("" if small else f" twice as before in {later[-1][0] - found.released:.0f} s"),
         )
         yield Series(
-            plot=f"Size after a snapshot, released at {found.released - found.began:.0f} s",
-            name=what,
+            plot="Size under a snapshot and after it",
+            name=f"{what}, released at {found.released - found.began:.0f} s",
             unit="MB",
             points=[(size[0] - found.began, size[column] / 1e6) for size in found.sizes],
         )

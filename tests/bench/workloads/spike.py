@@ -157,6 +157,7 @@ def figures(
                 is_cost=True,
                 note="the same workers at the same load before the spike, of each fifth",
             )
+    claims, enqueues = between(claims, began, ended), between(enqueues, began, ended)
     step = max(0.5, (ended - began) / 100)
     for calls, what in ((claims, "claim"), (enqueues, "enqueue")):
         for share in (0.5, 0.99):
