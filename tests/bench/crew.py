@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
+from threading import BrokenBarrierError
 from typing import Any
 
 from bench.contenders import PAYLOAD, ROTA, connect, finish
@@ -98,7 +99,12 @@ class Crew:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        self._ready.wait(60)
+        try:
+            self._ready.wait(60)
+        except BrokenBarrierError:
+            for process in self._processes:
+                process.kill()
+            raise RuntimeError("a process of the benchmark did not start") from None
 
     @property
     def done(self) -> int:
