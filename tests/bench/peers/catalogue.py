@@ -182,6 +182,7 @@ PEERS = [
         """,
         prepare=in_python,
         settings={"CONCURRENCY": "10", "POOL": "10", "DELETE": "always"},
+        idle_settings={"CONCURRENCY": "10", "POOL": "10", "DELETE": "always"},
         note="concurrency 10, pool of 10, delete_jobs=always",
     ),
     Peer(
@@ -221,7 +222,7 @@ PEERS = [
         waiting="select count(*) from pgboss.job where name = 'noop' and state < 'completed'",
         prepare=in_node,
         settings={"BATCH": "500", "CONCURRENCY": "2"},
-        idle_settings={"BATCH": "1", "CONCURRENCY": "1"},
+        idle_settings={"BATCH": "10", "CONCURRENCY": "2"},
         note="batchSize 500, localConcurrency 2, burstWhenBatchFull, notify",
     ),
 ]

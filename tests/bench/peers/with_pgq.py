@@ -22,7 +22,6 @@ async def fill() -> None:
                 " from generate_series(%s::int, %s::int) as g (n)",
                 [first, last - 1],
             )
-            db.execute("select pgq.force_tick('bench')")
             db.execute("select pgq.ticker('bench')")
 
 

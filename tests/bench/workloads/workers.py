@@ -46,10 +46,11 @@ Entry = tuple[Peer, int]
 
 @dataclass
 class Drain:
-    """What a run gave: jobs a second, and the client's CPU for each in microseconds."""
+    """What a run gave: jobs a second, and microseconds of CPU for each."""
 
     rate: float
-    client_cpu: float
+    worker_cpu: float
+    server_cpu: float
 
 
 def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
@@ -87,13 +88,15 @@ def one_drain(
             for _ in range(processes)
         ]
         first = wait_for_all(db, peer, marks, programs, jobs)
-        cpu = sum(program.cpu for program in programs)
+        worker_cpu = sum(program.cpu for program in programs)
+        server_cpu = server.cpu()
         began = time.perf_counter()
         left, seconds = watch(db, peer, programs, first, began, limit)
         done = first - left
-        cpu = sum(program.cpu for program in programs) - cpu
+        worker_cpu = sum(program.cpu for program in programs) - worker_cpu
+        server_cpu = server.cpu() - server_cpu
     server.drop("workers")
-    return Drain(done / seconds, cpu / done * 1e6)
+    return Drain(done / seconds, worker_cpu / done * 1e6, server_cpu / done * 1e6)
 
 
 def wait_for_all(db: Db, peer: Peer, marks: Path, programs: list[Program], jobs: int) -> int:
@@ -172,10 +175,14 @@ def readings(peer: Peer, of: str, drains: list[Drain]) -> Iterator[Reading]:
         is_cost=False,
         note=peer.note,
     )
-    yield Reading(
-        number=NUMBER,
-        name=f"{peer.name}, {of}, CPU of the worker",
-        unit="us/job",
-        values=[drain.client_cpu for drain in drains],
-        note=peer.note,
-    )
+    costs = {
+        "worker": [drain.worker_cpu for drain in drains],
+        "server": [drain.server_cpu for drain in drains],
+    }
+    for side, values in costs.items():
+        yield Reading(
+            number=NUMBER,
+            name=f"{peer.name}, {of}, CPU of the {side}",
+            unit="us/job",
+            values=values,
+        )
