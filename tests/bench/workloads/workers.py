@@ -42,6 +42,7 @@ PATIENCE = 60
 POLL = 0.02
 MAX_POLL = 0.2
 Entry = tuple[Peer, int]
+EVERYBODY = [ROTA, ROTA_THREADS, BARE, *PEERS, PGQ]
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Drain:
 
 def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
     jobs, limit = (10_000, 4.0) if is_quick else (50_000, 12.0)
-    entries: list[Entry] = [(peer, 1) for peer in (ROTA, ROTA_THREADS, BARE, *PEERS, PGQ)]
+    entries: list[Entry] = [(peer, 1) for peer in EVERYBODY]
     entries += [(peer, PROCESSES) for peer in (ROTA, *PEERS)]
     found: defaultdict[tuple[str, int], list[Drain]] = defaultdict(list)
     missing: dict[tuple[str, int], str] = {(PGQ.name, PROCESSES): NO_FOUR}
@@ -138,10 +139,9 @@ def figures(
 ) -> Iterator[Figure]:
     """Say how fast each was, and how rota compares with the best of the others."""
     of = f"{processes} process{'es' if processes > 1 else ''}"
-    everybody = [ROTA, ROTA_THREADS, BARE, *PEERS, PGQ]
     rates = {
         peer.name: [drain.rate for drain in found[peer.name, processes]]
-        for peer in everybody
+        for peer in EVERYBODY
         if (peer.name, processes) not in missing and found[peer.name, processes]
     }
     rivals = [peer.name for peer in PEERS if peer.name in rates]
@@ -156,7 +156,7 @@ def figures(
             yardstick=best,
             goal=GOAL,
         )
-    for peer in everybody:
+    for peer in EVERYBODY:
         key = (peer.name, processes)
         if key in missing:
             name = f"{peer.name}, {of}"
