@@ -3,7 +3,7 @@ BIN := $(VENV)/bin
 VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/31_version.sql)
 PYTEST = cd tests && ../$(BIN)/python -m pytest
 
-.PHONY: help demo install test test-fast test-matrix lint format check chaos effects races tickers fuzz-schedules bench-fan-out bench-behind bench-schedules dist clean setup
+.PHONY: help demo install test test-fast test-matrix lint format check chaos effects races tickers fuzz-schedules bench bench-quick bench-fan-out bench-behind bench-schedules dist clean setup
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -49,6 +49,12 @@ fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, 
 tickers: $(VENV)/.dev ## Let eight processes tick through stops of days, and check each planned time
 	$(BIN)/python tests/races/tickers.py $(ARGS)
 
+bench: $(VENV)/.bench ## Measure everything against yardsticks, in 75 minutes: ARGS="--only claims"
+	$(BIN)/python tests/bench/run.py $(ARGS)
+
+bench-quick: $(VENV)/.bench ## See in two minutes that every benchmark works
+	$(BIN)/python tests/bench/run.py --quick $(ARGS)
+
 bench-schedules: $(VENV)/.dev ## Fire 100000 schedules that are due in one minute, and claim meanwhile
 	$(BIN)/python tests/bench/schedules.py $(ARGS)
 
@@ -72,6 +78,10 @@ setup: # bring the Debian packages that are missing; does nothing when all is th
 
 $(VENV)/.demo: python_client/pyproject.toml
 	@tests/venv.sh $(VENV) demo
+	@touch $@
+
+$(VENV)/.bench: python_client/pyproject.toml | setup
+	@tests/venv.sh $(VENV) demo,bench
 	@touch $@
 
 $(VENV)/.dev: python_client/pyproject.toml | setup

@@ -14,7 +14,8 @@ cd python_client
 cd ..
 MYPYPATH=tests "$bin/mypy" --config-file $config --explicit-package-bases \
     tests/conftest.py tests/matrix.py tests/races/harness.py tests/races/run.py \
-    tests/races/schedules.py tests/races/storm_*.py tests/races/tickers.py
+    tests/races/schedules.py tests/races/storm_*.py tests/races/tickers.py \
+    tests/bench/run.py tests/bench/workloads/*.py
 # The whole install as one script, because the manifest pins the search_path for all parts.
 # PS002 is `create or replace`, which is how rota upgrades its functions: they are in a
 # schema that the install has made itself.  A procedure that commits cannot have a search_path;
