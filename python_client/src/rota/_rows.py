@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +16,10 @@ class EnqueuedJob:
     is_new: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedJob:
+class ClaimedJob(NamedTuple):
     """A job that is now ours until *locked_until*; *locked_for* is the length of the lease."""
+
+    # No dataclass: one that is frozen takes four times as long to fill, of all rows these.
 
     job_id: int
     lease_token: int
