@@ -73,7 +73,7 @@ class Sampler:
     def _sample(self, _number: int, frame: FrameType | None) -> None:
         phase = "loop"
         while frame is not None:
-            found = PHASES.get(os.path.basename(frame.f_code.co_filename))  # noqa: PTH119
+            found = PHASES.get(os.path.basename(frame.f_code.co_filename))
             if found:
                 phase = found
                 break

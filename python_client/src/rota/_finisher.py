@@ -17,7 +17,7 @@ from ._database import Database
 from ._errors import InvalidArgumentError
 from ._insist import insist
 from ._job import BaseJob
-from ._json import dumped
+from ._json import to_array
 from ._statement import UNSET
 
 logger = logging.getLogger("rota")
@@ -100,7 +100,7 @@ class Finisher:
             lambda client: client.finish_jobs(
                 ids,
                 tokens,
-                dumped(results) if any(results) else UNSET,
+                to_array(results) if any(results) else UNSET,
                 stages if any(stage is not None for stage in stages) else UNSET,
             ),
         )

@@ -21,7 +21,7 @@ from ._client import Client
 from ._effect import Effect, record, record_async
 from ._errors import JobFinishedError, LeaseLostError
 from ._host import Host
-from ._json import dumped_one, storable
+from ._json import storable
 from ._rows import ClaimedJob
 from ._signals import JobCancelled
 from ._statement import UNSET, Unset
@@ -126,7 +126,7 @@ class BaseJob:
         return {
             "job_id": self.job_id,
             "lease_token": self.lease_token,
-            "result": dumped_one(storable(self.result, self.job_id)),
+            "result": storable(self.result, self.job_id),
             "next_stage": self.next_stage,
         }
 

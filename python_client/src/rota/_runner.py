@@ -17,7 +17,7 @@ from ._finisher import Finisher
 from ._heart import Heart
 from ._host import Host
 from ._job import AsyncJob, BaseJob, Job
-from ._json import storable
+from ._json import dump_result
 from ._log import log_job
 from ._outcome import (
     Failed,
@@ -228,7 +228,7 @@ class Runner:
                 outcome = failure(error)  # the handler named a stage that there is not
             else:
                 self._finishing[job] = duration
-                self._finisher.put(job, storable(outcome.result, job.job_id))
+                self._finisher.put(job, dump_result(outcome.result, job.job_id))
                 return
         self._settle(job, duration, outcome)
 
