@@ -32,6 +32,7 @@ SQL = Path(__file__).resolve().parents[2] / "sql"
 PHASES = {
     "_claim_loop.py": "claim",
     "_finisher.py": "finish",
+    "_endings.py": "finish",
     "_settler.py": "finish",
     "_upkeep.py": "upkeep",
     "_runner.py": "run",

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextvars import Context
 
 from ._database import Database
 from ._errors import InvalidArgumentError
@@ -55,7 +56,7 @@ class Finisher:
     @property
     def is_full(self) -> bool:
         """Whether so much waits to be reported that no more should be added."""
-        return len(self._pending) >= MAX_JOBS or self._size >= MAX_SIZE
+        return len(self._pending) >= 2 * MAX_JOBS or self._size >= MAX_SIZE
 
     def put(self, job: BaseJob, result: str | None) -> None:
         """Report that a job has succeeded, with the JSON text of its result."""
@@ -64,12 +65,17 @@ class Finisher:
             if result is not None:
                 self._size += len(result)
             if self._flush is None:
-                self._flush = asyncio.create_task(self._finish_pending())
+                # In a context of its own: this may be called in that of a job.
+                task = asyncio.create_task(self._finish_pending(), context=Context())
+                self._flush = task
 
-    async def close(self) -> None:
-        """Report nothing any more."""
+    def stop(self) -> None:
+        """Begin no more calls."""
         self._is_open = False
         self._pending.clear()
+
+    async def close(self) -> None:
+        """End the call that is under way."""
         if self._flush is not None:
             self._flush.cancel()
             await asyncio.wait([self._flush])

@@ -1,4 +1,4 @@
-"""The jobs in hand: those that wait for a free place, that run, and whose end is reported."""
+"""The jobs in hand: those that wait for a free place, and those whose handler runs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, cast
 
-from ._checks import check_stage
 from ._database import Database
-from ._errors import InvalidArgumentError, RotaError
-from ._finisher import Finisher
+from ._endings import Endings
+from ._errors import RotaError
 from ._heart import Heart
 from ._host import Host
 from ._job import AsyncJob, BaseJob, Job
-from ._json import dump_result
 from ._log import log_job
 from ._outcome import (
     Failed,
     Outcome,
-    Succeeded,
-    failure,
     outcome_of,
     run_async,
     run_sync,
@@ -32,13 +29,15 @@ from ._pace import Pace
 from ._reading import Unreadable
 from ._registry import Registry
 from ._rows import ClaimedJob
-from ._settler import Ending, Settler
+from ._settler import Settler
 from ._signals import JobCancelled
 from ._threads import Threads
 
 logger = logging.getLogger("rota")
 
 AsyncHandler = Callable[[AsyncJob], Awaitable[object]]
+RELEASE_PATIENCE = 2.0
+"""Seconds that a release may take: a worker that leaves cannot wait for ever."""
 LAST_WORDS = 1.0
 """Seconds that a handler has to end after it was told that the grace period is over."""
 
@@ -54,7 +53,7 @@ class Runner:
         self,
         host: Host,
         registry: Registry,
-        endings: Database,
+        finishes: Database,
         settler: Settler,
         heart: Heart,
         concurrency: int,
@@ -63,7 +62,7 @@ class Runner:
     ) -> None:
         self._host = host
         self._registry = registry
-        self._finisher = Finisher(endings, self._on_finished)
+        self._endings = Endings(finishes, settler, heart, self._go_on)
         self._settler = settler
         self._heart = heart
         self._concurrency = concurrency
@@ -71,12 +70,11 @@ class Runner:
         self._on_free = on_free
         self._waiting: deque[BaseJob] = deque()
         self._handlers: dict[BaseJob, asyncio.Task[Any] | None] = {}
-        self._finishing: dict[BaseJob, float] = {}
-        self._settling: dict[BaseJob, asyncio.Task[Ending]] = {}
         self._releases: set[asyncio.Task[None]] = set()
         self._at_rest = asyncio.Event()
         self._at_rest.set()
         self._is_open = True
+        self._context = Context()
         self.threads = Threads()
 
     @property
@@ -87,7 +85,7 @@ class Runner:
     @property
     def running(self) -> int:
         """How many handlers run, or have ended without the database knowing."""
-        return len(self._handlers) + len(self._finishing) + len(self._settling)
+        return len(self._handlers) + len(self._endings)
 
     @property
     def wanted(self) -> int:
@@ -96,6 +94,7 @@ class Runner:
 
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
         """Take claimed jobs in hand."""
+        self._context = copy_context()
         jobs: list[BaseJob] = []
         for claim in claims:
             try:
@@ -149,10 +148,9 @@ class Runner:
             job.is_stopping = True
             self.cancel(job)
         await self.wait(LAST_WORDS, asyncio.Event())
-        left = [*self._handlers, *self._finishing, *self._settling]
-        tasks = [*self._handlers.values(), *self._settling.values()]
-        for jobs in (self._handlers, self._finishing, self._settling):
-            jobs.clear()  # how they end is of no interest any more
+        left = [*self._handlers, *self._endings.drop()]
+        tasks = [*self._handlers.values(), *self._releases]
+        self._handlers.clear()  # how they end is of no interest any more
         for task in tasks:
             if task is not None:
                 task.cancel()
@@ -160,14 +158,14 @@ class Runner:
         try:
             await self._release(left)
         finally:
-            await self._finisher.close()
+            await self._endings.close()
 
     @property
     def _places(self) -> int:
-        if self._finisher.is_full:
+        if self._endings.is_full:
             return 0
-        unsettled = max(0, len(self._settling) - self._concurrency)
-        return max(0, self._concurrency - len(self._handlers) - unsettled)
+        slow = max(0, self._endings.slow - self._concurrency)
+        return max(0, self._concurrency - len(self._handlers) - slow)
 
     def _start(self) -> None:
         while self._is_open and self._waiting and self._places:
@@ -175,14 +173,16 @@ class Runner:
             self._at_rest.clear()
             self._handlers[job] = None
             if isinstance(job, AsyncJob):
-                asyncio.create_task(self._run(job))  # noqa: RUF006 - the loop keeps it, then we
+                # Not in the context of the job that has just ended, where this may be called.
+                context = self._context.copy()
+                asyncio.create_task(self._run(job), context=context)  # noqa: RUF006 - see _run
             else:
                 self._run_in_thread(cast(Job, job))
 
     async def _run(self, job: AsyncJob) -> None:
         if job not in self._handlers:
             return  # given back
-        self._handlers[job] = asyncio.current_task()
+        self._handlers[job] = asyncio.current_task()  # until here the loop has kept it
         began_at = time.monotonic()
         if (outcome := _refusal(job)) is None:
             handler = cast(AsyncHandler, self._registry[job.job_type])
@@ -213,56 +213,7 @@ class Runner:
             return  # given back
         del self._handlers[job]
         self._pace.count()
-        job.is_settling = True
-        duration = time.monotonic() - began_at
-        if job.is_finished:
-            if not isinstance(outcome, Succeeded):
-                logger.warning("job %s is finished; what came after: %s", job.job_id, outcome)
-            self._heart.remove([job])
-            log_job("succeeded", job, duration)
-            return
-        if isinstance(outcome, Succeeded):
-            try:
-                check_stage(job.next_stage)
-            except (InvalidArgumentError, TypeError) as error:
-                outcome = failure(error)  # the handler named a stage that there is not
-            else:
-                self._finishing[job] = duration
-                self._finisher.put(job, dump_result(outcome.result, job.job_id))
-                return
-        self._settle(job, duration, outcome)
-
-    def _settle(self, job: BaseJob, duration: float, outcome: Outcome) -> None:
-        task = self._settling[job] = asyncio.create_task(self._settler.settle(job, outcome))
-        task.add_done_callback(partial(self._on_settled, job, duration))
-
-    def _on_settled(self, job: BaseJob, duration: float, task: asyncio.Task[Ending]) -> None:
-        if self._settling.pop(job, None) is None or task.cancelled():
-            return  # given back
-        self._heart.remove([job])
-        if error := task.exception():
-            _log_error(job, error)
-        else:
-            event, details = task.result()
-            log_job(event, job, duration, **details)
-        self._go_on()
-
-    def _on_finished(self, jobs: list[BaseJob], events: list[str | Exception]) -> None:
-        ended = []
-        for job, event in zip(jobs, events, strict=True):
-            duration = self._finishing.pop(job, None)
-            if duration is None:
-                continue  # given back
-            if isinstance(event, InvalidArgumentError):
-                self._settle(job, duration, failure(event))
-                continue
-            ended.append(job)
-            if isinstance(event, Exception):
-                _log_error(job, event)
-            else:
-                log_job(event, job, duration)
-        self._heart.remove(ended)
-        self._go_on()
+        self._endings.put(job, time.monotonic() - began_at, outcome)
 
     def _go_on(self) -> None:
         self._start()
@@ -276,7 +227,7 @@ class Runner:
         if last in self._waiting:
             count = self._waiting.index(last) + 1
             jobs = [self._waiting.popleft() for _ in range(count)]
-            task = asyncio.create_task(self._release(jobs))
+            task = asyncio.create_task(self._release(jobs, patience=None))
             self._releases.add(task)
             task.add_done_callback(self._on_released)
 
@@ -284,9 +235,11 @@ class Runner:
         self._releases.discard(task)
         self._on_free()
 
-    async def _release(self, jobs: list[BaseJob]) -> None:
+    async def _release(
+        self, jobs: list[BaseJob], patience: float | None = RELEASE_PATIENCE
+    ) -> None:
         if jobs:
-            released = await self._settler.release(jobs)
+            released = await self._settler.release(jobs, patience)
             self._heart.remove(jobs)
             for job in jobs:
                 log_job("released" if job.job_id in released else "lost", job)
@@ -303,7 +256,3 @@ def _refusal(job: BaseJob) -> Outcome | None:
             reason = f"the {name} cannot be read: {value.reason}"
             return Failed(reason, name, "", is_fatal=True)
     return None
-
-
-def _log_error(job: BaseJob, error: BaseException) -> None:
-    logger.error("job %s could not be ended: %r", job.job_id, error, exc_info=error)

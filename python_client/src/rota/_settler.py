@@ -20,8 +20,8 @@ from ._rows import ReleasedJob
 
 Ending = tuple[str, dict[str, Any]]
 MAX_JOBS = 1000
-RELEASE_PATIENCE = 2.0
-"""Seconds that a release may take: a worker that leaves cannot wait for ever."""
+TOGETHER = 2.0
+"""Seconds after which jobs that are released together are released one by one."""
 
 
 class Settler:
@@ -55,7 +55,7 @@ class Settler:
                 )
                 return ("snoozed" if moment else "cancelled"), {"next_run": moment}
             case Stopped():
-                return ("released" if await self.release([job]) else "lost"), {}
+                return ("released" if await self.release([job], TOGETHER) else "lost"), {}
             case Failed(error, error_type, stack, retry_in, is_fatal):
                 row = await insist(
                     self._patient,
@@ -67,25 +67,31 @@ class Settler:
                 return row.status, details
         raise AssertionError(outcome)
 
-    async def release(self, jobs: list[BaseJob]) -> set[int]:
-        """Give jobs back; return the ids of those that were still ours."""
+    async def release(self, jobs: list[BaseJob], patience: float | None) -> set[int]:
+        """Give jobs back; return the ids of those that were still ours, as far as is known.
+
+        Without *patience*, in seconds, wait until it is known of all.
+        """
         released: set[int] = set()
         for start in range(0, len(jobs), MAX_JOBS):
             part = jobs[start : start + MAX_JOBS]
-            ids = await self._release_for_a_while([part])
-            if ids is None and len(part) > 1:  # one row may be locked: let the others go
-                ids = await self._release_for_a_while([[job] for job in part])
+            ids = await self._release_for_a_while([part], TOGETHER)
+            if ids is None and (len(part) > 1 or patience is None):
+                # One row may be locked: let the others go.
+                ids = await self._release_for_a_while([[job] for job in part], patience)
             released |= ids or set()
         return released
 
-    async def _release_for_a_while(self, parts: list[list[BaseJob]]) -> set[int] | None:
+    async def _release_for_a_while(
+        self, parts: list[list[BaseJob]], timeout: float | None
+    ) -> set[int] | None:
         """Return the ids that were released, or None if no part was answered in time."""
         calls = [
             asyncio.create_task(insist(self._patient, partial(_release, part)))
             for part in parts
         ]
         try:
-            done, late = await asyncio.wait(calls, timeout=RELEASE_PATIENCE)
+            done, late = await asyncio.wait(calls, timeout=timeout)
         finally:
             for call in calls:
                 call.cancel()
