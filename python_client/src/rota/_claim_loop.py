@@ -64,8 +64,10 @@ class ClaimLoop:
                 return
             if was_idle and drain and not self._failures:
                 self._claim_at = 0.0  # whether more is due is asked at once
-            if may_claim and runner.wanted and time.monotonic() >= self._claim_at:
-                has_claimed = await self._claim_for(runner, is_patient=not (drain or once))
+            wanted = runner.wanted if may_claim else 0
+            if wanted and time.monotonic() >= self._claim_at:
+                is_patient = not (drain or once)
+                has_claimed = await self._claim_for(runner, wanted, is_patient=is_patient)
                 may_claim = not (once and has_claimed)
                 if drain and has_claimed and was_idle and runner.is_idle:
                     return
@@ -74,9 +76,8 @@ class ClaimLoop:
                 until = min(until, self._claim_at)
             await self._sleep(until - time.monotonic())
 
-    async def _claim_for(self, runner: Runner, *, is_patient: bool) -> bool:
-        """Claim what the runner wants; return whether the database answered."""
-        wanted = runner.wanted
+    async def _claim_for(self, runner: Runner, wanted: int, *, is_patient: bool) -> bool:
+        """Claim so many jobs; return whether the database answered."""
         sent_at = time.monotonic()
         try:
             claims = await self._database.call_read_committed(

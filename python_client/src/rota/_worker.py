@@ -47,10 +47,10 @@ LEAVE_TIMEOUT = 5.0
 class Worker:
     """Runs the jobs that its registry has handlers for.
 
-    *concurrency* handlers run at a time.  A claim takes as many jobs as can start, or *batch*
-    if that is more; the others wait in memory.  *lease* is for jobs that bring none of their
-    own.  After `stop`, running jobs have *grace_period* seconds to end.  Without *tick* the
-    upkeep is left to others.
+    *concurrency* handlers run at a time.  *batch* jobs are claimed at once, and the next when
+    half of them have started; without it, what is likely to start within 0.2 seconds.  *lease*
+    is for jobs that bring none of their own.  After `stop`, running jobs have *grace_period*
+    seconds to end.  Without *tick* the upkeep is left to others.
     """
 
     def __init__(
