@@ -303,3 +303,46 @@ def _noting(ran: list[int]) -> Callable[[AsyncJob], Any]:
         ran.append(job.job_id)
 
     return note
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_stop_at_full_speed_leaves_no_job_behind(
+    client: Client, db: psycopg.Connection[Any], background: Background, is_async: bool
+) -> None:
+    registry = Registry()
+    ran: list[int] = []
+    registry.add("note", _noting(ran) if is_async else lambda job: ran.append(job.job_id))
+    for _ in range(20):
+        client.enqueue_many([{"job_type": "note"}] * 1000)
+
+    worker = background(registry)
+    wait_until(lambda: len(ran) > 2000)
+    worker.stop()
+
+    left = db.execute("select distinct status, attempts from rota.jobs").fetchall()
+    assert left == [("queued", 0)]
+    done = db.execute("select id from rota.finished_jobs").fetchall()
+    assert sorted(job_id for (job_id,) in done) == sorted(ran)
+
+
+def test_connections_that_break_at_full_speed_cost_no_job(
+    client: Client, db: psycopg.Connection[Any], background: Background
+) -> None:
+    """Those for claims, for ends and for heartbeats are cut, again and again."""
+    registry = Registry()
+    ran: list[int] = []
+    registry.handler("note")(_noting(ran))
+    for _ in range(10):
+        client.enqueue_many([{"job_type": "note", "lease": timedelta(seconds=1)}] * 1000)
+    cut = (
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name like 'rota %' and datname = current_database()"
+    )
+
+    background(registry)
+    for n in range(5):
+        wait_until(lambda n=n: len(ran) > 1500 * n)  # type: ignore[misc]
+        db.execute(cut)
+
+    wait_until(lambda: _counts(db) == {"succeeded": 10_000})
+    assert len(set(ran)) == 10_000

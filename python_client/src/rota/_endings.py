@@ -89,9 +89,11 @@ class Endings:
         task.add_done_callback(partial(self._on_settled, job, duration))
 
     def _on_settled(self, job: BaseJob, duration: float, task: asyncio.Task[Ending]) -> None:
-        if self._settling.pop(job, None) is None or task.cancelled():
+        if self._settling.pop(job, None) is None:
             return  # dropped
         self._heart.remove([job])
+        if task.cancelled():
+            return
         if error := task.exception():
             _log_error(job, error)
         else:

@@ -233,14 +233,18 @@ class Runner:
 
     def _on_released(self, task: asyncio.Task[None]) -> None:
         self._releases.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("jobs could not be given back: %r", error, exc_info=error)
         self._on_free()
 
     async def _release(
         self, jobs: list[BaseJob], patience: float | None = RELEASE_PATIENCE
     ) -> None:
         if jobs:
-            released = await self._settler.release(jobs, patience)
-            self._heart.remove(jobs)
+            try:
+                released = await self._settler.release(jobs, patience)
+            finally:  # or they would be kept for ever, and nobody runs them
+                self._heart.remove(jobs)
             for job in jobs:
                 log_job("released" if job.job_id in released else "lost", job)
 
