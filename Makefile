@@ -3,7 +3,7 @@ BIN := $(VENV)/bin
 VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/31_version.sql)
 PYTEST = cd tests && ../$(BIN)/python -m pytest
 
-.PHONY: help demo install test test-fast test-matrix lint format check chaos effects races tickers fuzz-schedules bench bench-quick bench-fan-out bench-behind bench-schedules dist clean setup
+.PHONY: help demo install test test-fast test-matrix lint format check chaos effects races tickers fuzz-schedules bench bench-quick bench-fan-out bench-behind bench-schedules bench-worker dist clean setup
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -63,6 +63,9 @@ bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and 
 
 bench-fan-out: $(VENV)/.dev ## Fan out to a million jobs and in again, and time it
 	$(BIN)/python tests/bench/fan_out.py $(ARGS)
+
+bench-worker: $(VENV)/.dev ## Drain jobs that do nothing, and tell where the CPU time goes: ARGS="--plain --processes 4 --phases"
+	$(BIN)/python tests/bench/worker_profile.py $(ARGS)
 
 dist: ## Build dist/rota-X.Y.Z.sql, one plain file for a fresh install by any driver
 	@mkdir -p dist

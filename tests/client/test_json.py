@@ -1,10 +1,12 @@
 """Nothing that a handler returns or raises can keep its job from ending."""
 
+import json
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from rota._json import clean, clean_text, dump_clean, storable
+from rota._json import clean, clean_text, dump_clean, dump_result, to_array
 
 
 @pytest.mark.parametrize(
@@ -32,12 +34,33 @@ def test_dump_clean_refuses_what_is_no_json() -> None:
         dump_clean(object())
 
 
-def test_storable_drops_what_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:
+def test_dump_result_drops_what_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:
     endless: list[Any] = []
     endless.append(endless)
 
-    assert storable(object(), 1) is None
-    assert storable(endless, 2) is None
-    assert storable("x" * 10_000_000, 3) is None
-    assert storable({"ok": 1}, 4) == {"ok": 1}
+    assert dump_result(object(), 1) is None
+    assert dump_result(endless, 2) is None
+    assert dump_result("x" * 10_000_000, 3) is None
+    assert dump_result({"ok": 1}, 4) == '{"ok": 1}'
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+
+
+@pytest.mark.parametrize(
+    "value", ["a\x00b", "\ud800", {"\x00": float("inf")}, {"a": MappingProxyType({"b": 1})}]
+)
+def test_dump_result_cleans_what_jsonb_refuses(value: Any) -> None:
+    assert dump_result(value, 1) == dump_clean(value)
+
+
+def test_dump_result_leaves_characters_beyond_the_first_plane() -> None:
+    text = dump_result("\U0001f600", 1)
+
+    assert text is not None
+    assert json.loads(text) == "\U0001f600"
+
+
+def test_to_array_keeps_the_place_of_what_is_missing() -> None:
+    array = to_array(['{"a": 1}', None, "2"])
+
+    assert array.dumps is not None
+    assert json.loads(array.dumps(array.obj)) == [{"a": 1}, None, 2]

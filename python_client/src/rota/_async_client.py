@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.rows import AsyncRowFactory, class_row, scalar_row
+from psycopg.rows import AsyncRowFactory, scalar_row
 from psycopg.types.json import Jsonb
 
 from . import _rows as rows
 from ._checks import of_one_job
 from ._errors import translate
 from ._json import clean_text, to_job, to_jsonb, to_result
-from ._reading import forgive
+from ._reading import factory, read_forgiving
 from ._statement import UNSET, Unset, call, given
 
 Row = TypeVar("Row")
@@ -180,7 +180,7 @@ class AsyncClient:
         self,
         job_ids: Sequence[int],
         lease_tokens: Sequence[int],
-        results: Sequence[Any] | Unset | None = UNSET,
+        results: Sequence[Any] | Jsonb | Unset | None = UNSET,
         next_stages: Sequence[str | None] | Unset | None = UNSET,
     ) -> list[rows.FinishedJob]:
         """End many jobs well; one row for each, in the order given."""
@@ -574,7 +574,7 @@ class AsyncClient:
 
     async def _rows(self, row: type[Row], function: str, **arguments: Any) -> list[Row]:
         arguments = given(arguments)
-        return await self._execute(class_row(row), call(function, arguments, row), arguments)
+        return await self._execute(factory(row), call(function, arguments, row), arguments)
 
     async def _row(self, row: type[Row], function: str, **arguments: Any) -> Row:
         return (await self._rows(row, function, **arguments))[0]
@@ -586,19 +586,21 @@ class AsyncClient:
     async def _execute(
         self,
         row_factory: AsyncRowFactory[Row],
-        statement: psycopg.sql.Composed,
+        statement: bytes,
         arguments: Mapping[str, Any],
     ) -> list[Row]:
         try:
             async with self.connection.cursor(row_factory=row_factory) as cursor:
-                forgive(cursor.adapters)
                 if arguments:
                     # In binary, what is read does not depend on DateStyle and IntervalStyle.
                     await cursor.execute(statement, arguments, binary=True)
                 else:
                     # In one message, from which tick() sees that it is all of its transaction.
                     await cursor.execute(statement, prepare=False)
-                return await cursor.fetchall()
+                try:
+                    return await cursor.fetchall()
+                except Exception:  # whatever a value did to its loader
+                    return read_forgiving(cursor, row_factory(cursor))
         except psycopg.Error as error:
             raise translate(error) from error
 

@@ -20,7 +20,6 @@ from ._upkeep import Upkeep
 
 logger = logging.getLogger("rota")
 
-MAX_BATCH = 1000
 PATIENCE = 5
 """Failed claims in a row after which a loop that is to end by itself gives up."""
 
@@ -34,13 +33,11 @@ class ClaimLoop:
         claim: Callable[[AsyncClient, int], Awaitable[list[ClaimedJob]]],
         upkeep: Upkeep,
         *,
-        batch: int,
         poll_interval: float,
     ) -> None:
         self._database = database
         self._claim = claim
         self._upkeep = upkeep
-        self._batch = batch
         self._poll_interval = poll_interval
         self._wake = asyncio.Event()
         self._is_stopping = False
@@ -67,19 +64,20 @@ class ClaimLoop:
                 return
             if was_idle and drain and not self._failures:
                 self._claim_at = 0.0  # whether more is due is asked at once
-            if may_claim and runner.free and time.monotonic() >= self._claim_at:
-                has_claimed = await self._claim_for(runner, is_patient=not (drain or once))
+            wanted = runner.wanted if may_claim else 0
+            if wanted and time.monotonic() >= self._claim_at:
+                is_patient = not (drain or once)
+                has_claimed = await self._claim_for(runner, wanted, is_patient=is_patient)
                 may_claim = not (once and has_claimed)
                 if drain and has_claimed and was_idle and runner.is_idle:
                     return
             until = self._upkeep.due_at
-            if may_claim and runner.free:
+            if may_claim and runner.wanted:
                 until = min(until, self._claim_at)
             await self._sleep(until - time.monotonic())
 
-    async def _claim_for(self, runner: Runner, *, is_patient: bool) -> bool:
-        """Claim what can start, or a batch; return whether the database answered."""
-        wanted = min(max(runner.free, self._batch), MAX_BATCH)
+    async def _claim_for(self, runner: Runner, wanted: int, *, is_patient: bool) -> bool:
+        """Claim so many jobs; return whether the database answered."""
         sent_at = time.monotonic()
         try:
             claims = await self._database.call_read_committed(

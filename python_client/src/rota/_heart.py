@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from psycopg import Connection
@@ -44,20 +45,25 @@ class Heart(threading.Thread):
         self._connection: Connection[Any] | None = None
         self._due: dict[BaseJob, float] = {}
         self._changed = threading.Condition()
+        self._wakes_at = 0.0
         self._is_stopping = False
         self._failures = 0
         self._pause_until = 0.0
 
-    def add(self, job: BaseJob) -> None:
-        """Keep the lease of a job from now on."""
+    def add(self, jobs: Iterable[BaseJob]) -> None:
+        """Keep the leases of jobs from now on."""
         with self._changed:
-            self._due[job] = job.confirmed_at + _interval(job)
-            self._changed.notify()
+            for job in jobs:
+                due = self._due[job] = job.confirmed_at + _interval(job)
+                if due < self._wakes_at:
+                    self._wakes_at = due
+                    self._changed.notify()
 
-    def remove(self, job: BaseJob) -> None:
-        """Let go of a job."""
+    def remove(self, jobs: Iterable[BaseJob]) -> None:
+        """Let go of jobs."""
         with self._changed:
-            self._due.pop(job, None)
+            for job in jobs:
+                self._due.pop(job, None)
 
     def stop(self) -> None:
         """Let the thread end."""
@@ -87,15 +93,13 @@ class Heart(threading.Thread):
         """Return the jobs when one of them is due, None when there is nothing left to do."""
         with self._changed:
             while not self._is_stopping:
-                due = min(self._due.values(), default=None)
-                if due is None:
-                    self._changed.wait()
-                elif (pause := max(due, self._pause_until) - time.monotonic()) > 0:
-                    self._changed.wait(pause)
-                else:
+                due = max(min(self._due.values(), default=inf), self._pause_until)
+                if (pause := due - time.monotonic()) <= 0:
                     soon = time.monotonic()
                     # Those that are nearly due go along.
                     return [j for j, at in self._due.items() if at - _interval(j) / 2 <= soon]
+                self._wakes_at = due
+                self._changed.wait(pause if pause < inf else None)
         return None
 
     def _beat(self, jobs: list[BaseJob]) -> None:
@@ -123,7 +127,7 @@ class Heart(threading.Thread):
             if job.is_settling:
                 return False  # it is gone because it has just been finished
             job.is_told_lost = True
-            self.remove(job)
+            self.remove([job])
             return True
         if beat.locked_until is None:
             # Another session has the row locked: ask again before long.

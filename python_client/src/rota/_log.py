@@ -17,6 +17,9 @@ _LEVELS = {"failed": logging.WARNING, "lost": logging.WARNING, "dead": logging.E
 
 def log_job(event: str, job: BaseJob, duration: float | None = None, **details: Any) -> None:
     """Log one event; *details* that are None are left out."""
+    level = _LEVELS.get(event, logging.INFO)
+    if not logger.isEnabledFor(level):
+        return
     fields = {
         "event": event,
         "job_type": job.job_type,
@@ -31,7 +34,6 @@ def log_job(event: str, job: BaseJob, duration: float | None = None, **details: 
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     words = [f"{name}={_word(value)}" for name, value in fields.items() if name != "event"]
-    level = _LEVELS.get(event, logging.INFO)
     logger.log(level, "%s %s", event, " ".join(words), extra={"rota": fields})
 
 

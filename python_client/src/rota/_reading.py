@@ -1,21 +1,27 @@
 """Read rows so that a value that Python cannot hold costs the rows beside it nothing.
 
 A claim is committed before its rows are read.  An error then would leave all of them leased
-to a worker that does not know of them.
+to a worker that does not know of them.  The forgiving loaders are slow, so rows are read with
+them only when the usual ones have raised.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
-from psycopg import adapters
+from psycopg import AsyncCursor, Cursor, adapters
 from psycopg.abc import Buffer, Loader
-from psycopg.adapt import AdaptersMap
 from psycopg.adapt import Loader as BaseLoader
+from psycopg.adapt import Transformer
 from psycopg.pq import Format
+from psycopg.rows import RowMaker, class_row
+
+Row = TypeVar("Row")
+AnyCursor = AsyncCursor[Any] | Cursor[Any]
 
 _JSONB = adapters.types["jsonb"].oid
 _TIMESTAMPTZ = adapters.types["timestamptz"].oid
@@ -28,16 +34,28 @@ class Unreadable:
     reason: str
 
 
-def forgive(reader: AdaptersMap) -> None:
-    """Let no value raise that is read by way of *reader*, the adapters of one cursor.
+def factory(row: type[Row]) -> Callable[[AnyCursor], RowMaker[Row]]:
+    """Return the row factory for a class of `_rows`; those of tuples are the fast ones."""
+    if issubclass(row, tuple):
+        return lambda _: row._make  # type: ignore[attr-defined]
+    return class_row(row)
+
+
+def read_forgiving(cursor: AnyCursor, make: RowMaker[Row]) -> list[Row]:
+    """Return all rows of the result of a cursor; let no value raise.
 
     Unreadable JSON becomes an `Unreadable`, and a moment outside of Python's range the nearest
     one inside.
     """
+    result = cursor.pgresult
+    assert result is not None  # noqa: S101 - for the type checker
     for oid, forgiving in ((_JSONB, _forgiving_jsonb), (_TIMESTAMPTZ, _forgiving_moment)):
-        loader = reader.get_loader(oid, Format.BINARY)
+        loader = cursor.adapters.get_loader(oid, Format.BINARY)
         assert loader is not None  # noqa: S101 - for the type checker
-        reader.register_loader(oid, forgiving(loader))
+        cursor.adapters.register_loader(oid, forgiving(loader))
+    transformer = Transformer(cursor)
+    transformer.set_pgresult(result)
+    return transformer.load_rows(0, result.ntuples, make)
 
 
 @cache

@@ -26,6 +26,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
+        self._async_types: set[str] = set()
 
     def handler(self, job_type: str) -> Callable[[H], H]:
         """Register the decorated function for a job type."""
@@ -45,6 +46,8 @@ class Registry:
         if job_type in self._handlers:
             raise ValueError(f"there is a handler for {job_type!r} already")
         self._handlers[job_type] = function
+        if is_async(function):
+            self._async_types.add(job_type)
 
     def include(self, other: Registry) -> None:
         """Register all handlers of another registry."""
@@ -55,6 +58,10 @@ class Registry:
     def job_types(self) -> list[str]:
         """The types that have a handler."""
         return sorted(self._handlers)
+
+    def is_async(self, job_type: str) -> bool:
+        """Whether the handler of a type, which has one, is an ``async def`` function."""
+        return job_type in self._async_types
 
     def __getitem__(self, job_type: str) -> Handler:
         return self._handlers[job_type]

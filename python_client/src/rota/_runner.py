@@ -7,17 +7,27 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import Context, copy_context
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+from ._database import Database
+from ._endings import Endings
 from ._errors import RotaError
 from ._heart import Heart
 from ._host import Host
 from ._job import AsyncJob, BaseJob, Job
 from ._log import log_job
-from ._outcome import Failed, Outcome, Succeeded, outcome_of, run_async, run_sync
+from ._outcome import (
+    Failed,
+    Outcome,
+    outcome_of,
+    run_async,
+    run_sync,
+)  # fmt: skip
+from ._pace import Pace
 from ._reading import Unreadable
-from ._registry import Registry, is_async
+from ._registry import Registry
 from ._rows import ClaimedJob
 from ._settler import Settler
 from ._signals import JobCancelled
@@ -25,70 +35,86 @@ from ._threads import Threads
 
 logger = logging.getLogger("rota")
 
-LONG_ENDING = 1.0
-"""Seconds after which a job whose handler has ended takes up no place any more."""
+AsyncHandler = Callable[[AsyncJob], Awaitable[object]]
+RELEASE_PATIENCE = 2.0
+"""Seconds that a release may take: a worker that leaves cannot wait for ever."""
 LAST_WORDS = 1.0
 """Seconds that a handler has to end after it was told that the grace period is over."""
 
 
 class Runner:
-    """Runs jobs, *concurrency* at a time; calls *on_free* whenever one has ended."""
+    """Runs jobs, *concurrency* at a time; calls *on_free* when it could do with more.
+
+    A job whose handler has ended takes up no place while its end is reported, within limits: a
+    success until very many wait for that, another end until there are *concurrency* of them.
+    """
 
     def __init__(
         self,
         host: Host,
         registry: Registry,
+        finishes: Database,
         settler: Settler,
         heart: Heart,
         concurrency: int,
+        pace: Pace,
         on_free: Callable[[], None],
     ) -> None:
         self._host = host
         self._registry = registry
+        self._endings = Endings(finishes, settler, heart, self._go_on)
         self._settler = settler
         self._heart = heart
         self._concurrency = concurrency
+        self._pace = pace
         self._on_free = on_free
         self._waiting: deque[BaseJob] = deque()
-        self._running: dict[BaseJob, asyncio.Task[None]] = {}
-        self._handlers: dict[BaseJob, asyncio.Task[Outcome]] = {}
-        self._aside: set[BaseJob] = set()
-        self.threads = Threads()
+        self._handlers: dict[BaseJob, asyncio.Task[Any] | None] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
         self._is_open = True
+        self._context = Context()
+        self.threads = Threads()
 
     @property
     def is_idle(self) -> bool:
         """Whether there is no job in hand."""
-        return not self._running and not self._waiting
+        return not (self._waiting or self.running or self._releases)
 
     @property
     def running(self) -> int:
-        """How many handlers run."""
-        return len(self._running)
+        """How many handlers run, or have ended without the database knowing."""
+        return len(self._handlers) + len(self._endings)
 
     @property
-    def free(self) -> int:
-        """How many more jobs could start at once."""
-        return max(0, self._concurrency - self._occupied - len(self._waiting))
+    def wanted(self) -> int:
+        """How many more jobs to claim."""
+        return self._pace.wanted(self._places, len(self._waiting))
 
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
         """Take claimed jobs in hand."""
+        self._context = copy_context()
+        jobs: list[BaseJob] = []
         for claim in claims:
             try:
-                kind = AsyncJob if is_async(self._registry[claim.job_type]) else Job
-                job = kind(claim, self._host, claimed_at)
+                kind = AsyncJob if self._registry.is_async(claim.job_type) else Job
+                jobs.append(kind(claim, self._host, claimed_at))
             except Exception:  # the others shall run, and this one when its lease is over
                 logger.exception("job %s cannot be taken in hand", claim.job_id)
-                continue
-            self._heart.add(job)
-            self._waiting.append(job)
+        self._heart.add(jobs)
+        self._waiting.extend(jobs)
+        for job in jobs:
             log_job("claimed", job)
         self._start()
+        if self._waiting and self._pace.max_wait:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._pace.max_wait, self._give_back_late, self._waiting[-1])
 
     def cancel(self, job: BaseJob) -> None:
         """Cancel an async handler, once; a thread sees the flags of its job."""
         task = self._handlers.get(job)
-        if task is not None and not job.is_settling and not task.cancelling():
+        if task is not None and not task.cancelling():
             task.cancel()
 
     def cancel_lost(self) -> None:
@@ -106,106 +132,131 @@ class Runner:
         jobs = list(self._waiting)
         self._waiting.clear()
         await self._release(jobs)
+        if self._releases:
+            await asyncio.wait(self._releases)
 
     async def wait(self, timeout: float, give_up: asyncio.Event) -> None:
         """Wait until all running jobs have ended, but not after *timeout* or *give_up*."""
-        waiter = asyncio.create_task(give_up.wait())
-        deadline = time.monotonic() + timeout
-        while self._running and not give_up.is_set() and time.monotonic() < deadline:
-            await asyncio.wait(
-                [waiter, *self._running.values()],
-                timeout=deadline - time.monotonic(),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        waiter.cancel()
+        waiters = [asyncio.create_task(event.wait()) for event in (self._at_rest, give_up)]
+        await asyncio.wait(waiters, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for waiter in waiters:
+            waiter.cancel()
 
     async def stop_running(self) -> None:
         """Tell the handlers to end, and give back what does not."""
-        for job in list(self._running):
+        for job in list(self._handlers):
             job.is_stopping = True
             self.cancel(job)
-        if self._running:
-            await asyncio.wait(self._running.values(), timeout=LAST_WORDS)
-        left = dict(self._running)
-        for task in left.values():
-            task.cancel()
-        await self._release(list(left))
-
-    async def _release(self, jobs: list[BaseJob]) -> None:
-        if jobs:
-            released = await self._settler.release(jobs)
-            for job in jobs:
-                self._heart.remove(job)
-                log_job("released" if job.job_id in released else "lost", job)
+        await self.wait(LAST_WORDS, asyncio.Event())
+        left = [*self._handlers, *self._endings.drop()]
+        tasks = [*self._handlers.values(), *self._releases]
+        self._handlers.clear()  # how they end is of no interest any more
+        for task in tasks:
+            if task is not None:
+                task.cancel()
+        self.threads.close()
+        try:
+            await self._release(left)
+        finally:
+            await self._endings.close()
 
     @property
-    def _occupied(self) -> int:
-        return len(self._running) - min(len(self._aside), self._concurrency)
-
-    def _step_aside(self, job: BaseJob) -> None:
-        """Let others run while the end of a job cannot be reported."""
-        if job in self._running:
-            self._aside.add(job)
-            self._start()
-            self._on_free()
+    def _places(self) -> int:
+        if self._endings.is_full:
+            return 0
+        slow = max(0, self._endings.slow - self._concurrency)
+        return max(0, self._concurrency - len(self._handlers) - slow)
 
     def _start(self) -> None:
-        while self._is_open and self._waiting and self._occupied < self._concurrency:
+        while self._is_open and self._waiting and self._places:
             job = self._waiting.popleft()
-            task = asyncio.create_task(self._run(job))
-            self._running[job] = task
-            task.add_done_callback(partial(self._end, job))
+            self._at_rest.clear()
+            self._handlers[job] = None
+            if isinstance(job, AsyncJob):
+                # Not in the context of the job that has just ended, where this may be called.
+                context = self._context.copy()
+                asyncio.create_task(self._run(job), context=context)  # noqa: RUF006 - see _run
+            else:
+                self._run_in_thread(cast(Job, job))
 
-    async def _run(self, job: BaseJob) -> None:
-        started = time.monotonic()
-        outcome = await self._execute(job)
-        job.is_settling = True
-        duration = time.monotonic() - started
-        if job.is_finished and not isinstance(outcome, Succeeded):
-            logger.warning("job %s is finished; what came after: %s", job.job_id, outcome)
-        if job.is_finished:
-            log_job("succeeded", job, duration)
-            return
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(LONG_ENDING, self._step_aside, job)
-        try:
-            event, details = await self._settler.settle(job, outcome)
-        finally:
-            timer.cancel()
-        log_job(event, job, duration, **details)
+    async def _run(self, job: AsyncJob) -> None:
+        if job not in self._handlers:
+            return  # given back
+        self._handlers[job] = asyncio.current_task()  # until here the loop has kept it
+        began_at = time.monotonic()
+        if (outcome := _refusal(job)) is None:
+            handler = cast(AsyncHandler, self._registry[job.job_type])
+            outcome = await run_async(handler, job)
+        self._end(job, began_at, outcome)
+        self._go_on()
 
-    async def _execute(self, job: BaseJob) -> Outcome:
-        try:
-            job.check()
-        except (RotaError, JobCancelled) as error:
-            return outcome_of(job, error)
-        for name in ("payload", "stage_input"):
-            if isinstance(value := getattr(job, name), Unreadable):
-                reason = f"the {name} cannot be read: {value.reason}"
-                return Failed(reason, name, "", is_fatal=True)
-        handler = self._registry[job.job_type]
-        if isinstance(job, Job):
+    def _run_in_thread(self, job: Job) -> None:
+        began_at = time.monotonic()
+        if (outcome := _refusal(job)) is None:
+            function = partial(run_sync, self._registry[job.job_type], job)
             try:
-                return await self.threads.run(partial(run_sync, handler, job))
+                self.threads.run(function, partial(self._on_answer, job, began_at))
+                return
             except Exception as error:  # no thread could be started, say
-                return outcome_of(job, error)
-        assert isinstance(job, AsyncJob)  # noqa: S101 - for the type checker
-        coroutine = cast(Callable[[AsyncJob], Awaitable[object]], handler)
-        task = asyncio.create_task(run_async(coroutine, job))
-        self._handlers[job] = task
-        try:
-            await asyncio.wait([task])
-        finally:
-            del self._handlers[job]
-        if task.cancelled():  # before its first step
-            return outcome_of(job, asyncio.CancelledError())
-        return task.result()
+                outcome = outcome_of(job, error)
+        self._end(job, began_at, outcome)
 
-    def _end(self, job: BaseJob, task: asyncio.Task[None]) -> None:
-        del self._running[job]
-        self._aside.discard(job)
-        self._heart.remove(job)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("job %s could not be ended: %r", job.job_id, error, exc_info=error)
+    def _on_answer(self, job: Job, began_at: float, answer: Outcome | BaseException) -> None:
+        if isinstance(answer, BaseException):
+            answer = outcome_of(job, RuntimeError(f"the thread ended by {type(answer)!r}"))
+        self._end(job, began_at, answer)
+        self._go_on()
+
+    def _end(self, job: BaseJob, began_at: float, outcome: Outcome) -> None:
+        """Go on to report how a handler ended."""
+        if job not in self._handlers:
+            return  # given back
+        del self._handlers[job]
+        self._pace.count()
+        self._endings.put(job, time.monotonic() - began_at, outcome)
+
+    def _go_on(self) -> None:
         self._start()
+        if not self.running:
+            self._at_rest.set()
+        if self.wanted or self.is_idle:
+            self._on_free()
+
+    def _give_back_late(self, last: BaseJob) -> None:
+        """Release what has waited as long as *last*: somebody else may have time for it."""
+        if last in self._waiting:
+            count = self._waiting.index(last) + 1
+            jobs = [self._waiting.popleft() for _ in range(count)]
+            task = asyncio.create_task(self._release(jobs, patience=None))
+            self._releases.add(task)
+            task.add_done_callback(self._on_released)
+
+    def _on_released(self, task: asyncio.Task[None]) -> None:
+        self._releases.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("jobs could not be given back: %r", error, exc_info=error)
         self._on_free()
+
+    async def _release(
+        self, jobs: list[BaseJob], patience: float | None = RELEASE_PATIENCE
+    ) -> None:
+        if jobs:
+            try:
+                released = await self._settler.release(jobs, patience)
+            finally:  # or they would be kept for ever, and nobody runs them
+                self._heart.remove(jobs)
+            for job in jobs:
+                log_job("released" if job.job_id in released else "lost", job)
+
+
+def _refusal(job: BaseJob) -> Outcome | None:
+    """Return how a job ends that should not be started."""
+    try:
+        job.check()
+    except (RotaError, JobCancelled) as error:
+        return outcome_of(job, error)
+    for name, value in (("payload", job.payload), ("stage_input", job.stage_input)):
+        if isinstance(value, Unreadable):
+            reason = f"the {name} cannot be read: {value.reason}"
+            return Failed(reason, name, "", is_fatal=True)
+    return None

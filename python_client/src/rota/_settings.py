@@ -7,7 +7,7 @@ from datetime import timedelta
 from math import inf
 
 from ._checks import check_name, check_range
-from ._claim_loop import MAX_BATCH
+from ._pace import MAX_BATCH
 from ._registry import Registry
 
 MAX_LEASE = 30 * 24 * 3600
@@ -18,7 +18,7 @@ def check_settings(
     name: str | None,
     queues: Sequence[str],
     concurrency: int,
-    batch: int,
+    batch: int | None,
     lease: timedelta | None,
     *,
     poll_interval: float,
@@ -37,7 +37,8 @@ def check_settings(
     if name is not None:
         check_range("the length of name", len(name), 1, 255)
     check_range("concurrency", concurrency, 1, inf)
-    check_range("batch", batch, 1, MAX_BATCH)
+    if batch is not None:
+        check_range("batch", batch, 1, MAX_BATCH)
     if lease is not None:
         check_range("lease in seconds", lease.total_seconds(), 0.001, MAX_LEASE)
     check_range("poll_interval", poll_interval, 0.001, inf)

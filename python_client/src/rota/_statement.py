@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Final
 
 from psycopg import sql
@@ -34,19 +35,30 @@ def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not UNSET}
 
 
-def call(function: str, arguments: Mapping[str, Any], row: type | None = None) -> sql.Composed:
+def call(function: str, arguments: Iterable[str], row: type | None = None) -> bytes:
     """Return ``select … from rota.function(name => %(name)s, …)``.
 
-    The columns are the fields of *row*, a dataclass; without it, the one value, whose column
-    has the function's name.
+    The columns are the fields of *row*; without it, the one value, whose column has the
+    function's name.
     """
+    return _compose(function, tuple(arguments), row)
+
+
+@cache
+def _compose(function: str, arguments: tuple[str, ...], row: type | None) -> bytes:
     named = sql.SQL(", ").join(
         sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder(name))
         for name in arguments
     )
-    columns = [field.name for field in fields(row)] if row else [function]
-    return sql.SQL("select {} from {}({})").format(
-        sql.SQL(", ").join(map(sql.Identifier, columns)),
+    statement = sql.SQL("select {} from {}({})").format(
+        sql.SQL(", ").join(map(sql.Identifier, _columns(row) if row else [function])),
         sql.Identifier("rota", function),
         named,
     )
+    return statement.as_bytes(None)
+
+
+def _columns(row: type) -> Sequence[str]:
+    if is_dataclass(row):
+        return [field.name for field in fields(row)]
+    return row._fields  # type: ignore[attr-defined,no-any-return]

@@ -28,6 +28,7 @@ from ._host import Host
 from ._job import BaseJob
 from ._log import log_start, log_stop
 from ._outage import Outage
+from ._pace import Pace
 from ._patient_calls import PatientCalls
 from ._registry import Registry
 from ._rows import ClaimedJob
@@ -46,10 +47,10 @@ LEAVE_TIMEOUT = 5.0
 class Worker:
     """Runs the jobs that its registry has handlers for.
 
-    *concurrency* handlers run at a time.  A claim takes as many jobs as can start, or *batch*
-    if that is more; the others wait in memory.  *lease* is for jobs that bring none of their
-    own.  After `stop`, running jobs have *grace_period* seconds to end.  Without *tick* the
-    upkeep is left to others.
+    *concurrency* handlers run at a time.  *batch* jobs are claimed at once, and the next when
+    half of them have started; without it, what is likely to start within 0.2 seconds.  *lease*
+    is for jobs that bring none of their own.  After `stop`, running jobs have *grace_period*
+    seconds to end.  Without *tick* the upkeep is left to others.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Worker:
         name: str | None = None,
         queues: Sequence[str] = ("default",),
         concurrency: int = 4,
-        batch: int = 1,
+        batch: int | None = None,
         lease: timedelta | None = None,
         poll_interval: float = 1.0,
         tick: bool = True,
@@ -91,14 +92,16 @@ class Worker:
             self._claims, self.name, self._queues, tick_interval if tick else None
         )
         self._loop = ClaimLoop(
-            self._claims, self._claim, self._upkeep, batch=batch, poll_interval=poll_interval
+            self._claims, self._claim, self._upkeep, poll_interval=poll_interval
         )
         self._runner = Runner(
             self._host,
             registry,
-            Settler(self._endings, self._patient),
+            self._endings,
+            Settler(self._patient),
             self._heart,
             concurrency,
+            Pace(batch),
             self._loop.wake,
         )
 

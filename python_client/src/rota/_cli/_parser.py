@@ -114,14 +114,14 @@ def _add_queue_commands(commands: Any) -> None:
 def _add_worker(commands: Any) -> None:
     add = _add(commands, "worker", _worker.work, "run jobs until SIGTERM or Ctrl-C")
 
-    def number(kind: type, name: str, default: float, what: str) -> None:
-        what += " (default: %(default)s)"
+    def number(kind: type, name: str, default: float | None, what: str) -> None:
+        what += " (default: %(default)s)" if default is not None else ""
         add.add_argument(name, type=kind, default=default, metavar="N", help=what)
 
     add.add_argument("registry", help="module:name of a rota.Registry")
     add.add_argument("--queue", action="append", help="may be repeated (default: default)")
     number(int, "--concurrency", 4, "jobs at a time")
-    number(int, "--batch", 1, "claim up to so many at once")
+    number(int, "--batch", None, "hold so many jobs (default: what starts in 0.2 seconds)")
     add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
     add.add_argument("--name", help="(default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between two claims while nothing is due")

@@ -1,0 +1,353 @@
+"""What lets a worker run many jobs: work at hand, few calls, places and threads used again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from client.workers import BackgroundWorker, wait_until
+from rota import AsyncJob, Client, Job, Registry
+from rota._pace import AHEAD, MAX_BATCH, WINDOW, Pace
+from rota._threads import Threads
+
+Drain = Callable[..., None]
+Background = Callable[..., BackgroundWorker]
+VALUE: ContextVar[str] = ContextVar("value", default="empty")
+
+
+def _calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
+    """Keep the arguments of each call of a function."""
+    original = getattr(rota.AsyncClient, name)
+    calls = []
+
+    async def keep(self: rota.AsyncClient, *args: Any) -> Any:
+        calls.append(args)
+        return await original(self, *args)
+
+    monkeypatch.setattr(rota.AsyncClient, name, keep)
+    return calls
+
+
+def _counts(db: psycopg.Connection[Any]) -> dict[str, int]:
+    return dict(db.execute("select status, count(*) from rota.job_runs group by 1").fetchall())
+
+
+def test_worker_claims_more_at_once_while_jobs_end_quickly(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = _calls(monkeypatch, "claim_jobs")
+    registry = Registry()
+
+    @registry.handler("quick")
+    async def quick(job: AsyncJob) -> None:
+        pass
+
+    for _ in range(3):
+        client.enqueue_many([{"job_type": "quick"}] * 1000)
+    drain(registry)
+
+    wanted = [call[2] for call in claims]
+    assert wanted[0] == 4
+    assert max(wanted) > 40
+    assert _counts(db) == {"succeeded": 3000}
+
+
+def test_worker_reports_many_ends_in_one_call(
+    client: Client, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finishes = _calls(monkeypatch, "finish_jobs")
+    registry = Registry()
+
+    @registry.handler("quick")
+    async def quick(job: AsyncJob) -> None:
+        pass
+
+    client.enqueue_many([{"job_type": "quick"}] * 1000)
+    drain(registry, batch=500)
+
+    assert sum(len(call[0]) for call in finishes) == 1000
+    assert len(finishes) <= 100
+
+
+def test_worker_that_got_slow_gives_back_what_it_cannot_start(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Jobs that end at once, and then as many that do not end at all."""
+    releases = _calls(monkeypatch, "release_jobs")
+    registry = Registry()
+    go_on = threading.Event()
+    registry.add("quick", lambda job: time.sleep(0.005))
+    registry.add("slow", lambda job: go_on.wait(30))
+    client.enqueue_many([{"job_type": "quick"}] * 200)
+    client.enqueue_many([{"job_type": "slow"}] * 200)
+
+    background(registry)
+
+    in_the_end = {"succeeded": 200, "running": 4, "queued": 196}
+    wait_until(lambda: _counts(db) == in_the_end, "only jobs that run")
+    attempts = "select distinct attempts from rota.jobs where status = 'queued'"
+    assert db.execute(attempts).fetchall() == [(0,)]
+    assert releases
+    go_on.set()
+    wait_until(lambda: _counts(db) == {"succeeded": 400})
+
+
+def test_a_batch_of_the_users_choice_is_not_given_back(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rota._pace.MAX_WAIT", 0.1)
+    releases = _calls(monkeypatch, "release_jobs")
+    registry = Registry()
+    registry.add("slow", lambda job: time.sleep(0.5))
+    client.enqueue_many([{"job_type": "slow"}] * 5)
+
+    background(registry, concurrency=2, batch=5)
+
+    wait_until(lambda: _counts(db) == {"succeeded": 5})
+    assert not releases
+
+
+def test_jobs_run_while_a_finish_is_under_way(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finish_jobs = rota.AsyncClient.finish_jobs
+    may_finish = threading.Event()
+    registry = Registry()
+    begun: list[int] = []
+
+    async def slow(self: rota.AsyncClient, *args: Any) -> Any:
+        while not may_finish.is_set():
+            await asyncio.sleep(0.01)
+        return await finish_jobs(self, *args)
+
+    @registry.handler("quick")
+    async def quick(job: AsyncJob) -> None:
+        begun.append(job.job_id)
+
+    monkeypatch.setattr(rota.AsyncClient, "finish_jobs", slow)
+    client.enqueue_many([{"job_type": "quick"}] * 50)
+    background(registry, concurrency=1, batch=50)
+
+    wait_until(lambda: len(begun) == 50, "the start of all jobs")
+    assert _counts(db) == {"running": 50}
+    may_finish.set()
+    wait_until(lambda: _counts(db) == {"succeeded": 50})
+
+
+def test_no_job_begins_while_very_many_ends_are_not_reported(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rota._finisher.MAX_SIZE", 30)
+    finish_jobs = rota.AsyncClient.finish_jobs
+    may_finish = threading.Event()
+    registry = Registry()
+    begun: list[int] = []
+
+    async def slow(self: rota.AsyncClient, *args: Any) -> Any:
+        while not may_finish.is_set():
+            await asyncio.sleep(0.01)
+        return await finish_jobs(self, *args)
+
+    @registry.handler("large")
+    async def large(job: AsyncJob) -> str:
+        begun.append(job.job_id)
+        return "ten chars."
+
+    monkeypatch.setattr(rota.AsyncClient, "finish_jobs", slow)
+    client.enqueue_many([{"job_type": "large"}] * 50)
+    background(registry, concurrency=1, batch=50)
+
+    wait_until(lambda: len(begun) >= 3)
+    time.sleep(0.2)
+    assert len(begun) <= 6
+    may_finish.set()
+    wait_until(lambda: _counts(db) == {"succeeded": 50})
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_job_does_not_see_the_context_of_another(
+    client: Client, drain: Drain, is_async: bool
+) -> None:
+    registry = Registry()
+    seen: list[str] = []
+
+    def look(job: Job) -> None:
+        seen.append(VALUE.get())
+        VALUE.set(f"of job {job.job_id}")
+
+    async def look_in_loop(job: AsyncJob) -> None:
+        seen.append(VALUE.get())
+        VALUE.set(f"of job {job.job_id}")
+
+    registry.add("look", look_in_loop if is_async else look)
+    client.enqueue_many([{"job_type": "look"}] * 20)
+    drain(registry, concurrency=2)
+
+    assert seen == ["empty"] * 20
+
+
+def test_a_thread_is_used_again(client: Client, drain: Drain) -> None:
+    registry = Registry()
+    threads: set[int] = set()
+    registry.add("note", lambda job: threads.add(threading.get_ident()))
+    client.enqueue_many([{"job_type": "note"}] * 100)
+
+    drain(registry, concurrency=3)
+
+    assert 1 <= len(threads) <= 3
+    wait_until(lambda: not any(t.name == "rota-job" for t in threading.enumerate()))
+
+
+def test_threads_tell_what_a_function_raises_and_go_on() -> None:
+    async def use() -> list[Any]:
+        threads = Threads()
+        answers: list[Any] = []
+        has_three = asyncio.Event()
+
+        def note(answer: Any) -> None:
+            answers.append(answer)
+            if len(answers) == 3:
+                has_three.set()
+
+        def leave() -> None:
+            raise SystemExit
+
+        for function in (lambda: 1, leave, lambda: 2):
+            threads.run(function, note)
+        await asyncio.wait_for(has_three.wait(), 10)
+        assert not threads
+        threads.close()
+        return answers
+
+    answers = asyncio.run(use())
+
+    assert {1, 2} < set(answers)
+    assert [type(answer) for answer in answers].count(SystemExit) == 1
+
+
+def test_pace_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace(None)
+    assert pace.wanted(4, 0) == 4
+    assert pace.wanted(0, 0) == 0
+
+    for _ in range(20):  # a thousand a second
+        now += WINDOW
+        for _ in range(int(1000 * WINDOW)):
+            pace.count()
+        pace.wanted(4, 0)
+    wanted = pace.wanted(0, 0)
+    assert 0.9 * 1000 * AHEAD <= wanted <= 1000 * AHEAD
+    assert pace.wanted(0, wanted // 2 - 1) == wanted
+    assert pace.wanted(0, wanted // 2) == 0
+
+    now += 3600.0
+    assert pace.wanted(4, 0) == 4
+
+
+def test_pace_holds_a_batch_of_the_users_choice() -> None:
+    assert Pace(1).wanted(0, 0) == 0
+    assert Pace(1).wanted(4, 0) == 4
+    assert Pace(10).wanted(1, 0) == 10
+    assert Pace(10).wanted(0, 4) == 10
+    assert Pace(10).wanted(0, 5) == 0
+    assert Pace(None).wanted(5000, 0) == MAX_BATCH
+
+
+def test_a_lease_lost_while_the_job_waits_is_found_at_its_start(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = Registry()
+    go_on = threading.Event()
+    ran: list[int] = []
+    registry.add("first", lambda job: go_on.wait(20))
+    registry.handler("second")(_noting(ran))
+    client.enqueue("first")
+    second = client.enqueue("second", lease=timedelta(seconds=1)).job_id
+    with caplog.at_level(logging.INFO, "rota"):
+        background(registry, concurrency=1, batch=2)
+        wait_until(lambda: _counts(db) == {"running": 2})
+        client.retry_job(second, is_forced=True)
+        client.cancel_job(second)
+        time.sleep(0.8)  # a heartbeat
+        go_on.set()
+        wait_until(lambda: _counts(db) == {"succeeded": 1, "cancelled": 1})
+        wait_until(lambda: any(m.startswith("lost ") for m in caplog.messages))
+
+    assert not ran
+
+
+def _noting(ran: list[int]) -> Callable[[AsyncJob], Any]:
+    async def note(job: AsyncJob) -> None:
+        ran.append(job.job_id)
+
+    return note
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_stop_at_full_speed_leaves_no_job_behind(
+    client: Client, db: psycopg.Connection[Any], background: Background, is_async: bool
+) -> None:
+    registry = Registry()
+    ran: list[int] = []
+    registry.add("note", _noting(ran) if is_async else lambda job: ran.append(job.job_id))
+    for _ in range(20):
+        client.enqueue_many([{"job_type": "note"}] * 1000)
+
+    worker = background(registry)
+    wait_until(lambda: len(ran) > 2000)
+    worker.stop()
+
+    left = db.execute("select distinct status, attempts from rota.jobs").fetchall()
+    assert left == [("queued", 0)]
+    done = db.execute("select id from rota.finished_jobs").fetchall()
+    assert sorted(job_id for (job_id,) in done) == sorted(ran)
+
+
+def test_connections_that_break_at_full_speed_cost_no_job(
+    client: Client, db: psycopg.Connection[Any], background: Background
+) -> None:
+    """Those for claims, for ends and for heartbeats are cut, again and again."""
+    registry = Registry()
+    ran: list[int] = []
+    registry.handler("note")(_noting(ran))
+    for _ in range(10):
+        client.enqueue_many([{"job_type": "note", "lease": timedelta(seconds=1)}] * 1000)
+    cut = (
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name like 'rota %' and datname = current_database()"
+    )
+
+    background(registry)
+    for n in range(5):
+        wait_until(lambda n=n: len(ran) > 1500 * n)  # type: ignore[misc]
+        db.execute(cut)
+
+    wait_until(lambda: _counts(db) == {"succeeded": 10_000})
+    assert len(set(ran)) == 10_000
