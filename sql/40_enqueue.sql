@@ -86,7 +86,15 @@ begin
         )
         on conflict (idempotency_key) where idempotency_key is not null do nothing
         returning j.id into v_job_id;
-        exit when found;
+        if found then
+            -- In most cases nobody sleeps, and then it shall cost no call.
+            if not (pg_try_advisory_lock(1919907936, hashtext(enqueue.queue))
+                and pg_advisory_unlock(1919907936, hashtext(enqueue.queue)))
+              and enqueue.delay is null and coalesce(enqueue.run_at <= v_now, true) then
+                perform rota._ring(enqueue.queue);
+            end if;
+            exit;
+        end if;
 
         select j.id into v_job_id from rota.jobs as j
         where j.idempotency_key = enqueue.idempotency_key;
@@ -162,6 +170,7 @@ begin
     if v_has_waits then
         perform rota._link_jobs(enqueue_many.jobs, v_ids, v_news);
     end if;
+    perform rota._ring_for_new(enqueue_many.jobs);
     return query
     select i.ordinal::integer, i.id, i.is_new
     from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal)

@@ -41,6 +41,21 @@ class ClaimedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Where a worker waits for jobs of a queue, or, without a name, for any worker's notes.
+
+    *has_watch* says that nobody is rung as long as this worker looks every few milliseconds.
+    Unless *is_sure*, jobs may be committed soon of which nobody will hear.
+    """
+
+    queue: str
+    channel: str
+    is_first: bool
+    has_watch: bool
+    is_sure: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedJob:
     """How a finish went: ``finished``, ``already_finished``, ``lost``, or ``busy`` for now."""
 
