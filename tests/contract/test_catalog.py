@@ -73,7 +73,9 @@ _GLANCE_SHARED = {"pg_try_advisory_lock_shared", "pg_advisory_unlock_shared"}
 LOCKS = {
     "tick": {"pg_try_advisory_xact_lock"},
     "wait_for_jobs": {
-        "pg_advisory_unlock_all", "pg_try_advisory_lock", "pg_advisory_lock_shared"
+        "pg_advisory_unlock_all",
+        "pg_try_advisory_lock",
+        "pg_advisory_lock_shared",
     },
     "stop_waiting": {"pg_advisory_unlock_all"},
     "enqueue": _GLANCE,

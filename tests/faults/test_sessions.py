@@ -137,7 +137,9 @@ def test_advisory_locks_of_others_stop_nothing(
     assert runs(db) == [("failed", 1)] * 2
 
 
-def test_no_function_but_tick_and_wakeups_takes_an_advisory_lock(db: psycopg.Connection[Any]) -> None:
+def test_no_function_but_tick_and_wakeups_takes_an_advisory_lock(
+    db: psycopg.Connection[Any],
+) -> None:
     takers = db.execute(
         "select p.proname from pg_proc as p "
         "where p.pronamespace = 'rota'::regnamespace and p.prosrc ~* 'advisory' order by 1"
