@@ -71,7 +71,9 @@ begin
     begin
         select r.jobs_deleted, r.partitions_created, r.partitions_dropped
         into jobs_deleted, partitions_created, partitions_dropped
-        from rota._retain(v_is_alone) as r;
+        from rota._retain(v_is_alone, not v_is_alone
+            or num_nulls(jobs_swept, jobs_fired, rechecks_done) > 0
+            or greatest(jobs_swept, jobs_fired, rechecks_done) > 0) as r;
     exception
         when others then
             raise warning 'retention failed and will be tried again: %', sqlerrm;
@@ -88,7 +90,7 @@ comment on function rota.tick() is
     'partitions ahead and forget what is old, a bounded amount per call, and return what was '
     'done; does nothing while another tick is in hand.';
 
-/* Whether a tick was recorded in the last ten seconds. */
+/* Whether a tick was recorded in the last ten seconds; where nothing happens none is. */
 create or replace function rota._was_ticked()
     returns boolean
     language plpgsql
@@ -109,10 +111,12 @@ end;
 $$;
 
 /*
- * Record a tick, unless one was recorded lately; returns whether it did.  Who is not alone in
- * his transaction may hold the row for long, and so leaves it to others for half a minute.
+ * Record a tick, unless one was recorded lately; returns whether it did.  Lately is five
+ * minutes where there was nothing to do for a minute, so that an idle database is not written
+ * to.  Who is not alone in his transaction may hold the row for long, and so leaves it to
+ * others for half a minute.
  */
-create or replace function rota._record_tick(is_alone boolean)
+create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
     returns boolean
     language plpgsql
     security definer
@@ -120,8 +124,16 @@ create or replace function rota._record_tick(is_alone boolean)
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_since constant timestamptz := v_now
-        - case when _record_tick.is_alone then interval '10 seconds' else '30 seconds' end;
+    v_since constant timestamptz := v_now - case
+        when not _record_tick.is_busy and not exists (
+            select
+            from rota.upkeep as u
+            where u.task = 'retention'
+              and u.done_at between v_now - interval '1 minute' and v_now
+        ) then interval '5 minutes'
+        when _record_tick.is_alone then '10 seconds'
+        else '30 seconds'
+    end;
 begin
     perform
     from rota.upkeep as u
@@ -143,7 +155,7 @@ begin
                 where a.pid = pg_backend_pid()
             )),
             session_user)
-    where u.task in ('tick', 'retention');
+    where u.task = 'tick' or u.task = 'retention' and _record_tick.is_busy;
     return true;
 end;
 $$;

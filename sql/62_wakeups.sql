@@ -29,7 +29,13 @@ create or replace function rota.wait_for_jobs(
     queues text[] default '{default}',
     is_on_watch boolean default false
 )
-    returns table (queue text, channel text, is_first boolean, has_watch boolean, is_sure boolean)
+    returns table (
+        queue text,
+        channel text,
+        is_first boolean,
+        has_watch boolean,
+        is_sure boolean
+    )
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
@@ -64,7 +70,7 @@ $$;
 comment on function rota.wait_for_jobs(text[], boolean) is
     'Take a door of each of these queues, and of the one of notes whose name is empty, instead '
     'of those that this session had: listen to the channels, then claim once more; has_watch '
-    'says that nobody is rung as long as this worker looks every few milliseconds; raises 22023.';
+    'says that nobody is rung while this worker looks every few milliseconds; raises 22023.';
 
 create or replace function rota.stop_waiting(queues text[] default '{default}')
     returns void

@@ -247,7 +247,7 @@ PARTS = {
     "jobs_swept": "sweep_stale_leases(integer)",
     "jobs_fired": "_fire_schedules(integer)",
     "rechecks_done": "_recheck(integer)",
-    "jobs_deleted": "_retain(boolean)",
+    "jobs_deleted": "_retain(boolean, boolean)",
 }
 
 
