@@ -71,8 +71,8 @@ begin
     begin
         select r.jobs_deleted, r.partitions_created, r.partitions_dropped
         into jobs_deleted, partitions_created, partitions_dropped
-        from rota._retain(v_is_alone, not v_is_alone
-            or num_nulls(jobs_swept, jobs_fired, rechecks_done) > 0
+        from rota._retain(v_is_alone,
+            num_nulls(jobs_swept, jobs_fired, rechecks_done) > 0
             or greatest(jobs_swept, jobs_fired, rechecks_done) > 0) as r;
     exception
         when others then
@@ -114,7 +114,7 @@ $$;
  * Record a tick, unless one was recorded lately; returns whether it did.  Lately is five
  * minutes where there was nothing to do for a minute, so that an idle database is not written
  * to.  Who is not alone in his transaction may hold the row for long, and so leaves it to
- * others for half a minute.
+ * others somewhat longer.
  */
 create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
     returns boolean
@@ -124,13 +124,15 @@ create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_is_idle constant boolean := not _record_tick.is_busy and not exists (
+        select
+        from rota.upkeep as u
+        where u.task = 'retention'
+          and u.done_at between v_now - interval '1 minute' and v_now
+    );
     v_since constant timestamptz := v_now - case
-        when not _record_tick.is_busy and not exists (
-            select
-            from rota.upkeep as u
-            where u.task = 'retention'
-              and u.done_at between v_now - interval '1 minute' and v_now
-        ) then interval '5 minutes'
+        when v_is_idle and _record_tick.is_alone then interval '5 minutes'
+        when v_is_idle then '5.5 minutes'
         when _record_tick.is_alone then '10 seconds'
         else '30 seconds'
     end;

@@ -40,6 +40,11 @@ create or replace function rota.wait_for_jobs(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    -- What a session can lock is limited, and so each queue costs the others something.
+    v_queues constant text[] := array[''] || wait_for_jobs.queues[1:100];
+    v_doors integer[] := '{}';
+    v_watches boolean[] := '{}';
 begin
     perform rota._check_names('queues', wait_for_jobs.queues);
     if wait_for_jobs.is_on_watch is null then
@@ -49,21 +54,19 @@ begin
     perform pg_advisory_unlock_all();
     -- Also where all doors of the notes are taken.
     perform pg_advisory_lock_shared(1919907936, hashtext(''));
-    -- What a session can lock is limited, and so each queue costs the others something.
-    foreach queue in array array[''] || wait_for_jobs.queues[1:100] loop
-        for v_door in 0..15 loop
-            continue when not pg_try_advisory_lock(1919907938 + v_door, hashtext(queue));
-            perform pg_advisory_lock_shared(1919907936, hashtext(queue));
-            has_watch := wait_for_jobs.is_on_watch
-                and pg_try_advisory_lock(1919907937, hashtext(queue));
-            channel := rota._channel(queue, v_door);
-            is_first := v_door = 0;
-            is_sure := pg_snapshot_xmin(pg_current_snapshot())
-                = pg_snapshot_xmax(pg_current_snapshot());
-            return next;
-            exit;
-        end loop;
+    for v_place in 1..cardinality(v_queues) loop
+        v_doors[v_place] := rota._take_door(v_queues[v_place]);
+        v_watches[v_place] := v_doors[v_place] is not null and wait_for_jobs.is_on_watch
+            and pg_try_advisory_lock(1919907937, hashtext(v_queues[v_place]));
     end loop;
+
+    -- The next id is the oldest that is not over: so there is no writer at all.  A transaction
+    -- asks for the next id once, hence after all locks.
+    is_sure := age(pg_snapshot_xmin(pg_current_snapshot())::xid) = 0;
+    return query
+    select d.queue, rota._channel(d.queue, d.door), d.door = 0, d.has_watch, is_sure
+    from unnest(v_queues, v_doors, v_watches) as d (queue, door, has_watch)
+    where d.door is not null;
 end;
 $$;
 
@@ -71,6 +74,26 @@ comment on function rota.wait_for_jobs(text[], boolean) is
     'Take a door of each of these queues, and of the one of notes whose name is empty, instead '
     'of those that this session had: listen to the channels, then claim once more; has_watch '
     'says that nobody is rung while this worker looks every few milliseconds; raises 22023.';
+
+/* Take the lowest free door of a queue, and then be among those who may be rung. */
+create or replace function rota._take_door(queue text)
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_key constant integer := hashtext(_take_door.queue);
+begin
+    for v_door in 0..15 loop
+        if pg_try_advisory_lock(1919907938 + v_door, v_key) then
+            perform pg_advisory_lock_shared(1919907936, v_key);
+            return v_door;
+        end if;
+    end loop;
+    return null;
+end;
+$$;
 
 create or replace function rota.stop_waiting(queues text[] default '{default}')
     returns void

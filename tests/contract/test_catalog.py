@@ -77,6 +77,7 @@ LOCKS = {
         "pg_try_advisory_lock",
         "pg_advisory_lock_shared",
     },
+    "_take_door": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
     "stop_waiting": {"pg_advisory_unlock_all"},
     "enqueue": _GLANCE,
     "_ring": _GLANCE | _GLANCE_SHARED,

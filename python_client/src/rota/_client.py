@@ -217,7 +217,9 @@ class Client:
             is_fatal=is_fatal,
         )
 
-    def snooze_job(self, job_id: int, lease_token: int, delay: timedelta) -> datetime | None:
+    def snooze_job(
+        self, job_id: int, lease_token: int, delay: timedelta
+    ) -> datetime | None:
         """Put a job off without burning an attempt; None if it was cancelled by request."""
         value: datetime | None = self._value(
             "snooze_job", job_id=job_id, lease_token=lease_token, delay=delay
@@ -314,7 +316,9 @@ class Client:
         )
         return value
 
-    def withdraw_effect(self, scope: str, key: str, job_id: int, lease_token: int) -> None:
+    def withdraw_effect(
+        self, scope: str, key: str, job_id: int, lease_token: int
+    ) -> None:
         """Take back the record of an effect that certainly did not happen."""
         self._value(
             "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
