@@ -34,7 +34,9 @@ create or replace function rota.wait_for_jobs(
         channel text,
         is_first boolean,
         has_watch boolean,
-        is_sure boolean
+        is_sure boolean,
+        is_due boolean,
+        has_upkeep boolean
     )
     language plpgsql
     security definer
@@ -63,17 +65,21 @@ begin
     -- The next id is the oldest that is not over: so there is no writer at all.  A transaction
     -- asks for the next id once, hence after all locks.
     is_sure := age(pg_snapshot_xmin(pg_current_snapshot())::xid) = 0;
+    is_due := rota._is_any_due(wait_for_jobs.queues, null);
+    has_upkeep := rota._has_upkeep();
     return query
-    select d.queue, rota._channel(d.queue, d.door), d.door = 0, d.has_watch, is_sure
-    from unnest(v_queues, v_doors, v_watches) as d (queue, door, has_watch)
-    where d.door is not null;
+    select
+        d.queue, case when d.door is not null then rota._channel(d.queue, d.door) end,
+        d.door is not distinct from 0, d.has_watch, is_sure, is_due, has_upkeep
+    from unnest(v_queues, v_doors, v_watches) as d (queue, door, has_watch);
 end;
 $$;
 
 comment on function rota.wait_for_jobs(text[], boolean) is
     'Take a door of each of these queues, and of the one of notes whose name is empty, instead '
-    'of those that this session had: listen to the channels, then claim once more; has_watch '
-    'says that nobody is rung while this worker looks every few milliseconds; raises 22023.';
+    'of those that this session had: listen to the channels and then claim, unless it listened '
+    'before and nothing is_due; has_watch says that nobody is rung while this worker looks '
+    'every few milliseconds; channel is null where all doors are taken; raises 22023.';
 
 /* Take the lowest free door of a queue, and then be among those who may be rung. */
 create or replace function rota._take_door(queue text)
@@ -126,6 +132,36 @@ create or replace function rota.ring_others(
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_names('queues', ring_others.queues);
+    if ring_others.job_types is null then
+        return false;
+    end if;
+    perform rota._check_names('job_types', ring_others.job_types);
+
+    if not rota._is_any_due(ring_others.queues, ring_others.job_types) then
+        return false;
+    end if;
+    perform rota._ring_doors(q.queue, 16, 'other')
+    from unnest(ring_others.queues[1:100]) as q (queue);
+    return true;
+end;
+$$;
+
+comment on function rota.ring_others(text[], text[]) is
+    'Ring all other sleepers of these queues, with the message other, if a job of another type '
+    'than these is due, and return whether one is; raises 22023.';
+
+/*
+ * Whether these queues have a due job of other types than these; or, with null, anything that a
+ * claim may have to do.  True also where a queue has more priorities than are looked at.
+ */
+create or replace function rota._is_any_due(queues text[], job_types text[])
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
     set jit = off
     set plan_cache_mode = force_generic_plan
@@ -137,16 +173,21 @@ declare
     v_queue text;
     v_priority integer;
 begin
-    perform rota._check_names('queues', ring_others.queues);
-    if ring_others.job_types is null then
-        return false;
+    if _is_any_due.job_types is null and (
+        exists (select from rota.rechecks as r where r.due_at <= v_now)
+        or exists (
+            select
+            from rota.buckets as b
+            where b.queue = any(_is_any_due.queues)
+              and b.waits_for is null
+        )
+    ) then
+        return true;
     end if;
-    perform rota._check_names('job_types', ring_others.job_types);
 
-    foreach v_queue in array ring_others.queues[1:100] loop
+    foreach v_queue in array _is_any_due.queues loop
         v_priority := -32769;
-        -- With more priorities than that the last are left to the polls.
-        for v_lane in 1..10 loop
+        for v_lane in 1..11 loop
             select j.priority
             into v_priority
             from rota.jobs as j
@@ -157,7 +198,7 @@ begin
             order by j.priority
             limit 1;
             exit when not found;
-            if exists (
+            if v_lane = 11 or exists (
                 select
                 from rota.jobs as j
                 where j.queue = v_queue
@@ -165,9 +206,9 @@ begin
                   and j.bucket is null
                   and j.status in ('queued', 'failed')
                   and j.run_at <= v_now
-                  and j.job_type <> all(ring_others.job_types)
+                  and (_is_any_due.job_types is null
+                    or j.job_type <> all(_is_any_due.job_types))
             ) then
-                perform rota._ring_doors(v_queue, 16, 'other');
                 return true;
             end if;
         end loop;
@@ -175,10 +216,6 @@ begin
     return false;
 end;
 $$;
-
-comment on function rota.ring_others(text[], text[]) is
-    'Ring all other sleepers of these queues, with the message other, if a job of another type '
-    'than these is due, and return whether one is; raises 22023.';
 
 /* Ring up to max_doors sleepers of a queue, if there are any and nobody is on watch. */
 create or replace function rota._ring(queue text, max_doors integer default 1)

@@ -210,19 +210,23 @@ class Proxy:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
         self.is_swallowing = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._sockets = [self._server]
+        self._start(self._accept)
+
+    def _start(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._threads.append(threading.Thread(target=function, args=arguments))
+        self._threads[-1].start()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with suppress(OSError):
+            while True:
                 near, _ = self._server.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._target)
-            names: set[str] = set()
-            for source, sink in ((near, far), (far, near)):
-                arguments = (source, sink, names)
-                threading.Thread(target=self._pass, args=arguments, daemon=True).start()
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                names: set[str] = set()
+                self._start(self._pass, near, far, names)
+                self._start(self._pass, far, near, names)
 
     def _pass(self, source: socket.socket, sink: socket.socket, names: set[str]) -> None:
         with suppress(OSError):
@@ -236,7 +240,13 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._server.close()
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for one in self._sockets:
+            one.close()
 
 
 @pytest.fixture

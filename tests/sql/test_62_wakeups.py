@@ -36,7 +36,8 @@ class Sleeper:
         self._heard: list[psycopg.Notify] = []
         db.add_notify_handler(self._heard.append)
         for door in self.doors.values():
-            db.execute(f'listen "{door.channel}"')  # type: ignore[arg-type]
+            if door.channel is not None:
+                db.execute(f'listen "{door.channel}"')  # type: ignore[arg-type]
 
     def heard(self) -> list[tuple[str, str]]:
         """Return the queue and the message of each ring since the last time."""
@@ -81,7 +82,9 @@ def test_wait_for_jobs_again_moves_up_to_a_door_that_was_left(db, connect):
 def test_wait_for_jobs_has_sixteen_doors_and_no_seat_for_more(connect):
     sleepers = [Sleeper(connect()) for _ in range(18)]
 
-    assert [len(sleeper.doors) for sleeper in sleepers] == [2] * 16 + [0] * 2
+    channels = [[d.channel for d in sleeper.doors.values()] for sleeper in sleepers]
+    assert all(all(some) for some in channels[:16])
+    assert channels[16:] == [[None, None], [None, None]]
 
 
 def test_wait_for_jobs_is_sure_unless_a_writer_is_under_way(db, connect):
@@ -95,6 +98,35 @@ def test_wait_for_jobs_is_sure_unless_a_writer_is_under_way(db, connect):
     assert not Sleeper(db).doors["default"].is_sure
     writer.commit()
     assert Sleeper(db).doors["default"].is_sure
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_due"),
+    [
+        ({}, True),
+        ({"priority": 7}, True),
+        ({"delay": "1 h"}, False),
+        ({"queue": "other"}, False),
+        ({"limit_key": "k"}, True),
+    ],
+)
+def test_wait_for_jobs_says_whether_anything_is_due(db, arguments, is_due):
+    enqueue(db, delay="1 h", priority=-5)
+
+    enqueue(db, **arguments)
+
+    assert Sleeper(db).doors["default"].is_due is is_due
+
+
+def test_wait_for_jobs_says_whether_a_tick_would_do_anything(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    fresh = Sleeper(db).doors[NOTES].has_upkeep
+    one(db, "tick")
+    done = Sleeper(db).doors[NOTES].has_upkeep
+    running(db)
+    clock.advance("2 minutes")
+
+    assert (fresh, done, Sleeper(db).doors[NOTES].has_upkeep) == (True, False, True)
 
 
 def test_wait_for_jobs_takes_no_transaction_id_and_writes_nothing(db):

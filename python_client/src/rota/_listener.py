@@ -3,7 +3,8 @@
 The listener has a connection of its own, which holds its doors and hears their channels, and
 a task of its own: `go` says where to be and returns at once, so a connection that hangs never
 delays a claim.  It calls *on_ring* when it is rung, and *on_arrival* when it has come to its
-doors, or lost them: jobs that came before rang nobody, and have to be looked for.
+doors, or lost them: jobs that came before rang nobody, and have to be looked for.  Where it is
+known that there are none it calls *on_calm*.
 
 Behind a pooler in transaction mode nothing would be heard and the locks of the doors would
 stay with a connection of others.  So first of all it sends itself a message by way of another
@@ -73,6 +74,7 @@ class Listener:
         self._must_move = self._must_ring_others = False
         self.on_ring: Callable[[str], None] = lambda message: None
         self.on_arrival: Callable[[], None] = lambda: None
+        self.on_calm: Callable[[], None] = lambda: None
         self.is_on = False
         self.place = Place.AWAY
         self.doors: list[Door] = []
@@ -165,7 +167,8 @@ class Listener:
             await client.stop_waiting(self._queues)
             return
         doors = await client.wait_for_jobs(self._queues, place is Place.WATCH)
-        channels = {door.channel for door in doors}
+        channels = {door.channel for door in doors if door.channel}
+        has_heard = channels == self._channels
         changes = [
             sql.SQL("{} {}").format(sql.SQL(word), sql.Identifier(channel))
             for word, some in (
@@ -180,7 +183,10 @@ class Listener:
         self.place = Place.WATCH if any(door.has_watch for door in doors) else Place.DOOR
         if self._wanted is Place.WATCH:
             self._wanted = self.place  # another is on watch already
-        self.on_arrival()
+        if has_heard and not any(door.is_due for door in doors):
+            self.on_calm()
+        else:
+            self.on_arrival()
 
     async def _listen(
         self, connection: AsyncConnection[Any], event: asyncio.Event, seconds: float

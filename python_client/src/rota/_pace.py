@@ -48,12 +48,17 @@ class Pace:
         if self._listener is not None:
             self._listener.on_ring = self._ring
             self._listener.on_arrival = self._arrive
+            self._listener.on_calm = self._calm
 
     @property
     def is_follower(self) -> bool:
-        """Whether another worker that sleeps does the upkeep."""
-        doors = self._listener.doors if self._listener is not None else []
-        return bool(doors) and not any(door.is_first for door in doors if not door.queue)
+        """Whether another worker that sleeps does the upkeep, and has left nothing to do."""
+        listener = self._listener
+        if listener is None or listener.place is Place.AWAY:
+            return False
+        return not any(
+            door.is_first or door.has_upkeep for door in listener.doors if not door.queue
+        )
 
     def is_due(self) -> bool:
         """Return whether to claim now; who rings from now on wants another claim."""
@@ -88,10 +93,12 @@ class Pace:
         else:
             pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
             if self._listener is not None and self._listener.is_on:
-                pause = self._wait(self._listener, pause, found == 0, is_near)
+                pause = self._wait(self._listener, pause, is_empty=found == 0, is_near=is_near)
             self.claim_at = 0.0 if self._is_rung else now + pause
 
-    def _wait(self, listener: Listener, pause: float, is_empty: bool, is_near: bool) -> float:
+    def _wait(
+        self, listener: Listener, pause: float, *, is_empty: bool, is_near: bool
+    ) -> float:
         """Choose a place; return how long to stay there if nobody rings."""
         self._must_move_up = False
         if listener.wanted is Place.AWAY:
@@ -132,10 +139,21 @@ class Pace:
         self._come()
 
     def _arrive(self) -> None:
-        doors = self._listener.doors if self._listener is not None else []
-        is_sure = all(door.is_sure for door in doors)
-        self._doubts = chain(() if is_sure else DOUBTS, repeat(inf))
+        self._doubt()
         self._come()
+
+    def _calm(self) -> None:
+        self._doubt()
+        if self._listener is not None and self.claim_at > 0.0:
+            pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
+            pause = self._wait(self._listener, pause, is_empty=True, is_near=False)
+            self.claim_at = time.monotonic() + pause
+            self._wake()
+
+    def _doubt(self) -> None:
+        doors = self._listener.doors if self._listener is not None else []
+        is_sure = all(door.is_sure for door in doors if door.channel)
+        self._doubts = chain(() if is_sure else DOUBTS, repeat(inf))
 
     def _come(self) -> None:
         self._must_move_up = False

@@ -44,15 +44,19 @@ class ClaimedJob:
 class Door:
     """Where a worker waits for jobs of a queue, or, without a name, for any worker's notes.
 
-    *has_watch* says that nobody is rung as long as this worker looks every few milliseconds.
-    Unless *is_sure*, jobs may be committed soon of which nobody will hear.
+    *channel* is None where all doors are taken.  While one *has_watch* and looks every few
+    milliseconds nobody is rung.  Unless *is_sure*, jobs may be committed soon of which nobody
+    will hear.  *is_due* is whether there is something to claim in any of the queues,
+    *has_upkeep* whether a tick would find something to do.
     """
 
     queue: str
-    channel: str
+    channel: str | None
     is_first: bool
     has_watch: bool
     is_sure: bool
+    is_due: bool
+    has_upkeep: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

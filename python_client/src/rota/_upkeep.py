@@ -22,7 +22,7 @@ logger = logging.getLogger("rota")
 REPORT_INTERVAL = 30.0
 IDLE_REPORT_INTERVAL = 300.0
 FOLLOWER_FACTOR = 5
-"""So many times less often those tick who wait while another is first at the door."""
+"""So many times less often those look whether to tick who are not first at the door."""
 
 
 class Upkeep:
@@ -54,11 +54,13 @@ class Upkeep:
         try:
             if time.monotonic() >= self._tick_at:
                 pause = self._interval * random.uniform(0.8, 1.2)  # noqa: S311
-                pause *= FOLLOWER_FACTOR if is_idle and is_follower else 1
-                self._tick_at = time.monotonic() + pause
-                report = await self._database.call_read_committed(AsyncClient.tick)
-                if report.has_more:
-                    self._tick_at = 0.0  # claims get their turn between two ticks
+                if is_idle and is_follower:
+                    self._tick_at = time.monotonic() + FOLLOWER_FACTOR * pause
+                else:
+                    self._tick_at = time.monotonic() + pause
+                    report = await self._database.call_read_committed(AsyncClient.tick)
+                    if report.has_more:
+                        self._tick_at = 0.0  # claims get their turn between two ticks
             if time.monotonic() >= self._reported_at + self._report_interval:
                 await self._report()
         except (psycopg.Error, RotaError) as error:
