@@ -105,6 +105,7 @@ class Listener:
                 pause = PROBE_INTERVAL
                 if await self._hears():
                     failures = 0
+                    self._connection.prepare_threshold = 3  # it is nobody else's
                     self._tell_on()
                     await self._serve(self._connection)
                 self._tell_off("no message arrives, as behind a pooler in transaction mode")
