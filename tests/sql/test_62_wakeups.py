@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import psycopg
 import pytest
 
+from rota._embedded import EmbeddedPostgres, find_binaries
 from sql.helpers import (
     Db,
     call,
@@ -439,3 +442,39 @@ def test_wait_for_jobs_takes_the_first_hundred_queues(db):
 
     assert len(call(db, "wait_for_jobs", queues=queues)) == 101
     call(db, "stop_waiting", queues=queues)
+
+
+def fill(db: Db, share: float) -> None:
+    """Fill the queue of messages to more than *share*, or until the server refuses."""
+    while scalar(db, "select pg_notification_queue_usage()") <= share:
+        db.execute("select pg_notify('spam', repeat('x', 7900))")
+
+
+def test_enqueue_commits_though_somebody_has_filled_the_queue_of_messages(admin, psql, sql_dir):
+    """A session listens and idles in a transaction, so no message is ever forgotten."""
+    if admin.info.server_version < 170000:
+        pytest.skip("the queue of this server holds 8 GB")
+    bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
+    settings = ["max_notify_queue_pages=64"]
+    with EmbeddedPostgres(bindir=bindir, settings=settings) as server:
+        psql(server.url("postgres"), "-f", sql_dir / "install.sql")
+        connections = [psycopg.connect(server.url("postgres"), autocommit=True) for _ in "1234"]
+        idler, filler, sleeping, db = connections
+        idler.execute("listen spam")
+        idler.execute("begin")
+        idler.execute("select 1")
+        sleeper = Sleeper(sleeping)
+
+        enqueue(db)
+        heard = sleeper.rung()
+        fill(filler, 0.5)
+        enqueue(db)
+        quiet = sleeper.rung()
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+            fill(filler, 2.0)
+        enqueue(db)
+
+        assert (heard, quiet) == (["default"], [])
+        assert scalar(db, "select count(*) from rota.jobs") == 3
+        for connection in connections:
+            connection.close()
