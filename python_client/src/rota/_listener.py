@@ -27,6 +27,8 @@ from psycopg import AsyncConnection, Notify, sql
 
 from ._async_client import AsyncClient
 from ._database import Database, backoff
+from ._errors import RotaError
+from ._messages import hear
 from ._rows import Door
 
 logger = logging.getLogger("rota")
@@ -66,7 +68,8 @@ class Listener:
         self._poll_interval = poll_interval
         self._connection: AsyncConnection[Any] | None = None
         self._channels: set[str] = set()
-        self._probe = ""
+        # Always the same one: a pooler may keep listening to it for us.
+        self._probe = f"rota_probe_{secrets.token_hex(6)}"
         self._is_told_off = False
         self._asked = asyncio.Event()
         self._heard = asyncio.Event()
@@ -109,7 +112,7 @@ class Listener:
                     self._tell_on()
                     await self._serve(self._connection)
                 self._tell_off("no message arrives, as behind a pooler in transaction mode")
-            except (psycopg.Error, TimeoutError, OSError) as error:
+            except (psycopg.Error, RotaError, TimeoutError, OSError) as error:
                 self._tell_off(" ".join(str(error).split()) or "the connection hangs")
                 failures += 1
                 pause = backoff(failures)
@@ -124,7 +127,6 @@ class Listener:
     async def _hears(self) -> bool:
         """Return whether a message of another connection arrives; no lock is held yet."""
         assert self._connection is not None  # noqa: S101 - for the type checker
-        self._probe = f"rota_probe_{secrets.token_hex(6)}"
         channel = sql.Identifier(self._probe)
         self._heard.clear()
         self._channels = set()
@@ -135,7 +137,7 @@ class Listener:
         )
         deadline = time.monotonic() + PROBE_PATIENCE
         while not self._heard.is_set() and (left := deadline - time.monotonic()) > 0:
-            await self._listen(self._connection, self._heard, left)
+            await hear(self._connection, self._hear, self._heard, left)
         async with asyncio.timeout(PATIENCE):
             await self._connection.execute(sql.SQL("unlisten {}").format(channel))
         return self._heard.is_set()
@@ -145,7 +147,7 @@ class Listener:
         self._must_move = self._wanted is not Place.AWAY
         self.on_arrival()
         while True:
-            await self._listen(connection, self._asked, CHECK_INTERVAL)
+            await hear(connection, self._hear, self._asked, CHECK_INTERVAL)
             is_silent = not self._asked.is_set()
             self._asked.clear()
             async with asyncio.timeout(PATIENCE):
@@ -182,41 +184,12 @@ class Listener:
             await connection.execute(sql.SQL("; ").join(changes))
         self._channels, self.doors = channels, doors
         self.place = Place.WATCH if any(door.has_watch for door in doors) else Place.DOOR
-        if self._wanted is Place.WATCH:
+        if place is self._wanted is Place.WATCH:
             self._wanted = self.place  # another is on watch already
         if has_heard and not any(door.is_due for door in doors):
             self.on_calm()
         else:
             self.on_arrival()
-
-    async def _listen(
-        self, connection: AsyncConnection[Any], event: asyncio.Event, seconds: float
-    ) -> None:
-        """Hear messages until *event*, or until it is time; raise if the connection is gone."""
-        loop = asyncio.get_running_loop()
-        errors: list[psycopg.Error] = []
-
-        def read() -> None:
-            try:
-                connection.pgconn.consume_input()
-                while (notify := connection.pgconn.notifies()) is not None:
-                    channel, message = notify.relname.decode(), notify.extra.decode()
-                    self._hear(Notify(channel, message, notify.be_pid))
-            except psycopg.Error as error:
-                errors.append(error)
-                event.set()
-
-        socket = connection.fileno()
-        loop.add_reader(socket, read)
-        try:
-            async with asyncio.timeout(seconds):
-                await event.wait()
-        except TimeoutError:
-            pass
-        finally:
-            loop.remove_reader(socket)
-        if errors:
-            raise errors[0]
 
     def _hear(self, notify: Notify) -> None:
         if notify.channel == self._probe:
