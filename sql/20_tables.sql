@@ -239,7 +239,9 @@ create table rota.upkeep (
     done_by text
 );
 
-comment on table rota.upkeep is 'When each part of the upkeep was last done, and by whom.';
+comment on table rota.upkeep is
+    'When each part of the upkeep was last done or, for retention, last found something to do, '
+    'and by whom.';
 
 create table rota.upgrade_log (
     id integer primary key,

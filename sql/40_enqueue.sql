@@ -13,6 +13,9 @@
  * for each other in one direction only and cannot deadlock.  When a job that was found has
  * ended meanwhile, all that was inserted is given up and the whole done again: to insert one
  * more key while holding later ones would be the other direction.
+ *
+ * Last of all a due job asks whether a worker sleeps (62_wakeups.sql), and that costs no call
+ * where none does.
  */
 
 create or replace function rota.enqueue(
@@ -69,22 +72,19 @@ begin
       is distinct from ('keep', false, 'cancel') or num_nonnulls(
         enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
         enqueue.after, enqueue.before, enqueue.limit_key) > 0 then
-        return rota._enqueue_special(rota._new_job(
-                enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at, enqueue.delay,
-                enqueue.priority, enqueue.max_attempts, enqueue.lease, enqueue.backoff,
-                enqueue.idempotency_key, enqueue.ordering_key, enqueue.skip_dead,
-                enqueue.after, enqueue.if_parent_dead, enqueue.limit_key),
-            enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at, enqueue.max_wait,
-            enqueue.run_at is not null or enqueue.delay is not null, enqueue.skip_dead,
-            enqueue.after, enqueue.before, enqueue.if_parent_dead);
+        return rota._enqueue_special(rota._new_job(enqueue.job_type, enqueue.payload,
+                enqueue.queue, enqueue.run_at, enqueue.delay, enqueue.priority,
+                enqueue.max_attempts, enqueue.lease, enqueue.backoff, enqueue.idempotency_key,
+                enqueue.ordering_key, enqueue.skip_dead, enqueue.after, enqueue.if_parent_dead,
+                enqueue.limit_key), enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at,
+            enqueue.max_wait, enqueue.run_at is not null or enqueue.delay is not null,
+            enqueue.skip_dead, enqueue.after, enqueue.before, enqueue.if_parent_dead);
     end if;
-
     loop
         insert into rota.jobs as j (
             queue, job_type, payload, priority, max_attempts, lease, backoff,
             idempotency_key, bucket, status, run_at, created_at, updated_at
-        )
-        values (
+        ) values (
             enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
             coalesce(enqueue.max_attempts, (
                 select q.max_attempts from rota.queues as q where q.queue = enqueue.queue), 10),
@@ -98,11 +98,15 @@ begin
         on conflict (idempotency_key) where idempotency_key is not null do nothing
         returning j.id into v_job_id;
         exit when found;
-
         select j.id into v_job_id from rota.jobs as j
         where j.idempotency_key = enqueue.idempotency_key;
         exit when found;
     end loop;
+    if coalesce(enqueue.run_at, v_now + enqueue.delay, v_now) <= v_now
+      and not (pg_try_advisory_lock(1919907936, hashtext(enqueue.queue))
+        and pg_advisory_unlock(1919907936, hashtext(enqueue.queue))) then
+        perform rota._ring(enqueue.queue);
+    end if;
     return v_job_id;
 end;
 $$;
@@ -135,6 +139,7 @@ begin
         select i.ordinal::integer, i.id, true
         from unnest(rota._insert_plain_jobs(enqueue_many.jobs))
             with ordinality as i (id, ordinal);
+        perform rota._ring_for_new(enqueue_many.jobs);
         return;
     end if;
 
@@ -182,6 +187,7 @@ begin
     if v_has_waits then
         perform rota._link_jobs(enqueue_many.jobs, v_ids, v_news);
     end if;
+    perform rota._ring_for_new(enqueue_many.jobs);
     return query
     select i.ordinal::integer, i.id, i.is_new
     from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal)

@@ -246,6 +246,10 @@ begin
         e.rerun_run_at, v_now, v_now
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null;
+    perform rota._ring(e.queue)
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where e.rerun_payload is not null
+      and e.rerun_run_at <= v_now;
 
     insert into rota.stuck_keys (ordering_key, job_id, stuck_since)
     select e.ordering_key, e.id, v_now
@@ -268,6 +272,7 @@ begin
       -- An older snapshot does not show who has come to wait for it.
       and (d.next_run_at is null
         or current_setting('transaction_isolation') <> 'read committed');
+    perform rota._ring('');
 end;
 $$;
 

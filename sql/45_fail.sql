@@ -282,5 +282,6 @@ begin
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running'
     returning j.id, j.run_at;
+    perform rota._ring_for(_give_back.job_ids);
 end;
 $$;

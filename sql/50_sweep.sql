@@ -85,15 +85,40 @@ begin
     end loop;
 
     if v_swept < _sweep.max_jobs and not _sweep.is_one_by_one then
-        perform rota._keep_lane_hint('sweep', array[
-            case
-                when isfinite(v_since) then (rota._lane_hint('sweep'))[1]
-                else extract(epoch from v_now + least(
-                    21 * (rota.now() - v_now), interval '1 minute')) * 1000000
-            end,
-            extract(epoch from v_now) * 1000000]::bigint[]);
+        perform rota._keep_sweep(v_now, not isfinite(v_since));
     end if;
     return v_swept;
+end;
+$$;
+
+/*
+ * Whether a lease has ended; true without a look when one from the start would take long, and
+ * is due: then the sweep does it.
+ */
+create or replace function rota._has_stale_leases()
+    returns boolean
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_since timestamptz := timestamptz '-infinity';
+begin
+    if (rota._lane_hint('sweep'))[3] > 5000 then
+        v_since := rota._swept_until(v_now, false);
+        if not isfinite(v_since) then
+            return true;
+        end if;
+    end if;
+    return exists (
+        select
+        from rota.jobs as j
+        where j.status = 'running'
+          and j.locked_until < v_now
+          and j.locked_until >= v_since
+    );
 end;
 $$;
 
@@ -115,6 +140,26 @@ begin
         return timestamptz '-infinity';
     end if;
     return 'epoch'::timestamptz + v_hint[2] * interval '1 microsecond' - interval '10 ms';
+end;
+$$;
+
+/* The hint: when a look from the start is due, until when was swept, and what the last cost. */
+create or replace function rota._keep_sweep(moment timestamptz, was_full boolean)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_hint bigint[] := rota._lane_hint('sweep');
+begin
+    if _keep_sweep.was_full then
+        v_hint[3] := (extract(epoch from rota.now() - _keep_sweep.moment) * 1000000)::bigint;
+        v_hint[1] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint
+            + least(21 * v_hint[3], 60000000);
+    end if;
+    v_hint[2] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint;
+    perform rota._keep_lane_hint('sweep', v_hint);
 end;
 $$;
 

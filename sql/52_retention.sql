@@ -19,7 +19,7 @@
  * warning, and everything else goes its way.
  */
 
-create or replace function rota._retain(is_alone boolean)
+create or replace function rota._retain(is_alone boolean, is_busy boolean)
     returns table (
         jobs_deleted integer,
         partitions_created integer,
@@ -36,13 +36,14 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_step text;
+    v_others integer := 0;
 begin
     jobs_deleted := 0;
     partitions_created := 0;
     partitions_dropped := 0;
 
     -- At most once in ten seconds, and by one caller at a time.
-    if not rota._record_tick(_retain.is_alone) then
+    if not rota._record_tick(_retain.is_alone, _retain.is_busy) then
         return next;
         return;
     end if;
@@ -55,13 +56,13 @@ begin
             if v_step = 'jobs' then
                 jobs_deleted := rota._delete_old_jobs(5000);
             elsif v_step = 'errors' then
-                perform rota._delete_old_errors(5000);
+                v_others := v_others + rota._delete_old_errors(5000);
             elsif v_step = 'keys' then
-                perform rota._forget_keys(5000);
+                v_others := v_others + rota._forget_keys(5000);
             elsif v_step = 'effects' then
-                perform rota._forget_effects(5000);
+                v_others := v_others + rota._forget_effects(5000);
             elsif v_step = 'fires' then
-                perform rota._forget_fires(5000);
+                v_others := v_others + rota._forget_fires(5000);
             elsif v_step = 'limits' then
                 perform rota._forget_limits(5000);
             elsif v_step = 'workers' then
@@ -77,6 +78,16 @@ begin
                 raise warning 'retention of % failed, to be tried again: %', v_step, sqlerrm;
         end;
     end loop;
+
+    if greatest(jobs_deleted, v_others, partitions_created, partitions_dropped) > 0 then
+        -- There may be more.
+        update rota.upkeep as u
+        set done_at = v_now,
+            done_by = t.done_by
+        from rota.upkeep as t
+        where u.task = 'retention'
+          and t.task = 'tick';
+    end if;
     return next;
 end;
 $$;
@@ -152,11 +163,13 @@ end;
 $$;
 
 create or replace function rota._delete_old_errors(max_rows integer)
-    returns void
+    returns integer
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_deleted integer;
 begin
     delete from rota.job_errors as e
     where (e.job_id, e.lease_token) in (
@@ -168,15 +181,19 @@ begin
         limit _delete_old_errors.max_rows
         for update skip locked
     );
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
 end;
 $$;
 
 create or replace function rota._forget_keys(max_rows integer)
-    returns void
+    returns integer
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_deleted integer;
 begin
     delete from rota.idempotency_keys as k
     where k.idempotency_key in (
@@ -187,16 +204,20 @@ begin
         limit _forget_keys.max_rows
         for update skip locked
     );
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
 end;
 $$;
 
 /* Delete up to max_rows records of effects; one whose lease is held is still needed. */
 create or replace function rota._forget_effects(max_rows integer)
-    returns void
+    returns integer
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_deleted integer;
 begin
     with old as materialized (
         select e.scope, e.key
@@ -211,6 +232,8 @@ begin
     using old as o
     where e.scope = o.scope
       and e.key = o.key;
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
 end;
 $$;
 

@@ -49,6 +49,10 @@ begin
         return next;
         return;
     end if;
+    if not rota._has_upkeep() then
+        return query select 0, 0, 0, 0, 0, 0, false, false;
+        return;
+    end if;
 
     begin
         jobs_swept := rota.sweep_stale_leases(1000);
@@ -71,7 +75,9 @@ begin
     begin
         select r.jobs_deleted, r.partitions_created, r.partitions_dropped
         into jobs_deleted, partitions_created, partitions_dropped
-        from rota._retain(v_is_alone) as r;
+        from rota._retain(v_is_alone,
+            num_nulls(jobs_swept, jobs_fired, rechecks_done) > 0
+            or greatest(jobs_swept, jobs_fired, rechecks_done) > 0) as r;
     exception
         when others then
             raise warning 'retention failed and will be tried again: %', sqlerrm;
@@ -88,7 +94,43 @@ comment on function rota.tick() is
     'partitions ahead and forget what is old, a bounded amount per call, and return what was '
     'done; does nothing while another tick is in hand.';
 
-/* Whether a tick was recorded in the last ten seconds. */
+/*
+ * Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
+ * looking at each part.
+ */
+create or replace function rota._has_upkeep()
+    returns boolean
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    return rota._has_stale_leases() or exists (
+        select from rota.job_definitions as d where d.next_run_at <= v_now
+    ) or exists (
+        select from rota.rechecks as r where r.due_at <= v_now
+    ) or exists (
+        select
+        from rota.upkeep as u
+        join rota.upkeep as r on r.task = 'retention'
+        where u.task = 'tick'
+          and u.done_at not between v_now - case
+              when r.done_at between v_now - interval '1 minute' and v_now
+              then interval '10 seconds'
+              else '5 minutes'
+          end and v_now
+    );
+end;
+$$;
+
+/* Whether a tick was recorded in the last ten seconds; where nothing happens none is. */
 create or replace function rota._was_ticked()
     returns boolean
     language plpgsql
@@ -109,10 +151,12 @@ end;
 $$;
 
 /*
- * Record a tick, unless one was recorded lately; returns whether it did.  Who is not alone in
- * his transaction may hold the row for long, and so leaves it to others for half a minute.
+ * Record a tick, unless one was recorded lately; returns whether it did.  Lately is five
+ * minutes where there was nothing to do for a minute, so that an idle database is not written
+ * to.  Who is not alone in his transaction may hold the row for long, and so leaves it to
+ * others somewhat longer.
  */
-create or replace function rota._record_tick(is_alone boolean)
+create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
     returns boolean
     language plpgsql
     security definer
@@ -120,8 +164,18 @@ create or replace function rota._record_tick(is_alone boolean)
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_since constant timestamptz := v_now
-        - case when _record_tick.is_alone then interval '10 seconds' else '30 seconds' end;
+    v_is_idle constant boolean := not _record_tick.is_busy and not exists (
+        select
+        from rota.upkeep as u
+        where u.task = 'retention'
+          and u.done_at between v_now - interval '1 minute' and v_now
+    );
+    v_since constant timestamptz := v_now - case
+        when v_is_idle and _record_tick.is_alone then interval '5 minutes'
+        when v_is_idle then '5.5 minutes'
+        when _record_tick.is_alone then '10 seconds'
+        else '30 seconds'
+    end;
 begin
     perform
     from rota.upkeep as u
@@ -143,7 +197,7 @@ begin
                 where a.pid = pg_backend_pid()
             )),
             session_user)
-    where u.task in ('tick', 'retention');
+    where u.task = 'tick' or u.task = 'retention' and _record_tick.is_busy;
     return true;
 end;
 $$;

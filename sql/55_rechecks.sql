@@ -32,6 +32,9 @@ begin
     where j.id = any(_note_new.job_ids)
       and j.status = 'blocked'
       and n.subject is not null;
+    if found then
+        perform rota._ring('');
+    end if;
 end;
 $$;
 

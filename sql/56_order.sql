@@ -79,6 +79,7 @@ begin
         updated_at = rota.now()
     where j.id = _unblock.job_id
       and j.status = 'blocked';
+    perform rota._ring_for(array[_unblock.job_id]);
 end;
 $$;
 
@@ -125,5 +126,6 @@ begin
       and s.job_id = _unstick.job_id;
     insert into rota.rechecks (due_at, kind, subject)
     values (rota.now(), 'order', _unstick.ordering_key);
+    perform rota._ring('');
 end;
 $$;

@@ -254,6 +254,7 @@ begin
         insert into rota.rechecks (due_at, kind, subject)
         select rota.now(), 'parent', p.id::text
         from unnest(_settle_parents.parent_ids) as p (id);
+        perform rota._ring('');
         return;
     end if;
     with freed as (
@@ -272,6 +273,7 @@ begin
     insert into rota.rechecks (due_at, kind, subject)
     select distinct rota.now(), 'job', c.job_id::text
     from (select f.job_id from freed as f union all select f.job_id from failed as f) as c;
+    perform rota._ring('');
 end;
 $$;
 

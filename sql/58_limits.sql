@@ -454,6 +454,9 @@ begin
         order by r.due_at desc, r.id desc
         limit 1
     ) is not true;
+    if found and _note.due_at <= rota.now() then
+        perform rota._ring('');
+    end if;
 end;
 $$;
 
@@ -642,7 +645,11 @@ begin
         insert into rota.buckets (queue, bucket, priority, run_at, turn_at)
         values (c_queue, c_bucket, v_priority, v_run_at, v_run_at)
         on conflict do nothing;
-        return found;
+        if not found then
+            return false;
+        end if;
+        perform rota._ring(c_queue);
+        return true;
     elsif v_known <= v_priority and c_ageing is null then
         return true;
     end if;
@@ -756,6 +763,7 @@ begin
         set waits_for = null
         where b.queue = v_queue
           and b.bucket = any(v_buckets);
+        perform rota._ring(v_queue);
         v_is_done := v_is_done and (
             cardinality(v_buckets) = _wake.max_buckets or not exists (
                 select

@@ -443,6 +443,7 @@ begin
     if v_blocked is not null then
         perform rota._note_new(v_blocked);
     end if;
+    perform rota._ring_for(_make_jobs.ids);
 end;
 $$;
 
@@ -542,11 +543,13 @@ $$;
 
 /* Delete up to max_rows planned times; last_run_at stands for them. */
 create or replace function rota._forget_fires(max_rows integer)
-    returns void
+    returns integer
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_deleted integer;
 begin
     delete from rota.fires as f
     where (f.definition, f.scheduled_for) in (
@@ -557,5 +560,7 @@ begin
         limit _forget_fires.max_rows
         for update skip locked
     );
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
 end;
 $$;

@@ -20,24 +20,6 @@ values
     ('producer', 'function', 'enqueue'),
     ('producer', 'function', 'enqueue_many'),
     ('producer', 'function', 'start_pipeline'),
-    ('worker', 'function', 'claim_jobs'),
-    ('worker', 'function', 'finish_job'),
-    ('worker', 'function', 'finish_and_claim'),
-    ('worker', 'function', 'finish_jobs'),
-    ('worker', 'function', 'fail_job'),
-    ('worker', 'function', 'snooze_job'),
-    ('worker', 'function', 'release_jobs'),
-    ('worker', 'function', 'heartbeat'),
-    ('worker', 'function', 'heartbeat_jobs'),
-    ('worker', 'function', 'set_progress'),
-    ('worker', 'function', 'report_worker'),
-    ('worker', 'function', 'forget_worker'),
-    ('worker', 'function', 'record_effect'),
-    ('worker', 'function', 'complete_effect'),
-    ('worker', 'function', 'withdraw_effect'),
-    ('worker', 'function', 'effect_result'),
-    ('worker', 'function', 'sweep_stale_leases'),
-    ('worker', 'function', 'tick'),
     ('worker', 'procedure', 'tick_loop'),
     ('observer', 'view', 'job_runs'),
     ('observer', 'view', 'queue_stats'),
@@ -81,6 +63,14 @@ values
     ('operator', 'function', 'stop_ticker'),
     ('operator', 'function', 'sweep_stale_leases'),
     ('operator', 'function', 'grant_statements')
+union all
+select 'worker', 'function', f.name
+from unnest(
+    '{claim_jobs,finish_job,finish_jobs,finish_and_claim,fail_job,snooze_job,release_jobs,'
+    'heartbeat,'
+    'heartbeat_jobs,set_progress,record_effect,complete_effect,withdraw_effect,effect_result,'
+    'report_worker,forget_worker,wait_for_jobs,stop_waiting,ring_others,'
+    'sweep_stale_leases,tick}'::text[]) as f (name)
 union all
 -- The views compute ages with now(), as whoever asks.
 select a.access, 'function', f.name

@@ -70,6 +70,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \endif
 \ir 60_pg_cron.sql
 \ir 61_fire.sql
+\ir 62_wakeups.sql
 \ir 63_round_trip.sql
 \ir 70_views.sql
 \if :{?with_roles}

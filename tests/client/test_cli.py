@@ -89,14 +89,14 @@ def test_status_says_that_nobody_ticks(run: Callable[..., str], clock: Clock) ->
 
     never = run("status")
     run("tick")
-    clock.set("2026-03-27 12:01+00")
+    clock.set("2026-03-27 12:05+00")
     fresh = run("status")
-    clock.set("2026-03-27 12:03+00")
+    clock.set("2026-03-27 12:08+00")
     late = run("status")
 
     assert f"\nnobody has ticked yet: {help_}" in never
     assert "nobody has ticked" not in fresh
-    assert f"\nnobody has ticked for 3 min: {help_}" in late
+    assert f"\nnobody has ticked for 8 min: {help_}" in late
 
 
 def test_status_names_the_schedules_that_an_error_disabled(

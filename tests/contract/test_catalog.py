@@ -26,6 +26,7 @@ WORDS = {
     "if_unknown": "text",
     "is_fatal": "boolean",
     "is_forced": "boolean",
+    "is_on_watch": "boolean",
     "is_reset": "boolean",
     "jobs": "jsonb",
     "keep": "interval",
@@ -68,6 +69,23 @@ UNGUARDED = {
     "_apply_limits": "takes rows that the claim has just locked in a waiting state",
     "_count_started": "changes what the job counts for, and nothing that the worker relies on",
     "reschedule_job": "refuses running jobs, under the lock it took",
+}
+_GLANCE = {"pg_try_advisory_lock", "pg_advisory_unlock"}
+_GLANCE_SHARED = {"pg_try_advisory_lock_shared", "pg_advisory_unlock_shared"}
+LOCKS = {
+    "tick": {"pg_try_advisory_xact_lock"},
+    "wait_for_jobs": {
+        "pg_advisory_unlock_all",
+        "pg_try_advisory_lock",
+        "pg_advisory_lock_shared",
+    },
+    "_take_door": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
+    "stop_waiting": {"pg_advisory_unlock_all"},
+    "enqueue": _GLANCE,
+    "_ring": _GLANCE | _GLANCE_SHARED,
+    "_ring_doors": _GLANCE_SHARED,
+    "_ring_for": _GLANCE,
+    "_ring_for_new": _GLANCE,
 }
 # Neither is possible where a procedure commits: it runs as its caller, on a path of its own.
 COMMITTING = ["tick_loop"]
@@ -296,10 +314,9 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
             "tick_loop": ["clock_timestamp", "clock_timestamp"],
         }
         assert clocks == allowed.get(name, []), name
-        # What hinders nobody when it is held for ever.
-        assert set(re.findall(r"\w*advisory\w*", body)) <= (
-            {"pg_try_advisory_xact_lock"} if name == "tick" else set()
-        )
+        # What hinders nobody when it is held for ever, and the hints of who sleeps.
+        locks = set(re.findall(r"\w*advisory\w*", body))
+        assert locks <= LOCKS.get(name, set()), name
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
         # A hint that may be lost at any time.
         assert "set_config" not in body or name in (*COMMITTING, "_keep_lane_hint"), name

@@ -32,6 +32,7 @@ from ._reading import Unreadable
 from ._registry import Registry
 from ._rows import (
     ClaimedJob,
+    Door,
     EffectResult,
     EnqueuedJob,
     FailedJob,
@@ -53,6 +54,7 @@ __all__ = [
     "BadScheduleError",
     "ClaimedJob",
     "Client",
+    "Door",
     "Effect",
     "EffectInProgressError",
     "EffectNotHeldError",

@@ -429,6 +429,29 @@ class AsyncClient:
         value: str = await self._value("describe_schedule", schedule=schedule)
         return value
 
+    async def wait_for_jobs(
+        self, queues: Sequence[str] | Unset = UNSET, is_on_watch: bool | Unset = UNSET
+    ) -> list[rows.Door]:
+        """Take the doors where this session waits: listen to their channels, then claim."""
+        return await self._rows(
+            rows.Door, "wait_for_jobs", queues=_array(queues), is_on_watch=is_on_watch
+        )
+
+    async def stop_waiting(self, queues: Sequence[str] | Unset = UNSET) -> None:
+        """Give back the doors of this session, and ring the next sleeper."""
+        await self._value("stop_waiting", queues=_array(queues))
+
+    async def ring_others(
+        self,
+        queues: Sequence[str] | Unset = UNSET,
+        job_types: Sequence[str] | Unset | None = UNSET,
+    ) -> bool:
+        """Ring all other sleepers if a job of another type is due; say whether one is."""
+        value: bool = await self._value(
+            "ring_others", queues=_array(queues), job_types=_array(job_types)
+        )
+        return value
+
     async def report_worker(
         self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
     ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -14,6 +13,7 @@ import psycopg
 from ._async_client import AsyncClient
 from ._database import Database, backoff
 from ._outage import is_lost
+from ._pace import Pace
 from ._rows import ClaimedJob
 from ._runner import Runner
 from ._upkeep import Upkeep
@@ -32,17 +32,16 @@ class ClaimLoop:
         database: Database,
         claim: Callable[[AsyncClient, int], Awaitable[list[ClaimedJob]]],
         upkeep: Upkeep,
-        *,
-        poll_interval: float,
+        pace: Pace,
     ) -> None:
         self._database = database
         self._claim = claim
         self._upkeep = upkeep
-        self._poll_interval = poll_interval
+        self._pace = pace
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._failures = 0
-        self._claim_at = 0.0
+        pace.start(self.wake)
 
     def wake(self) -> None:
         """Look again at what there is to do."""
@@ -57,15 +56,17 @@ class ClaimLoop:
         may_claim = True
         while not self._is_stopping:
             self._wake.clear()
-            await self._upkeep.run_due()
+            await self._upkeep.run_due(
+                is_idle=runner.is_idle, is_follower=self._pace.is_follower
+            )
             runner.cancel_lost()
             was_idle = runner.is_idle
             if was_idle and not may_claim:
                 return
             if was_idle and drain and not self._failures:
-                self._claim_at = 0.0  # whether more is due is asked at once
+                self._pace.claim_at = 0.0  # whether more is due is asked at once
             wanted = runner.wanted if may_claim else 0
-            if wanted and time.monotonic() >= self._claim_at:
+            if wanted and self._pace.is_due():
                 is_patient = not (drain or once)
                 has_claimed = await self._claim_for(runner, wanted, is_patient=is_patient)
                 may_claim = not (once and has_claimed)
@@ -73,7 +74,7 @@ class ClaimLoop:
                     return
             until = self._upkeep.due_at
             if may_claim and runner.wanted:
-                until = min(until, self._claim_at)
+                until = min(until, self._pace.claim_at)
             await self._sleep(until - time.monotonic())
 
     async def _claim_for(self, runner: Runner, wanted: int, *, is_patient: bool) -> bool:
@@ -89,13 +90,11 @@ class ClaimLoop:
                 raise
             if not is_lost(error):
                 logger.warning("claim failed, trying again: %s", str(error).strip())
-            self._claim_at = time.monotonic() + backoff(self._failures)
+            self._pace.fail(backoff(self._failures))
             return False
         self._failures = 0
         runner.accept(claims, sent_at)
-        is_all = len(claims) < wanted
-        pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
-        self._claim_at = time.monotonic() + pause if is_all else 0.0
+        self._pace.end(len(claims), is_full=len(claims) == wanted)
         return True
 
     async def _sleep(self, seconds: float) -> None:

@@ -430,6 +430,29 @@ class Client:
         value: str = self._value("describe_schedule", schedule=schedule)
         return value
 
+    def wait_for_jobs(
+        self, queues: Sequence[str] | Unset = UNSET, is_on_watch: bool | Unset = UNSET
+    ) -> list[rows.Door]:
+        """Take the doors where this session waits: listen to their channels, then claim."""
+        return self._rows(
+            rows.Door, "wait_for_jobs", queues=_array(queues), is_on_watch=is_on_watch
+        )
+
+    def stop_waiting(self, queues: Sequence[str] | Unset = UNSET) -> None:
+        """Give back the doors of this session, and ring the next sleeper."""
+        self._value("stop_waiting", queues=_array(queues))
+
+    def ring_others(
+        self,
+        queues: Sequence[str] | Unset = UNSET,
+        job_types: Sequence[str] | Unset | None = UNSET,
+    ) -> bool:
+        """Ring all other sleepers if a job of another type is due; say whether one is."""
+        value: bool = self._value(
+            "ring_others", queues=_array(queues), job_types=_array(job_types)
+        )
+        return value
+
     def report_worker(
         self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
     ) -> None:

@@ -1,54 +1,161 @@
-"""How many claimed jobs a worker holds that cannot start at once.
+"""When a worker looks for jobs next, and where it waits until then.
 
-They are there so that no place is free while the next claim is under way.  But a job that
-waits here waits for this worker alone, so the worker takes no more than it is likely to start
-soon, from the rate at which its jobs have ended lately, and gives back what has waited long.
+It claims until nothing is due, goes to its doors, and is rung when something is.  A queue where
+jobs come every few milliseconds would ring all the time, and each message costs whoever brings
+the job; so there the worker goes on watch and looks by itself, until it is quiet again.
 """
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from math import inf
 
-MAX_BATCH = 1000
-AHEAD = 0.2
-"""Seconds for which there shall be work at hand."""
-WINDOW = 0.05
-"""Seconds after which the rate is looked at again."""
-MAX_WAIT = 2.0
-"""Seconds after which a job that has not been started is given back."""
+from ._listener import Listener, Place
+
+WATCH_INTERVAL = 0.002
+WATCH_FROM = 0.01
+"""Seconds between two finds from which on a worker goes on watch."""
+WATCH_UNTIL = 0.03
+"""Seconds without a find after which it goes back to its doors."""
+DOUBTS = (0.005, 0.02, 0.08, 0.32)
+"""Seconds between the looks for jobs that may have come unheard."""
+PASS_ON = 0.05
+"""Seconds in which somebody may still ring at a door that was just left."""
+FOLLOWERS = 5
+"""So many times less often those poll who are not the first at a door."""
 
 
 class Pace:
-    """Counts what ends; *batch* is a number of jobs that the user wants to hold anyway."""
+    """Says when to claim; *listener* is None where wake-ups are not wanted."""
 
-    def __init__(self, batch: int | None) -> None:
-        self._batch = batch
-        self._rate = 0.0
-        self._ended = 0
-        self._since = time.monotonic()
+    def __init__(self, listener: Listener | None, poll_interval: float) -> None:
+        self.claim_at = 0.0
+        """When to claim next, on the monotonic clock."""
+        self._listener = listener
+        self._poll_interval = poll_interval
+        self._wake: Callable[[], None] = lambda: None
+        self._is_rung = self._was_rung = False
+        self._may_pass_on = self._must_move_up = self._is_busy = False
+        self._doubts: Iterator[float] = repeat(inf)
+        self._found_at = self._left_at = self._others_at = -inf
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Call *wake* whenever *claim_at* comes nearer."""
+        self._wake = wake
+        if self._listener is not None:
+            self._listener.on_ring = self._ring
+            self._listener.on_arrival = self._arrive
+            self._listener.on_calm = self._calm
 
     @property
-    def max_wait(self) -> float | None:
-        """How long a job may wait to be started, unless that is the user's choice."""
-        return MAX_WAIT if self._batch is None else None
+    def is_follower(self) -> bool:
+        """Whether another worker that sleeps does the upkeep, and has left nothing to do."""
+        listener = self._listener
+        if listener is None or listener.place is Place.AWAY:
+            return False
+        return not any(
+            door.is_first or door.has_upkeep for door in listener.doors if not door.queue
+        )
 
-    def count(self) -> None:
-        """Note that a handler has ended."""
-        self._ended += 1
+    def is_due(self) -> bool:
+        """Return whether to claim now; who rings from now on wants another claim."""
+        now = time.monotonic()
+        if now < self.claim_at:
+            return False
+        if self._must_move_up and self._listener is not None:
+            # The claim comes with the arrival, or soon if there is none.
+            self._must_move_up = False
+            self._listener.go(Place.DOOR)
+            self.claim_at = now + self._poll_interval
+            return False
+        self._was_rung, self._is_rung = self._is_rung, False
+        return True
 
-    def wanted(self, free: int, waiting: int) -> int:
-        """Return how many jobs to claim, with so many free places and jobs that wait."""
-        batch = self._look_ahead() if self._batch is None else self._batch
-        if free - waiting <= 0 and waiting >= batch // 2:
-            return 0
-        return min(max(free - waiting, batch), MAX_BATCH)
+    def fail(self, pause: float) -> None:
+        """Note that the claim failed."""
+        self.claim_at = time.monotonic() + pause
 
-    def _look_ahead(self) -> int:
-        elapsed = time.monotonic() - self._since
-        if elapsed >= WINDOW:
-            # What is long ago says nothing, so after a pause it begins with few again.
-            weight = min(elapsed, 0.5) + 0.5
-            self._rate = weight * self._ended / elapsed + (1.0 - weight) * self._rate
-            self._ended = 0
-            self._since += elapsed
-        return int(self._rate * AHEAD)
+    def end(self, found: int, *, is_full: bool) -> None:
+        """Note what the claim has found; *is_full* is whether there may be more."""
+        now = time.monotonic()
+        is_near = found > 0 and now - self._found_at < WATCH_FROM
+        if found:
+            self._found_at = now
+        if is_full:
+            self._is_busy = is_near
+            self.claim_at = 0.0  # as soon as there is a free place
+            if self._listener is not None and self._listener.wanted is not Place.AWAY:
+                self._left_at = now
+                self._listener.go(Place.AWAY)
+        else:
+            pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
+            if self._listener is not None and self._listener.is_on:
+                pause = self._wait(self._listener, pause, is_empty=found == 0, is_near=is_near)
+            self.claim_at = 0.0 if self._is_rung else now + pause
+
+    def _wait(
+        self, listener: Listener, pause: float, *, is_empty: bool, is_near: bool
+    ) -> float:
+        """Choose a place; return how long to stay there if nobody rings."""
+        self._must_move_up = False
+        if listener.wanted is Place.AWAY:
+            listener.go(Place.WATCH if self._is_busy else Place.DOOR)
+        elif listener.place is Place.WATCH:
+            return self._watch(listener, pause)
+        elif is_near and self._was_rung:
+            listener.go(Place.WATCH)
+        elif listener.place is Place.DOOR:
+            doubt = next(self._doubts)
+            is_first = any(door.is_first for door in listener.doors)
+            if is_empty and (self._may_pass_on or (is_first and doubt == inf)):
+                listener.ring_others()
+            self._may_pass_on = False
+            self._must_move_up = not is_first and doubt == inf
+            return min(doubt, pause if is_first else FOLLOWERS * pause)
+        return pause
+
+    def _watch(self, listener: Listener, pause: float) -> float:
+        now = time.monotonic()
+        if now - self._found_at >= WATCH_UNTIL:
+            self._is_busy = False
+            listener.go(Place.DOOR)
+            return pause
+        if now - self._others_at >= WATCH_UNTIL:
+            self._others_at = now
+            listener.ring_others()
+        return WATCH_INTERVAL
+
+    def _ring(self, message: str) -> None:
+        listener = self._listener
+        if listener is not None and listener.wanted is Place.AWAY:
+            if not message and time.monotonic() - self._left_at < PASS_ON:
+                listener.go(Place.AWAY)  # it meant whoever is at the door now
+            return
+        self._is_rung = True
+        self._may_pass_on = not message
+        self._come()
+
+    def _arrive(self) -> None:
+        self._doubt()
+        self._come()
+
+    def _calm(self) -> None:
+        self._doubt()
+        if self._listener is not None and self.claim_at > 0.0:
+            pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
+            pause = self._wait(self._listener, pause, is_empty=True, is_near=False)
+            self.claim_at = time.monotonic() + pause
+            self._wake()
+
+    def _doubt(self) -> None:
+        doors = self._listener.doors if self._listener is not None else []
+        is_sure = all(door.is_sure for door in doors if door.channel)
+        self._doubts = chain(() if is_sure else DOUBTS, repeat(inf))
+
+    def _come(self) -> None:
+        self._must_move_up = False
+        self.claim_at = 0.0
+        self._wake()

@@ -42,6 +42,25 @@ class ClaimedJob(NamedTuple):
     scheduled_for: datetime | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Where a worker waits for jobs of a queue, or, without a name, for any worker's notes.
+
+    *channel* is None where all doors are taken.  While one *has_watch* and looks every few
+    milliseconds nobody is rung.  Unless *is_sure*, jobs may be committed soon of which nobody
+    will hear.  *is_due* is whether there is something to claim in any of the queues,
+    *has_upkeep* whether a tick would find something to do.
+    """
+
+    queue: str
+    channel: str | None
+    is_first: bool
+    has_watch: bool
+    is_sure: bool
+    is_due: bool
+    has_upkeep: bool
+
+
 class FinishedJob(NamedTuple):
     """How a finish went: ``finished``, ``already_finished``, ``lost``, or ``busy`` for now."""
 

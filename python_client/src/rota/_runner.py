@@ -25,7 +25,7 @@ from ._outcome import (
     run_async,
     run_sync,
 )  # fmt: skip
-from ._pace import Pace
+from ._supply import Supply
 from ._reading import Unreadable
 from ._registry import Registry
 from ._rows import ClaimedJob
@@ -57,7 +57,7 @@ class Runner:
         settler: Settler,
         heart: Heart,
         concurrency: int,
-        pace: Pace,
+        supply: Supply,
         on_free: Callable[[], None],
     ) -> None:
         self._host = host
@@ -66,7 +66,7 @@ class Runner:
         self._settler = settler
         self._heart = heart
         self._concurrency = concurrency
-        self._pace = pace
+        self._supply = supply
         self._on_free = on_free
         self._waiting: deque[BaseJob] = deque()
         self._handlers: dict[BaseJob, asyncio.Task[Any] | None] = {}
@@ -90,7 +90,7 @@ class Runner:
     @property
     def wanted(self) -> int:
         """How many more jobs to claim."""
-        return self._pace.wanted(self._places, len(self._waiting))
+        return self._supply.wanted(self._places, len(self._waiting))
 
     def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
         """Take claimed jobs in hand."""
@@ -107,9 +107,9 @@ class Runner:
         for job in jobs:
             log_job("claimed", job)
         self._start()
-        if self._waiting and self._pace.max_wait:
+        if self._waiting and self._supply.max_wait:
             loop = asyncio.get_running_loop()
-            loop.call_later(self._pace.max_wait, self._give_back_late, self._waiting[-1])
+            loop.call_later(self._supply.max_wait, self._give_back_late, self._waiting[-1])
 
     def cancel(self, job: BaseJob) -> None:
         """Cancel an async handler, once; a thread sees the flags of its job."""
@@ -212,7 +212,7 @@ class Runner:
         if job not in self._handlers:
             return  # given back
         del self._handlers[job]
-        self._pace.count()
+        self._supply.count()
         self._endings.put(job, time.monotonic() - began_at, outcome)
 
     def _go_on(self) -> None:

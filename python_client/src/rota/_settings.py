@@ -7,7 +7,7 @@ from datetime import timedelta
 from math import inf
 
 from ._checks import check_name, check_range
-from ._pace import MAX_BATCH
+from ._supply import MAX_BATCH
 from ._registry import Registry
 
 MAX_LEASE = 30 * 24 * 3600

@@ -2,8 +2,8 @@
 
 Retries, ordering and leases are decided in SQL.  This module decides only when to ask for
 jobs and when to stop.  Claims and upkeep share one connection, finishes have another, all other
-endings a third, and the heartbeat thread a fourth, so a slow claim never delays a finish or a
-heartbeat.
+endings a third, the heartbeat thread a fourth and the listener a fifth, so a slow claim never
+delays a finish or a heartbeat.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import psycopg
 
 from ._async_client import AsyncClient
 from ._claim_loop import ClaimLoop
-from ._database import Database, connect
+from ._database import Database, connect, connect_async
 from ._errors import RotaError
 from ._heart import Heart
 from ._host import Host
 from ._job import BaseJob
+from ._listener import Listener
 from ._log import log_start, log_stop
 from ._outage import Outage
 from ._pace import Pace
@@ -50,7 +51,8 @@ class Worker:
     *concurrency* handlers run at a time.  *batch* jobs are claimed at once, and the next when
     half of them have started; without it, what is likely to start within 0.2 seconds.  *lease*
     is for jobs that bring none of their own.  After `stop`, running jobs have *grace_period*
-    seconds to end.  Without *tick* the upkeep is left to others.
+    seconds to end.  Without *tick* the upkeep is left to others.  Without
+    *listen* no job wakes it, and it only polls.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Worker:
         tick: bool = True,
         tick_interval: float = 1.0,
         grace_period: float = 30.0,
+        listen: bool = True,
     ) -> None:
         check_settings(
             registry, name, queues, concurrency, batch, lease,
@@ -91,9 +94,14 @@ class Worker:
         self._upkeep = Upkeep(
             self._claims, self.name, self._queues, tick_interval if tick else None
         )
-        self._loop = ClaimLoop(
-            self._claims, self._claim, self._upkeep, poll_interval=poll_interval
-        )
+        self._listener: Listener | None = None
+        if listen:
+            connect_listener = partial(connect_async, conninfo, "rota listener")
+            self._listener = Listener(
+                connect_listener, self._claims, self._queues, registry.job_types, poll_interval
+            )
+        pace = Pace(self._listener, poll_interval)
+        self._loop = ClaimLoop(self._claims, self._claim, self._upkeep, pace)
         self._runner = Runner(
             self._host,
             registry,
@@ -128,11 +136,16 @@ class Worker:
         )  # fmt: skip
         claiming = asyncio.create_task(self._loop.run(self._runner, drain=drain, once=once))
         stopping = asyncio.create_task(self._stop.wait())
+        listening: asyncio.Task[None] | None = None
+        if self._listener is not None and not (drain or once):
+            listening = asyncio.create_task(self._listener.run())
         try:
             await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-            await self._leave(claiming)
+            if listening is not None:
+                listening.cancel()
+            await self._leave(claiming, listening)
         if not claiming.cancelled():
             claiming.result()  # raises what ended the loop
 
@@ -158,7 +171,9 @@ class Worker:
             self.name, self._queues, max_jobs, self._lease, job_types
         )
 
-    async def _leave(self, claiming: asyncio.Task[None]) -> None:
+    async def _leave(
+        self, claiming: asyncio.Task[None], listening: asyncio.Task[None] | None
+    ) -> None:
         self._runner.close()
         log_stop(self.name, self._runner.running, self._grace_period, self._hears_signals)
         await _try(self._runner.give_back_waiting())
@@ -172,6 +187,8 @@ class Worker:
         self._heart.stop()
         await _try(self._upkeep.take_leave())
         await self._claims.close()
+        if listening is not None:
+            await asyncio.wait([listening], timeout=LEAVE_TIMEOUT)
         await self._endings.close()
         await self._patient.close()
         self._heart.join(timeout=1.0)

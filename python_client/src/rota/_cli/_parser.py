@@ -125,6 +125,7 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
     add.add_argument("--name", help="(default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between two claims while nothing is due")
+    add.add_argument("--no-listen", action="store_true", help="poll only: let no job wake it")
     add.add_argument("--no-tick", action="store_true", help="leave the upkeep to others")
     number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
     number(float, "--grace-period", 30.0, "seconds that running jobs get after SIGTERM")

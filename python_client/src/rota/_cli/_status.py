@@ -51,7 +51,7 @@ PARTS: dict[str, LiteralString] = {
 }
 
 TITLES = {"disabled_schedules": "schedules disabled by an error"}
-MAX_LAG = timedelta(minutes=1)
+MAX_LAG = timedelta(minutes=6)
 HELP = "start a worker, rota tick --loop or rota.start_ticker()"
 
 

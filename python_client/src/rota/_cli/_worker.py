@@ -33,6 +33,7 @@ def work(arguments: argparse.Namespace) -> int:
             tick=not arguments.no_tick,
             tick_interval=arguments.tick_interval,
             grace_period=arguments.grace_period,
+            listen=not arguments.no_listen,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -1,0 +1,339 @@
+"""Workers that are woken, and that go on where nothing wakes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from client.test_pooler import PGBOUNCER, pooler  # noqa: F401 - a fixture
+from client.workers import BackgroundWorker, wait_until
+from rota import AsyncJob, Client, Registry, _listener
+
+Background = Callable[..., BackgroundWorker]
+Db = psycopg.Connection[Any]
+
+NEVER = 3600.0
+"""A poll interval: what runs before was woken."""
+HELD = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1919907936"
+LISTENERS = "select pid from pg_stat_activity where application_name = 'rota listener'"
+
+
+class Starts:
+    """A registry whose jobs write down when they have started."""
+
+    def __init__(self, *job_types: str, seconds: float = 0.0) -> None:
+        self.registry = Registry()
+        self.at: list[float] = []
+        self._seconds = seconds
+        for job_type in job_types or ("t",):
+            self.registry.add(job_type, self._run)
+
+    async def _run(self, job: AsyncJob) -> None:
+        self.at.append(time.monotonic())
+        await asyncio.sleep(self._seconds)
+
+
+def value(db: Db, query: str) -> Any:
+    row = db.execute(query).fetchone()  # type: ignore[arg-type]
+    return None if row is None else row[0]
+
+
+def wait_for_sleepers(db: Db, count: int) -> None:
+    """Each sleeper holds the bell of its queue, and that of the notes."""
+    wait_until(lambda: value(db, HELD) == 2 * count, f"{count} sleepers")
+
+
+def test_worker_is_woken_by_a_job(client: Client, db: Db, background: Background) -> None:
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 1)
+
+    for count in range(1, 4):
+        client.enqueue("t")
+        wait_until(lambda: len(starts.at) == count, "the start")  # noqa: B023
+
+
+def test_worker_is_woken_while_it_has_a_free_place(
+    client: Client, db: Db, background: Background
+) -> None:
+    starts = Starts(seconds=0.3)
+    background(starts.registry, poll_interval=NEVER, concurrency=2)
+    wait_for_sleepers(db, 1)
+
+    client.enqueue("t")
+    wait_until(lambda: len(starts.at) == 1, "the first start")
+    for _ in range(5):
+        client.enqueue("t")
+    wait_until(lambda: len(starts.at) == 6, "the other starts")
+
+    assert starts.at[1] - starts.at[0] < 0.3
+    wait_for_sleepers(db, 1)
+
+
+def test_a_burst_wakes_as_many_workers_as_it_needs(
+    client: Client, db: Db, background: Background
+) -> None:
+    starts = Starts(seconds=1.0)
+    for _ in range(8):
+        background(starts.registry, poll_interval=NEVER, concurrency=1)
+    wait_for_sleepers(db, 8)
+
+    began_at = time.monotonic()
+    client.enqueue_many([{"job_type": "t"}] * 8)
+    wait_until(lambda: len(starts.at) == 8, "eight starts")
+
+    assert max(starts.at) - began_at < 1.0
+
+
+def test_a_full_worker_lets_the_next_be_rung(
+    client: Client, db: Db, background: Background
+) -> None:
+    starts = Starts(seconds=1.0)
+    for _ in range(4):
+        background(starts.registry, poll_interval=NEVER, concurrency=1)
+    wait_for_sleepers(db, 4)
+
+    began_at = time.monotonic()
+    with db.transaction():
+        for _ in range(4):
+            client.enqueue("t")
+    wait_until(lambda: len(starts.at) == 4, "four starts")
+
+    assert max(starts.at) - began_at < 1.0
+
+
+def test_a_worker_of_other_types_lets_the_right_one_be_rung(
+    client: Client, db: Db, background: Background
+) -> None:
+    first, second = Starts("a"), Starts("b")
+    background(first.registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 1)
+    background(second.registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 2)
+
+    client.enqueue("b")
+    wait_until(lambda: len(second.at) == 1, "the start of b")
+    client.enqueue("a")
+    wait_until(lambda: len(first.at) == 1, "the start of a")
+
+
+def test_jobs_that_come_all_the_time_ring_seldom(
+    client: Client, db: Db, background: Background
+) -> None:
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER, concurrency=100)
+    wait_for_sleepers(db, 1)
+    rings = "select coalesce(pg_stat_get_function_calls('rota._ring_doors'::regproc), 0)"
+    db.execute("set track_functions = 'all'")
+
+    for _ in range(300):
+        client.enqueue("t")
+    wait_until(lambda: len(starts.at) == 300, "all starts")
+
+    db.execute("select pg_stat_force_next_flush()")
+    assert value(db, rings) < 100
+    wait_for_sleepers(db, 1)
+
+
+def test_the_next_of_an_ordering_key_starts_at_once(
+    client: Client, db: Db, background: Background
+) -> None:
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER, tick=False)
+    wait_for_sleepers(db, 1)
+
+    for _ in range(5):
+        client.enqueue("t", ordering_key="k")
+    wait_until(lambda: len(starts.at) == 5, "five in order")
+
+
+def test_a_worker_that_leaves_lets_the_others_sleep_on(
+    client: Client, db: Db, background: Background
+) -> None:
+    first, second = Starts(), Starts()
+    leaving = background(first.registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 1)
+    background(second.registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 2)
+
+    leaving.stop()
+    wait_for_sleepers(db, 1)
+    client.enqueue("t")
+
+    wait_until(lambda: len(second.at) == 1, "the start")
+
+
+def test_worker_that_does_not_listen_only_polls(
+    client: Client, db: Db, background: Background
+) -> None:
+    starts = Starts()
+    background(starts.registry, poll_interval=0.05, listen=False)
+
+    client.enqueue("t")
+    wait_until(lambda: starts.at, "the start")
+
+    assert value(db, HELD) == 0
+    assert db.execute(LISTENERS).fetchall() == []
+
+
+def test_listener_comes_back_when_its_session_is_ended(
+    client: Client, db: Db, background: Background
+) -> None:
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 1)
+    pid = value(db, LISTENERS)
+
+    db.execute("select pg_terminate_backend(%s, 5000)", [pid])
+    wait_until(lambda: value(db, LISTENERS) not in (None, pid), "another session")
+    wait_for_sleepers(db, 1)
+    client.enqueue("t")
+
+    wait_until(lambda: starts.at, "the start")
+
+
+class Proxy:
+    """Passes bytes on, or swallows those of the listeners and lets nobody know."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self.is_swallowing = False
+        self._threads: list[threading.Thread] = []
+        self._sockets = [self._server]
+        self._start(self._accept)
+
+    def _start(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._threads.append(threading.Thread(target=function, args=arguments))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                names: set[str] = set()
+                self._start(self._pass, near, far, names)
+                self._start(self._pass, far, near, names)
+
+    def _pass(self, source: socket.socket, sink: socket.socket, names: set[str]) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if b"rota listener" in data:
+                    names.add("listener")
+                if not (self.is_swallowing and names):
+                    sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for one in self._sockets:
+            one.close()
+
+
+@pytest.fixture
+def proxy(dsn: str) -> Iterator[tuple[Proxy, str]]:
+    """A proxy in front of this test's database, and its DSN."""
+    server = conninfo_to_dict(dsn)
+    found = Proxy(str(server["host"]), int(server["port"]))
+    yield found, make_conninfo(dsn, port=found.port)
+    found.close()
+
+
+def test_worker_polls_while_its_listener_hangs_and_is_woken_again_after(
+    client: Client,
+    db: Db,
+    proxy: tuple[Proxy, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(_listener, "CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr(_listener, "PATIENCE", 0.5)
+    caplog.set_level(logging.INFO, logger="rota")
+    starts = Starts()
+    worker = BackgroundWorker(proxy[1], starts.registry, poll_interval=0.3)
+    try:
+        wait_for_sleepers(db, 1)
+        proxy[0].is_swallowing = True
+        for count in range(1, 4):
+            client.enqueue("t")
+            wait_until(lambda: len(starts.at) == count, "a start by polling")  # noqa: B023
+        wait_until(lambda: "wake-ups are off" in caplog.text, "the log line")
+        proxy[0].is_swallowing = False
+        wait_until(lambda: "wake-ups are on again" in caplog.text, "the other line")
+        client.enqueue("t")
+        wait_until(lambda: len(starts.at) == 4, "a start")
+    finally:
+        worker.stop()
+
+    assert caplog.text.count("wake-ups are off") == 1
+
+
+@pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
+def test_worker_behind_a_pooler_takes_no_lock_and_polls(
+    client: Client,
+    db: Db,
+    pooler: str,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="rota")
+    starts = Starts()
+    worker = BackgroundWorker(pooler, starts.registry, poll_interval=0.1)
+    try:
+        wait_until(lambda: "wake-ups are off" in caplog.text, "the log line")
+        client.enqueue("t")
+        wait_until(lambda: starts.at, "the start")
+        held = value(db, HELD)
+    finally:
+        worker.stop()
+
+    assert held == 0
+    assert caplog.text.count("wake-ups are off") == 1
+    assert "polling every 0.1 s" in caplog.text
+
+
+def test_jobs_are_found_though_all_that_rings_is_lost(
+    client: Client, db: Db, background: Background
+) -> None:
+    starts = Starts()
+    background(starts.registry, poll_interval=0.1)
+    wait_for_sleepers(db, 1)
+
+    with db.transaction():
+        db.execute("set local rota.wakeups = off")
+        client.enqueue("t")
+
+    wait_until(lambda: starts.at, "the start")
+
+
+def test_a_job_that_rang_before_the_door_was_taken_is_looked_for(
+    client: Client, db: Db, connect: Callable[..., Db], background: Background
+) -> None:
+    """enqueue -- worker claims, takes its door, claims -- commit: nobody was rung."""
+    writer = connect(autocommit=False)
+    Client(writer).enqueue("t")
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 1)
+
+    writer.commit()
+
+    wait_until(lambda: starts.at, "the start")
