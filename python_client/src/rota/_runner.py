@@ -25,12 +25,12 @@ from ._outcome import (
     run_async,
     run_sync,
 )  # fmt: skip
-from ._supply import Supply
 from ._reading import Unreadable
 from ._registry import Registry
 from ._rows import ClaimedJob
 from ._settler import Settler
 from ._signals import JobCancelled
+from ._supply import Supply
 from ._threads import Threads
 
 logger = logging.getLogger("rota")

@@ -7,8 +7,8 @@ from datetime import timedelta
 from math import inf
 
 from ._checks import check_name, check_range
-from ._supply import MAX_BATCH
 from ._registry import Registry
+from ._supply import MAX_BATCH
 
 MAX_LEASE = 30 * 24 * 3600
 

@@ -37,6 +37,7 @@ from ._runner import Runner
 from ._settings import check_settings
 from ._settler import Settler
 from ._signal_handlers import stop_on_signals
+from ._supply import Supply
 from ._upkeep import Upkeep
 
 logger = logging.getLogger("rota")
@@ -109,7 +110,7 @@ class Worker:
             Settler(self._patient),
             self._heart,
             concurrency,
-            Pace(batch),
+            Supply(batch),
             self._loop.wake,
         )
 

@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from psycopg.types.json import Jsonb
+
 from bench.contenders import connect
 from bench.figures import Figure, Ratio, Reading
 from bench.measure import percentile, pgbench
 from bench.server import BenchServer, Db, one
 from bench.sleepers import Sleepers
-from psycopg.types.json import Jsonb
 
 NUMBER = 8
 WRITERS = 16
