@@ -17,7 +17,7 @@ import pytest
 import rota
 from client.workers import BackgroundWorker, wait_until
 from rota import AsyncJob, Client, Job, Registry
-from rota._pace import AHEAD, MAX_BATCH, WINDOW, Pace
+from rota._supply import AHEAD, MAX_BATCH, WINDOW, Supply
 from rota._threads import Threads
 
 Drain = Callable[..., None]
@@ -111,7 +111,7 @@ def test_a_batch_of_the_users_choice_is_not_given_back(
     background: Background,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rota._pace.MAX_WAIT", 0.1)
+    monkeypatch.setattr("rota._supply.MAX_WAIT", 0.1)
     releases = _calls(monkeypatch, "release_jobs")
     registry = Registry()
     registry.add("slow", lambda job: time.sleep(0.5))
@@ -247,10 +247,10 @@ def test_threads_tell_what_a_function_raises_and_go_on() -> None:
     assert [type(answer) for answer in answers].count(SystemExit) == 1
 
 
-def test_pace_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supply_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pace = Pace(None)
+    pace = Supply(None)
     assert pace.wanted(4, 0) == 4
     assert pace.wanted(0, 0) == 0
 
@@ -268,13 +268,13 @@ def test_pace_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPatch)
     assert pace.wanted(4, 0) == 4
 
 
-def test_pace_holds_a_batch_of_the_users_choice() -> None:
-    assert Pace(1).wanted(0, 0) == 0
-    assert Pace(1).wanted(4, 0) == 4
-    assert Pace(10).wanted(1, 0) == 10
-    assert Pace(10).wanted(0, 4) == 10
-    assert Pace(10).wanted(0, 5) == 0
-    assert Pace(None).wanted(5000, 0) == MAX_BATCH
+def test_supply_holds_a_batch_of_the_users_choice() -> None:
+    assert Supply(1).wanted(0, 0) == 0
+    assert Supply(1).wanted(4, 0) == 4
+    assert Supply(10).wanted(1, 0) == 10
+    assert Supply(10).wanted(0, 4) == 10
+    assert Supply(10).wanted(0, 5) == 0
+    assert Supply(None).wanted(5000, 0) == MAX_BATCH
 
 
 def test_a_lease_lost_while_the_job_waits_is_found_at_its_start(
