@@ -45,8 +45,8 @@ as $$
 declare
     -- What a session can lock is limited, and so each queue costs the others something.
     v_queues constant text[] := array[''] || wait_for_jobs.queues[1:100];
-    v_doors integer[] := '{}';
-    v_watches boolean[] := '{}';
+    v_doors integer[] := '{}'::integer[];
+    v_watches boolean[] := '{}'::boolean[];
 begin
     perform rota._check_names('queues', wait_for_jobs.queues);
     if wait_for_jobs.is_on_watch is null then
