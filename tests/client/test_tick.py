@@ -119,6 +119,11 @@ def test_loop_goes_on_where_a_part_fails(
     ).fetchone()
     assert definition is not None
     db.execute("drop function rota._recheck(integer)")
+    # Each tick shall come to the part that fails, also where nothing is due.
+    db.execute(
+        "create or replace function rota._has_upkeep() returns boolean"
+        " language sql as 'select true'"
+    )
 
     ticker = start("--every", "0.05")
     ticker.wait_for("failing, and why is in the log of the server: rechecks_done")

@@ -298,7 +298,7 @@ def test_tick_sweeps_under_every_isolation_level(db, clock, level):
 
 
 def note_ticks(db: Db, answer: str = "0") -> None:
-    """Let each tick write down its transaction, and its settings; *answer* is what it fired."""
+    """Let each tick do its parts and note its transaction; *answer* is what it fired."""
     db.execute(
         f"""
         create table public.ticks (
@@ -308,6 +308,9 @@ def note_ticks(db: Db, answer: str = "0") -> None:
             has_lock boolean
         );
         grant select, insert on public.ticks to public;
+        create or replace function rota._has_upkeep() returns boolean
+            language sql
+        as 'select true';
         create or replace function rota._fire_schedules(max_jobs integer) returns integer
             language plpgsql security definer
         as $$
