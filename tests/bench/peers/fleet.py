@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -27,7 +28,7 @@ class Program:
         self._step = step
         self._log: IO[Any] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(
-            peer.command(step),
+            [*with_parent(), *peer.command(step)],
             cwd=HERE,
             env={**peer.environment(step, **values), "DATABASE_URL": dsn},
             stdout=self._log,
@@ -71,6 +72,12 @@ class Program:
                 self._process.kill()
                 self._process.wait()
         self._log.close()
+
+
+def with_parent() -> list[str]:
+    """Return the words before a command that let it end with us, where the system can."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "KILL"] if found else []
 
 
 def call(peer: Peer, step: str, dsn: str, **values: object) -> None:

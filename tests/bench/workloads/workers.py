@@ -55,7 +55,7 @@ class Drain:
 
 
 def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
-    jobs, limit = (10_000, 4.0) if is_quick else (50_000, 12.0)
+    jobs, limit = (10_000, 4.0) if is_quick else (50_000, 10.0)
     entries: list[Entry] = [(peer, 1) for peer in EVERYBODY]
     entries += [(peer, PROCESSES) for peer in (ROTA, *PEERS)]
     found: defaultdict[tuple[str, int], list[Drain]] = defaultdict(list)
