@@ -223,7 +223,11 @@ begin
 end;
 $$;
 
-create or replace function rota._check_job_refs(job_ids bigint[], lease_tokens bigint[])
+create or replace function rota._check_job_refs(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    prefix text default ''
+)
     returns void
     language plpgsql
     security definer
@@ -234,19 +238,26 @@ begin
       or array_ndims(_check_job_refs.lease_tokens) > 1
       or array_lower(_check_job_refs.job_ids, 1) <> 1
       or array_lower(_check_job_refs.lease_tokens, 1) <> 1 then
-        perform rota._refuse('job_ids', 'and lease_tokens must be plain lists');
+        perform rota._refuse(
+            _check_job_refs.prefix || 'job_ids', 'and lease_tokens must be plain lists');
     elsif _check_job_refs.job_ids is null
       or array_position(_check_job_refs.job_ids, null) is not null then
-        perform rota._refuse('job_ids', 'must not be null or hold a null');
+        perform rota._refuse(
+            _check_job_refs.prefix || 'job_ids', 'must not be null or hold a null');
     elsif _check_job_refs.lease_tokens is null
       or array_position(_check_job_refs.lease_tokens, null) is not null then
-        perform rota._refuse('lease_tokens', 'must not be null or hold a null');
+        perform rota._refuse(
+            _check_job_refs.prefix || 'lease_tokens', 'must not be null or hold a null');
     elsif cardinality(_check_job_refs.job_ids) > 1000 then
-        perform rota._refuse('job_ids', format('must be at most 1000, got %s',
-            cardinality(_check_job_refs.job_ids)));
+        perform rota._refuse(
+            _check_job_refs.prefix || 'job_ids', format(
+                'must be at most 1000, got %s', cardinality(_check_job_refs.job_ids)));
     elsif cardinality(_check_job_refs.job_ids) <> cardinality(_check_job_refs.lease_tokens) then
-        perform rota._refuse('lease_tokens', format('must be as many as job_ids (%s), got %s',
-            cardinality(_check_job_refs.job_ids), cardinality(_check_job_refs.lease_tokens)));
+        perform rota._refuse(
+            _check_job_refs.prefix || 'lease_tokens', format(
+                'must be as many as job_ids (%s), got %s',
+                cardinality(_check_job_refs.job_ids),
+                cardinality(_check_job_refs.lease_tokens)));
     end if;
 end;
 $$;

@@ -16,10 +16,11 @@
  * by stay in front of the lane.  So a session remembers where the first job of each lane was
  * and begins there the next time.  A job behind that place -- its transaction committed late,
  * somebody moved it -- is found by a full look from the start of the lane.  Full looks take at
- * most a twentieth of the time: after one that took 5 ms the next comes 100 ms later.  Without
- * old entries every other claim is one; a million of them take 0.1 s to walk, so even then
- * nothing is found later than after 2 s, and sooner the more workers there are.  A new lane is
- * seen at once.  Nothing but speed rests on the hint: it may be lost, wrong, or another's.
+ * most a twentieth of the time: after one that took 5 ms the next comes 100 ms later.  A
+ * million old entries take 0.1 s to walk, so even behind them nothing is found later than after
+ * 2 s, and sooner the more workers there are.  Where a full look meets few old entries, every
+ * look is one.  A new lane is seen at once.  Nothing but speed rests on the hint: it may be
+ * lost, wrong, or another's.
  *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a
@@ -335,6 +336,8 @@ declare
     v_used bigint[] := '{}'::bigint[];
     v_ids bigint[] := '{}'::bigint[];
     v_cost bigint;
+    c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
+    v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
 begin
     while cardinality(v_ids) < _lock_lanes.max_jobs loop
         v_from := array[rota._next_lane(_lock_lanes.queues, v_from[1], v_hint[v_next]), 0, 0];
@@ -350,9 +353,11 @@ begin
             _lock_lanes.queues, v_from, _lock_lanes.max_jobs - cardinality(v_ids),
             _lock_lanes.job_types, _lock_lanes.due);
         if cardinality(v_taken) > 1 then
-            v_from := v_from[1] || v_taken[:2];
+            if v_is_full or v_from[2] > 0 then
+                v_from := v_from[1] || v_taken[:2];
+            end if;
             v_ids := v_ids || v_taken[2:];
-            v_used := v_used || v_from;
+            v_used := v_used || array[v_from[1], 0, 0];
         elsif v_is_full then
             v_from := array[v_from[1], c_due - 100000, 0];
         end if;
@@ -364,7 +369,10 @@ begin
     v_hint[1] := c_due + least(21 * v_cost, 60000000);
     if v_is_full then
         v_hint[2] := v_hint[1];
-        if v_cost < 1000 then
+        v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
+        -- Where little is in front, begin where the lanes do: then nothing is overlooked.
+        if v_walked < 500
+          + 2 * cardinality(_lock_lanes.queues) * (_lock_lanes.max_jobs + 20) then
             v_seen := v_used;
         end if;
     end if;

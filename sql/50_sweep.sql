@@ -55,6 +55,8 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_since constant timestamptz := rota._swept_until(v_now, _sweep.is_one_by_one);
+    v_walked constant bigint :=
+        pg_stat_get_xact_tuples_returned('rota.jobs_lease_idx'::regclass::oid);
     v_job rota.jobs;
     v_swept integer := 0;
 begin
@@ -85,7 +87,7 @@ begin
     end loop;
 
     if v_swept < _sweep.max_jobs and not _sweep.is_one_by_one then
-        perform rota._keep_sweep(v_now, not isfinite(v_since));
+        perform rota._keep_sweep(v_now, not isfinite(v_since), v_walked);
     end if;
     return v_swept;
 end;
@@ -136,15 +138,19 @@ declare
 begin
     if _swept_until.is_careful or (
         v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000
-        and v_hint[2] <= v_moment) is not true then
+        and v_hint[2] <= v_moment and v_hint[3] > 5000) is not true then
         return timestamptz '-infinity';
     end if;
     return 'epoch'::timestamptz + v_hint[2] * interval '1 microsecond' - interval '10 ms';
 end;
 $$;
 
-/* The hint: when a look from the start is due, until when was swept, and what the last cost. */
-create or replace function rota._keep_sweep(moment timestamptz, was_full boolean)
+/* The hint: when a look from the start is due, until when was swept, what the last walked. */
+create or replace function rota._keep_sweep(
+    moment timestamptz,
+    was_full boolean,
+    walked bigint
+)
     returns void
     language plpgsql
     security definer
@@ -154,9 +160,10 @@ declare
     v_hint bigint[] := rota._lane_hint('sweep');
 begin
     if _keep_sweep.was_full then
-        v_hint[3] := (extract(epoch from rota.now() - _keep_sweep.moment) * 1000000)::bigint;
-        v_hint[1] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint
-            + least(21 * v_hint[3], 60000000);
+        v_hint[1] := (extract(epoch from _keep_sweep.moment + least(
+            21 * (rota.now() - _keep_sweep.moment), interval '1 minute')) * 1000000)::bigint;
+        v_hint[3] := pg_stat_get_xact_tuples_returned('rota.jobs_lease_idx'::regclass::oid)
+            - _keep_sweep.walked;
     end if;
     v_hint[2] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint;
     perform rota._keep_lane_hint('sweep', v_hint);

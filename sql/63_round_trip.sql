@@ -48,7 +48,9 @@ create or replace function rota.finish_and_claim(
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if finish_and_claim.job_ids <> '{}' is not false then
+    if (finish_and_claim.job_ids = '{}' and finish_and_claim.lease_tokens = '{}'
+        and finish_and_claim.results is null
+        and finish_and_claim.next_stages is null) is not true then
         return query
         select
             f.outcome, f.job_id, t.lease_token, null, null, null::jsonb, null::smallint,
@@ -62,7 +64,10 @@ begin
             with ordinality as t (lease_token, ordinal) on t.ordinal = f.ordinal
         where f.outcome in ('lost', 'busy');
     end if;
-    if finish_and_claim.kept_job_ids <> '{}' is not false then
+    if (finish_and_claim.kept_job_ids = '{}'
+        and finish_and_claim.kept_lease_tokens = '{}') is not true then
+        perform rota._check_job_refs(
+            finish_and_claim.kept_job_ids, finish_and_claim.kept_lease_tokens, 'kept_');
         return query
         select
             case when h.is_lost then 'lost' when h.locked_until is null then 'busy'

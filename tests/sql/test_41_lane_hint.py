@@ -265,7 +265,7 @@ def test_sweep_finds_a_lease_behind_its_hint_in_time(db, clock):
     now = clock.now()
     db.execute(
         "select rota._keep_lane_hint('sweep', %s::bigint[])",
-        ([micros(now + 2 * SECOND), micros(now)],),
+        ([micros(now + 2 * SECOND), micros(now), 10_000],),
     )
     fresh = running(db, lease=SECOND)
     clock.advance(1.5 * SECOND)
@@ -285,7 +285,7 @@ def test_sweep_begins_anew_when_its_hint_is_of_another_time(db, clock, ahead):
     now = clock.now()
     db.execute(
         "select rota._keep_lane_hint('sweep', %s::bigint[])",
-        ([micros(now + ahead), micros(now)],),
+        ([micros(now + ahead), micros(now), 10_000],),
     )
 
     assert value(db, "sweep_stale_leases") == 1
