@@ -172,9 +172,11 @@ begin
           and j.bucket is null
           and j.status in ('queued', 'failed')
           and j.run_at <= _lock_head.due
-          and (j.run_at, j.id)
-            >= ('epoch'::timestamptz + _lock_head.hint[4] * interval '1 microsecond',
-                _lock_head.hint[5])
+          and (j.run_at, j.id) >= (
+            case
+                when _lock_head.hint[4] = 0 then timestamptz '-infinity'
+                else 'epoch'::timestamptz + _lock_head.hint[4] * interval '1 microsecond'
+            end, _lock_head.hint[5])
           and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
           and not exists (select from rota.limits)
           and not exists (select from rota.rechecks as r where r.due_at <= _lock_head.due)
@@ -438,8 +440,10 @@ as $$
 declare
     c_queue constant text := _lock_lane.queues[1];
     c_priority constant integer := _lock_lane.first[1]::integer;
-    c_run_at constant timestamptz :=
-        'epoch'::timestamptz + _lock_lane.first[2] * interval '1 microsecond';
+    c_run_at constant timestamptz := case
+        when _lock_lane.first[2] = 0 then timestamptz '-infinity'
+        else 'epoch'::timestamptz + _lock_lane.first[2] * interval '1 microsecond'
+    end;
     c_id constant bigint := _lock_lane.first[3];
     v_run_at timestamptz;
     v_ids bigint[];

@@ -354,7 +354,7 @@ def test_retention_and_finish_never_wait_for_each_other(
         pending = b.start(*TICK)
         assert pending.result(timeout=5)[0][SWEPT] == 0
 
-    clock.advance("1 minute")
+    clock.advance("6 minutes")
     assert b.fetch(*TICK)[0][DROPPED] > 0
     assert status(b) == [("succeeded", 1)]
 

@@ -12,7 +12,9 @@ from races import storm
 from races.instrument import mutate
 
 NO_CONFLICT = "on conflict (idempotency_key) where idempotency_key is not null do nothing"
-TOKEN = "and j.lease_token = _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)]"
+TOKEN = """\
+          and j.lease_token = coalesce(
+            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])"""
 OLDER = "coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at"
 MUTANTS = {
     "a key that is not unique": (

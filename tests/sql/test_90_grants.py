@@ -18,6 +18,7 @@ FUNCTIONS = {
     "worker": {
         "claim_jobs",
         "finish_job",
+        "finish_and_claim",
         "finish_jobs",
         "fail_job",
         "snooze_job",

@@ -193,6 +193,40 @@ class AsyncClient:
             next_stages=_array(next_stages),
         )
 
+    async def finish_and_claim(
+        self,
+        worker: str,
+        job_ids: Sequence[int] | Unset = UNSET,
+        lease_tokens: Sequence[int] | Unset = UNSET,
+        results: Sequence[Any] | Jsonb | Unset | None = UNSET,
+        next_stages: Sequence[str | None] | Unset | None = UNSET,
+        kept_job_ids: Sequence[int] | Unset = UNSET,
+        kept_lease_tokens: Sequence[int] | Unset = UNSET,
+        queues: Sequence[str] | Unset = UNSET,
+        max_jobs: int | Unset = UNSET,
+        lease: timedelta | Unset | None = UNSET,
+        job_types: Sequence[str] | Unset | None = UNSET,
+    ) -> list[rows.NextJob]:
+        """Finish jobs, keep the leases of others and take new ones, all in one round trip.
+
+        Returns the new jobs, and those that did not go as asked.
+        """
+        return await self._rows(
+            rows.NextJob,
+            "finish_and_claim",
+            worker=worker,
+            job_ids=_array(job_ids),
+            lease_tokens=_array(lease_tokens),
+            results=results if results is UNSET else to_result(results),
+            next_stages=_array(next_stages),
+            kept_job_ids=_array(kept_job_ids),
+            kept_lease_tokens=_array(kept_lease_tokens),
+            queues=_array(queues),
+            max_jobs=max_jobs,
+            lease=lease,
+            job_types=_array(job_types),
+        )
+
     async def fail_job(
         self,
         job_id: int,

@@ -61,6 +61,33 @@ class Door:
     has_upkeep: bool
 
 
+class NextJob(NamedTuple):
+    """A job that is now ours, or one that did not go as asked, and then without what follows.
+
+    *outcome* is ``claimed``; ``lost``; ``busy``: ask again; or ``cancel_requested``.
+    """
+
+    outcome: str
+    job_id: int
+    lease_token: int
+    queue: str | None
+    job_type: str | None
+    payload: Any
+    priority: int | None
+    attempt: int | None
+    max_attempts: int | None
+    run_at: datetime | None
+    locked_until: datetime | None
+    locked_for: timedelta | None
+    idempotency_key: str | None
+    created_at: datetime | None
+    pipeline: str | None
+    stage: str | None
+    stage_input: Any
+    definition: str | None
+    scheduled_for: datetime | None
+
+
 class FinishedJob(NamedTuple):
     """How a finish went: ``finished``, ``already_finished``, ``lost``, or ``busy`` for now."""
 
