@@ -97,6 +97,13 @@ REFUSALS = {"RT001", "RT002", "RT003", "RT007", "RT008"}
 
 _NEW = _enqueue("max_attempts => 3", by="'first'")
 _ONE_ATTEMPT = _enqueue("max_attempts => 1", by="'first'")
+FORGET_HINTS = """
+    select set_config('rota.lanes_' || n, '', false) from generate_series(0, 15) as n
+"""
+KEEP_HINT = """
+    select rota._keep_lane_hint(%s, array[m.until, m.until, 0, 0, 0])
+    from (select (extract(epoch from rota.now()) * 1000000)::bigint + 50000000) as m (until)
+"""
 _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"
 _LAPSE = "select from rota.claim_jobs('first', '{q}', lease => '1 second')"
 _FINISH = "select rota.finish_job(j.id, j.lease_token) from rota.jobs as j"
@@ -188,6 +195,8 @@ class Bench:
             session.connection.row_factory = dict_row
             session.connection.execute("set deadlock_timeout = '50ms'")
         self.runs = 0
+        self.has_hint = False
+        """Whether the sessions know where to begin when they claim."""
         self.observer.execute("create schema bench")
         self._clock = Clock(self.observer)
         rows = self.observer.execute(
@@ -362,6 +371,11 @@ class Bench:
         self.observer.execute(self._jobs[state]["restore"])
         if self._game.settle:
             self._clock.set(NOW)
+        for session in (self.a, self.b):
+            session.connection.execute(FORGET_HINTS)
+            if self.has_hint:
+                me = "a" if session is self.a else "b"
+                session.connection.execute(KEEP_HINT, [f"{me} {{q}}"])
 
     def _look(self, state: str, answers: dict[str, Any]) -> tuple[Outcome, list[str]]:
         """Return the outcome, and what is wrong with it whatever was expected."""

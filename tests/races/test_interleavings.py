@@ -23,10 +23,12 @@ def bench(connect: Connect) -> Iterator[Bench]:
         yield bench
 
 
+@pytest.mark.parametrize("has_hint", [False, True])
 def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped(
-    bench: Bench,
+    bench: Bench, has_hint: bool
 ) -> None:
     """A is stopped before each of its statements in turn; B does all of its own meanwhile."""
+    bench.has_hint = has_hint
     runs = [run for pair in choose(SEED, 40) for run in bench.play_pair(*pair)]
 
     assert ["\n".join([str(run), *run.problems]) for run in runs if run.problems] == []
