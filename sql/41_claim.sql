@@ -68,8 +68,8 @@ create or replace function rota.claim_jobs(
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_call constant text := concat_ws(' ', claim_jobs.worker, claim_jobs.queues::text,
-        claim_jobs.lease::text, claim_jobs.job_types::text);
+    v_call constant text := format('%L %s %s %s',
+        claim_jobs.worker, claim_jobs.queues, claim_jobs.lease, claim_jobs.job_types);
     v_hint constant bigint[] := rota._lane_hint(v_call);
     v_rows tid[] := rota._lock_head(
         v_hint, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
@@ -153,10 +153,11 @@ create or replace function rota._lock_head(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
+    c_due constant bigint := (extract(epoch from _lock_head.due) * 1000000)::bigint;
     v_queue constant text := _lock_head.queues[1];
 begin
     if (
-        _lock_head.hint[1] > extract(epoch from _lock_head.due) * 1000000
+        _lock_head.hint[1] > c_due and _lock_head.hint[1] <= c_due + 60000000
         and cardinality(_lock_head.hint) >= 5
         and cardinality(_lock_head.queues) = 1
         and _lock_head.max_jobs between 1 and 1000
@@ -180,7 +181,12 @@ begin
           and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
           and not exists (select from rota.limits)
           and not exists (select from rota.rechecks as r where r.due_at <= _lock_head.due)
-          and not exists (select from rota.queues as q where q.queue = v_queue)
+          and not exists (
+            select
+            from rota.queues as q
+            where q.queue = v_queue
+              and (q.is_paused or q.ageing is not null or q.lease is not null)
+          )
           and not exists (
             select from rota.buckets as b where b.queue = v_queue and b.waits_for is null)
           and not exists (
@@ -211,8 +217,10 @@ create or replace function rota._lane_hint(call text)
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_text constant text :=
-        current_setting('rota.lanes_' || (hashtext(_lane_hint.call) & 15), true);
+    v_text constant text := current_setting('rota.hint_' || case
+        when _lane_hint.call in ('sweep', 'due') then _lane_hint.call
+        else (hashtext(_lane_hint.call) & 15)::text
+    end, true);
     v_hint constant text := split_part(v_text, '#', 1);
 begin
     if split_part(v_text, '#', 2) = hashtext(v_hint || _lane_hint.call)::text then
@@ -231,8 +239,12 @@ as $$
 declare
     v_hint constant text := array_to_string(_keep_lane_hint.hint, ' ');
 begin
+    -- Sixteen settings for all ways to claim, and one for each of the other hints.
     perform set_config(
-        'rota.lanes_' || (hashtext(_keep_lane_hint.call) & 15),
+        'rota.hint_' || case
+            when _keep_lane_hint.call in ('sweep', 'due') then _keep_lane_hint.call
+            else (hashtext(_keep_lane_hint.call) & 15)::text
+        end,
         format('%s#%s', v_hint, hashtext(v_hint || _keep_lane_hint.call)), false);
 end;
 $$;

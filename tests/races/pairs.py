@@ -98,7 +98,7 @@ REFUSALS = {"RT001", "RT002", "RT003", "RT007", "RT008"}
 _NEW = _enqueue("max_attempts => 3", by="'first'")
 _ONE_ATTEMPT = _enqueue("max_attempts => 1", by="'first'")
 FORGET_HINTS = """
-    select set_config('rota.lanes_' || n, '', false) from generate_series(0, 15) as n
+    select set_config('rota.hint_' || n, '', false) from generate_series(0, 15) as n
 """
 KEEP_HINT = """
     select rota._keep_lane_hint(%s, array[m.until, m.until, 0, 0, 0])
@@ -375,7 +375,7 @@ class Bench:
             session.connection.execute(FORGET_HINTS)
             if self.has_hint:
                 me = "a" if session is self.a else "b"
-                session.connection.execute(KEEP_HINT, [f"{me} {{q}}"])
+                session.connection.execute(KEEP_HINT, [f"'{me}' {{q}}  "])
 
     def _look(self, state: str, answers: dict[str, Any]) -> tuple[Outcome, list[str]]:
         """Return the outcome, and what is wrong with it whatever was expected."""

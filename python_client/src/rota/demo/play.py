@@ -106,7 +106,7 @@ def _start_provider(processes: Processes, maildir: Path) -> str:
 
 def _start_worker(processes: Processes, name: str) -> None:
     command = f"rota worker rota.demo.handlers:registry --name {name} --queue {story.QUEUE}"
-    command += f" --concurrency 1 --lease {story.LEASE} --poll-interval 0.2"
+    command += f" --concurrency 1 --batch 1 --lease {story.LEASE} --poll-interval 0.2"
     processes.start(name, command.split())
 
 
