@@ -14,6 +14,7 @@ from itertools import chain, repeat
 from math import inf
 
 from ._listener import Listener, Place
+from ._rows import Door
 
 WATCH_INTERVAL = 0.002
 WATCH_FROM = 0.01
@@ -24,8 +25,9 @@ DOUBTS = (0.005, 0.02, 0.08, 0.32)
 """Seconds between the looks for jobs that may have come unheard."""
 PASS_ON = 0.05
 """Seconds in which somebody may still ring at a door that was just left."""
-FOLLOWERS = 5
-"""So many times less often those poll who are not the first at a door."""
+FOLLOWERS = ((4, 2), (16, 5))
+CROWD = 15
+"""So many times less often than the first the others poll: by their door, and without one."""
 
 
 class Pace:
@@ -114,7 +116,7 @@ class Pace:
                 listener.ring_others()
             self._may_pass_on = False
             self._must_move_up = not is_first and doubt == inf
-            return min(doubt, pause if is_first else FOLLOWERS * pause)
+            return min(doubt, pause if is_first else pause * _times(listener.doors))
         return pause
 
     def _watch(self, listener: Listener, pause: float) -> float:
@@ -159,3 +161,10 @@ class Pace:
         self._must_move_up = False
         self.claim_at = 0.0
         self._wake()
+
+
+def _times(doors: list[Door]) -> int:
+    """Return how many times less often than the first a worker with these doors polls."""
+    numbers = [int(d.channel.rsplit("_", 1)[1]) for d in doors if d.queue and d.channel]
+    nearest = min(numbers, default=inf)
+    return next((times for number, times in FOLLOWERS if nearest < number), CROWD)
