@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,42 @@ def test_everything_works_behind_a_pooler(
 
     done = "select count(*) from rota.finished_jobs where status = 'succeeded' and attempts = 1"
     assert db.execute(done).fetchone() == (41,)
+
+
+def test_workers_that_share_two_sessions_and_their_hints_get_every_job_once(
+    client: Client, db: psycopg.Connection[Any], pooler: str
+) -> None:
+    """Old entries stand in front of all lanes, so every hint says to begin behind them."""
+    holder = psycopg.connect(db.info.dsn, password=db.info.password)
+    holder.execute("set transaction isolation level repeatable read")
+    holder.execute("select 1")
+    db.execute("alter table rota.jobs set (autovacuum_enabled = false)")
+    jobs = [
+        {"job_type": "x", "queue": "abc"[n % 3], "priority": n % 2, "payload": {"n": n}}
+        for n in range(9000)
+    ]
+    done: list[int] = []
+
+    def work(queues: list[str], batch: int) -> None:
+        with psycopg.connect(pooler, autocommit=True, prepare_threshold=None) as connection:
+            mine = Client(connection)
+            while len(done) < len(jobs):
+                claims = mine.claim_jobs("w", queues, batch)
+                ids, tokens = [c.job_id for c in claims], [c.lease_token for c in claims]
+                if claims:
+                    ended = mine.finish_jobs(ids, tokens)
+                    assert {row.outcome for row in ended} == {"finished"}
+                done.extend(c.payload["n"] for c in claims)
+
+    with ThreadPoolExecutor() as pool:
+        kinds = [(["a"], 100), (["b"], 7), (["c"], 40), (["c", "a", "b"], 25)]
+        workers = [pool.submit(work, *kind) for kind in kinds * 2]
+        for part in range(0, len(jobs), 1000):
+            client.enqueue_many(jobs[part : part + 1000])
+        for worker in workers:
+            worker.result(timeout=100)
+    holder.close()
+
+    assert sorted(done) == list(range(len(jobs)))
+    used = "select count(*) from rota.finished_jobs where attempts = 1"
+    assert db.execute(used).fetchone() == (len(jobs),)
