@@ -101,15 +101,17 @@ begin
     with claimed as (
         update rota.jobs as j
         set status = 'running',
+            -- No number or lease that somebody wrote by hand may stop the jobs beside it.
             attempts = least(j.attempts, 2147483646) + 1,
             lease_token = greatest(
-                j.lease_token + 1, (extract(epoch from v_now) * 1000000)::bigint),
+                least(j.lease_token, 9223372036854775806) + 1,
+                (extract(epoch from v_now) * 1000000)::bigint),
             locked_by = claim_jobs.worker,
-            locked_until = v_now + coalesce(
+            locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
                 j.lease, v_lease,
                 case when v_has_settings then (
                     select q.lease from rota.queues as q where q.queue = j.queue) end,
-                '1 minute'),
+                '1 minute'))),
             is_limited = j.id = any(v_limited_ids),
             progress_percent = null,
             progress_message = null,
@@ -289,15 +291,13 @@ begin
     if v_has_notes then
         perform rota._recheck(_lock_due.max_jobs + 20);
     end if;
-    if has_settings then
+    if v_has_limits or v_has_notes or has_settings or v_has_buckets then
         v_queues := array(
-            select c.queue
+            select distinct c.queue
             from unnest(_lock_due.queues) as c (queue)
             left join rota.queues as q on q.queue = c.queue
             where q.is_paused is not true
         );
-    end if;
-    if v_has_limits or v_has_notes or has_settings or v_has_buckets then
         select s.ids, s.open_queues
         into v_ids, v_queues
         from rota._lock_shared(
@@ -484,7 +484,7 @@ begin
             _lock_lane.queues, c_priority, c_run_at, c_id, _lock_lane.max_jobs,
             _lock_lane.job_types, _lock_lane.due) as m;
     end if;
-    return (extract(epoch from v_run_at) * 1000000)::bigint || v_ids;
+    return (extract(epoch from greatest(v_run_at, 'epoch')) * 1000000)::bigint || v_ids;
 end;
 $$;
 

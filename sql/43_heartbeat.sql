@@ -38,8 +38,8 @@ begin
     v_now := rota.now();
     return query
     update rota.jobs as j
-    set locked_until = v_now + coalesce(
-            v_lease, j.lease, rota._queue_lease(j.queue)),
+    set locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
+            v_lease, j.lease, rota._queue_lease(j.queue)))),
         updated_at = v_now
     where j.id = heartbeat.job_id
       and j.lease_token = heartbeat.lease_token
@@ -90,8 +90,9 @@ begin
     return query
     with beaten as (
         update rota.jobs as j
-        set locked_until = v_now + coalesce(
-                v_lease, j.lease, rota._queue_lease(j.queue)),
+        -- A lease that somebody wrote by hand must not stop those of the other jobs.
+        set locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
+                v_lease, j.lease, rota._queue_lease(j.queue)))),
             updated_at = v_now
         where j.id = any(v_ids)
           and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]

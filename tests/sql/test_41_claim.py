@@ -403,3 +403,38 @@ def test_claim_jobs_runs_no_further_attempt_through_retry_in(db, clock):
         outcomes.append(one(db, "fail_job", **owner(batch[0]), error="e", retry_in="0").status)
 
     assert outcomes == ["failed", "failed", "dead"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "attempts = 2147483647",
+        "lease_token = 9223372036854775807",
+        "lease = '178000000 years'",
+        "lease = '-178000000 years'",
+        "run_at = '-infinity'",
+        "run_at = '4713-01-01 BC'",
+    ],
+)
+def test_claim_jobs_gives_the_others_whatever_somebody_wrote_into_a_row(db, change):
+    job_ids = [enqueue(db) for _ in range(3)]
+    db.execute(f"update rota.jobs set {change} where id = %s", (job_ids[0],))
+
+    # Not all columns: Python has no such years.
+    query = "select job_id, lease_token from rota.claim_jobs('w', max_jobs => %s)"
+    jobs = [*rows(db, query, 1), *rows(db, query, 5)]
+    kept = call(db, "heartbeat_jobs", **owners(*jobs[1:]))
+    call(db, "heartbeat_jobs", **owners(*jobs))
+
+    assert set(ids(jobs)) == set(job_ids)
+    assert [job.is_lost for job in kept] == [False, False]
+
+
+@pytest.mark.parametrize("queues", [["q", "q"], ["q", "other", "q", "q"]])
+def test_claim_jobs_keeps_to_a_limit_when_a_queue_is_named_twice(db, queues):
+    call(db, "set_limit", queue="q", max_running=2)
+    for _ in range(6):
+        enqueue(db, queue="q")
+
+    assert len(claim(db, queues=queues, max_jobs=5)) == 2
+    assert claim(db, queues=queues, max_jobs=5) == []
