@@ -14,8 +14,8 @@
  * ended meanwhile, all that was inserted is given up and the whole done again: to insert one
  * more key while holding later ones would be the other direction.
  *
- * Last of all a due job asks whether a worker sleeps (62_wakeups.sql), and that costs no call
- * where none does.
+ * Last of all a due job asks whether a worker sleeps.  The question of _ring() (62_wakeups.sql)
+ * stands here once more, because where nobody is to be rung it then costs no call.
  */
 
 create or replace function rota.enqueue(
@@ -104,8 +104,10 @@ begin
     end loop;
     if coalesce(enqueue.run_at, v_now + enqueue.delay, v_now) <= v_now
       and not (pg_try_advisory_lock(1919907936, hashtext(enqueue.queue))
-        and pg_advisory_unlock(1919907936, hashtext(enqueue.queue))) then
-        perform rota._ring(enqueue.queue);
+        and pg_advisory_unlock(1919907936, hashtext(enqueue.queue)))
+      and pg_try_advisory_lock_shared(1919907937, hashtext(enqueue.queue))
+      and pg_advisory_unlock_shared(1919907937, hashtext(enqueue.queue)) then
+        perform rota._ring_doors(enqueue.queue, 1, '');
     end if;
     return v_job_id;
 end;

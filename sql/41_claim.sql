@@ -77,7 +77,17 @@ declare
     v_has_settings boolean := false;
     v_limited_ids bigint[] := '{}'::bigint[];
 begin
-    if cardinality(v_rows) < claim_jobs.max_jobs is not false then
+    if cardinality(v_rows) < claim_jobs.max_jobs is not false and (
+        -- All that is due, if the look was from the start of the only lane.
+        v_rows <> '{}' and v_hint[4] = 0 and not exists (
+            select
+            from rota.jobs as j
+            where j.queue = claim_jobs.queues[1]
+              and j.priority > v_hint[3]::integer
+              and j.bucket is null
+              and j.status in ('queued', 'failed')
+        )
+    ) is not true then
         if v_hint is null or claim_jobs.max_jobs between 1 and 1000 is not true
           or current_setting('transaction_isolation') <> 'read committed' then
             perform rota._check_claim(
@@ -378,16 +388,17 @@ begin
         v_seen := v_seen || v_from;
     end loop;
 
-    -- Long looks are rare: a twentieth of the time, whether they are full or not.
+    -- Full looks that take long are rare.  Beside them the places are brought up to date often,
+    -- and where each look is a full one, only what is in front has to be counted now and then.
     v_cost := (extract(epoch from rota.now() - _lock_lanes.due) * 1000000)::bigint;
-    v_hint[1] := c_due + least(21 * v_cost, 60000000);
+    v_hint[1] := c_due + least(21 * v_cost, 20000);
     if v_is_full then
-        v_hint[2] := v_hint[1];
+        v_hint[2] := c_due + least(21 * v_cost, 60000000);
         v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
-        -- Where little is in front, begin where the lanes do: then nothing is overlooked.
         if v_walked < 500
           + 2 * cardinality(_lock_lanes.queues) * (_lock_lanes.max_jobs + 20) then
             v_seen := v_used;
+            v_hint[1] := c_due + 1000000;
         end if;
     end if;
     perform rota._keep_lane_hint(

@@ -1,5 +1,6 @@
 """Client, worker and command line behind pgbouncer in transaction mode."""
 
+import asyncio
 import os
 import shutil
 import socket
@@ -14,8 +15,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from client.workers import wait_until
-from rota import AsyncJob, Client, Job, Registry, Worker
+from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
+from rota._database import Database
+from rota._outage import Outage
 
 PGBOUNCER = shutil.which("pgbouncer", path=os.environ.get("PATH", "") + ":/usr/sbin")
 
@@ -52,6 +55,24 @@ def pooler(dsn: str, tmp_path: Path) -> Iterator[str]:
 def _is_open(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_worker_prepares_statements_only_where_its_session_is_its_own(
+    dsn: str, pooler: str
+) -> None:
+    async def threshold(conninfo: str) -> int | None:
+        database = Database(conninfo, Outage())
+        try:
+            return await database.call(_threshold)
+        finally:
+            await database.close()
+
+    assert asyncio.run(threshold(pooler)) is None
+    assert asyncio.run(threshold(dsn)) is not None
+
+
+async def _threshold(client: AsyncClient) -> int | None:
+    return client.connection.prepare_threshold
 
 
 def test_everything_works_behind_a_pooler(

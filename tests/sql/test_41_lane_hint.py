@@ -258,6 +258,66 @@ def test_claim_jobs_does_not_walk_what_is_gone_under_a_held_snapshot(db, connect
     holder.execute("rollback")
 
 
+def test_claim_jobs_brings_its_place_up_to_date_though_a_full_look_is_not_due(db, connect):
+    """A full look that took long keeps the next away, and meanwhile many jobs go by."""
+    holder = connect()
+    holder.execute("begin isolation level repeatable read")
+    holder.execute("select 1 from rota.jobs").fetchall()
+    db.execute("alter table rota.jobs set (autovacuum_enabled = false)")
+    enqueue_many(db, 3000)
+    for _ in range(2):
+        call(db, "finish_jobs", **owners(*claim(db, max_jobs=1000)))
+    db.execute("discard all")
+    # Time goes by a thousand times faster, so the look takes seconds.
+    db.execute("""
+        create or replace function rota.now() returns timestamptz language plpgsql stable
+        as $$ begin
+            return '2040-01-01'::timestamptz + 1000 * (clock_timestamp() - '2026-01-01');
+        end $$
+    """)
+
+    claim(db, max_jobs=10)
+
+    until, full, _lane, place = scalar(
+        db, "select (rota._lane_hint($$'w' {default}  $$))[:4]"
+    )
+    assert full - until > 1_000_000
+    assert place > 0
+    holder.execute("rollback")
+
+
+def test_claim_jobs_with_fewer_jobs_than_places_returns_them_all(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    enqueue_many(db, 3)
+    (first,) = claim(db)
+    first_lane = enqueue(db)
+
+    both_looks = ids(claim(db, max_jobs=10)) + ids(claim(db, max_jobs=10))
+
+    assert len({first.job_id, *both_looks}) == 4
+    assert first_lane in both_looks
+
+
+@pytest.mark.parametrize("priority", [-1, 1])
+def test_claim_jobs_with_fewer_jobs_than_places_looks_into_other_lanes(db, clock, priority):
+    clock.set("2026-01-01 00:00+00")
+    enqueue_many(db, 3)
+    claim(db, max_jobs=2)
+    other = enqueue(db, priority=priority)
+
+    assert other in ids(claim(db, max_jobs=10))
+
+
+def enqueue_many(db, jobs):
+    db.execute(
+        """
+        select count(*) from rota.enqueue_many((
+            select jsonb_agg('{"job_type": "x"}'::jsonb) from generate_series(1, %s)))
+        """,
+        (jobs,),
+    )
+
+
 def pages(db):
     db.execute("select pg_stat_force_next_flush()")
     return scalar(

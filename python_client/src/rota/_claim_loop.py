@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import psycopg
 
@@ -98,5 +97,6 @@ class ClaimLoop:
         return True
 
     async def _sleep(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), max(seconds, 0.0))
+        alarm = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._wake.set)
+        await self._wake.wait()
+        alarm.cancel()

@@ -137,9 +137,18 @@ class Database:
         connection = await connect_async(self._conninfo, "rota worker")
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
         self.name = connection.info.dbname
+        if await _is_direct(connection):
+            connection.prepare_threshold = 2
         return connection
 
     async def _drop(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()
+
+
+async def _is_direct(connection: AsyncConnection[Any]) -> bool:
+    """Return whether the server's session is ours alone: a pooler tells a number of its own."""
+    cursor = await connection.execute("select pg_backend_pid()")
+    row = await cursor.fetchone()
+    return row is not None and row[0] == connection.info.backend_pid

@@ -16,7 +16,12 @@ from math import inf
 from ._listener import Listener, Place
 from ._rows import Door
 
-WATCH_INTERVAL = 0.002
+WATCH_INTERVAL = (0.002, 0.01)
+"""Seconds between two looks on watch: the more jobs come, the more each look shall find."""
+BUSY_RATE = 3000.0
+"""Jobs a second from which on it is the longest."""
+RATE_WINDOW = 0.1
+"""Seconds over which these are counted."""
 WATCH_FROM = 0.01
 """Seconds between two finds from which on a worker goes on watch."""
 WATCH_UNTIL = 0.03
@@ -42,7 +47,8 @@ class Pace:
         self._is_rung = self._was_rung = False
         self._may_pass_on = self._must_move_up = self._is_busy = False
         self._doubts: Iterator[float] = repeat(inf)
-        self._found_at = self._left_at = self._others_at = -inf
+        self._found_at = self._left_at = self._others_at = self._counted_at = -inf
+        self._rate = 0.0
 
     def start(self, wake: Callable[[], None]) -> None:
         """Call *wake* whenever *claim_at* comes nearer."""
@@ -83,6 +89,7 @@ class Pace:
     def end(self, found: int, *, is_full: bool) -> None:
         """Note what the claim has found; *is_full* is whether there may be more."""
         now = time.monotonic()
+        self._count(found, now)
         is_near = found > 0 and now - self._found_at < WATCH_FROM
         if found:
             self._found_at = now
@@ -128,7 +135,13 @@ class Pace:
         if now - self._others_at >= WATCH_UNTIL:
             self._others_at = now
             listener.ring_others()
-        return WATCH_INTERVAL
+        shortest, longest = WATCH_INTERVAL
+        return shortest + (longest - shortest) * min(self._rate / BUSY_RATE, 1.0)
+
+    def _count(self, found: int, now: float) -> None:
+        elapsed = max(now - self._counted_at, 1e-6)
+        self._rate += min(elapsed / RATE_WINDOW, 1.0) * (found / elapsed - self._rate)
+        self._counted_at = now
 
     def _ring(self, message: str) -> None:
         listener = self._listener
