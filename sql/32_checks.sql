@@ -47,6 +47,8 @@ begin
       or cardinality(_check_names.names) not between 1 and 1000 then
         perform rota._refuse(_check_names.argument, format('must be 1 to 1000 names, got %s',
             coalesce(cardinality(_check_names.names)::text, 'null')));
+    elsif array_ndims(_check_names.names) > 1 or array_lower(_check_names.names, 1) <> 1 then
+        perform rota._refuse(_check_names.argument, 'must be a plain list of names');
     end if;
     -- A call costs more than the pattern.
     perform rota._check_name(_check_names.argument, n.name)
@@ -208,6 +210,7 @@ begin
 end;
 $$;
 
+/* The token 0 is that of who needs none, an operator: no lease has it. */
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
     returns void
     language plpgsql
@@ -219,6 +222,9 @@ begin
         perform rota._refuse('job_id', 'must not be null');
     elsif _check_job_ref.lease_token is null then
         perform rota._refuse('lease_token', 'must not be null');
+    elsif _check_job_ref.lease_token <> 0
+      and rota._foreign_jobs(array[_check_job_ref.job_id]) <> '{}' then
+        perform rota._raise_not_found(_check_job_ref.job_id);
     end if;
 end;
 $$;
@@ -239,7 +245,8 @@ begin
       or array_lower(_check_job_refs.job_ids, 1) <> 1
       or array_lower(_check_job_refs.lease_tokens, 1) <> 1 then
         perform rota._refuse(
-            _check_job_refs.prefix || 'job_ids', 'and lease_tokens must be plain lists');
+            _check_job_refs.prefix || 'job_ids', format(
+                'and %slease_tokens must be plain lists', _check_job_refs.prefix));
     elsif _check_job_refs.job_ids is null
       or array_position(_check_job_refs.job_ids, null) is not null then
         perform rota._refuse(
@@ -255,7 +262,7 @@ begin
     elsif cardinality(_check_job_refs.job_ids) <> cardinality(_check_job_refs.lease_tokens) then
         perform rota._refuse(
             _check_job_refs.prefix || 'lease_tokens', format(
-                'must be as many as job_ids (%s), got %s',
+                'must be as many as %sjob_ids (%s), got %s', _check_job_refs.prefix,
                 cardinality(_check_job_refs.job_ids),
                 cardinality(_check_job_refs.lease_tokens)));
     end if;
@@ -265,19 +272,21 @@ $$;
 /*
  * The ids of the leases that may be alive, null for the others, in the order given.  A worker
  * can hold an old and a new lease of one job and report both together; tokens only grow, so of
- * several leases of a job only the newest counts.
+ * several leases of a job only the newest counts.  None is alive for who may not work there.
  */
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[]
     language plpgsql
-    immutable
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_foreign constant bigint[] := rota._foreign_jobs(_newest_refs.job_ids);
 begin
     return array(
         select case rank() over (partition by r.job_id order by r.lease_token desc)
-            when 1 then r.job_id
+            when 1 then nullif(r.job_id, v_foreign[array_position(v_foreign, r.job_id)])
         end
         from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
             with ordinality as r (job_id, lease_token, ordinal)
@@ -372,6 +381,10 @@ begin
         where j.id = _is_running.job_id
           and j.lease_token = _is_running.lease_token
           and j.status = 'running'
+          and (
+            not exists (select from rota.queue_grants)
+            or rota._foreign_jobs(array[j.id]) = '{}'
+          )
     );
 end;
 $$;
@@ -391,6 +404,7 @@ declare
     v_status text;
     v_lease_token bigint;
 begin
+    perform rota._check_job_ref(_raise_lost.job_id, _raise_lost.lease_token);
     select r.status, r.lease_token
     into v_status, v_lease_token
     from (

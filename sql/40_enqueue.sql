@@ -85,7 +85,9 @@ begin
             queue, job_type, payload, priority, max_attempts, lease, backoff,
             idempotency_key, bucket, status, run_at, created_at, updated_at
         ) values (
-            enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
+            case when exists (select from rota.queue_grants)
+                then rota._checked_queue(enqueue.queue) else enqueue.queue end,
+            enqueue.job_type, enqueue.payload, enqueue.priority,
             coalesce(enqueue.max_attempts, (
                 select q.max_attempts from rota.queues as q where q.queue = enqueue.queue), 10),
             case when enqueue.lease is not null then rota._exact(enqueue.lease) end,
@@ -137,6 +139,7 @@ declare
     v_news boolean[];
 begin
     if rota._are_plain_jobs(enqueue_many.jobs) then
+        perform rota._check_queues_of(enqueue_many.jobs);
         return query
         select i.ordinal::integer, i.id, true
         from unnest(rota._insert_plain_jobs(enqueue_many.jobs))
@@ -146,6 +149,7 @@ begin
     end if;
 
     perform rota._check_new_jobs(enqueue_many.jobs);
+    perform rota._check_queues_of(enqueue_many.jobs);
     v_has_waits := jsonb_path_exists(enqueue_many.jobs,
         '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
             || exists(@.limit_key))');

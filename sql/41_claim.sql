@@ -70,7 +70,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_call constant text := format('%L %s %s %s',
         claim_jobs.worker, claim_jobs.queues, claim_jobs.lease, claim_jobs.job_types);
-    v_hint constant bigint[] := rota._lane_hint(v_call);
+    v_hint constant bigint[] := rota._hint(v_call);
     v_rows tid[] := rota._lock_head(
         v_hint, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
     v_lease interval;
@@ -192,6 +192,7 @@ begin
             end, _lock_head.hint[5])
           and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
           and not exists (select from rota.limits)
+          and not exists (select from rota.queue_grants)
           and not exists (select from rota.rechecks as r where r.due_at <= _lock_head.due)
           and not exists (
             select
@@ -221,7 +222,7 @@ $$;
  * microseconds; then the priority, run_at and id of the first job of each lane.  A hash over
  * it and the call goes with it, so that another's, or what is no hint, is not taken for ours.
  */
-create or replace function rota._lane_hint(call text)
+create or replace function rota._hint(call text)
     returns bigint[]
     language plpgsql
     stable
@@ -230,34 +231,34 @@ create or replace function rota._lane_hint(call text)
 as $$
 declare
     v_text constant text := current_setting('rota.hint_' || case
-        when _lane_hint.call in ('sweep', 'due') then _lane_hint.call
-        else (hashtext(_lane_hint.call) & 15)::text
+        when _hint.call in ('sweep', 'due') then _hint.call
+        else (hashtext(_hint.call) & 15)::text
     end, true);
     v_hint constant text := split_part(v_text, '#', 1);
 begin
-    if split_part(v_text, '#', 2) = hashtext(v_hint || _lane_hint.call)::text then
+    if split_part(v_text, '#', 2) = hashtext(v_hint || _hint.call)::text then
         return string_to_array(v_hint, ' ')::bigint[];
     end if;
     return null;
 end;
 $$;
 
-create or replace function rota._keep_lane_hint(call text, hint bigint[])
+create or replace function rota._keep_hint(call text, hint bigint[])
     returns void
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_hint constant text := array_to_string(_keep_lane_hint.hint, ' ');
+    v_hint constant text := array_to_string(_keep_hint.hint, ' ');
 begin
     -- Sixteen settings for all ways to claim, and one for each of the other hints.
     perform set_config(
         'rota.hint_' || case
-            when _keep_lane_hint.call in ('sweep', 'due') then _keep_lane_hint.call
-            else (hashtext(_keep_lane_hint.call) & 15)::text
+            when _keep_hint.call in ('sweep', 'due') then _keep_hint.call
+            else (hashtext(_keep_hint.call) & 15)::text
         end,
-        format('%s#%s', v_hint, hashtext(v_hint || _keep_lane_hint.call)), false);
+        format('%s#%s', v_hint, hashtext(v_hint || _keep_hint.call)), false);
 end;
 $$;
 
@@ -280,6 +281,7 @@ create or replace function rota._lock_due(
 as $$
 declare
     v_queues text[] := _lock_due.queues;
+    v_has_grants boolean;
     v_has_notes boolean;
     v_has_limits boolean;
     v_has_buckets boolean;
@@ -287,6 +289,7 @@ declare
 begin
     -- One statement, because each costs as much as a job that is claimed.
     select
+        exists (select from rota.queue_grants),
         exists (select from rota.limits),
         exists (select from rota.rechecks as r where r.due_at <= _lock_due.due),
         exists (select from rota.queues as q where q.queue = any(_lock_due.queues)),
@@ -296,7 +299,10 @@ begin
             where b.queue = any(_lock_due.queues)
               and b.waits_for is null
         )
-    into v_has_limits, v_has_notes, has_settings, v_has_buckets;
+    into v_has_grants, v_has_limits, v_has_notes, has_settings, v_has_buckets;
+    if v_has_grants then
+        perform rota._check_queues('worker', _lock_due.queues);
+    end if;
     limited_ids := '{}'::bigint[];
     if v_has_notes then
         perform rota._recheck(_lock_due.max_jobs + 20);
@@ -401,7 +407,7 @@ begin
             v_hint[1] := c_due + 1000000;
         end if;
     end if;
-    perform rota._keep_lane_hint(
+    perform rota._keep_hint(
         _lock_lanes.call, v_hint[:2] || v_seen[:24] || v_hint[v_next:26]);
     return v_ids;
 end;

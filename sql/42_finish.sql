@@ -153,8 +153,7 @@ declare
     -- All of one claim, mostly.
     v_token constant bigint := case
         when _end_jobs.lease_tokens[1] = all(_end_jobs.lease_tokens)
-        then _end_jobs.lease_tokens[1]
-    end;
+        then _end_jobs.lease_tokens[1] end;
     v_ended bigint[];
     v_over bigint[];
     v_leading jsonb;
@@ -166,6 +165,9 @@ begin
             v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])
           and j.status = _end_jobs.old_status
           and (not _end_jobs.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
+          -- Only a worker succeeds; other ends may be of a sweep, which is for all queues.
+          and (_end_jobs.new_status <> 'succeeded' or not exists (select from rota.queue_grants)
+            or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
             j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key,

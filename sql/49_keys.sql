@@ -103,6 +103,7 @@ begin
     perform rota._check_waits(
         '', job.ordering_key, _enqueue_special.skip_dead, _enqueue_special.after,
         _enqueue_special.if_parent_dead, job.limit_key);
+    perform rota._check_queues('producer', array[job.queue]);
 
     select k.job_id, k.is_new
     into v_job_id, v_is_new
@@ -110,6 +111,9 @@ begin
         job, _enqueue_special.unique_for, _enqueue_special.on_conflict,
         _enqueue_special.updated_at, _enqueue_special.max_wait, _enqueue_special.has_time,
         true) as k;
+    if not v_is_new and _enqueue_special.on_conflict <> 'keep' then
+        perform rota._check_queues_of_jobs(array[v_job_id]);
+    end if;
     perform rota._link_job(
         v_job_id, v_is_new, _enqueue_special.after, _enqueue_special.before);
     perform rota._ring_for(array[v_job_id]);
@@ -385,6 +389,13 @@ begin
         end;
     end loop;
 
+    -- A key is one in all queues, so it may have found a job of any.
+    perform rota._check_queues_of_jobs(array(
+        select v_ids[n.ordinal]
+        from rota._new_jobs(_enqueue_many_keyed.jobs) as n
+        where n.on_conflict <> 'keep'
+          and not v_news[n.ordinal]
+    ));
     return query
     select o.ordinal, v_ids[o.ordinal], v_news[o.ordinal]
     from generate_series(1, cardinality(v_ids)) as o (ordinal);

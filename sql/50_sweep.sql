@@ -108,7 +108,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_since timestamptz := timestamptz '-infinity';
 begin
-    if (rota._lane_hint('sweep'))[3] > 5000 then
+    if (rota._hint('sweep'))[3] > 5000 then
         v_since := rota._swept_until(v_now, false);
         if not isfinite(v_since) then
             return true;
@@ -133,7 +133,7 @@ create or replace function rota._swept_until(moment timestamptz, is_careful bool
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_hint constant bigint[] := rota._lane_hint('sweep');
+    v_hint constant bigint[] := rota._hint('sweep');
     v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
 begin
     if _swept_until.is_careful or (
@@ -157,7 +157,7 @@ create or replace function rota._keep_sweep(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_hint bigint[] := rota._lane_hint('sweep');
+    v_hint bigint[] := rota._hint('sweep');
 begin
     if _keep_sweep.was_full then
         v_hint[1] := (extract(epoch from _keep_sweep.moment + least(
@@ -166,7 +166,7 @@ begin
             - _keep_sweep.walked;
     end if;
     v_hint[2] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint;
-    perform rota._keep_lane_hint('sweep', v_hint);
+    perform rota._keep_hint('sweep', v_hint);
 end;
 $$;
 

@@ -318,11 +318,14 @@ begin
             where f.finished_at >= v_from
               and f.finished_at < v_to
         );
+        -- The owner may give what he makes to everybody, and has not meant this.
         execute format(
             'create table rota.%1$I (like rota.finished_jobs_done including constraints);'
             'alter table rota.finished_jobs_done attach partition rota.%1$I '
             'for values from (%2$L) to (%3$L);'
-            'comment on table rota.%1$I is %4$L',
+            'comment on table rota.%1$I is %4$L;'
+            'revoke all on table rota.%1$I from public;'
+            'revoke all on type rota.%1$I from public',
             v_name, v_from, v_to, 'Succeeded and cancelled jobs of one day.');
         v_created := v_created + 1;
     end loop;

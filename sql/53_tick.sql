@@ -216,7 +216,8 @@ as $$
 declare
     v_seconds numeric;
     v_every numeric;
-    v_began_at timestamptz;
+    -- Written out, because the path is set by the first statement only.
+    v_began_at pg_catalog.timestamptz;
     v_due numeric := 0;
     v_passed numeric := 0;
     v_has_more boolean;

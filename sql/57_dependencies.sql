@@ -102,6 +102,7 @@ begin
         order by j.id
         for share
     );
+    perform rota._check_queues_of_jobs(v_held);
     select i.id
     into v_job_id
     from unnest(_hold_blocked.job_ids) as i (id)

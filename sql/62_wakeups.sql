@@ -49,6 +49,7 @@ declare
     v_watches boolean[] := '{}'::boolean[];
 begin
     perform rota._check_names('queues', wait_for_jobs.queues);
+    perform rota._check_queues('worker', wait_for_jobs.queues);
     if wait_for_jobs.is_on_watch is null then
         perform rota._refuse('is_on_watch', 'must not be null');
     end if;
@@ -109,6 +110,7 @@ create or replace function rota.stop_waiting(queues text[] default '{default}')
 as $$
 begin
     perform rota._check_names('queues', stop_waiting.queues);
+    perform rota._check_queues('worker', stop_waiting.queues);
 
     perform pg_advisory_unlock_all();
     perform rota._ring(q.queue)
@@ -135,6 +137,7 @@ create or replace function rota.ring_others(
 as $$
 begin
     perform rota._check_names('queues', ring_others.queues);
+    perform rota._check_queues('worker', ring_others.queues);
     if ring_others.job_types is null then
         return false;
     end if;
@@ -175,7 +178,7 @@ declare
 begin
     -- Under a held snapshot a look takes long, and a claim knows better where to begin.
     if _is_any_due.job_types is null
-      and (rota._lane_hint('due'))[1] > extract(epoch from v_now) * 1000000 then
+      and (rota._hint('due'))[1] > extract(epoch from v_now) * 1000000 then
         return true;
     end if;
     if _is_any_due.job_types is null and (
@@ -219,7 +222,7 @@ begin
         end loop;
     end loop;
     if rota.now() - v_now > interval '5 ms' then
-        perform rota._keep_lane_hint('due', array[
+        perform rota._keep_hint('due', array[
             (extract(epoch from v_now + interval '1 minute') * 1000000)::bigint]);
     end if;
     return false;

@@ -38,6 +38,7 @@ values
     ('observer', 'view', 'limits'),
     ('observer', 'view', 'job_definitions'),
     ('observer', 'view', 'fires'),
+    ('observer', 'view', 'queue_grants'),
     ('observer', 'view', 'limit_stats'),
     ('observer', 'view', 'ticker_health'),
     ('operator', 'function', 'retry_job'),
@@ -122,15 +123,27 @@ comment on function rota.grant_statements(text, name) is
 do $$
 declare
     v_role text;
+    v_type regtype;
     v_grant text;
 begin
     revoke all on schema rota from public;
     revoke all on all tables in schema rota from public;
+    revoke all on all sequences in schema rota from public;
     revoke all on all routines in schema rota from public;
+    -- A column of the type of a row of ours would keep an upgrade from changing the table.
+    for v_type in
+        select t.oid::regtype
+        from pg_type as t
+        where t.typnamespace = 'rota'::regnamespace
+          and t.typelem = 0
+    loop
+        execute format('revoke all on type %s from public', v_type);
+    end loop;
 
     foreach v_role in array array['producer', 'worker', 'operator', 'observer'] loop
         continue when to_regrole('rota_' || v_role) is null;
         execute format('revoke all on all tables in schema rota from %I', 'rota_' || v_role);
+        execute format('revoke all on all sequences in schema rota from %I', 'rota_' || v_role);
         execute format('revoke all on all routines in schema rota from %I', 'rota_' || v_role);
         for v_grant in
             select g from rota.grant_statements(v_role, ('rota_' || v_role)::name) as g

@@ -32,6 +32,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 24_limits.sql
 \ir 25_pipelines.sql
 \ir 26_job_definitions.sql
+\ir 27_queue_grants.sql
 \else
 \ir upgrades/all.sql
 \ir 30_clock.sql
@@ -72,6 +73,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 61_fire.sql
 \ir 62_wakeups.sql
 \ir 63_round_trip.sql
+\ir 64_queue_grants.sql
 \ir 70_views.sql
 \if :{?with_roles}
 \ir 80_roles.sql

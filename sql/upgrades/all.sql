@@ -27,11 +27,14 @@ begin
             errcode = 'duplicate_schema',
             message = 'a schema rota exists, but rota is not installed in it',
             hint = 'Rename or drop that schema, then install again.';
-    elsif not pg_has_role(v_owner, 'usage') then
+    elsif v_owner <> to_regrole(quote_ident(current_user)) then
+        -- What a superuser or a member would add runs with his rights, among tables whose
+        -- triggers are another's.
         raise exception using
             errcode = 'insufficient_privilege',
             message = format('rota belongs to role %s, and you are %I', v_owner, current_user),
-            hint = 'Install as that role, or as one that is a member of it.';
+            hint = format('Install as that role: PGOPTIONS="-c role=%s" psql -f install.sql',
+                v_owner);
     end if;
 end;
 $$;

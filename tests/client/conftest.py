@@ -14,6 +14,12 @@ from rota import Client, Registry, Worker
 from rota.__main__ import main
 
 
+@pytest.fixture(autouse=True)
+def loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this process run in asyncio's loop, those that are processes in uvloop's."""
+    monkeypatch.setattr("rota._worker.loop_factory", lambda: None)
+
+
 @pytest.fixture
 def start_worker(dsn: str, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """Start worker processes; those that still run at the end are killed."""

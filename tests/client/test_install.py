@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from rota import _install
 from rota.__main__ import main
@@ -44,7 +45,7 @@ def _empty(empty_database: Callable[[str], str], request: pytest.FixtureRequest)
 @pytest.fixture
 def by_psql(dsn: str, psql: Callable[..., Any], sql_dir: Path) -> str:
     """A database that psql has installed just now: roles made by other tests get grants."""
-    psql(dsn, "-f", sql_dir / "install.sql")
+    psql(make_conninfo(dsn, options="-c role=rota_installer"), "-f", sql_dir / "install.sql")
     return dsn
 
 

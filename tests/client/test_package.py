@@ -37,7 +37,11 @@ def test_package_from_the_source_distribution_installs(dsn: str, tmp_path: Path)
         done = subprocess.run(
             [sys.executable, *command],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(target)},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(target),
+                "PGOPTIONS": "-c role=rota_installer",  # who owns rota there
+            },
             check=True,
             capture_output=True,
             text=True,

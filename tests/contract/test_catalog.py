@@ -81,7 +81,7 @@ LOCKS = {
     },
     "_take_door": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
     "stop_waiting": {"pg_advisory_unlock_all"},
-    "enqueue": _GLANCE,
+    "enqueue": _GLANCE | _GLANCE_SHARED,
     "_ring": _GLANCE | _GLANCE_SHARED,
     "_ring_doors": _GLANCE_SHARED,
     "_ring_for": _GLANCE,
@@ -319,4 +319,4 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         assert locks <= LOCKS.get(name, set()), name
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
         # A hint that may be lost at any time.
-        assert "set_config" not in body or name in (*COMMITTING, "_keep_lane_hint"), name
+        assert "set_config" not in body or name in (*COMMITTING, "_keep_hint"), name

@@ -17,9 +17,11 @@ to stop before the next that does, or before the commit.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
+import pytest
 
 GATE = 1
 # The number of the pause to wait at, counted from 1 in the order in which the session comes
@@ -136,3 +138,11 @@ def mutate(db: psycopg.Connection[Any], function: str, old: str, new: str) -> No
     if body.count(old) != 1:
         raise ValueError(f"{function} has {body.count(old)} times {old!r}")
     db.execute(source.replace(body, body.replace(old, new)))
+
+
+def some_of(mutants: Iterable[str]) -> list[Any]:
+    """Return them as parameters: every twelfth for `make test`, the others for `make prove`."""
+    return [
+        name if n % 12 == 0 else pytest.param(name, marks=pytest.mark.long)
+        for n, name in enumerate(mutants)
+    ]

@@ -101,7 +101,7 @@ FORGET_HINTS = """
     select set_config('rota.hint_' || n, '', false) from generate_series(0, 15) as n
 """
 KEEP_HINT = """
-    select rota._keep_lane_hint(%s, array[m.until, m.until, 0, 0, 0])
+    select rota._keep_hint(%s, array[m.until, m.until, 0, 0, 0])
     from (select (extract(epoch from rota.now()) * 1000000)::bigint + 50000000) as m (until)
 """
 _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"

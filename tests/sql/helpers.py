@@ -44,7 +44,7 @@ def value(db: Db, function: str, /, **arguments: Any) -> Any:
 def rows(db: Db, query: str, *parameters: Any) -> list[Any]:
     """Run a query; return its rows."""
     with db.cursor(row_factory=namedtuple_row) as cursor:
-        return cursor.execute(query, parameters or None).fetchall()  # type: ignore[arg-type]
+        return cursor.execute(query, parameters or None).fetchall()
 
 
 def scalar(db: Db, query: str, *parameters: Any) -> Any:

@@ -26,7 +26,7 @@ def hint(db, *lanes, until, full, worker="w", queues="{default}", job_types=""):
     called = f"'{worker}' {queues}  {job_types}"
     numbers = [until, full, *(number for lane in lanes for number in lane)]
     numbers = [n if isinstance(n, int) else micros(n) for n in numbers]
-    db.execute("select rota._keep_lane_hint(%s, %s::bigint[])", (called, numbers))
+    db.execute("select rota._keep_hint(%s, %s::bigint[])", (called, numbers))
 
 
 def hidden(db, clock, *, until, **options):
@@ -278,9 +278,7 @@ def test_claim_jobs_brings_its_place_up_to_date_though_a_full_look_is_not_due(db
 
     claim(db, max_jobs=10)
 
-    until, full, _lane, place = scalar(
-        db, "select (rota._lane_hint($$'w' {default}  $$))[:4]"
-    )
+    until, full, _lane, place = scalar(db, "select (rota._hint($$'w' {default}  $$))[:4]")
     assert full - until > 1_000_000
     assert place > 0
     holder.execute("rollback")
@@ -333,7 +331,7 @@ def test_sweep_finds_a_lease_behind_its_hint_in_time(db, clock):
     clock.advance(5 * SECOND)
     now = clock.now()
     db.execute(
-        "select rota._keep_lane_hint('sweep', %s::bigint[])",
+        "select rota._keep_hint('sweep', %s::bigint[])",
         ([micros(now + 2 * SECOND), micros(now), 10_000],),
     )
     fresh = running(db, lease=SECOND)
@@ -353,7 +351,7 @@ def test_sweep_begins_anew_when_its_hint_is_of_another_time(db, clock, ahead):
     clock.advance(5 * SECOND)
     now = clock.now()
     db.execute(
-        "select rota._keep_lane_hint('sweep', %s::bigint[])",
+        "select rota._keep_hint('sweep', %s::bigint[])",
         ([micros(now + ahead), micros(now), 10_000],),
     )
 

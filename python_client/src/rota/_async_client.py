@@ -629,6 +629,16 @@ class AsyncClient:
             {"access": access, "role": role},
         )
 
+    async def grant_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
+        """Let *role* work in a queue, and from then on in no other; false if it may already."""
+        value: bool = await self._value("grant_queue", role=role, queue=queue, access=access)
+        return value
+
+    async def revoke_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
+        """Take back what `grant_queue` gave; false if there was nothing to take."""
+        value: bool = await self._value("revoke_queue", role=role, queue=queue, access=access)
+        return value
+
     async def _rows(self, row: type[Row], function: str, **arguments: Any) -> list[Row]:
         arguments = given(arguments)
         return await self._execute(factory(row), call(function, arguments, row), arguments)

@@ -630,6 +630,16 @@ class Client:
             {"access": access, "role": role},
         )
 
+    def grant_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
+        """Let *role* work in a queue, and from then on in no other; false if it may already."""
+        value: bool = self._value("grant_queue", role=role, queue=queue, access=access)
+        return value
+
+    def revoke_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
+        """Take back what `grant_queue` gave; false if there was nothing to take."""
+        value: bool = self._value("revoke_queue", role=role, queue=queue, access=access)
+        return value
+
     def _rows(self, row: type[Row], function: str, **arguments: Any) -> list[Row]:
         arguments = given(arguments)
         return self._execute(factory(row), call(function, arguments, row), arguments)

@@ -28,6 +28,7 @@ from ._host import Host
 from ._job import BaseJob
 from ._listener import Listener
 from ._log import log_start, log_stop
+from ._loop import loop_factory
 from ._outage import Outage
 from ._pace import Pace
 from ._patient_calls import PatientCalls
@@ -119,8 +120,11 @@ class Worker:
 
         With *drain* leave as soon as nothing is due, with *once* after one claim.
         """
-        with stop_on_signals(self.stop) as self._hears_signals:
-            asyncio.run(self.run_async(drain=drain, once=once))
+        with (
+            stop_on_signals(self.stop) as self._hears_signals,
+            asyncio.Runner(loop_factory=loop_factory()) as runner,
+        ):
+            runner.run(self.run_async(drain=drain, once=once))
 
     async def run_async(self, *, drain: bool = False, once: bool = False) -> None:
         """Work like `run`, in the caller's event loop and without signals."""

@@ -1,0 +1,124 @@
+"""Who may call and read what: the one table that the grants are measured against.
+
+A line is a function, an x in the column of each role that may call it.  What is not in the
+table, which is every function whose name begins with _, is for nobody but the owner; and
+nobody is a role that has no grant at all.  Views and tables are read, never written.
+"""
+
+from __future__ import annotations
+
+ROLES = ("producer", "worker", "operator", "observer", "nobody")
+
+_CALLS = """
+                      producer  worker  operator  observer
+    enqueue               x       .         .         .
+    enqueue_many          x       .         .         .
+    start_pipeline        x       .         .         .
+
+    claim_jobs            .       x         .         .
+    complete_effect       .       x         .         .
+    effect_result         .       x         .         .
+    fail_job              .       x         .         .
+    finish_and_claim      .       x         .         .
+    finish_job            .       x         .         .
+    finish_jobs           .       x         .         .
+    forget_worker         .       x         .         .
+    heartbeat             .       x         .         .
+    heartbeat_jobs        .       x         .         .
+    record_effect         .       x         .         .
+    release_jobs          .       x         .         .
+    report_worker         .       x         .         .
+    ring_others           .       x         .         .
+    set_progress          .       x         .         .
+    snooze_job            .       x         .         .
+    stop_waiting          .       x         .         .
+    wait_for_jobs         .       x         .         .
+    withdraw_effect       .       x         .         .
+
+    grant_queue           .       .         .         .
+    revoke_queue          .       .         .         .
+
+    sweep_stale_leases    .       x         x         .
+    tick                  .       x         x         .
+    tick_loop             .       x         x         .
+
+    cancel_job            .       .         x         .
+    define_pipeline       .       .         x         .
+    disable_schedule      .       .         x         .
+    drop_pipeline         .       .         x         .
+    enable_schedule       .       .         x         .
+    grant_statements      .       .         x         .
+    pause_queue           .       .         x         .
+    rerun_from            .       .         x         .
+    reschedule_job        .       .         x         .
+    resume_key            .       .         x         .
+    resume_queue          .       .         x         .
+    retry_job             .       .         x         .
+    run_schedule_now      .       .         x         .
+    schedule_job          .       .         x         .
+    set_limit             .       .         x         .
+    set_priority          .       .         x         .
+    set_queue             .       .         x         .
+    start_ticker          .       .         x         .
+    stop_ticker           .       .         x         .
+    unschedule_job        .       .         x         .
+
+    describe_schedule     x       x         x         x
+    next_run              x       x         x         x
+    now                   x       x         x         x
+    upcoming_runs         x       x         x         x
+    version               x       x         x         x
+"""
+
+_READS = """
+                      producer  worker  operator  observer
+    buckets               .       .         .         .
+    dead_jobs             .       .         x         x
+    dependencies          .       .         x         x
+    effects               .       .         x         x
+    error_groups          .       .         x         x
+    finished_jobs         .       .         .         .
+    finished_jobs_dead    .       .         .         .
+    finished_jobs_done    .       .         .         .
+    fires                 .       .         x         x
+    hourly_stats          .       .         x         x
+    idempotency_keys      .       .         .         .
+    job_definitions       .       .         x         x
+    job_errors            .       .         x         x
+    job_runs              .       .         x         x
+    jobs                  .       .         .         .
+    jobs_id_seq           .       .         .         .
+    limit_states          .       .         .         .
+    limit_stats           .       .         x         x
+    limits                .       .         x         x
+    pipeline_stages       .       .         x         x
+    queue_grants          .       .         x         x
+    queue_stats           .       .         x         x
+    queues                .       .         x         x
+    rechecks              .       .         .         .
+    rechecks_id_seq       .       .         .         .
+    running_jobs          .       .         x         x
+    slots                 .       .         .         .
+    stale_jobs            .       .         x         x
+    stuck_keys            .       .         x         x
+    ticker_health         .       .         x         x
+    upgrade_log           .       .         .         .
+    upkeep                .       .         .         .
+    workers               .       .         x         x
+"""
+
+
+def _read(table: str) -> dict[str, set[str]]:
+    heading, *lines = (line.split() for line in table.splitlines() if line.strip())
+    return {
+        name: {role for role, mark in zip(heading, marks, strict=True) if mark == "x"}
+        for name, *marks in lines
+    }
+
+
+CALLERS = _read(_CALLS)
+"""Public functions, each with the roles that may call it."""
+READERS = _read(_READS)
+"""Relations, each with the roles that may read it; the partitions of one day are left out."""
+FUNCTIONS = {role: {name for name, may in CALLERS.items() if role in may} for role in ROLES}
+READABLE = {role: {name for name, may in READERS.items() if role in may} for role in ROLES}

@@ -1,0 +1,167 @@
+"""Each role against each function and relation: what rights.py says, and nothing else.
+
+Functions are really called and relations really read, as the role.  Who may must not be stopped
+by a right that is missing inside; who may not must be told 42501 before anything else happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from security.rights import CALLERS, READERS, ROLES
+from security.scene import CALLS, UNAVAILABLE, as_role, attempt
+from sql.helpers import rows
+
+Db = psycopg.Connection[Any]
+
+PRIVILEGES = ("select", "insert", "update", "delete", "truncate", "references", "trigger")
+BY_COLUMN = ("select", "insert", "update", "references")
+ON_SEQUENCES = ("select", "usage", "update")
+
+
+@pytest.fixture(scope="module")
+def sessions(gate: str) -> Iterator[dict[str, Db]]:
+    """A session of each role."""
+    opened = {role: psycopg.connect(gate, autocommit=True) for role in ROLES}
+    yield {role: as_role(db, f"gate_{role}") for role, db in opened.items()}
+    for db in opened.values():
+        db.close()
+
+
+def relations(db: Db, kinds: str) -> set[str]:
+    found = rows(
+        db,
+        "select relname::text from pg_class where relnamespace = 'rota'::regnamespace"
+        " and relkind = any(%s) and relname !~ '_done_([0-9]{8}|default)$'",
+        list(kinds),
+    )
+    return {name for (name,) in found}
+
+
+def test_the_table_names_all_that_there_is(db: Db) -> None:
+    functions = rows(
+        db,
+        "select proname::text from pg_proc"
+        " where pronamespace = 'rota'::regnamespace and proname not like '\\_%'",
+    )
+
+    assert {name for (name,) in functions} == CALLERS.keys() == CALLS.keys()
+    assert relations(db, "rpvmfS") == READERS.keys()
+    assert len(ROLES) * (len(CALLERS) + len(READERS)) >= 300
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", CALLS)
+def test_call(sessions: dict[str, Db], scene: dict[str, Any], role: str, name: str) -> None:
+    answer = attempt(sessions[role], CALLS[name], scene)
+
+    expected = UNAVAILABLE.get(name) if role in CALLERS[name] else "42501"
+    assert answer == expected
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", READERS)
+def test_relation(sessions: dict[str, Db], role: str, name: str) -> None:
+    is_sequence = name in relations(sessions[role], "S")
+    held = {
+        privilege
+        for privilege in (ON_SEQUENCES if is_sequence else PRIVILEGES)
+        if holds(sessions[role], f"gate_{role}", name, privilege, is_sequence)
+    }
+
+    may_read = role in READERS[name]
+    assert held == ({"select"} if may_read else set())
+    query = f"select * from rota.{name}"
+    assert attempt(sessions[role], query, {}) == (None if may_read else "42501")
+
+
+def holds(db: Db, role: str, name: str, privilege: str, is_sequence: bool) -> bool:
+    oid = "(select oid from pg_class where relname = %s and relnamespace = %s)"
+    where = (name, rows(db, "select oid from pg_namespace where nspname = 'rota'")[0][0])
+    kind = "sequence" if is_sequence else "table"
+    ((held,),) = rows(
+        db, f"select has_{kind}_privilege(%s, {oid}, %s)", role, *where, privilege
+    )
+    if not is_sequence and privilege in BY_COLUMN:
+        query = f"select has_any_column_privilege(%s, {oid}, %s)"
+        held |= rows(db, query, role, *where, privilege)[0][0]
+    return bool(held)
+
+
+WRITES = {
+    "insert": "insert into rota.{} default values",
+    "update": "update rota.{} set {} = default",
+    "delete": "delete from rota.{}",
+    "truncate": "truncate rota.{}",
+    "lock": "lock table rota.{} in access exclusive mode",
+    "drop": "drop table rota.{}",
+    "alter": "alter table rota.{} disable trigger all",
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("write", WRITES)
+def test_writes_of_tables_are_refused(
+    sessions: dict[str, Db], db: Db, role: str, write: str
+) -> None:
+    first_columns = rows(
+        db,
+        "select relname::text, attname::text from pg_class"
+        " join pg_attribute on attrelid = pg_class.oid and attnum = 1"
+        " where relkind in ('r', 'p') and relnamespace = 'rota'::regnamespace",
+    )
+
+    answers = {
+        name: attempt(sessions[role], WRITES[write].format(name, column), {})
+        for name, column in first_columns
+    }
+
+    assert len(answers) > 20
+    assert answers == dict.fromkeys(answers, "42501")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_private_functions_are_for_nobody(sessions: dict[str, Db], role: str) -> None:
+    """Also those of triggers, and partitions of single days."""
+    db = sessions[role]
+    private = rows(
+        db,
+        "select proname::text, coalesce((select string_agg('null', ', ')"
+        " from unnest(proargtypes) as t), '') as nulls from pg_proc"
+        " where pronamespace = (select oid from pg_namespace where nspname = 'rota')"
+        " and proname like '\\_%'",
+    )
+
+    answers = {name: attempt(db, f"select rota.{name}({nulls})", {}) for name, nulls in private}
+
+    assert len(answers) > 150
+    assert answers == dict.fromkeys(answers, "42501")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_days_of_the_history_are_for_nobody(sessions: dict[str, Db], db: Db, role: str) -> None:
+    days = rows(
+        db,
+        "select relname::text from pg_class where relname ~ '^finished_jobs_done_'"
+        " and relkind in ('r', 'p') and relnamespace = 'rota'::regnamespace",
+    )
+
+    answers = {
+        name: attempt(sessions[role], f"select from rota.{name}", {}) for (name,) in days
+    }
+
+    assert len(answers) >= 8
+    assert set(answers.values()) == {"42501"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nobody_may_create_in_the_schema(sessions: dict[str, Db], role: str) -> None:
+    assert attempt(sessions[role], "create table rota.mine (id integer)", {}) == "42501"
+    assert attempt(sessions[role], "create view rota.mine as select 1", {}) == "42501"
+    usage = "select has_schema_privilege(current_user, nspname, 'usage')"
+    ((can_look,),) = rows(sessions[role], f"{usage} from pg_namespace where nspname = 'rota'")
+    assert can_look == (role != "nobody")

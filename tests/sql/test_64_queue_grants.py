@@ -1,0 +1,317 @@
+"""Roles that are confined to some queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    owner,
+    owners,
+    raises,
+    refused,
+    run,
+    running,
+    scalar,
+    value,
+)
+
+Db = psycopg.Connection[Any]
+FORBIDDEN = "42501"
+
+
+@pytest.fixture
+def role(admin: Db, db: Db) -> Iterator[Callable[..., str]]:
+    """Make roles that may work and enqueue, and are members of others."""
+    made: list[str] = []
+
+    def make(*, member_of: str | None = None, accesses: str = "worker producer") -> str:
+        name = f"confined_{scalar(db, 'select current_database()')}_{len(made)}"[-63:]
+        made.append(name)
+        admin.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
+        if member_of:
+            give = sql.SQL("grant {} to {}")
+            admin.execute(give.format(sql.Identifier(member_of), sql.Identifier(name)))
+        for access in accesses.split():
+            for (statement,) in call(db, "grant_statements", access=access, role=name):
+                db.execute(statement)
+        return name
+
+    yield make
+    for name in reversed(made):
+        db.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
+        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def session(connect: Callable[..., Db]) -> Callable[..., Db]:
+    """A session that came as one role, and has perhaps set another."""
+
+    def open_as(name: str, *, then: str | None = None) -> Db:
+        connection = connect()
+        connection.execute(sql.SQL("set session authorization {}").format(sql.Identifier(name)))
+        if then:
+            connection.execute(sql.SQL("set role {}").format(sql.Identifier(then)))
+        return connection
+
+    return open_as
+
+
+def confined(db: Db, role: Callable[..., str], *queues: str, access: str = "worker") -> str:
+    name = role()
+    for queue in queues:
+        assert value(db, "grant_queue", role=name, queue=queue, access=access)
+    return name
+
+
+def foreign(db: Db, queue: str = "b") -> Any:
+    """A job that somebody else runs."""
+    enqueue(db, queue=queue)
+    (job,) = claim(db, queues=[queue], lease="1 hour")
+    return job
+
+
+def test_grant_queue_confines_a_worker_to_it(db, role, session):
+    enqueue(db, queue="a"), enqueue(db, queue="b")
+    worker = session(confined(db, role, "a"))
+
+    assert len(claim(worker, queues=["a"])) == 1
+    for queues in (["b"], ["a", "b"], ["default"]):
+        with raises(FORBIDDEN):
+            claim(worker, queues=queues)
+        with raises(FORBIDDEN):
+            call(worker, "finish_and_claim", worker="w", queues=queues)
+        for function in ("wait_for_jobs", "stop_waiting", "ring_others"):
+            with raises(FORBIDDEN):
+                call(worker, function, queues=queues)
+    assert len(claim(db, queues=["b"])) == 1
+
+
+def test_a_role_without_grants_works_in_all_queues(db, role, session):
+    confined(db, role, "a")
+    enqueue(db, queue="b")
+
+    assert len(claim(session(role()), queues=["a", "b"])) == 1
+
+
+@pytest.mark.parametrize("max_jobs", [1, 5])
+def test_a_worker_that_has_a_hint_is_confined_at_once(db, role, session, max_jobs):
+    name = role()
+    worker = session(name)
+    for _ in range(3):
+        enqueue(db, queue="b")
+    assert claim(worker, queues=["b"])
+
+    value(db, "grant_queue", role=name, queue="a")
+
+    with raises(FORBIDDEN):
+        claim(worker, queues=["b"], max_jobs=max_jobs)
+
+
+ACTS = {
+    "finish_job": {},
+    "fail_job": {"error": "e"},
+    "snooze_job": {"delay": "1 minute"},
+    "heartbeat": {},
+    "set_progress": {"percent": 5},
+    "record_effect": {"scope": "s", "key": "k"},
+    "complete_effect": {"scope": "s", "key": "k"},
+    "withdraw_effect": {"scope": "s", "key": "k"},
+}
+
+
+@pytest.mark.parametrize("function", ACTS)
+def test_a_job_of_another_queue_is_not_there_for_a_confined_worker(db, role, session, function):
+    job = foreign(db)
+    worker = session(confined(db, role, "a"))
+    before = run(db, job.job_id)
+
+    with raises("RT001"):
+        call(worker, function, **owner(job), **ACTS[function])
+
+    assert run(db, job.job_id) == before
+
+
+def test_calls_for_many_take_jobs_of_other_queues_for_lost(db, role, session):
+    others, mine = foreign(db), foreign(db, "a")
+    worker = session(confined(db, role, "a"))
+    both = owners(others, mine)
+
+    beats = call(worker, "heartbeat_jobs", **both)
+    assert [beat.is_lost for beat in beats] == [True, False]
+    ends = call(worker, "finish_jobs", **both)
+    assert [end.outcome for end in ends] == ["lost", "finished"]
+    assert [row.is_released for row in call(worker, "release_jobs", **owners(others))] == [
+        False
+    ]
+    (answer,) = call(worker, "finish_and_claim", worker="w", queues=["a"], **owners(others))
+    assert answer.outcome == "lost"
+    assert value(db, "finish_job", **owner(others)) == "finished"
+
+
+def test_a_right_that_is_taken_back_opens_no_other_queue(db, role, session):
+    name = confined(db, role, "a")
+    worker = session(name)
+    enqueue(db, queue="a"), enqueue(db, queue="b")
+
+    assert value(db, "revoke_queue", role=name, queue="a")
+
+    for queue in "ab":
+        with raises(FORBIDDEN):
+            claim(worker, queues=[queue])
+    assert not value(db, "revoke_queue", role=name, queue="a")
+    assert value(db, "grant_queue", role=name, queue="a")
+    assert not value(db, "grant_queue", role=name, queue="a")
+    assert len(claim(worker, queues=["a"])) == 1
+
+
+def test_a_star_is_all_queues(db, role, session):
+    name = confined(db, role, "a", "*")
+    enqueue(db, queue="b")
+
+    assert len(claim(session(name), queues=["a", "b"])) == 1
+
+
+def test_members_are_confined_as_the_role_is(db, role, session):
+    team = confined(db, role, "a")
+    member = role(member_of=team)
+    enqueue(db, queue="a"), enqueue(db, queue="b")
+
+    worker = session(member)
+
+    assert len(claim(worker, queues=["a"])) == 1
+    with raises(FORBIDDEN):
+        claim(worker, queues=["b"])
+
+
+def test_nobody_sets_a_role_to_be_free(db, role, session):
+    free = role()
+    name = role(member_of=free)
+    value(db, "grant_queue", role=name, queue="a")
+
+    with raises(FORBIDDEN):
+        claim(session(name, then=free), queues=["b"])
+
+
+def test_who_sets_a_confined_role_is_confined_by_it(db, role, session):
+    team = confined(db, role, "a")
+    gate = role(member_of=team)
+    value(db, "grant_queue", role=gate, queue="b")
+    enqueue(db, queue="a"), enqueue(db, queue="b")
+
+    with raises(FORBIDDEN):
+        claim(session(gate, then=team), queues=["b"])
+    assert len(claim(session(gate), queues=["a", "b"])) == 1
+
+
+def test_a_superuser_is_a_member_of_all_and_confined_by_none(db, role):
+    confined(db, role, "a")
+    foreign(db)
+
+    assert scalar(db, "select usesuper from pg_user where usename = session_user")
+    enqueue(db, queue="b")
+    assert len(claim(db, queues=["b"])) == 1
+
+
+NEW = {
+    "plain": {},
+    "with a key": {"idempotency_key": "k"},
+    "in order": {"ordering_key": "k"},
+    "with a limit": {"limit_key": "k"},
+    "later": {"delay": "1 hour"},
+}
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_a_confined_producer_enqueues_to_its_queues_only(db, role, session, kind):
+    producer = session(confined(db, role, "a", access="producer"))
+    jobs = [{"job_type": "x", "queue": queue, **NEW[kind]} for queue in "ab"]
+
+    with raises(FORBIDDEN):
+        enqueue(producer, queue="b", **NEW[kind])
+    with raises(FORBIDDEN):
+        call(producer, "enqueue_many", jobs=psycopg.types.json.Jsonb(jobs))
+    with raises(FORBIDDEN):
+        enqueue(producer, **NEW[kind])
+    assert scalar(db, "select count(*) from rota.jobs") == 0
+    enqueue(producer, queue="a", **NEW[kind])
+    enqueue(session(role()), queue="b")
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
+def test_a_confined_producer_changes_no_job_of_another_queue_by_its_key(
+    db, role, session, on_conflict
+):
+    there = enqueue(db, queue="b", idempotency_key="k", payload={"n": 1})
+    producer = session(confined(db, role, "a", access="producer"))
+    before = run(db, there)
+    new = {"queue": "a", "idempotency_key": "k", "payload": {"n": 2}}
+
+    with raises(FORBIDDEN):
+        enqueue(producer, on_conflict=on_conflict, **new)
+    with raises(FORBIDDEN):
+        one = {"job_type": "x", "on_conflict": on_conflict, **new}
+        call(producer, "enqueue_many", jobs=psycopg.types.json.Jsonb([one]))
+
+    assert run(db, there) == before
+    assert enqueue(producer, **new) == there
+
+
+def test_a_confined_producer_makes_no_job_of_another_queue_wait(db, role, session):
+    first = enqueue(db, queue="b", run_at="2040-01-01+00")
+    last = enqueue(db, queue="b", after=[first])
+    producer = session(confined(db, role, "a", access="producer"))
+
+    with raises(FORBIDDEN):
+        enqueue(producer, queue="a", before=last)
+
+
+def test_a_confined_producer_starts_pipelines_in_its_queues_only(db, role, session):
+    for queue in "ab":
+        stages = psycopg.types.json.Jsonb([{"stage": "s", "job_type": "x", "queue": queue}])
+        call(db, "define_pipeline", pipeline=queue, stages=stages)
+    producer = session(confined(db, role, "a", access="producer"))
+
+    assert value(producer, "start_pipeline", pipeline="a")
+    with raises(FORBIDDEN):
+        value(producer, "start_pipeline", pipeline="b")
+
+
+def test_the_upkeep_of_a_confined_worker_is_for_all_queues(db, clock, role, session):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db, queue="b", lease="1 minute")
+    worker = session(confined(db, role, "a"))
+    clock.advance("1 hour")
+
+    call(worker, "tick")
+
+    assert run(db, job.job_id).status == "failed"
+
+
+def test_grant_queue_and_revoke_queue_are_for_the_owner_alone(db, role, session):
+    anybody = session(role(accesses="worker producer operator observer"))
+
+    for function in ("grant_queue", "revoke_queue"):
+        with raises(FORBIDDEN):
+            call(anybody, function, role="postgres", queue="a")
+
+
+@pytest.mark.parametrize("function", ["grant_queue", "revoke_queue"])
+def test_grant_queue_and_revoke_queue_refuse_every_bad_argument_by_name(db, role, function):
+    name = role()
+    for bad in (None, "", "nobody here", "public"):
+        with refused("role"):
+            call(db, function, role=bad, queue="a")
+    for bad in (None, "", "a b", "**"):
+        with refused("queue"):
+            call(db, function, role=name, queue=bad)
+    for bad in (None, "", "observer", "Worker"):
+        with refused("access"):
+            call(db, function, role=name, queue="a", access=bad)
