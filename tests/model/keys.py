@@ -1,0 +1,82 @@
+"""What rota promises of idempotency keys.
+
+A key has at most one live job, and a new job never takes the id of another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model.rows import Job, Queue, Rows
+from model.waiting import Waiting
+
+
+class Keys(Waiting):
+    """The model with how jobs come in."""
+
+    def enqueue(self, **job: Any) -> Rows:
+        return [self._enqueue(**job)[:1]]
+
+    def enqueue_many(self, jobs: list[dict[str, Any]]) -> Rows:
+        return [[n, *self._enqueue(**job)] for n, job in enumerate(jobs, 1)]
+
+    def _enqueue(
+        self, job_type: str, unique_for: int | None = None, on_conflict: str = "keep",
+        updated_at: int | None = None, max_wait: int | None = None,
+        after: list[int] | None = None, if_parent_dead: str = "cancel", **job: Any,
+    ) -> list[Any]:  # fmt: skip
+        """Return the id of the job, and whether it is a new one."""
+        key: Any = job.get("idempotency_key")
+        live, has_memory = self._find(key), bool(unique_for or updated_at)
+        known, until, version = self.memory.get(key, [None, None, None])
+        if not self._may_be_new(unique_for, until, updated_at, version):
+            return [live.id if live else known, False]
+        delay, run_at = job.pop("delay", None), job.pop("run_at", None)
+        when = self.now + (delay or 0) if run_at is None else run_at
+        its = live or self._put(after, if_parent_dead, **job, job_type=job_type, run_at=when)
+        if live and on_conflict != "keep":
+            has_time = delay is not None or run_at is not None
+            self._renew(live, on_conflict, when, has_time, max_wait, job)
+        if has_memory:
+            until = self.now + unique_for if unique_for else until
+            self.memory[key] = [its.id, until, updated_at or version]
+        return [its.id, live is None]
+
+    def _may_be_new(self, unique_for: Any, until: Any, updated_at: Any, version: Any) -> bool:
+        """Tell whether a key is not unique for a time, and has not seen this version."""
+        is_free = unique_for is None or until is None or until <= self.now
+        return is_free and (updated_at is None or version is None or version < updated_at)
+
+    def _renew(
+        self, live: Job, rule: str, when: int, has_time: bool, max_wait: int | None, job: Any
+    ) -> None:
+        """A waiting job takes what is new; after a running one it runs, if rerun is said."""
+        payload, priority = job.get("payload", {}), job.get("priority", 0)
+        if live.status == "running":
+            if rule == "rerun":
+                live.rerun = [payload, when, priority]
+            return
+        if live.status != "failed" or has_time:
+            latest = when if max_wait is None else live.created_at + max_wait
+            live.run_at = min(when, latest)
+        live.payload, live.priority, live.attempts = payload, priority, 0
+
+    def _put(
+        self, after: list[int] | None = None, if_parent_dead: str = "cancel", **given: Any
+    ) -> Job:
+        queue = given.get("queue", "default")
+        its = self.queues.get(queue) or Queue(queue)
+        values: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__) | {
+            "queue": queue, "payload": {}, "priority": 0, "attempts": 0, "lease_token": 0,
+            "created_at": self.now, **given,
+        }  # fmt: skip
+        job = Job(**values)
+        job.max_attempts = job.max_attempts or its.max_attempts or 10
+        job.id = self.seen.new_id(self.jobs, job)
+        self.jobs[job.id] = job
+        self._line_up(job, after, if_parent_dead)
+        return job
+
+    def _find(self, key: str | None) -> Job | None:
+        live = (job for job in self.jobs.values() if job.is_live and job.idempotency_key == key)
+        return next(live, None) if key else None

@@ -1,0 +1,88 @@
+"""Functions without one of their guards: the machine must tell each of them from the real one.
+
+A mutant is a list of (function, old piece, new piece).
+"""
+
+from __future__ import annotations
+
+Mutation = tuple[str, str, str]
+TOKEN = """\
+          and j.lease_token = coalesce(
+            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])"""
+COUNTED = "attempts = least(j.attempts, 2147483646) + 1"
+CANCELLED = "when job.cancel_requested_at is not null then 'cancelled'"
+GROWS = "least(j.lease_token, 9223372036854775806) + 1"
+LEFT = "when _fail_running.is_fatal or job.attempts >= job.max_attempts then 'dead'"
+
+MUTANTS: dict[str, list[Mutation]] = {
+    "a finish with any token": [("_end_jobs", TOKEN, "")],
+    "a failure with any token": [
+        (
+            "fail_job",
+            "and j.lease_token = fail_job.lease_token\n      and j.status",
+            "and j.status",
+        )
+    ],
+    "a heartbeat with any token": [
+        ("heartbeat", "and j.lease_token = heartbeat.lease_token", "")
+    ],
+    "a job that has ended and may end again": [
+        ("_is_finished", "and f.lease_token = _is_finished.lease_token", "")
+    ],
+    "a token that stands still with the clock": [("claim_jobs", GROWS, "j.lease_token")],
+    "a forced retry that leaves the lease": [
+        ("_requeue", "lease_token = j.lease_token + (j.status = 'running')::integer,", "")
+    ],
+    "an attempt that counts when it fails": [
+        ("claim_jobs", COUNTED, "attempts = j.attempts"),
+        ("_fail_running", "else j.attempts end", "else j.attempts + 1 end"),
+    ],
+    "an attempt too many": [("_fail_running", LEFT, LEFT.replace(">=", ">"))],
+    "an attempt that is burnt by giving back": [
+        ("_give_back", "attempts = j.attempts - 1,", "")
+    ],
+    "a lease that ends a moment too early": [
+        ("_sweep", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
+        ("_has_stale_leases", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
+    ],
+    "a cancel that nobody minds": [("_fail_running", CANCELLED, "when false then ''")],
+    "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
+    "a queue whose pause is not looked for": [
+        ("_lock_due", "where q.is_paused is not true", "")
+    ],
+    "a job before its time": [("_lock_lane", "and j.run_at <= _lock_lane.due", "")],
+    "a lane in the order of its ids": [
+        ("_lock_lane", "order by j.run_at, j.id", "order by j.id")
+    ],
+    "a key that is free too soon": [
+        ("_hold_key", "coalesce(k.unique_until, '-infinity') <= v_now", "true")
+    ],
+    "a run after this one that is lost": [
+        ("_end_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
+    ],
+    "a token that does not outlive a retry": [
+        ("_revive", "e.lease_token,\n            e.last_error", "0,\n            e.last_error")
+    ],
+    "a dead job that holds nobody up": [("_follow_up", "and not e.skip_dead", "and false")],
+    "an ordering key whose jobs do not wait": [
+        ("_is_free_key", "and j.status <> 'blocked'", "and false"),
+        ("_recheck_order", "order by j.id", "and j.status = 'blocked' order by j.id"),
+    ],
+    "a parent that nobody waits for": [
+        ("_recheck_job", "if rota._has_parents(v_job.id) then", "if false then")
+    ],
+    "a parent that is dead and does not matter": [
+        ("_recheck_job", "is distinct from 'run'", "= 'wait'")
+    ],
+    "an effect that is taken from its holder": [
+        ("record_effect", "and rota._is_leased(", "and false and rota._is_leased(")
+    ],
+    "a planned time that is skipped for nobody": [
+        ("_outcomes", "when _outcomes.is_live then 'skipped'", "when false then ''")
+    ],
+    "a late tick that makes up for all": [
+        ("_plan_fires", "then catch_up_max else 1 end", "then catch_up_max else 2 end")
+    ],
+}
+# A guard that an index holds too is missing only without it.
+HELD_BY = {"an ordering key whose jobs do not wait": "jobs_ordering_key_head_idx"}

@@ -1,0 +1,99 @@
+"""What rota promises to operators: anything may be done to a job and a queue, at any time.
+
+But nobody is in two minds with a worker: of a running job the lease is taken away, or the
+worker is asked to stop, or the operator is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model.model import Model
+from model.rows import Job, Queue, Refused, Rows
+
+
+class Operated(Model):
+    """The model with what operators do to jobs and queues."""
+
+    def _live(self, job_id: int) -> Job:
+        job = self.jobs.get(job_id)
+        if job is None or not job.is_live:
+            raise Refused("RT001" if job is None else "RT003")
+        return job
+
+    def retry_job(self, job_id: int, is_forced: bool = False) -> Rows:
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise Refused("RT001")
+        if job.status == "running" and not is_forced:
+            raise Refused("RT008")
+        if not job.is_live:
+            if self._find(job.idempotency_key):
+                raise Refused("RT007")
+            job.attempts, job.run_at, job.started_at = 0, self.now, None
+            job.progress_percent = job.progress_message = None
+            job.finished_at = job.result = None
+            if job.ordering_key and self.stuck.get(job.ordering_key, [0])[0] == job.id:
+                del self.stuck[job.ordering_key]
+            self._line_up(job, None, "cancel")
+            self.parents.pop(job_id, None)
+            for parents in self.parents.values():
+                parents.update(dict.fromkeys(parents.keys() & {job_id}, False))
+        job.lease_token += job.status == "running"
+        job.attempts = min(job.attempts, job.max_attempts - 1)
+        job.run_at = min(job.run_at, self.now)
+        job.cancel_requested_at = job.cancel_reason = None
+        self._wait(job, "blocked" if job.status == "blocked" else "queued")
+        return [[job.status]]
+
+    def cancel_job(self, job_id: int, reason: str | None = None) -> Rows:
+        job = self.jobs.get(job_id)
+        if job and job.status == "cancelled":
+            return [["cancelled"]]
+        job = self._live(job_id)
+        job.cancel_reason, job.rerun = reason or job.cancel_reason, None
+        if job.status == "running":
+            job.cancel_requested_at = job.cancel_requested_at or self.now
+        else:
+            is_blocked = job.status == "blocked"
+            self._end(job, "cancelled")
+            if is_blocked:
+                self._note("job", job_id)
+        return [[job.status]]
+
+    def set_priority(self, job_id: int, priority: int) -> Rows:
+        self._live(job_id).priority = priority
+        return [[None]]
+
+    def reschedule_job(self, job_id: int, run_at: Any = None, delay: Any = None) -> Rows:
+        job = self._live(job_id)
+        if job.status == "running":
+            raise Refused("RT008")
+        job.run_at = self.now + delay if run_at is None else run_at
+        return [[job.run_at]]
+
+    def set_queue(self, queue: str, is_reset: bool = False, **given: Any) -> Rows:
+        its = self.queues.setdefault(queue, Queue(queue))
+        for name in ("lease", "max_attempts", "backoff"):
+            kept = None if is_reset else getattr(its, name)
+            setattr(its, name, given[name] if given.get(name) is not None else kept)
+        return [[None]]
+
+    def pause_queue(self, queue: str, reason: str | None = None) -> Rows:
+        its = self._known(queue)
+        self.queues[queue] = its
+        its.is_paused, its.paused_at = True, its.paused_at or self.now
+        its.pause_reason = reason or its.pause_reason
+        return [[None]]
+
+    def resume_queue(self, queue: str) -> Rows:
+        its = self._known(queue)
+        its.is_paused, its.paused_at, its.pause_reason = False, None, None
+        return [[None]]
+
+    def _known(self, queue: str) -> Queue:
+        if queue not in self.queues and not any(
+            job.is_live and job.queue == queue for job in self.jobs.values()
+        ):
+            raise Refused("RT004")
+        return self.queues.get(queue) or Queue(queue)

@@ -1,0 +1,114 @@
+"""What rota promises of jobs that wait for jobs.
+
+The jobs of an ordering key go one at a time, in the order of their ids; a dead one stops its
+key.  A job that comes after others is free when they have succeeded; of one that is dead or
+was cancelled its own rule says what becomes of it.
+
+Who is free is found by claims and ticks, which go by the notes that everybody else leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model.rows import Job, Queue, Refused, Rows, Schedule, Seen
+
+CANCELLED = "a job that it waited for is dead or was cancelled"
+
+
+class Waiting:
+    """All that rota knows, at one moment of its clock, and who waits for whom."""
+
+    def __init__(self, now: int) -> None:
+        self.now, self.seen = now, Seen([])
+        self.jobs: dict[int, Job] = {}
+        self.errors: dict[tuple[int, int], list[Any]] = {}
+        self.queues: dict[str, Queue] = {}
+        self.memory: dict[str, list[Any]] = {}  # of a key: job, unique_until, newest version
+        self.stuck: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when
+        self.parents: dict[int, dict[int, bool]] = {}  # of a job: which, and whether it is dead
+        self.if_parent_dead: dict[int, str] = {}
+        self.notes: list[tuple[int, str, str]] = []  # when to look at what again
+        self.effects: dict[tuple[str, str], list[Any]] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self.fires: dict[tuple[str, int], list[Any]] = {}
+
+    def _line_up(self, job: Job, after: list[int] | None, if_parent_dead: str) -> None:
+        """Let a new job wait for what it has to."""
+        if job.ordering_key:
+            job.skip_dead = bool(job.skip_dead)
+        job.status = "queued" if job.ordering_key is None and after is None else "blocked"
+        if job.status == "queued":
+            return
+        parents = {parent: self.jobs[parent] for parent in after or ()}
+        waits = {i: not its.is_live for i, its in parents.items() if its.status != "succeeded"}
+        self.parents[job.id], self.if_parent_dead[job.id] = waits, if_parent_dead
+        if job.ordering_key:
+            self._note("order", job.ordering_key)
+        if waits or job.ordering_key is None:
+            self._note("job", job.id)
+
+    def _note(self, kind: str, subject: Any) -> None:
+        self.notes.append((self.now, kind, str(subject)))
+
+    def _tell_children(self, job: Job) -> None:
+        """A job has ended: those that wait for it are to be looked at."""
+        for child, parents in self.parents.items():
+            if job.id in parents:
+                self._note("job", child)
+                parents[job.id] = True
+                if job.status == "succeeded":
+                    del parents[job.id]
+
+    def _look_again(self, most: int) -> None:
+        """Take up to so many notes that are due, and those to which that leads."""
+        while most > 0:
+            due = sorted(note for note in self.notes if note[0] <= self.now)[:most]
+            if not due:
+                return
+            most -= len(due)
+            for note in due:
+                self.notes.remove(note)
+            for kind, subject in sorted({note[1:] for note in due}):
+                if kind == "order":
+                    self._look_at_key(subject)
+                else:
+                    self._look_at_job(int(subject))
+
+    def _look_at_key(self, key: str) -> None:
+        line = [job for _, job in sorted(self.jobs.items()) if job.ordering_key == key]
+        line = [job for job in line if job.is_live]
+        is_free = key not in self.stuck and {job.status for job in line} == {"blocked"}
+        if is_free and not self.parents.get(line[0].id):
+            line[0].status = "queued"
+
+    def _look_at_job(self, job_id: int) -> None:
+        job, parents = self.jobs[job_id], self.parents.get(job_id, {})
+        if not job.is_live:
+            parents.clear()
+        if job.status != "blocked":
+            return
+        rule, dead = (
+            self.if_parent_dead[job_id],
+            [i for i, is_dead in parents.items() if is_dead],
+        )
+        if rule != "wait":
+            for parent in dead:
+                del parents[parent]
+        if dead and rule == "cancel":
+            job.cancel_reason = CANCELLED
+            self._end(job, "cancelled")
+            self._note("job", job_id)
+        elif not parents and job.ordering_key:
+            self._look_at_key(job.ordering_key)
+        elif not parents:
+            job.status = "queued"
+
+    def _end(self, job: Job, status: str, result: Any = None) -> None:
+        raise NotImplementedError
+
+    def resume_key(self, ordering_key: str) -> Rows:
+        if ordering_key not in self.stuck:
+            raise Refused("RT012")
+        self._note("order", ordering_key)
+        return [self.stuck.pop(ordering_key)[:1]]
