@@ -1,0 +1,134 @@
+"""Check a recorded history against the promise of rota.
+
+In one pass the calls and the rows are dealt out to their jobs, in a second one each job's story
+is held against the rules, and in a third one each key and each planned time.  Time is linear in
+the length of the history, and memory is that of a small part of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from history import rules_keys, rules_lease, rules_life, rules_time, rules_whole
+from history.context import Context, Problem
+from history.events import events
+from history.promise import ELSEWHERE, PROMISE, Violation
+from history.reading import Reader
+from history.sorting import Sorter
+from history.story import Story
+
+STORIES = 3
+"""So many stories are told for each promise; more of the same help nobody."""
+
+
+def check(folder: Path | str) -> Context:
+    """Return what is wrong with the history in a folder, and how much was looked at."""
+    began = time.monotonic()
+    reader, context = Reader(Path(folder)), Context()
+    context.last_dump = len(list(Path(folder).glob("rows-*.ndjson")))
+    with tempfile.TemporaryDirectory() as work, _uncollected():
+        jobs, things = Sorter(Path(work), "jobs"), Sorter(Path(work), "things")
+        _deal_rows(reader, context, jobs, things)
+        _deal_operations(reader, context, jobs)
+        context.skew = reader.skew
+        context.calm = next((m for m in reader.marks if m["mark"] == "calm"), None)
+        for job_id, items in jobs.groups():
+            context.counts["jobs"] += 1
+            story = Story(job_id, items, context.last_dump, context.changed_keys)
+            _check_story(story, context, things)
+        for name, items in things.groups():
+            _note(context, rules_keys.check(name, items, context), name, lambda: "")
+    _note(context, rules_whole.check_hidden(context), "all jobs", lambda: "")
+    _note(context, rules_whole.check_statistics(context), "all jobs", lambda: "")
+    context.counts["milliseconds"] = round((time.monotonic() - began) * 1000)
+    return context
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Spare the collector: millions of rows come and go here, and none refers to itself."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _deal_rows(reader: Reader, context: Context, jobs: Sorter, things: Sorter) -> None:
+    for number, table, row in reader.rows():
+        is_last = number == context.last_dump
+        if table in ("jobs", "finished_jobs"):
+            jobs.add(row["id"], ("row", (number, table, row)))
+        elif table == "job_errors" and is_last:
+            jobs.add(row["job_id"], ("error", row))
+        elif table == "fires" and is_last:
+            name = f"fire {row['definition']} at {row['scheduled_for']}"
+            things.add(name, ("fire", row.get("job_id")))
+        elif table == "queues":
+            context.queues[row["queue"]] = row
+        if is_last:
+            rules_whole.note_row(table, row, context)
+    context.documented = reader.documented
+    if reader.dumps:
+        context.tables = set(reader.dumps[-1]["tables"])
+        context.is_drained = reader.dumps[-1]["is_drained"]
+        context.dumped_at = reader.dumps[-1]["wall"]
+
+
+def _deal_operations(reader: Reader, context: Context, jobs: Sorter) -> None:
+    for operation in reader.operations():
+        for promise, problem in rules_whole.note(operation, context):
+            _add(context, promise, problem, f"call of {operation.who}", lambda: "")
+        for event in events(operation):
+            jobs.add(event.job_id, ("event", tuple(event)))
+
+
+def _check_story(story: Story, context: Context, things: Sorter) -> None:
+    subject = f"job {story.job_id}"
+
+    def tell() -> str:
+        return story.tell(context.skew)
+
+    for rules in (rules_lease, rules_life, rules_time):
+        _note(context, rules.check(story, context), subject, tell)
+    _note(context, rules_keys.note(story, context, things), subject, tell)
+
+
+def _note(
+    context: Context, problems: Iterable[Problem], subject: str, tell: Callable[[], str]
+) -> None:
+    for promise, problem in problems:
+        _add(context, promise, problem, subject, tell)
+
+
+def _add(
+    context: Context, promise: str, problem: str, subject: str, tell: Callable[[], str]
+) -> None:
+    context.broken[promise] += 1
+    if context.broken[promise] <= STORIES:
+        context.violations.append(Violation(promise, problem, subject, tell()))
+
+
+def summary(context: Context) -> list[str]:
+    """Return the figures of a check, a line for each."""
+    counts = context.counts
+    seconds = counts["milliseconds"] / 1000
+    names = ("ok", "refused", "undone", "unknown")
+    lines = [
+        f"{counts['operations']:,} operations on {counts['jobs']:,} jobs in {seconds:.1f} s",
+        ", ".join(f"{counts[name]:,} {name}" for name in names),
+    ]
+    for promise, sentence in PROMISE.items():
+        looked, broken = context.looked[promise], context.broken[promise]
+        told = f"{looked:>12,} looked at  {f'{broken:,} BROKEN' if broken else 'ok'}"
+        if promise in ELSEWHERE:
+            told = ELSEWHERE[promise]
+        elif not looked and not broken:
+            told = f"{0:>12} looked at"
+        lines.append(f"  {promise:<4}{sentence:<76}{told}")
+    return lines

@@ -1,0 +1,169 @@
+"""Recorded worker processes that are killed and frozen, and a producer that is recorded too.
+
+    play(url, folder, ...)      a run of some seconds; its history is then in the folder
+
+When the faults are over, it is calm until all jobs have ended, or could have.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from history.dump import dump
+from history.recording import VARIABLE, mark, record, stop_recording
+from rota import Client
+
+TESTS = Path(__file__).resolve().parents[1]
+LEASE = 1.0
+TICK = 0.4
+BACKOFF = {"kind": "exponential", "base_seconds": 0.05, "cap_seconds": 0.5, "jitter": 0.3}
+TYPES = ["plain", "plain", "plain", "together", "mail", "waiting"]
+PATIENCE = 30.0
+
+
+class Crew:
+    """Workers that keep their names however often they die."""
+
+    def __init__(self, url: str, folder: Path, count: int) -> None:
+        self._folder = folder
+        self._environment = {**os.environ, "DATABASE_URL": url, VARIABLE: str(folder)}
+        self._processes = [self._start(number) for number in range(count)]
+        self._frozen: dict[int, float] = {}
+        self.killed = self.frozen = 0
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "rota", "worker", "history.handlers:registry"]
+        options = f"--name crew-{number} --concurrency 4 --batch 4 --lease {LEASE}"
+        options += f" --poll-interval 0.1 --tick-interval {TICK} --log-level warning"
+        with (self._folder / f"crew-{number}.log").open("ab") as log:
+            return subprocess.Popen(
+                [*command, *options.split()], cwd=TESTS, env=self._environment, stderr=log
+            )
+
+    @property
+    def pids(self) -> set[int]:
+        """Return the numbers of the processes."""
+        return {process.pid for process in self._processes}
+
+    def hurt(self, dice: random.Random) -> None:
+        """Kill one; one time in four freeze it until its leases are over."""
+        number = dice.randrange(len(self._processes))
+        process = self._processes[number]
+        if dice.random() < 0.25 and number not in self._frozen:
+            process.send_signal(signal.SIGSTOP)
+            self._frozen[number] = time.monotonic() + 1.5 * LEASE
+            self.frozen += 1
+            return
+        self._frozen.pop(number, None)
+        process.kill()
+        process.wait()
+        self._processes[number] = self._start(number)
+        self.killed += 1
+
+    def thaw(self, *, everybody: bool = False) -> None:
+        """Let those go on that have been frozen for long enough."""
+        for number, until in list(self._frozen.items()):
+            if everybody or time.monotonic() >= until:
+                del self._frozen[number]
+                self._processes[number].send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End all of them, by force those that do not go."""
+        self.thaw(everybody=True)
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+            process.kill()
+            process.wait()
+
+
+class Producer:
+    """Enqueues a few jobs at a time; some have keys, a delay, or are taken back."""
+
+    def __init__(self, url: str, dice: random.Random) -> None:
+        self._connection = psycopg.connect(url, autocommit=True)
+        self._dice = dice
+
+    def step(self) -> None:
+        """Put some jobs in."""
+        jobs = [self._make() for _ in range(self._dice.randint(1, 4))]
+        with self._connection.transaction():
+            Client(self._connection).enqueue_many(jobs)
+            if self._dice.random() < 0.1:
+                raise psycopg.Rollback
+
+    def _make(self) -> dict[str, Any]:
+        job: dict[str, Any] = {"job_type": self._dice.choice(TYPES), "max_attempts": 6}
+        job["backoff"] = BACKOFF
+        if self._dice.random() < 0.2:
+            job["idempotency_key"] = f"key {self._dice.randrange(5)}"
+        if self._dice.random() < 0.2:
+            job["delay"] = timedelta(seconds=0.3)
+        return job
+
+    def has_ended(self) -> bool:
+        """Whether no job is live."""
+        found = self._connection.execute("select not exists (select from rota.jobs)").fetchone()
+        return found == (True,)
+
+    def sees(self, pids: set[int]) -> bool:
+        """Whether all of these workers are at work."""
+        rows = self._connection.execute("select w.pid from rota.workers as w").fetchall()
+        return pids <= {row[0] for row in rows}
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._connection.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    """Return whether a condition comes true within the time that there is."""
+    until = time.monotonic() + PATIENCE
+    while not (is_true := condition()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return is_true
+
+
+def play(
+    url: str, folder: Path, *, seconds: float = 6.0, workers: int = 3, seed: int = 1
+) -> Crew:
+    """Record a run with a fault about every half a second; dump while it runs, and after."""
+    folder.mkdir(exist_ok=True)
+    record(folder)
+    dice = random.Random(seed)
+    crew, producer = Crew(url, folder, workers), Producer(url, dice)
+    try:
+        began = hurt_at = time.monotonic()
+        while time.monotonic() < began + seconds:
+            producer.step()
+            crew.thaw()
+            if time.monotonic() - hurt_at > 0.5:
+                hurt_at = time.monotonic()
+                crew.hurt(dice)
+            time.sleep(0.02)
+        crew.thaw(everybody=True)
+        dump(url, folder)
+        # The new ones need their time to come to work.
+        wait_until(lambda: producer.sees(crew.pids))
+        mark("calm", lease=LEASE, sweep=TICK)
+        is_drained = wait_until(producer.has_ended)
+    finally:
+        crew.stop()
+        producer.close()
+        stop_recording()
+    dump(url, folder, is_drained=is_drained)
+    return crew
