@@ -3,7 +3,7 @@ BIN := $(VENV)/bin
 VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/31_version.sql)
 PYTEST = cd tests && ../$(BIN)/python -m pytest
 
-.PHONY: help demo install test test-fast test-matrix lint format check chaos effects races tickers fuzz-schedules bench bench-quick bench-fan-out bench-behind bench-schedules bench-worker dist clean setup
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -18,7 +18,7 @@ test: $(VENV)/.dev ## Run all tests, or some: ARGS="sql -k claim"; sets up what 
 	$(PYTEST) -n 2 --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.dev ## Run the tests that wait for nothing
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow and not long" $(ARGS)
 
 test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
 	$(BIN)/python tests/matrix.py $(ARGS)
@@ -33,6 +33,9 @@ format: $(VENV)/.dev ## Put the Python code into its one shape
 
 check: lint test ## Lint and test: what must be green before a change goes in
 
+audit: $(VENV)/.dev ## Look for known holes in what the client depends on (asks the index of PyPI)
+	@tests/audit.sh
+
 chaos: $(VENV)/.dev ## Kill and freeze workers at random for a minute, and look for lost jobs
 	$(BIN)/python tests/faults/chaos.py $(ARGS)
 
@@ -42,9 +45,16 @@ effects: $(VENV)/.dev ## Kill workers a thousand times between a mail and the fi
 races: $(VENV)/.dev ## Play operations against each other, by the ten thousand: ARGS="--feature keys"
 	$(BIN)/python tests/races/run.py $(ARGS)
 
+fuzz: $(VENV)/.dev ## Throw a million calls with hostile arguments at every function: ARGS="--only enqueue"
+	$(BIN)/python tests/fuzz/arguments.py $(ARGS)
+
 fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, and throw a million strings at the reader
 	$(BIN)/python tests/fuzz/schedules.py $(ARGS)
 	$(BIN)/python tests/fuzz/schedule_texts.py
+
+prove: $(VENV)/.dev ## Hold 100000 random histories against a model, and explore two million states of a lease: ARGS="--seed 1"
+	$(BIN)/python tests/model/prove.py $(ARGS)
+	$(PYTEST) -n 2 -m long model history
 
 tickers: $(VENV)/.dev ## Let eight processes tick through stops of days, and check each planned time
 	$(BIN)/python tests/races/tickers.py $(ARGS)
