@@ -120,7 +120,8 @@ comment on function rota.enqueue(
     interval, text, timestamptz, interval, text, boolean, bigint[], bigint, text, text) is
     'Add one job and return its id, or the id of the job that has its idempotency_key already, '
     'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument, '
-    'RT001 for an unknown job in after or before, RT013 if before has started.';
+    'RT001 for an unknown job in after or before, RT013 if before has started, RT003 if it '
+    'has ended.';
 
 create or replace function rota.enqueue_many(jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean)
@@ -204,7 +205,7 @@ $$;
 comment on function rota.enqueue_many(jsonb) is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
     'return one row for each in the same order; raises 22023 for a bad one, naming it, RT001, '
-    'RT013.';
+    'RT013, RT003.';
 
 /*
  * Whether all have a type, and at most a payload, a queue and a priority besides, and none is
@@ -454,7 +455,7 @@ begin
                 select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
                 from jsonb_array_elements(_check_new_jobs.jobs)
                     with ordinality as e (job, ordinal)
-                cross join jsonb_each_text(e.job) as k
+                cross join jsonb_each(e.job) as k
             ) as f
             where f.problem is not null
             limit 1;
@@ -463,26 +464,27 @@ begin
 end;
 $$;
 
-/* Why a text is no value of the argument's type; null if it is one. */
-create or replace function rota._cast_problem(argument text, value text)
+/* Why this is no value of the argument's type; null if it is one. */
+create or replace function rota._cast_problem(argument text, value jsonb)
     returns text
     language plpgsql
     stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_text constant text := _cast_problem.value #>> '{}';
 begin
     case _cast_problem.argument
-        when 'run_at', 'updated_at' then perform _cast_problem.value::timestamptz;
-        when 'delay', 'lease', 'unique_for', 'max_wait' then
-            perform _cast_problem.value::interval;
-        when 'priority', 'max_attempts' then perform _cast_problem.value::integer;
-        when 'before' then perform _cast_problem.value::bigint;
-        when 'skip_dead' then perform _cast_problem.value::boolean;
+        when 'run_at', 'updated_at' then perform v_text::timestamptz;
+        when 'delay', 'lease', 'unique_for', 'max_wait' then perform v_text::interval;
+        when 'priority', 'max_attempts' then perform v_text::integer;
+        when 'before' then perform v_text::bigint;
+        when 'skip_dead' then perform v_text::boolean;
         when 'after' then
             perform n.after
             from rota._new_jobs(jsonb_build_array(jsonb_build_object(
-                'after', _cast_problem.value::jsonb))) as n;
+                'after', _cast_problem.value))) as n;
         else null;
     end case;
     return null;

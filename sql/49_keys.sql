@@ -110,7 +110,7 @@ begin
     from rota._enqueue_keyed(
         job, _enqueue_special.unique_for, _enqueue_special.on_conflict,
         _enqueue_special.updated_at, _enqueue_special.max_wait, _enqueue_special.has_time,
-        true) as k;
+        true, '') as k;
     if not v_is_new and _enqueue_special.on_conflict <> 'keep' then
         perform rota._check_queues_of_jobs(array[v_job_id]);
     end if;
@@ -121,7 +121,10 @@ begin
 end;
 $$;
 
-/* Find or insert the one job of a key, then ask the memory of the key, then change the job. */
+/*
+ * Find or insert the one job of a key, then ask the memory of the key, then change the job;
+ * *prefix* says which of many it is.
+ */
 create or replace function rota._enqueue_keyed(
     job rota.jobs,
     unique_for interval,
@@ -129,7 +132,8 @@ create or replace function rota._enqueue_keyed(
     updated_at timestamptz,
     max_wait interval,
     has_time boolean,
-    may_wait boolean
+    may_wait boolean,
+    prefix text
 )
     returns table (job_id bigint, is_new boolean)
     language plpgsql
@@ -173,7 +177,7 @@ begin
     elsif not is_new and _enqueue_keyed.on_conflict <> 'keep' then
         perform rota._update_keyed(
             job_id, job, _enqueue_keyed.on_conflict = 'rerun', _enqueue_keyed.max_wait,
-            _enqueue_keyed.has_time);
+            _enqueue_keyed.has_time, _enqueue_keyed.prefix);
     end if;
     return next;
 end;
@@ -293,7 +297,8 @@ create or replace function rota._update_keyed(
     job rota.jobs,
     is_rerun boolean,
     max_wait interval,
-    has_time boolean
+    has_time boolean,
+    prefix text
 )
     returns void
     language plpgsql
@@ -323,7 +328,7 @@ begin
         where j.id = _update_keyed.job_id
           and j.pipeline is not null
     ) then
-        perform rota._refuse('on_conflict', format(
+        perform rota._refuse(_update_keyed.prefix || 'on_conflict', format(
             'must be keep, because a pipeline runs under the idempotency key %L',
             job.idempotency_key));
     end if;
@@ -377,7 +382,8 @@ begin
                         n.max_attempts, n.lease, n.backoff, n.idempotency_key, n.ordering_key,
                         n.skip_dead, n.after, n.if_parent_dead, n.limit_key),
                     n.unique_for, n.on_conflict, n.updated_at, n.max_wait,
-                    n.run_at is not null or n.delay is not null, false) as k
+                    n.run_at is not null or n.delay is not null, false,
+                    format('jobs[%s].', n.ordinal)) as k
             loop
                 v_ids[v_new.ordinal] := v_new.job_id;
                 v_news[v_new.ordinal] := v_new.is_new;

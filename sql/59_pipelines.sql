@@ -160,7 +160,7 @@ comment on function rota.start_pipeline(
     bigint, text, text) is
     'Begin a run of a pipeline and return the id of its first job, or of the job that has its '
     'idempotency_key already, in whatever stage; raises 22023 for a bad argument, RT001 for an '
-    'unknown job in after or before, RT013 if before has started.';
+    'unknown job in after or before, RT013 if before has started, RT003 if it has ended.';
 
 /*
  * Let the runs of ended jobs, given as rows of jobs, go on.  Returns what is over by that: of
@@ -619,7 +619,7 @@ begin
                 select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
                 from jsonb_array_elements(_check_stages.stages)
                     with ordinality as e (stage, ordinal)
-                cross join jsonb_each_text(e.stage) as k
+                cross join jsonb_each(e.stage) as k
             ) as f
             where f.problem is not null
             limit 1;

@@ -155,28 +155,22 @@ def test_values_of_another_type_break_nothing(client: Client, method: str) -> No
     ] == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what psycopg, Python or the server raises comes through"
-)
 @pytest.mark.parametrize(
     "call",
     [
-        lambda client: client.cancel_job(2**63),  # UndefinedFunction
+        lambda client: client.cancel_job(2**63),
         lambda client: client.set_priority(1, 2**31),
         lambda client: client.heartbeat_jobs([2**63], [1]),
         lambda client: client.start_pipeline("p", before=10**5000),
-        lambda client: client.claim_jobs("w", ["\x00"]),  # DataError
-        lambda client: client.claim_jobs("w", ["\ud800"]),  # UnicodeEncodeError
-        lambda client: client.finish_job(1, 1, ENDLESS),  # RecursionError
+        lambda client: client.claim_jobs("w", ["\x00"]),
+        lambda client: client.claim_jobs("w", ["\ud800"]),
+        lambda client: client.finish_job(1, 1, ENDLESS),
         lambda client: client.finish_job(1, 1, DEEP),
-        lambda client: client.finish_job(1, 1, 10**5000),  # ValueError
-        lambda client: client.enqueue_many([{"\x00": 1}]),  # UntranslatableCharacter
+        lambda client: client.finish_job(1, 1, 10**5000),
+        lambda client: client.enqueue_many([{"\x00": 1}]),
         lambda client: client.define_pipeline("p", [{"\x00": 1}]),
-        lambda client: client.cancel_job(b"x"),  # UndefinedFunction
-        lambda client: client.cancel_job("x"),  # InvalidTextRepresentation
-        lambda client: client.cancel_job(object()),  # ProgrammingError
     ],
 )
 def test_what_no_column_can_hold_is_refused(client: Client, call: Any) -> None:
-    with pytest.raises((rota.RotaError, TypeError)):
+    with pytest.raises(rota.InvalidArgumentError):
         call(client)

@@ -123,7 +123,6 @@ def failure(db: Db, statement: str) -> str:
     return ""
 
 
-@pytest.mark.xfail(strict=True, reason="RT003 is raised and not documented")
 @pytest.mark.parametrize("function", ["enqueue", "enqueue_many", "start_pipeline"])
 def test_enqueue_documents_what_before_raises_when_it_has_ended(db: Db, function: str) -> None:
     job = running(db)
@@ -136,13 +135,11 @@ def test_enqueue_documents_what_before_raises_when_it_has_ended(db: Db, function
     assert "RT003" in comment
 
 
-@pytest.mark.xfail(strict=True, reason="raises 22P02, malformed array literal")
 def test_enqueue_many_refuses_a_list_in_quotes(db: Db) -> None:
     with refused("jobs[1].after"):
         rows(db, """select rota.enqueue_many('[{"job_type": "x", "after": "[1]"}]')""")
 
 
-@pytest.mark.xfail(strict=True, reason="the message does not say which job")
 def test_enqueue_many_says_which_job_has_the_key_of_a_run(db: Db) -> None:
     db.execute("""select rota.define_pipeline('p', '[{"stage": "a", "job_type": "x"}]')""")
     db.execute("select rota.start_pipeline('p', idempotency_key => 'k')")

@@ -435,7 +435,7 @@ def test_enqueue_does_not_change_a_run_of_the_same_key(order, on_conflict, is_ru
 
     with refused("on_conflict"):
         enqueue(order, idempotency_key="k", on_conflict=on_conflict, payload={"a": 1})
-    with refused("on_conflict"):
+    with refused("jobs[1].on_conflict"):
         job = {"job_type": "x", "idempotency_key": "k", "on_conflict": on_conflict}
         call(order, "enqueue_many", jobs=Jsonb([job]))
 

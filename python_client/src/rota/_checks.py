@@ -17,6 +17,9 @@ from ._errors import InvalidArgumentError
 REFUSED = re.compile("[\x00\ud800-\udfff]")
 """The characters that Postgres refuses in text and in jsonb."""
 
+_WIDE = re.compile(r"(.*_)?(ids?|tokens?|after|before)")
+"""The arguments that are numbers of 64 bits; all others have 32."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}")
 
 
@@ -41,6 +44,16 @@ def check_range(argument: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:  # also for what is no number
         limits = f"{least} to {most}" if most < inf else f"at least {least}"
         raise ValueError(f"{argument} must be {limits}, got {value}")
+
+
+def check_size(argument: str, value: Any) -> None:
+    """Raise InvalidArgumentError for a whole number, also in a list, of too many bits."""
+    bits = 63 if _WIDE.fullmatch(argument) else 31
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, int) and not -(2**bits) <= number < 2**bits:
+            raise InvalidArgumentError(
+                f"{argument} must be {-(2**bits)} to {2**bits - 1}, got {number}"
+            )
 
 
 def check_zone(argument: str, value: Any) -> None:

@@ -22,7 +22,7 @@ from ._checks import of_one_job
 from ._errors import translate
 from ._json import clean_text, to_job, to_jsonb, to_result
 from ._reading import factory, read_forgiving
-from ._statement import UNSET, Unset, call, given
+from ._statement import UNSET, Unset, blame, call, given
 
 Row = TypeVar("Row")
 
@@ -670,7 +670,15 @@ class Client:
                 except Exception:  # whatever a value did to its loader
                     return read_forgiving(cursor, row_factory(cursor))
         except psycopg.Error as error:
-            raise translate(error) from error
+            told = translate(error)
+            if told is error and isinstance(
+                error, psycopg.DataError | psycopg.ProgrammingError
+            ):
+                blame(arguments)
+            raise told from error
+        except (ValueError, RecursionError):  # a text or a number that cannot be sent
+            blame(arguments)
+            raise
 
 
 def _array(value: Sequence[Any] | Unset | None) -> list[Any] | Unset | None:

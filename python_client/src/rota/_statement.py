@@ -9,8 +9,9 @@ from functools import cache
 from typing import Any, Final
 
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
-from ._checks import check_json, check_zone
+from ._checks import check_json, check_size, check_zone
 
 
 class Unset(enum.Enum):
@@ -33,6 +34,16 @@ def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, str):
             check_json(name, value)
     return {name: value for name, value in arguments.items() if value is not UNSET}
+
+
+def blame(arguments: Mapping[str, Any]) -> None:
+    """Raise InvalidArgumentError for the first argument that nothing in Postgres can hold.
+
+    Asked only when a call has failed: to look through lists of thousands costs time.
+    """
+    for name, value in arguments.items():
+        check_json(name, value.obj if isinstance(value, Jsonb) else value)
+        check_size(name, value)
 
 
 def call(function: str, arguments: Iterable[str], row: type | None = None) -> bytes:
