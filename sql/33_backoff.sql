@@ -35,7 +35,7 @@ declare
         0.001,
         31536000);
     v_jitter constant float8 := rota._bounded(_backoff.policy -> 'jitter', 0.2, 0, 0.9);
-    v_attempt constant float8 := greatest(_backoff.attempt, 1);
+    v_attempt constant float8 := greatest(_backoff.attempt, 1)::float8;
     v_delay float8;
 begin
     v_delay := case v_kind
@@ -74,7 +74,8 @@ begin
         return _bounded.fallback;
     end if;
     return least(
-        greatest(_bounded.value::numeric, _bounded.low::numeric), _bounded.high::numeric);
+        greatest(_bounded.value::numeric, _bounded.low::numeric), _bounded.high::numeric
+    )::float8;
 end;
 $$;
 

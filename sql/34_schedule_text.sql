@@ -153,7 +153,7 @@ as $$
 declare
     v_term text;
     v_bits bigint;
-    v_set bigint := 0;
+    v_set bigint := 0::bigint;
 begin
     foreach v_term in array string_to_array(_parse_field.value, ',') loop
         v_bits := case
@@ -199,7 +199,7 @@ declare
     v_step constant integer := nullif(left(ltrim(v_parts[4], '0'), 4), '')::integer;
     v_from integer := v_low;
     v_to integer := v_high;
-    v_set bigint := 0;
+    v_set bigint := 0::bigint;
 begin
     if v_parts is null or (v_parts[4] is not null and v_step is null) then
         return null;

@@ -44,9 +44,9 @@ create or replace function rota._next_day(parsed rota.parsed_schedule, day date)
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_year integer := extract(year from _next_day.day);
-    v_month integer := extract(month from _next_day.day);
-    v_skipped integer := extract(day from _next_day.day);
+    v_year integer := extract(year from _next_day.day)::integer;
+    v_month integer := extract(month from _next_day.day)::integer;
+    v_skipped integer := extract(day from _next_day.day)::integer;
     v_first date;
     v_days bigint;
 begin
@@ -82,11 +82,11 @@ create or replace function rota._days_of_month(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    c_each_week constant bigint := 270549121;  -- bits 0, 7, 14, 21, 28
+    c_each_week constant bigint := 270549121::bigint;  -- bits 0, 7, 14, 21, 28
     v_month constant bigint := (2::bigint << length) - 2;
     v_last constant integer := (_days_of_month.first + length - 1) % 7;
     v_days bigint := parsed.days & v_month;
-    v_weekdays bigint := 0;
+    v_weekdays bigint := 0::bigint;
     v_day integer;
 begin
     if parsed.days >> 32 & 1 = 1 then
@@ -161,6 +161,7 @@ create or replace function rota._lowest_bit(bits bigint)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    return round(ln((_lowest_bit.bits & -_lowest_bit.bits)::float8) / ln(2::float8));
+    return round(
+        ln((_lowest_bit.bits & -_lowest_bit.bits)::float8) / ln(2::float8))::integer;
 end;
 $$;

@@ -25,7 +25,8 @@ declare
     v_offset constant interval := (_clock_change.after at time zone time_zone)
         - (_clock_change.after at time zone 'UTC');
     v_before integer := 0;
-    v_since integer := extract(epoch from _clock_change.until - _clock_change.after);
+    v_since integer := extract(
+        epoch from _clock_change.until - _clock_change.after)::integer;
     v_middle integer;
     v_instant timestamptz := _clock_change.until;
 begin

@@ -50,7 +50,7 @@ declare
         when _describe_period.seconds % 3600 = 0 then 3600
         when _describe_period.seconds % 60 = 0 then 60
         else 1
-    end;
+    end::bigint;
     v_name constant text := case v_unit
         when 86400 then 'day' when 3600 then 'hour' when 60 then 'minute' else 'second' end;
 begin

@@ -207,7 +207,7 @@ declare
     v_level bigint;
     v_aged bigint;
     v_after constant integer := least(
-        greatest(coalesce(_next_level.after_level, -32769), -32769), 32768);
+        greatest(coalesce(_next_level.after_level, -32769), -32769), 32768)::integer;
 begin
     select min(least(
         (
@@ -229,7 +229,7 @@ begin
             order by b.priority
             limit 1
         )
-    ))
+    ))::bigint
     into v_level
     from unnest(_next_level.queues, _next_level.ageings) as c (queue, ageing)
     where c.ageing is null;
@@ -328,7 +328,7 @@ begin
                 order by b.priority
                 limit 1
             )
-        );
+        )::integer;
         exit when priority is null;
 
         v_since := rota._waiting_since(
@@ -591,7 +591,7 @@ declare
     v_window constant integer := _lock_common.max_jobs + 20;
     c_waiting constant text[] := '{queued,failed}'::text[];
     v_after_run_at timestamptz := timestamptz '-infinity';
-    v_after_id bigint := 0;
+    v_after_id bigint := 0::bigint;
     v_candidates bigint[];
     v_ids bigint[] := '{}'::bigint[];
 begin
@@ -743,7 +743,7 @@ begin
         return null;
     end if;
     -- Not "is null": for that the planner may walk the whole line of turns to find the bucket.
-    select b.priority, b.starts
+    select b.priority::integer, b.starts
     into v_priority, v_starts
     from rota.buckets as b
     where b.queue = _serve.queue
@@ -963,7 +963,7 @@ declare
     v_level bigint;
 begin
     loop
-        select j.priority, j.run_at
+        select j.priority::integer, j.run_at
         into v_priority, v_run_at
         from rota.jobs as j
         where j.queue = _bucket_head.queue

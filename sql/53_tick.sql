@@ -218,8 +218,8 @@ declare
     v_every numeric;
     -- Written out, because the path is set by the first statement only.
     v_began_at pg_catalog.timestamptz;
-    v_due numeric := 0;
-    v_passed numeric := 0;
+    v_due numeric := 0.0;
+    v_passed numeric := 0.0;
     v_has_more boolean;
 begin
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);

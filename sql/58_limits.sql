@@ -311,7 +311,8 @@ begin
     else
         room := least(
             room,
-            1 + floor(extract(epoch from v_now - v_paid_at) / extract(epoch from v_gap)));
+            1 + floor(extract(epoch from v_now - v_paid_at) / extract(epoch from v_gap))
+        )::integer;
     end if;
     return next;
 end;
@@ -369,7 +370,7 @@ declare
 begin
     -- Each by its id: the planner must not think of reading the jobs in the order of theirs.
     v_running := (
-        select count(*)
+        select count(*)::integer
         from (
             select
             from rota.slots as s
@@ -380,7 +381,7 @@ begin
     );
     if cardinality(_count_running.ids) > 0 then
         v_running := v_running + (
-            select count(*)
+            select count(*)::integer
             from rota.jobs as j
             where j.id = any(_count_running.ids)
               and case c_kind
@@ -636,7 +637,7 @@ begin
         return true;
     end if;
 
-    select b.priority
+    select b.priority::integer
     into v_known
     from rota.buckets as b
     where b.queue = c_queue

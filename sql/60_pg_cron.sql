@@ -51,7 +51,7 @@ create or replace function rota.stop_ticker()
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_stopped bigint := 0;
+    v_stopped bigint := 0::bigint;
 begin
     if rota._has_cron() then
         execute

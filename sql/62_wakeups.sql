@@ -196,7 +196,7 @@ begin
     foreach v_queue in array _is_any_due.queues loop
         v_priority := -32769;
         for v_lane in 1..11 loop
-            select j.priority
+            select j.priority::integer
             into v_priority
             from rota.jobs as j
             where j.queue = v_queue
