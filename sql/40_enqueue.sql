@@ -154,6 +154,10 @@ begin
     v_has_waits := jsonb_path_exists(enqueue_many.jobs,
         '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
             || exists(@.limit_key))');
+    if v_has_waits and jsonb_path_exists(enqueue_many.jobs,
+        '$[*] ? (exists(@.before) && (exists(@.after) || exists(@.idempotency_key)))') then
+        perform rota._lock_links();
+    end if;
     v_new_ids := array(
         select nextval('rota.jobs_id_seq')
         from generate_series(1, jsonb_array_length(enqueue_many.jobs))

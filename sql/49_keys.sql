@@ -105,6 +105,10 @@ begin
         _enqueue_special.if_parent_dead, job.limit_key);
     perform rota._check_queues('producer', array[job.queue]);
 
+    if _enqueue_special.before is not null
+      and (_enqueue_special.after is not null or job.idempotency_key is not null) then
+        perform rota._lock_links();
+    end if;
     select k.job_id, k.is_new
     into v_job_id, v_is_new
     from rota._enqueue_keyed(

@@ -9,7 +9,9 @@
  * later and finds the new row, or it has ended and its outcome is known.
  *
  * Fan-in is the same seen from the other end: a new job names in `before` the blocked job that
- * has to wait for it as well.
+ * has to wait for it as well.  If the new one waits for something itself, that could close a
+ * circle, in which nothing ever starts.  Such calls come one after the other, because neither
+ * of two open transactions sees the half circle of the other.
  *
  * Who waits for a job of a pipeline waits for the run, under the id of its first job: until a
  * stage ends and no other follows.
@@ -122,6 +124,18 @@ begin
         message = format('job %s is %s and waits for no more jobs', v_job_id, v_status),
         hint = 'Name in `before` a job that is blocked; enqueue that with `after`, for example '
             'after the job that enqueues the others.';
+end;
+$$;
+
+/* Wait for all others that may close a circle, before anything else is locked. */
+create or replace function rota._lock_links()
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pg_advisory_xact_lock(hashtextextended('rota.links', 0));
 end;
 $$;
 

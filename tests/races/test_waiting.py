@@ -154,6 +154,43 @@ def test_a_part_that_comes_too_late_is_refused(a: Session, b: Session) -> None:
     assert caught.value.sqlstate == "RT013"
 
 
+def whole(function: str, job: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the call that adds this one job."""
+    if function == "enqueue":
+        return call(function, job_type="t", **job)
+    return call(function, jobs=Jsonb([{"job_type": "t", **job}]))
+
+
+@pytest.mark.parametrize("function", ["enqueue", "enqueue_many"])
+@pytest.mark.parametrize("key", [None, "k"])
+@BOTH
+def test_two_halves_of_a_circle(
+    a: Session, b: Session, is_committed: bool, key: str | None, function: str
+) -> None:
+    """Each adds a job that leads from the end of one chain to the begin of the other one."""
+    root = enqueue(a)
+    ones = [first := enqueue(a, after=[root]), enqueue(a, after=[first])]
+    others = [first := enqueue(a, after=[root]), enqueue(a, after=[first])]
+    half, other_half = (
+        {"before": ones[0], "after": [others[1]]},
+        {"before": others[0], "after": [ones[1]]},
+    )
+    if key:  # of a job that waits already
+        enqueue(a, idempotency_key=key, after=half.pop("after"))
+        half["idempotency_key"] = key
+    with a.transaction() as transaction:
+        a.fetch(*whole(function, half))
+        pending = b.start(*whole(function, other_half))
+        pending.wait_blocked(by=a)
+        give_up(is_committed, transaction)
+
+    if is_committed:
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="before"):
+            pending.result()
+    else:
+        pending.result()
+
+
 @BOTH
 def test_a_cancelled_child_and_a_parent_that_ends(
     a: Session, b: Session, is_committed: bool
