@@ -155,7 +155,8 @@ begin
         '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
             || exists(@.limit_key))');
     if v_has_waits and jsonb_path_exists(enqueue_many.jobs,
-        '$[*] ? (exists(@.before) && (exists(@.after) || exists(@.idempotency_key)))') then
+        '$[*] ? (exists(@.before)
+            && (exists(@.after) || exists(@.idempotency_key) || exists(@.ordering_key)))') then
         perform rota._lock_links();
     end if;
     v_new_ids := array(

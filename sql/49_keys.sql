@@ -106,7 +106,7 @@ begin
     perform rota._check_queues('producer', array[job.queue]);
 
     if _enqueue_special.before is not null
-      and (_enqueue_special.after is not null or job.idempotency_key is not null) then
+      and num_nonnulls(_enqueue_special.after, job.idempotency_key, job.ordering_key) > 0 then
         perform rota._lock_links();
     end if;
     select k.job_id, k.is_new

@@ -139,7 +139,10 @@ begin
 end;
 $$;
 
-/* Refuse that one of *before* waits for a job that waits, perhaps over others, for it. */
+/*
+ * Refuse that one of *before* waits for a job that waits, perhaps over others, for it: for its
+ * parents, and for who is in front of it in the line of its ordering key.
+ */
 create or replace function rota._check_no_circle(before bigint[], job_ids bigint[])
     returns void
     language plpgsql
@@ -155,9 +158,21 @@ begin
         select b.before, b.job_id
         from unnest(_check_no_circle.before, _check_no_circle.job_ids) as b (before, job_id)
         union
-        select a.before, d.parent_id
+        select a.before, p.id
         from ancestors as a
-        join rota.dependencies as d on d.job_id = a.id
+        cross join lateral (
+            select d.parent_id as id
+            from rota.dependencies as d
+            where d.job_id = a.id
+            union all (
+                select e.id
+                from rota.jobs as j
+                join rota.jobs as e on e.ordering_key = j.ordering_key and e.id < j.id
+                where j.id = a.id
+                order by e.id desc
+                limit 1
+            )
+        ) as p
         where a.id <> a.before
     )
     select a.before into v_before from ancestors as a where a.id = a.before limit 1;

@@ -162,7 +162,7 @@ def whole(function: str, job: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("function", ["enqueue", "enqueue_many"])
-@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("key", [None, "idempotency_key", "ordering_key"])
 @BOTH
 def test_two_halves_of_a_circle(
     a: Session, b: Session, is_committed: bool, key: str | None, function: str
@@ -175,9 +175,12 @@ def test_two_halves_of_a_circle(
         {"before": ones[0], "after": [others[1]]},
         {"before": others[0], "after": [ones[1]]},
     )
-    if key:  # of a job that waits already
-        enqueue(a, idempotency_key=key, after=half.pop("after"))
-        half["idempotency_key"] = key
+    if key == "idempotency_key":  # of a job that waits already
+        enqueue(a, idempotency_key="k", after=half.pop("after"))
+        half[key] = "k"
+    elif key == "ordering_key":  # of a line whose first job waits
+        enqueue(a, ordering_key="k", after=half.pop("after"))
+        half[key] = "k"
     with a.transaction() as transaction:
         a.fetch(*whole(function, half))
         pending = b.start(*whole(function, other_half))

@@ -204,6 +204,25 @@ def test_before_refuses_a_circle_within_a_batch(db):
         call(db, "enqueue_many", jobs=Jsonb(jobs))
 
 
+@pytest.mark.parametrize("function", ["enqueue", "enqueue_many"])
+def test_before_refuses_a_circle_over_the_line_of_a_key(db, function):
+    first = enqueue(db, after=[enqueue(db)], ordering_key="k")
+    enqueue(db, ordering_key="k")
+    behind = enqueue(db, ordering_key="other", after=[enqueue(db, ordering_key="k")])
+
+    for job in (
+        {"ordering_key": "k", "before": first},
+        {"after": [behind], "before": first},
+        {"ordering_key": "other", "before": first},
+    ):
+        with refused("before"):
+            if function == "enqueue":
+                enqueue(db, **job)
+            else:
+                call(db, function, jobs=Jsonb([{"job_type": "x", **job}]))
+    assert enqueue(db, ordering_key="k", before=behind)
+
+
 def test_before_refuses_a_circle_over_a_job_found_by_its_key(db):
     last = enqueue(db, after=[enqueue(db)])
     enqueue(db, after=[last], idempotency_key="e")
