@@ -44,6 +44,7 @@ _VOLATILE = """
     _next_lane _outcomes _plan_fires _run_status _stage_input _within_room stop_ticker
 """
 
+
 def test_nothing_could_be_faster_but_what_would_be_wrong(
     checker: psycopg.Connection[Any],
 ) -> None:
