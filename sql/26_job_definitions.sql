@@ -17,7 +17,10 @@ create table rota.job_definitions (
     payload jsonb not null,
     schedule text not null,
     kind text not null generated always as (
-        coalesce(lower(substring(schedule, '(?i)^\s*(every|after)\M')), 'cron')) stored,
+        coalesce(
+            lower(substring(schedule, '(?i)^[[:space:]]*(every|after)(?![[:alnum:]_])')),
+            'cron')
+    ) stored,
     time_zone text not null,
     priority smallint not null,
     max_attempts integer,

@@ -190,7 +190,7 @@ create or replace function rota._parse_range(field text, term text)
 as $$
 declare
     v_parts constant text[] := regexp_match(
-        _parse_range.term, '^(?:(\*)|([0-9A-Z]+)(?:-([0-9A-Z]+))?)(?:/([0-9]+))?$');
+        _parse_range.term, '^(?:([*])|([0-9A-Z]+)(?:-([0-9A-Z]+))?)(?:/([0-9]+))?$');
     v_low constant integer := (_parse_range.field in ('day', 'month'))::integer;
     v_high constant integer := case _parse_range.field
         when 'hour' then 23 when 'day' then 31 when 'month' then 12 when 'weekday' then 7

@@ -336,10 +336,14 @@ begin
         select
             case
                 when n.idempotency_key is null then _find_jobs.new_ids[n.ordinal]
-                else j.id
+                -- The newest: an older snapshot may have the one that has ended, too.
+                else (
+                    select max(j.id)
+                    from rota.jobs as j
+                    where j.idempotency_key = n.idempotency_key
+                )
             end
         from rota._new_jobs(_find_jobs.jobs) as n
-        left join rota.jobs as j on j.idempotency_key = n.idempotency_key
         order by n.ordinal
     );
 end;

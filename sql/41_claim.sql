@@ -24,7 +24,9 @@
  *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a
- * database restored from an old dump does not hand out a token for the second time.
+ * database restored from an old dump does not hand out a token for the second time.  After a
+ * restore that rests on the clock alone: if it then steps back, to before claims that the dump
+ * does not know, one of their tokens can be given to the same job again.
  *
  * The planner is told to stay on the indexes: this statement is planned once per session, often
  * on an empty table, and has to be right a million jobs later.

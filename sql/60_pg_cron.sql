@@ -113,7 +113,7 @@ as $$
 declare
     c_with_seconds constant integer[] := array[1, 5];
     v_version constant integer[] :=
-        string_to_array(substring(_cron_entry.version from '^\d+\.\d+'), '.')::integer[];
+        string_to_array(substring(_cron_entry.version from '^[0-9]+[.][0-9]+'), '.')::integer[];
     v_every constant numeric := extract(epoch from _cron_entry.every);
 begin
     if v_every between 1 and 59 and v_every = trunc(v_every) then

@@ -146,7 +146,10 @@ select
         t.used_until - (coalesce(l.burst, 1) - 1) * coalesce(l.per, '1 second') / l.max_starts)
     end as next_start_at
 from (
-    select l.limit_name from rota.limits as l where l.limit_key is null or l.limit_key !~ ':\*$'
+    select l.limit_name
+    from rota.limits as l
+    where l.limit_key is null
+      or l.limit_key !~ ':[*]$'
     union
     select t.limit_name from rota.limit_states as t
     union

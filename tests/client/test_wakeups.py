@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -17,7 +18,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from client.test_pooler import PGBOUNCER, pooler  # noqa: F401 - a fixture
 from client.workers import BackgroundWorker, wait_until
-from rota import AsyncJob, Client, Registry, _listener
+from rota import AsyncClient, AsyncJob, Client, Registry, _listener
+from rota._listener import Place
+from rota._pace import Pace
 
 Background = Callable[..., BackgroundWorker]
 Db = psycopg.Connection[Any]
@@ -337,3 +340,40 @@ def test_a_job_that_rang_before_the_door_was_taken_is_looked_for(
     writer.commit()
 
     wait_until(lambda: starts.at, "the start")
+
+
+def test_a_job_that_came_between_claim_and_door_is_looked_for(
+    client: Client, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """worker claims -- enqueue, commit -- worker takes its door: nobody was rung."""
+    original = AsyncClient.wait_for_jobs
+    came: list[int] = []
+
+    async def wait_late(*args: Any) -> Any:
+        if not came:
+            came.append(client.enqueue("t").job_id)
+        return await original(*args)
+
+    monkeypatch.setattr(AsyncClient, "wait_for_jobs", wait_late)
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER)
+
+    wait_until(lambda: starts.at, "the start")
+
+
+def test_a_ring_while_a_claim_is_under_way_brings_another_claim() -> None:
+    """Claim looks -- job comes and rings -- claim has found nothing."""
+    door = SimpleNamespace(is_first=True)
+    listener: Any = SimpleNamespace(
+        is_on=True, place=Place.DOOR, wanted=Place.DOOR, doors=[door], ring_others=lambda: None
+    )
+    pace = Pace(listener, NEVER)
+    pace.start(lambda: None)
+    assert pace.is_due()
+
+    listener.on_ring("")
+    pace.end(0, is_full=False)
+
+    assert pace.is_due()
+    pace.end(0, is_full=False)
+    assert not pace.is_due()

@@ -158,6 +158,27 @@ def test_no_function_but_tick_and_wakeups_takes_an_advisory_lock(
     }
 
 
+def test_no_call_changes_how_its_transaction_is_committed(
+    db: psycopg.Connection[Any],
+) -> None:
+    """An answer is on the disk, and wherever else its caller has asked for, once committed."""
+    with db.transaction():
+        db.execute("set local synchronous_commit = remote_apply")
+        for _ in range(4):
+            db.execute(*call("enqueue", job_type="t"))
+        claims = db.execute(*call("claim_jobs", worker="w", max_jobs=4)).fetchall()
+        refs = [{"job_id": row[0], "lease_token": row[1]} for row in claims]
+        for ref in refs:
+            db.execute(*call("heartbeat", **ref))
+        db.execute(*call("finish_job", **refs[0]))
+        db.execute(*call("fail_job", **refs[1], error="no luck"))
+        db.execute(*call("snooze_job", **refs[2], delay="1 hour"))
+        db.execute(*call("cancel_job", job_id=refs[3]["job_id"]))
+        db.execute(*call("tick"))
+
+        assert db.execute("show synchronous_commit").fetchall() == [("remote_apply",)]
+
+
 def test_nothing_that_was_answered_is_lost_in_a_crash_of_the_server(
     psql: Psql, sql_dir: Path, tmp_path: Path
 ) -> None:

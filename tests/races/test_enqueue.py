@@ -15,10 +15,9 @@ from races.harness import Pending, Session, call
 ONE = call("enqueue", job_type="t", idempotency_key="k")
 
 
-def many(*keys: str) -> tuple[Any, Any]:
-    return call(
-        "enqueue_many", jobs=Jsonb([{"job_type": "t", "idempotency_key": key} for key in keys])
-    )
+def many(*keys: str, **rules: str) -> tuple[Any, Any]:
+    jobs = [{"job_type": "t", "idempotency_key": key, **rules} for key in keys]
+    return call("enqueue_many", jobs=Jsonb(jobs))
 
 
 def test_enqueue_waits_for_an_open_one_and_returns_its_job(a: Session, b: Session) -> None:
@@ -86,6 +85,25 @@ def test_enqueue_many_of_the_same_keys_in_opposite_orders(
     check_invariants(db)
 
 
+@pytest.mark.parametrize("rules", [{}, {"on_conflict": "rerun"}], ids=str)
+def test_enqueue_many_takes_its_keys_in_one_order(
+    session: Callable[[], Session], rules: dict[str, str]
+) -> None:
+    """C has k2.  A gets k1 and waits for k2; B, told k3 first, waits for A and has none."""
+    a, b, c = session(), session(), session()
+    c.fetch("begin")
+    c.fetch(*many("k2", **rules))
+
+    first = a.start(*many("k1", "k2", "k3", **rules))
+    first.wait_blocked(by=c)
+    second = b.start(*many("k3", "k2", "k1", **rules))
+    second.wait_blocked(by=a)
+    c.fetch("rollback")
+
+    assert [row[2] for row in first.result()] == [True] * 3
+    assert [row[2] for row in second.result()] == [False] * 3
+
+
 def test_enqueue_many_gives_its_keys_up_when_it_must_begin_again(
     session: Callable[[], Session], db: psycopg.Connection[Any]
 ) -> None:
@@ -142,3 +160,21 @@ def test_enqueue_returns_the_job_whose_finish_is_rolled_back(a: Session, b: Sess
         raise psycopg.Rollback(transaction)
 
     assert pending.result() == job
+
+
+def test_enqueue_many_answers_once_for_each_job_in_an_older_snapshot(
+    connect: Callable[..., psycopg.Connection[Any]],
+) -> None:
+    """A takes a snapshot that stays; B ends the job of a key; A enqueues the key."""
+    a, b = connect(), connect()
+    old = b.execute("select rota.enqueue('t', idempotency_key => 'k')").fetchone()
+    assert old is not None
+
+    with a.transaction():
+        a.execute("set transaction isolation level repeatable read")
+        a.execute("select from rota.jobs")
+        b.execute("select rota.cancel_job(%s)", old)
+        jobs = Jsonb([{"job_type": "t", "idempotency_key": "k"}, {"job_type": "other"}])
+        answers = a.execute("select * from rota.enqueue_many(%s)", (jobs,)).fetchall()
+
+    assert [(ordinal, is_new) for ordinal, _, is_new in answers] == [(1, True), (2, True)]

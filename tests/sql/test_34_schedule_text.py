@@ -186,3 +186,11 @@ def test_a_day_must_match_both_fields_if_one_begins_with_a_star_else_either(read
     assert days("0 12 13 * *") == ["13"]
     assert days("0 12 * * MON") == ["05", "12", "19", "26"]
     assert days("0 12 5-13 * */6") == ["10", "11"]
+
+
+def test_a_schedule_is_read_the_same_where_strings_are_old(db):
+    db.execute("set escape_string_warning = off; set standard_conforming_strings = off")
+
+    found = call(db, "upcoming_runs", schedule="*/5 * * * *", max_runs=2)
+
+    assert len(found) == 2

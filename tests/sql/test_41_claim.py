@@ -151,6 +151,14 @@ def test_claim_jobs_goes_by_priority_then_time_then_id(db, clock):
     assert ids(claim(db, max_jobs=9)) == [late, twin, lazy]
 
 
+def test_claim_jobs_goes_by_priority_over_queues_that_have_no_lane_in_common(db):
+    lazy = enqueue(db, queue="a", priority=5)
+    urgent = enqueue(db, queue="b", priority=0)
+
+    assert ids(claim(db, queues=["a", "b"])) == [urgent]
+    assert ids(claim(db, queues=["a", "b"])) == [lazy]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_claim_jobs_has_one_order_over_all_queues(db, clock, seed):
     rng = random.Random(seed)

@@ -185,7 +185,9 @@ def test_claim_jobs_checks_its_arguments_whatever_the_hint_says(db, clock):
     db.execute("rollback")
 
 
-def test_claim_jobs_with_a_hint_takes_only_its_types_and_what_is_due(db, clock):
+@pytest.mark.parametrize("max_jobs", [1, 2, 5])
+def test_claim_jobs_with_a_hint_takes_only_its_types_and_what_is_due(db, clock, max_jobs):
+    # Where the hint leads to as many as were asked for, nobody looks again.
     now = clock.set("2026-01-01 00:00+00")
     enqueue(db, "y", run_at=now - 2 * SECOND)
     mine = enqueue(db, "x", run_at=now - SECOND)
@@ -195,7 +197,18 @@ def test_claim_jobs_with_a_hint_takes_only_its_types_and_what_is_due(db, clock):
         until=now + SECOND, full=now + SECOND, job_types="{x}",
     )  # fmt: skip
 
-    assert ids(claim(db, job_types=["x"], max_jobs=5)) == [mine]
+    assert ids(claim(db, job_types=["x"], max_jobs=max_jobs)) == [mine]
+
+
+def test_claim_jobs_with_a_hint_passes_over_what_an_open_claim_holds(db, connect, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    first, second = (enqueue(db, run_at=now - n * SECOND) for n in (2, 1))
+    hint(db, (0, now - 3 * SECOND, 0), until=now + SECOND, full=now + SECOND)
+    db.execute("set lock_timeout = '10s'")
+    other = connect(autocommit=False)
+
+    assert ids(claim(other)) == [first]
+    assert ids(claim(db)) == [second]
 
 
 def test_claim_jobs_takes_no_hint_for_a_check_of_its_arguments(db):

@@ -183,6 +183,16 @@ def lose_to_another(db, clock, job):
     assert len(claim(db)) == 1  # under the same worker's name
 
 
+def lose_to_another_that_shall_stop(db, clock, job):
+    lose_to_another(db, clock, job)
+    value(db, "cancel_job", job_id=job.job_id)
+
+
+def lose_by_force_and_cancel(db, clock, job):
+    value(db, "retry_job", job_id=job.job_id, is_forced=True)
+    assert value(db, "cancel_job", job_id=job.job_id) == "cancelled"
+
+
 def lose_to_another_after_release(db, clock, job):
     call(db, "release_jobs", **owners(job))
     assert len(claim(db)) == 1  # at the same moment of a stopped clock
@@ -207,11 +217,13 @@ def lose_by_revival_and_claim(db, clock, job):
 LOSSES = {
     "sweep": lose_to_sweep,
     "another": lose_to_another,
+    "another_that_shall_stop": lose_to_another_that_shall_stop,
     "release": lambda db, clock, job: call(db, "release_jobs", **owners(job)),
     "release_and_another": lose_to_another_after_release,
     "snooze": lambda db, clock, job: value(db, "snooze_job", **owner(job), delay="1 s"),
     "fail": lambda db, clock, job: one(db, "fail_job", **owner(job), error="e"),
     "force": lambda db, clock, job: value(db, "retry_job", job_id=job.job_id, is_forced=True),
+    "force_and_cancel": lose_by_force_and_cancel,
     "another_finished": lose_by_another_that_finished,
     "revival": lose_by_revival,
     "revival_and_claim": lose_by_revival_and_claim,
@@ -306,6 +318,37 @@ def test_finish_jobs_of_one_job_twice_accepts_only_the_pair_that_holds_it(db):
 
         assert [row.outcome for row in answers] == [outcome for _, outcome in pairs]
         assert run(db, new.job_id).result == "finished"
+
+
+@pytest.mark.xfail(strict=True, reason="the token that never was is told finished")
+def test_finish_jobs_tells_no_token_of_a_claim_that_was_rolled_back_that_it_finished(db):
+    """Its worker was granted the job again meanwhile, and reports both in one batch."""
+    job = running(db)
+    never_was = job.lease_token + 1
+
+    told = rows(
+        db,
+        "finish_jobs",
+        job_ids=[job.job_id] * 2,
+        lease_tokens=[job.lease_token, never_was],
+    )
+
+    assert told[1].outcome == "lost"
+
+
+def test_finish_jobs_ends_jobs_in_the_order_of_their_ids_whatever_was_given(db):
+    """So two batches that share jobs lock them in the same order."""
+    jobs = [running(db) for _ in range(5)]
+    given = [jobs[n] for n in (3, 1, 4, 0, 2)]
+
+    ended = scalar(
+        db,
+        "select rota._end_jobs(%s, %s, 'running', 'succeeded', null, null, true)",
+        [job.job_id for job in given],
+        [job.lease_token for job in given],
+    )
+
+    assert ended == [job.job_id for job in jobs]
 
 
 def test_finish_jobs_takes_a_thousand_and_no_more(db):

@@ -126,6 +126,18 @@ def test_fail_job_told_twice_after_a_cancel_answers_the_same(db):
         assert one(db, "fail_job", **owner(job), error="e") == ("cancelled", None)
 
 
+def test_fail_job_told_twice_does_not_answer_for_a_later_attempt(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db)
+    one(db, "fail_job", **owner(job), error="e")
+    clock.advance("1 hour")
+    (later,) = claim(db)
+    one(db, "fail_job", **owner(later), error="e")
+
+    with raises("RT002"):
+        one(db, "fail_job", **owner(job), error="e")
+
+
 def test_fail_job_refuses_every_bad_argument_by_name(db):
     job = running(db)
     before = everything(db)

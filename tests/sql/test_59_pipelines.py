@@ -184,10 +184,13 @@ def test_finish_job_refuses_a_stage_of_another_pipeline(order):
         step(order, next_stage="only")
 
 
-def test_finish_job_says_of_a_lost_job_that_it_is_lost_whatever_the_stage(order):
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_finish_job_says_of_a_lost_job_that_it_is_lost_whatever_the_stage(order, is_taken):
     start(order)
     job = take(order)
     call(order, "retry_job", job_id=job.job_id, is_forced=True)
+    if is_taken:
+        take(order)
 
     with raises("RT002"):
         finish(order, job, next_stage="nowhere")

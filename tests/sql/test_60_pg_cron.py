@@ -18,6 +18,7 @@ from conftest import Psql, _has_library
 from psycopg.conninfo import make_conninfo
 
 from client.workers import wait_until
+from races.harness import Session
 from rota._embedded import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, one, raises, refused, rows, scalar, value
 
@@ -427,3 +428,24 @@ def test_start_ticker_fires_by_the_second_and_again_after_a_crash(
     assert {(after - before).total_seconds() for before, after in pairwise(made)} == {1}
     assert by == "pg_cron as shop"
     assert (stopped, entries) == (True, [])
+
+
+@pytest.mark.xfail(strict=False, reason="pg_cron raises XX000 for an entry that is just going")
+@pytest.mark.parametrize("first", ["start_ticker", "stop_ticker"])
+def test_stop_ticker_waits_for_another_who_starts_or_stops(cron_server, shop, first):
+    """A calls the first and stays open; B stops; A commits."""
+    scalar(shop, "select rota.start_ticker()")
+    others = (psycopg.connect(cron_server.url("shop"), autocommit=True) for _ in "ab")
+    a, b = (Session(other, shop) for other in others)
+
+    try:
+        with a.transaction():
+            a.fetch(f"select rota.{first}()")
+            pending = b.start("select rota.stop_ticker()")
+            pending.wait_blocked(by=a)
+        answer = pending.result()
+    finally:
+        a.close()
+        b.close()
+
+    assert answer == [(first == "start_ticker",)]

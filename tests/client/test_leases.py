@@ -1,0 +1,158 @@
+"""What a worker believes of its leases: never more than the database said."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from client.workers import BackgroundWorker
+from rota import AsyncJob, Client, Registry
+from rota._heart import Heart
+from rota._job import BaseJob
+from rota._outage import Outage
+from rota._rows import ClaimedJob, JobHeartbeat
+
+Drain = Callable[..., None]
+Background = Callable[..., BackgroundWorker]
+BEATEN = JobHeartbeat(
+    job_id=1, locked_until=datetime.now(UTC), is_lost=False, is_cancel_requested=False
+)
+LOCKED = JobHeartbeat(job_id=1, locked_until=None, is_lost=False, is_cancel_requested=False)
+LOST = JobHeartbeat(job_id=1, locked_until=None, is_lost=True, is_cancel_requested=False)
+
+
+def _job(lease: float, claimed_at: float) -> BaseJob:
+    claim = ClaimedJob(*[None] * len(ClaimedJob._fields))._replace(
+        job_id=1, lease_token=1, locked_for=timedelta(seconds=lease)
+    )
+    return BaseJob(claim, SimpleNamespace(worker="w"), claimed_at)
+
+
+def _heart(
+    monkeypatch: pytest.MonkeyPatch,
+    beat: Callable[[], list[JobHeartbeat]],
+    on_change: Callable[[BaseJob], None] = lambda job: None,
+) -> Heart:
+    """Make a heart whose database answers with what *beat* returns or raises."""
+    connection = SimpleNamespace(close=lambda: None)
+    answers = SimpleNamespace(heartbeat_jobs=lambda *args, **kwargs: beat())
+    monkeypatch.setattr("rota._heart.Client", lambda _: answers)
+    return Heart(lambda: connection, Outage(), on_change)
+
+
+def test_a_claim_that_was_long_under_way_makes_no_lease_longer(
+    client: Client, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = rota.AsyncClient.claim_jobs
+    left: list[float] = []
+    registry = Registry()
+    registry.add("look", lambda job: left.append(job.seconds_left))
+
+    async def answer_late(*args: Any) -> Any:
+        claims = await original(*args)
+        await asyncio.sleep(0.3)
+        return claims
+
+    monkeypatch.setattr(rota.AsyncClient, "claim_jobs", answer_late)
+    client.enqueue("look", lease=timedelta(minutes=1))
+    drain(registry)
+
+    assert len(left) == 1
+    assert left[0] <= 59.7
+
+
+def test_two_heartbeats_may_get_lost_before_a_lease_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heart, job = _heart(monkeypatch, lambda: [BEATEN]), _job(lease=30.0, claimed_at=100.0)
+    heart.add([job])
+
+    assert heart._due == {job: pytest.approx(110.0)}
+
+
+@pytest.mark.parametrize(("answer", "left"), [(BEATEN, 15.0), (LOCKED, 10.0)])
+def test_a_heartbeat_extends_from_when_it_was_sent_and_only_what_was_not_locked(
+    monkeypatch: pytest.MonkeyPatch, answer: JobHeartbeat, left: float
+) -> None:
+    """The database gave the lease when it was asked or later; nobody knows when."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def answer_late() -> list[JobHeartbeat]:
+        nonlocal now
+        now += 5.0
+        return [answer]
+
+    heart, job = _heart(monkeypatch, answer_late), _job(lease=20.0, claimed_at=95.0)
+    heart.add([job])
+    heart._beat([job])
+
+    assert now == 105.0
+    assert job.seconds_left == left
+
+
+@pytest.mark.parametrize("is_settling", [True, False])
+def test_a_job_that_is_gone_is_lost_unless_its_end_is_just_reported(
+    monkeypatch: pytest.MonkeyPatch, is_settling: bool
+) -> None:
+    told: list[BaseJob] = []
+    heart = _heart(monkeypatch, lambda: [LOST], told.append)
+    job = _job(lease=20.0, claimed_at=time.monotonic())
+    job.is_settling = is_settling
+    heart.add([job])
+    heart._beat([job])
+
+    assert told == ([] if is_settling else [job])
+    assert job.is_told_lost is not is_settling
+
+
+def test_heartbeats_go_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    is_beaten = threading.Event()
+
+    def fail_once() -> list[JobHeartbeat]:
+        calls.append(time.monotonic())
+        if len(calls) == 1:
+            raise psycopg.OperationalError("the connection was cut")
+        is_beaten.set()
+        return [BEATEN]
+
+    heart = _heart(monkeypatch, fail_once)
+    heart.start()
+    heart.add([_job(lease=0.3, claimed_at=time.monotonic())])
+
+    assert is_beaten.wait(30)
+    heart.stop()
+    heart.join(30)
+
+
+def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_do(
+    client: Client, background: Background
+) -> None:
+    registry = Registry()
+    started, ended = threading.Event(), threading.Event()
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    job_id = client.enqueue("waits", lease=timedelta(seconds=3)).job_id
+    background(registry, concurrency=1, listen=False, poll_interval=60.0, tick_interval=60.0)
+    assert started.wait(30)
+    client.retry_job(job_id, is_forced=True)
+    client.cancel_job(job_id)
+
+    assert ended.wait(30)
