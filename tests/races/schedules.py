@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from races.pairs import Game
+from races.game import Game
 
 
 def _schedule(text: str, **arguments: str) -> str:
@@ -45,8 +45,6 @@ PASSED_OVER: dict[str, list[Any]] = {
     "recheck": [{"is_null": False}],
     "claim": [],
 }
-REFUSALS = {"RT001", "RT002", "RT003", "RT005", "RT006", "RT008", "RT014"}
-
 _FIRE = "select rota._fire_schedules(1000)"
 _CHECK = "select rota._recheck(1000)"
 _NOW = "select rota.run_schedule_now('s')"
@@ -94,15 +92,15 @@ SCHEDULES = Game(
     OPERATIONS,
     STATES,
     PASSED_OVER,
-    REFUSALS,
-    (
+    settle=(
         _FIRE,
         "update rota_test.clock set stopped_at = stopped_at + interval '1 second'",
         _CHECK,
     ),
     # What is due before a change is fired first; a claim takes the notes that are there.
-    {
-        **{name: "tick" for name in OPERATIONS if name.startswith("schedule")},
-        "claim": "recheck",
+    fronts={
+        **{name: ("tick",) for name in OPERATIONS if name.startswith("schedule")},
+        "claim": ("recheck",),
     },
+    warnings=("'no schedule'",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -10,6 +11,7 @@ from conftest import Clock
 
 from invariants import check_invariants
 from races.harness import Session, call
+from races.instrument import ARM, DISARM, GATE, instrument
 
 QUEUES = ["default", "mail", "reports"]
 
@@ -67,6 +69,30 @@ def test_claims_of_many_queues_in_other_orders_never_wait(a: Session, b: Session
         second = claim(b, 15, queues=QUEUES[::-1])
 
     assert len({*first, *second}) == 30
+
+
+def test_claim_of_many_queues_takes_nothing_that_was_taken_while_it_looked(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A claims and is stopped at each of its statements; B claims all it gets and commits."""
+    instrument(db)
+
+    for stop in count(1):
+        enqueue(b, 2, QUEUES[:2])
+        db.execute("select pg_advisory_lock(%s)", [GATE])
+        a.fetch(ARM, [stop])
+        pending = a.start(*call("claim_jobs", worker="w", queues=QUEUES[:2], max_jobs=2))
+        is_stopped = pending.wait_settled()
+        taken = claim(b, 2, queues=QUEUES[:2])
+        db.execute("select pg_advisory_unlock(%s)", [GATE])
+        got = [row[0] for row in pending.result()]
+        a.fetch(DISARM)
+
+        assert len({*taken, *got}) == len(taken) + len(got) == 2
+        db.execute("delete from rota.jobs")
+        if not is_stopped:
+            break
+    assert stop > 3
 
 
 def test_claim_takes_a_job_that_was_just_retried_by_another(a: Session, b: Session) -> None:

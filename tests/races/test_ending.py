@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -108,6 +109,19 @@ def test_heartbeat_in_time_keeps_the_job_from_the_sweep(
 
     assert b.fetch(*SWEEP) == [(0,)]
     assert status(b) == [("running", 1)]
+
+
+def test_heartbeat_gives_a_full_lease_after_a_wait(
+    a: Session, b: Session, job: Claimed, clock: Clock
+) -> None:
+    """A holds the row; B beats and waits for an hour; A commits; the lease begins then."""
+    with a.transaction():
+        a.fetch(*call("set_priority", job_id=job.job_id, priority=1))
+        pending = b.start(*call("heartbeat", **job.ref, lease="1 minute"))
+        pending.wait_blocked(by=a)
+        now = clock.advance("1 hour")
+
+    assert pending.result() == [(now + timedelta(minutes=1), False)]
 
 
 def test_heartbeat_waits_for_an_open_sweep_and_is_refused(

@@ -9,8 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from races.bench import Bench
+from races.game import choose
 from races.instrument import instrument, mutate
-from races.pairs import OPERATIONS, STATES, Bench, choose
+from races.pairs import KEYS, OPERATIONS, STATES
 
 SEED = 20260301
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -19,7 +21,7 @@ Connect = Callable[..., psycopg.Connection[Any]]
 @pytest.fixture
 def bench(connect: Connect) -> Iterator[Bench]:
     instrument(connect())
-    with closing(Bench(connect)) as bench:
+    with closing(Bench(connect, KEYS)) as bench:
         yield bench
 
 
@@ -29,14 +31,14 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
 ) -> None:
     """A is stopped before each of its statements in turn; B does all of its own meanwhile."""
     bench.has_hint = has_hint
-    runs = [run for pair in choose(SEED, 40) for run in bench.play_pair(*pair)]
+    runs = [run for pair in choose(SEED, 40, KEYS) for run in bench.play_pair(*pair)]
 
     assert ["\n".join([str(run), *run.problems]) for run in runs if run.problems] == []
     assert len(runs) > 150
 
 
 def test_pauses_leave_what_the_operations_do_as_it_was(connect: Connect) -> None:
-    with closing(Bench(connect)) as bench:
+    with closing(Bench(connect, KEYS)) as bench:
         before = [bench.play_in_turn(s, ("a", name)) for s in STATES for name in OPERATIONS]
         instrument(connect())
         bench.forget()
@@ -60,7 +62,7 @@ def test_a_lock_that_is_missing_is_found(
     mutate(connect(), function, "for update;", ";")
     instrument(connect())
 
-    with closing(Bench(connect)) as bench:
+    with closing(Bench(connect, KEYS)) as bench:
         runs = list(bench.play_pair(state, first, second))
 
     assert [run.place for run in runs if run.problems] != []

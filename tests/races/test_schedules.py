@@ -12,9 +12,10 @@ import psycopg
 import pytest
 from conftest import Clock
 
+from races.bench import Bench
+from races.game import choose
 from races.harness import Session, call
 from races.instrument import instrument, mutate
-from races.pairs import Bench, choose
 from races.schedules import SCHEDULES
 
 SEED = 20260328

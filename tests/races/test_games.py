@@ -1,0 +1,137 @@
+"""All games in small: that they play every function that writes, and would notice a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from typing import Any
+
+import psycopg
+import pytest
+
+from races.bench import Bench
+from races.game import choose
+from races.games import GAMES, known_reason, pairs_of_functions
+from races.instrument import instrument, mutate
+from races.world import WORLD
+
+SEED = 20261122
+WRITING = """
+    select p.proname
+    from pg_proc as p
+    where p.pronamespace = 'rota'::regnamespace
+      and p.proname !~ '^_'
+      and p.provolatile = 'v'
+      and p.prorettype <> 'trigger'::regtype
+"""
+# Where there is no pg_cron; with it they write to its tables alone.
+NOT_HERE = {"start ticker"}
+Connect = Callable[..., psycopg.Connection[Any]]
+
+
+def test_every_function_that_writes_meets_every_other_in_the_world(
+    db: psycopg.Connection[Any],
+) -> None:
+    """A new function needs a line in world.py, and one in the game of what it touches."""
+    writing = {name for (name,) in db.execute(WRITING)}
+
+    played = pairs_of_functions((WORLD, a, b) for _, a, b in choose(0, None, WORLD))
+
+    assert played >= {frozenset(pair) for pair in combinations_with_replacement(writing, 2)}
+    assert len(played) > 1000
+
+
+@pytest.mark.parametrize("name", ["lines", "runs", "ledger", "world"])
+def test_no_two_operations_at_once_break_anything(connect: Connect, name: str) -> None:
+    """A is stopped before one of its statements, or at its end; B does all of its own."""
+    # To make a state takes longer than to play in it.
+    states = [*GAMES[name].states.items()][1:4]
+    game = replace(GAMES[name], states=dict(states), max_stops=1)
+    instrument(connect())
+
+    with closing(Bench(connect, game)) as bench:
+        runs = [run for pair in choose(SEED, 4, game) for run in bench.play_pair(*pair)]
+
+    found = [run for run in runs if run.problems and not known_reason(run)]
+    assert ["\n".join([str(run), *run.problems]) for run in found] == []
+    assert len(runs) > 6
+
+
+def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Connect) -> None:
+    refused = set()
+    instrument(connect())
+    with closing(Bench(connect, WORLD)) as bench:
+        for name in WORLD.operations:
+            answers = (bench.play_in_turn(state, ("a", name)).a for state in WORLD.states)
+            if not any(answer.startswith(("[", "null")) for answer in answers):
+                refused.add(name)
+
+    assert refused <= NOT_HERE
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "old", "new", "state", "first", "second"),
+    [
+        (
+            "runs", "define_pipeline",
+            "lock table rota.pipeline_stages in share row exclusive mode", "null",
+            "none", "define more", "define less",
+        ),
+        (
+            "lines", "_depend", "for key share", "",
+            "running", "enqueue after", "finish",
+        ),
+        (
+            "world", "sweep_stale_leases", "max_jobs, false)", "max_jobs / 0, false)",
+            "a lease is over", "enqueue", "tick",
+        ),
+    ],
+)  # fmt: skip
+def test_a_guard_that_is_missing_is_found(
+    connect: Connect,
+    name: str,
+    function: str,
+    old: str,
+    new: str,
+    state: str,
+    first: str,
+    second: str,
+) -> None:
+    mutate(connect(), function, old, new)
+    instrument(connect())
+
+    game = replace(GAMES[name], states={state: GAMES[name].states[state]})
+
+    with closing(Bench(connect, game)) as bench:
+        runs = list(bench.play_pair(state, first, second))
+
+    assert [run.place for run in runs if run.problems and not known_reason(run)] != []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "state", "first", "second"),
+    [
+        ("runs", "running", "rerun", "fail for good"),
+        ("runs", "dead", "start after", "rerun"),
+        ("runs", "none", "drop", "drop"),
+        ("world", "a run is dead", "resume key", "rerun from"),
+        ("world", "a run is under way", "tick alone", "finish"),
+    ],
+)
+def test_a_known_fault_is_still_there(
+    connect: Connect, name: str, state: str, first: str, second: str
+) -> None:
+    """When one is mended, its pattern leaves KNOWN in games.py, and its line here goes."""
+    instrument(connect())
+
+    states = {state: GAMES[name].states[state]}
+    game = replace(GAMES[name], states=states, max_stops=1000)
+
+    with closing(Bench(connect, game)) as bench:
+        runs = list(bench.play_pair(state, first, second))
+
+    assert [known_reason(run) for run in runs if run.problems] != []
+    assert all(known_reason(run) for run in runs if run.problems)
