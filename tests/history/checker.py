@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from history import rules_keys, rules_lease, rules_life, rules_time, rules_whole
+from history import replay, rules_keys, rules_lease, rules_life, rules_time, rules_whole
 from history.context import Context, Problem
 from history.events import events
 from history.promise import ELSEWHERE, PROMISE, Violation
@@ -26,10 +26,17 @@ STORIES = 3
 """So many stories are told for each promise; more of the same help nobody."""
 
 
-def check(folder: Path | str) -> Context:
-    """Return what is wrong with the history in a folder, and how much was looked at."""
+def check(
+    folder: Path | str, *, general: frozenset[str] = frozenset(), stories: int = STORIES
+) -> Context:
+    """Return what is wrong with the history in a folder, and how much was looked at.
+
+    *general* are errors that any call may have met besides the usual ones, for what was done to
+    the server; so many *stories* are told for each promise.
+    """
     began = time.monotonic()
-    reader, context = Reader(Path(folder)), Context()
+    reader = Reader(Path(folder))
+    context = Context(general=rules_whole.GENERAL | general, stories=stories)
     context.last_dump = len(list(Path(folder).glob("rows-*.ndjson")))
     with tempfile.TemporaryDirectory() as work, _uncollected():
         jobs, things = Sorter(Path(work), "jobs"), Sorter(Path(work), "things")
@@ -66,6 +73,7 @@ def _deal_rows(reader: Reader, context: Context, jobs: Sorter, things: Sorter) -
             jobs.add(row["id"], ("row", (number, table, row)))
         elif table == "job_errors" and is_last:
             jobs.add(row["job_id"], ("error", row))
+            context.counts["run out"] += row.get("error_type") == "lease_expired"
         elif table == "fires" and is_last:
             name = f"fire {row['definition']} at {row['scheduled_for']}"
             things.add(name, ("fire", row.get("job_id")))
@@ -85,6 +93,7 @@ def _deal_operations(reader: Reader, context: Context, jobs: Sorter) -> None:
         for promise, problem in rules_whole.note(operation, context):
             _add(context, promise, problem, f"call of {operation.who}", lambda: "")
         for event in events(operation):
+            context.counts["stale"] += event.token > 0 and event.outcome == "refused"
             jobs.add(event.job_id, ("event", tuple(event)))
 
 
@@ -94,7 +103,7 @@ def _check_story(story: Story, context: Context, things: Sorter) -> None:
     def tell() -> str:
         return story.tell(context.skew)
 
-    for rules in (rules_lease, rules_life, rules_time):
+    for rules in (rules_lease, rules_life, rules_time, replay):
         _note(context, rules.check(story, context), subject, tell)
     _note(context, rules_keys.note(story, context, things), subject, tell)
 
@@ -110,7 +119,7 @@ def _add(
     context: Context, promise: str, problem: str, subject: str, tell: Callable[[], str]
 ) -> None:
     context.broken[promise] += 1
-    if context.broken[promise] <= STORIES:
+    if context.broken[promise] <= context.stories:
         context.violations.append(Violation(promise, problem, subject, tell()))
 
 
@@ -122,6 +131,7 @@ def summary(context: Context) -> list[str]:
     lines = [
         f"{counts['operations']:,} operations on {counts['jobs']:,} jobs in {seconds:.1f} s",
         ", ".join(f"{counts[name]:,} {name}" for name in names),
+        f"{counts['replayed']:,} grants and reports replayed through the protocol of leases",
     ]
     for promise, sentence in PROMISE.items():
         looked, broken = context.looked[promise], context.broken[promise]

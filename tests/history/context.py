@@ -31,6 +31,9 @@ class Unknown:
 class Context:
     """One history as a whole."""
 
+    general: frozenset[str] = frozenset()
+    """Errors that any call may meet."""
+    stories: int = 3
     last_dump: int = 0
     is_drained: bool = False
     skew: int = 0

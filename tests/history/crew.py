@@ -1,6 +1,6 @@
 """Recorded worker processes that are killed and frozen, and a producer that is recorded too.
 
-    play(url, folder, ...)      a run of some seconds; its history is then in the folder
+    play(url, folder, ...)      a run with some faults; its history is then in the folder
 
 When the faults are over, it is calm until all jobs have ended, or could have.
 """
@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,7 +41,7 @@ class Crew:
         self._folder = folder
         self._environment = {**os.environ, "DATABASE_URL": url, VARIABLE: str(folder)}
         self._processes = [self._start(number) for number in range(count)]
-        self._frozen: dict[int, float] = {}
+        self._frozen: dict[int, threading.Timer] = {}
         self.killed = self.frozen = 0
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
@@ -61,27 +62,37 @@ class Crew:
         """Kill one; one time in four freeze it until its leases are over."""
         number = dice.randrange(len(self._processes))
         process = self._processes[number]
-        if dice.random() < 0.25 and number not in self._frozen:
-            process.send_signal(signal.SIGSTOP)
-            self._frozen[number] = time.monotonic() + 1.5 * LEASE
-            self.frozen += 1
+        is_frozen = number in self._frozen and self._frozen[number].is_alive()
+        if dice.random() < 0.25 and not is_frozen:
+            self._freeze(number)
             return
-        self._frozen.pop(number, None)
         process.kill()
         process.wait()
         self._processes[number] = self._start(number)
         self.killed += 1
 
-    def thaw(self, *, everybody: bool = False) -> None:
-        """Let those go on that have been frozen for long enough."""
-        for number, until in list(self._frozen.items()):
-            if everybody or time.monotonic() >= until:
-                del self._frozen[number]
-                self._processes[number].send_signal(signal.SIGCONT)
+    def _freeze(self, number: int) -> None:
+        """Stop one until its leases are over.
+
+        A thread lets it go on: whoever hurts them may be waiting for what it has locked.
+        """
+        process = self._processes[number]
+        timer = threading.Timer(1.5 * LEASE, process.send_signal, [signal.SIGCONT])
+        process.send_signal(signal.SIGSTOP)
+        self._frozen[number] = timer
+        timer.start()
+        self.frozen += 1
+
+    def thaw(self) -> None:
+        """Let all of them go on."""
+        for timer in self._frozen.values():
+            timer.cancel()
+        for process in self._processes:
+            process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End all of them, by force those that do not go."""
-        self.thaw(everybody=True)
+        self.thaw()
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -95,11 +106,17 @@ class Producer:
     """Enqueues a few jobs at a time; some have keys, a delay, or are taken back."""
 
     def __init__(self, url: str, dice: random.Random) -> None:
-        self._connection = psycopg.connect(url, autocommit=True)
+        # Rather an error than a run that never ends.
+        self._connection = psycopg.connect(
+            url, autocommit=True, options=f"-c statement_timeout={PATIENCE:.0f}s"
+        )
         self._dice = dice
 
     def step(self) -> None:
-        """Put some jobs in."""
+        """Put some jobs in, unless there are more than can be done soon."""
+        live = self._connection.execute("select count(*) from rota.jobs").fetchone()
+        if live and live[0] > 100:
+            return
         jobs = [self._make() for _ in range(self._dice.randint(1, 4))]
         with self._connection.transaction():
             Client(self._connection).enqueue_many(jobs)
@@ -130,32 +147,31 @@ class Producer:
         self._connection.close()
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
+def wait_until(condition: Callable[[], bool], every: float = 0.1) -> bool:
     """Return whether a condition comes true within the time that there is."""
     until = time.monotonic() + PATIENCE
     while not (is_true := condition()) and time.monotonic() < until:
-        time.sleep(0.1)
+        time.sleep(every)
     return is_true
 
 
-def play(
-    url: str, folder: Path, *, seconds: float = 6.0, workers: int = 3, seed: int = 1
-) -> Crew:
-    """Record a run with a fault about every half a second; dump while it runs, and after."""
+def play(url: str, folder: Path, *, faults: int = 8, workers: int = 3, seed: int = 1) -> Crew:
+    """Record a run with so many faults, each when all are at work; dump in it and after it."""
     folder.mkdir(exist_ok=True)
     record(folder)
     dice = random.Random(seed)
     crew, producer = Crew(url, folder, workers), Producer(url, dice)
+
+    def has_worked() -> bool:
+        producer.step()
+        return time.monotonic() > since + 0.5 and producer.sees(crew.pids)
+
     try:
-        began = hurt_at = time.monotonic()
-        while time.monotonic() < began + seconds:
-            producer.step()
-            crew.thaw()
-            if time.monotonic() - hurt_at > 0.5:
-                hurt_at = time.monotonic()
-                crew.hurt(dice)
-            time.sleep(0.02)
-        crew.thaw(everybody=True)
+        for _ in range(faults):
+            since = time.monotonic()
+            wait_until(has_worked, every=0.02)
+            crew.hurt(dice)
+        crew.thaw()
         dump(url, folder)
         # The new ones need their time to come to work.
         wait_until(lambda: producer.sees(crew.pids))

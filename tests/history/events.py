@@ -102,6 +102,7 @@ def _single(operation: Operation, act: str) -> Event:
         facts["error"] = operation.error
     if act == "fail":
         facts["retry_in"] = arguments.get("retry_in")
+        facts["is_fatal"] = arguments.get("is_fatal")
     elif act == "heartbeat":
         facts["lease"] = arguments.get("lease")
     return _event(operation, arguments["job_id"], act, arguments["lease_token"], facts)

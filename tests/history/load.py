@@ -27,14 +27,14 @@ MEMORY = 8
 
 
 class Player(threading.Thread):
-    """One session that takes random steps until a moment."""
+    """One session that takes random steps until a moment, and so many at least."""
 
-    def __init__(self, url: str, number: int, seed: int, until: float) -> None:
+    def __init__(self, url: str, number: int, seed: int, until: float, steps: int) -> None:
         super().__init__(name=f"player-{number}")
         self._connection = psycopg.connect(url, autocommit=True)
         self._client = Client(self._connection)
         self._dice = random.Random(f"{seed} {number}")
-        self._until = until
+        self._until, self._steps = until, steps
         self._held: list[tuple[int, int]] = []
         self.error: BaseException | None = None
 
@@ -42,7 +42,8 @@ class Player(threading.Thread):
         """Take steps; what the database refuses is in the history."""
         steps = [self._enqueue, self._claim, self._speak, self._sweep]
         try:
-            while time.monotonic() < self._until:
+            while self._steps > 0 or time.monotonic() < self._until:
+                self._steps -= 1
                 step = self._dice.choices(steps, [30, 25, 40, 5])[0]
                 with suppress(RotaError, psycopg.Error):
                     step()
@@ -116,14 +117,20 @@ class Player(threading.Thread):
 
 
 def play(
-    url: str, folder: Path, *, seconds: float = 1.5, players: int = 4, seed: int = 1
+    url: str,
+    folder: Path,
+    *,
+    seconds: float = 1.5,
+    steps: int = 250,
+    players: int = 4,
+    seed: int = 1,
 ) -> None:
     """Record a load, let every job come to its end, and dump the rows."""
     folder.mkdir(exist_ok=True)
     record(folder)
     try:
         until = time.monotonic() + seconds
-        crew = [Player(url, number, seed, until) for number in range(players)]
+        crew = [Player(url, number, seed, until, steps) for number in range(players)]
         for player in crew:
             player.start()
         for player in crew:
@@ -137,7 +144,7 @@ def play(
     dump(url, folder, is_drained=is_drained)
 
 
-def drain(url: str, patience: float = 3.0) -> bool:
+def drain(url: str, patience: float = 60.0) -> bool:
     """Finish what is left; return whether that was possible."""
     until = time.monotonic() + patience
     with psycopg.connect(url, autocommit=True) as connection:

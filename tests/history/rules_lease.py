@@ -55,7 +55,7 @@ def _rows_growth(story: Story) -> Problems:
         yield "I2", f"the row has token {last}, but {story.leases[-1].token} was given out"
 
 
-def _until(story: Story, lease: Lease, before: int) -> int:
+def lasts_until(story: Story, lease: Lease, before: int) -> int:
     """Return until when a lease lasted at least, as far as was asked for before a moment."""
     if lease.grant is None:
         return 0
@@ -90,12 +90,12 @@ def _overlap(story: Story, lease: Lease, following: Lease | None) -> Problems:
     if following and (moment := _granted_at(following)):
         grant = following.grant
         before = grant.ended if grant and grant.outcome == "ok" and grant.ended else FAR
-        early = _until(story, lease, before) - moment
+        early = lasts_until(story, lease, before) - moment
         if early > 0 and not story.may_have_ended(lease.token, before):
             yield "I1", f"token {following.token} was granted {early} us before the lease ended"
     if lease.error and lease.error.get("error_type") == "lease_expired":
         # A heartbeat that nobody was refused was before the sweep, so all of them count.
-        early = _until(story, lease, FAR) - lease.error["failed_at"]
+        early = lasts_until(story, lease, FAR) - lease.error["failed_at"]
         if early > 0:
             yield "I1", f"the lease {lease.token} was taken back {early} us before its end"
 

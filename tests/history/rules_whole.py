@@ -25,7 +25,7 @@ def note(operation: Operation, context: Context) -> Problems:
     context.counts[operation.outcome] += 1
     if operation.error:
         context.looked["I12"] += 1
-        known = GENERAL | context.documented.get(function, set())
+        known = context.general | context.documented.get(function, set())
         is_code = len(operation.error) == 5
         if is_code and operation.error not in known and context.documented:
             yield "I12", f"{function} was refused with {operation.error}"

@@ -158,3 +158,30 @@ def a_lease_that_nobody_asked_for(s: Scroll) -> None:
     s.enqueue(1)
     s.error(1, 100, 60, error_type="lease_expired", worker="nobody")
     s.live(1, 100, "failed", attempts=1)
+
+
+@breaks("I6")
+def a_last_attempt_that_is_told_to_be_tried_again(s: Scroll) -> None:
+    s.enqueue(1)
+    for attempt in (1, 2, 3):
+        due = 0 if attempt == 1 else attempt * 200 - 89.5
+        s.claim(1, attempt, attempt * 200, attempt=attempt, run_at=due)
+        s.fail(1, attempt, attempt * 200 + 10, attempt=attempt)
+    s.live(1, 3, "failed", attempts=3, run_at=moment(710.5))
+
+
+@breaks("I8")
+def a_failure_that_left_a_job_running(s: Scroll) -> None:
+    s.enqueue(1)
+    s.claim(1, 100, 10)
+    s.fail(1, 100, 20)
+    s.live(1, 100, "running", attempts=1, locked_by="w", locked_until=moment(60))
+
+
+@breaks("I12")
+def a_finish_that_is_refused_while_the_lease_lasts(s: Scroll) -> None:
+    s.enqueue(1)
+    s.claim(1, 100, 10)
+    s.finish(1, 100, 20, error="RT002")
+    s.finish(1, 100, 30)
+    s.ended(1, 100)

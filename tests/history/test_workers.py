@@ -11,6 +11,7 @@ from history.checker import check, summary
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_killed_and_frozen_workers_keep_every_promise(dsn: str, tmp_path: Path) -> None:
     played = crew.play(dsn, tmp_path)
 

@@ -1,11 +1,14 @@
 """A database that is called a thousand times a second and shows all its rows after each call.
 
-A call and the look at the tables are one statement, so a step is one round trip.  The clock is
-a setting of the session.  One database serves all examples and is emptied between them.
+The clock, a call and the look at the tables are one prepared statement, so a step is one round
+trip.  A call that is refused leaves no other rows than there were, which is PostgreSQL's own
+promise; the next call shows whether it is true.  One database serves all examples and is
+emptied between them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
-from psycopg.types.json import Jsonb
+from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
 
 from model.rows import Seen
 
@@ -22,11 +25,8 @@ EMPTIED = (
     *("jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys", "rechecks"),
     *("job_definitions", "fires", "stuck_keys", "effects", "dependencies"),
 )
-# Delays are drawn by chance, and each example shall be the same again.
-SETTINGS = """
-    set client_min_messages = error; set jit = off; set synchronous_commit = off;
-    select setseed(0)
-"""
+# Claims leave hints in settings of their session, and each example shall be the same again.
+SETTINGS = "set client_min_messages = error; set jit = off; set synchronous_commit = off"
 CLOCK = """
 create or replace function rota.now()
     returns timestamptz
@@ -112,17 +112,26 @@ def columns(text: str) -> str:
     return re.sub(r"\{(\w+)\}", r"(date_part('epoch', r.\1) * 1e6)::bigint", text)
 
 
-def look() -> str:
+def helpers() -> str:
+    """Return the functions that look at all tables, and empty them."""
     parts = [
         f"'{table}', (select coalesce(json_agg(json_build_array({columns(shown)})), '[]')"
         f" from rota.{table} as r)"
         for table, shown in SHOWN.items()
     ]
+    deletions = "; ".join(f"delete from rota.{table}" for table in EMPTIED)
     return f"""
         create schema model;
         create function model.look() returns json language plpgsql as $$
         begin
             return json_build_object({", ".join(parts)});
+        end;
+        $$;
+        create function model.empty() returns void language plpgsql as $$
+        begin
+            {deletions};
+            -- Delays are drawn by chance, and each example shall be the same again.
+            perform setseed(0);
         end;
         $$;
     """
@@ -132,87 +141,96 @@ class Database:
     """One session, and all that can be seen after each of its calls."""
 
     def __init__(self, url: str) -> None:
-        self.db = psycopg.connect(url, autocommit=True, prepare_threshold=0)
-        self.db.prepared_max = 1000
+        self.db = psycopg.connect(url, autocommit=True)
         self.db.execute(CLOCK)
-        self.db.execute(look(), prepare=False)
-        self.examples = self.calls = 0
+        self.db.execute(helpers())
+        self.examples = self.calls = self.now = 0
         self.shown: dict[str, Any] = {}
-        self._queries: dict[tuple[str, ...], str] = {}
+        self._before: dict[str, Any] = {}  # what was shown when the open transaction began
+        self._names: dict[tuple[str, ...], bytes] = {}
         self.empty()
 
     def empty(self) -> None:
         """Let nothing be left of the example before but the numbers of the ids."""
         self.rollback()
-        deletions = "; ".join(f"delete from rota.{table}" for table in EMPTIED)
-        self.db.execute(f"reset all; {SETTINGS}; {deletions}", prepare=False)
+        self._run(f"reset all; {SETTINGS}; select model.empty()")
+        self.shown = {table: [] for table in SHOWN}
         self.examples += 1
         if self.examples % 20 == 0:
-            self.db.execute(f"vacuum {', '.join(f'rota.{table}' for table in EMPTIED)}")
-
-    def set_clock(self, now: int) -> None:
-        self.db.execute("select set_config('model.now', %s, false)", [str(now)])
+            self._run(f"vacuum {', '.join(f'rota.{table}' for table in EMPTIED)}")
 
     def begin(self) -> None:
-        self.db.execute("begin")
+        self._before = self.shown
+        self._run("begin")
 
     def commit(self) -> None:
-        self.db.execute("commit")
+        self._run("commit")
 
     def rollback(self) -> None:
-        if self.db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-            self.db.execute("rollback")
+        if self.db.pgconn.transaction_status != TransactionStatus.IDLE:
+            self._run("rollback")
+            self.shown = self._before
 
     def call(self, function: str, **arguments: Any) -> tuple[str, Any]:
         """Return the SQLSTATE, empty if all went well, and the rows of the answer."""
         self.calls += 1
-        names = (function, *arguments)
-        query = self._queries.get(names)
-        if query is None:
-            query = self._queries[names] = self._query(function, list(arguments))
-        try:
-            row = self.db.execute(query, {k: given(k, v) for k, v in arguments.items()})
-            answer, self.shown = row.fetchone()  # type: ignore[misc]
-        except psycopg.Error as error:
+        name = self._names.get((function, *arguments)) or self._prepare(function, [*arguments])
+        texts: list[Any] = [b"%d" % self.now]
+        texts += [_text(name, value) for name, value in arguments.items()]
+        done = self.db.pgconn.exec_prepared(name, texts)
+        if done.status != ExecStatus.TUPLES_OK:
             self.rollback()
-            self.shown = self.db.execute("select model.look()").fetchone()[0]  # type: ignore[index]
-            return error.sqlstate or "?", str(error)
-        return "", answer
+            code = done.error_field(DiagnosticField.SQLSTATE) or b"?"
+            return code.decode(), done.error_message.decode()
+        self.shown = json.loads(done.get_value(0, 2) or b"")
+        return "", json.loads(done.get_value(0, 1) or b"")
+
+    def look(self) -> None:
+        """See the tables once more."""
+        row = self.db.execute("select model.look()").fetchone()
+        self.shown = row[0] if row else {}
 
     def seen(self) -> Seen:
         return Seen(self.shown["jobs"] + self.shown["finished_jobs"])
 
-    def _query(self, function: str, names: list[str]) -> str:
-        said = ", ".join(f"{name} => %({name})s" for name in names)
+    def _prepare(self, function: str, names: list[str]) -> bytes:
+        said = ", ".join(f"{name} => ${n}" for n, name in enumerate(names, 2))
         shown = columns(ANSWERS.get(function, "r"))
-        return f"""
-            select (
+        query = f"""
+            select set_config('model.now', $1, false), (
                 select coalesce(json_agg(json_build_array({shown})), '[]')
                 from rota.{function}({said}) as r
             ), model.look()
         """
+        name = self._names[function, *names] = b"call%d" % len(self._names)
+        done = self.db.pgconn.prepare(name, query.encode())
+        assert done.status == ExecStatus.COMMAND_OK, done.error_message.decode()
+        return name
+
+    def _run(self, command: str) -> None:
+        done = self.db.pgconn.exec_(command.encode())
+        assert done.status in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK), done.error_message
 
 
-def given(name: str, value: Any) -> Any:
-    """The argument as the driver takes it."""
+def _text(name: str, value: Any) -> bytes | None:
+    """The argument as the server reads it."""
     if value is None:
         return None
-    if name in MOMENTS:
-        return EPOCH + timedelta(microseconds=value)
-    if name in DURATIONS:
-        return timedelta(microseconds=value)
     if name == "jobs":
-        return Jsonb([{k: _in_json(k, v) for k, v in job.items()} for job in value])
-    return Jsonb(value) if name in JSONS else value
+        value = [{k: _in_json(k, v) for k, v in job.items()} for job in value]
+    if name in JSONS:
+        value = json.dumps(value)
+    elif name in MOMENTS | DURATIONS:
+        value = _in_json(name, value)
+    elif isinstance(value, list):
+        value = f"{{{','.join('null' if it is None else str(it) for it in value)}}}"
+    return str(value).encode()
 
 
 def _in_json(name: str, value: Any) -> Any:
-    if value is not None and name in MOMENTS | DURATIONS:
-        value = given(name, value)
-        return (
-            value.isoformat() if name in MOMENTS else f"{value / timedelta(microseconds=1)} us"
-        )
-    return value
+    if value is not None and name in MOMENTS:
+        return (EPOCH + timedelta(microseconds=value)).isoformat()
+    return f"{value} us" if value is not None and name in DURATIONS else value
 
 
 @contextmanager

@@ -90,8 +90,8 @@ class Protocol:
         if state.now < self.ticks:
             yield "the clock ticks", state._replace(now=state.now + 1)
         for n, job in enumerate(state.jobs):
-            yield from self._operate(state, n, job)
-        yield from self._sweep(state)
+            yield from self.operate(state, n, job)
+        yield from self.sweep(state)
         yield from self._restore(state)
         may_go_back = not (state.was_restored and self.has("the clock goes on after a restore"))
         if state.now > 1 and state.operations < self.operations and may_go_back:
@@ -105,11 +105,11 @@ class Protocol:
                     if job.status in WAITING and job.claims < self.claims:
                         yield f"a worker sees job {n}", _set(state, which, (n, 0, 0))
             elif worker[2] == 0:
-                yield from self._claim(state, which, worker[0])
+                yield from self.claim(state, which, worker[0])
             else:
-                yield from self._report(state, which, worker)
+                yield from self.report(state, which, worker)
 
-    def _claim(self, state: State, which: int, n: int) -> Iterator[tuple[str, State]]:
+    def claim(self, state: State, which: int, n: int) -> Iterator[tuple[str, State]]:
         job = state.jobs[n]
         if self.has("a claim looks again under the lock") and job.status not in WAITING:
             yield f"job {n} is gone before the claim", _set(state, which, IDLE)
@@ -135,7 +135,7 @@ class Protocol:
         yield f"job {n} is claimed with token {token}", _set(state, which, held)
         yield f"... and the answer is lost, job {n}, {token}", _set(state, which, IDLE)
 
-    def _report(
+    def report(
         self, state: State, which: int, lease: tuple[int, int, int]
     ) -> Iterator[tuple[str, State]]:
         n, token, claim = lease
@@ -186,7 +186,7 @@ class Protocol:
             raise Wrong(f"job {n} has ended and is to run again")
         return job._replace(status=status, owner=0, deadline=0)
 
-    def _sweep(self, state: State) -> Iterator[tuple[str, State]]:
+    def sweep(self, state: State) -> Iterator[tuple[str, State]]:
         if state.sweeper == NOBODY:
             for n, job in enumerate(state.jobs):
                 if job.status == RUNNING and job.deadline < state.now:
@@ -202,7 +202,7 @@ class Protocol:
         else:
             yield f"job {n} is swept", _put(state, n, self._fail(n, job))
 
-    def _operate(self, state: State, n: int, job: Job) -> Iterator[tuple[str, State]]:
+    def operate(self, state: State, n: int, job: Job) -> Iterator[tuple[str, State]]:
         if state.operations == self.operations:
             return
         state = state._replace(operations=state.operations + 1)

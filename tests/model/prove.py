@@ -27,7 +27,8 @@ import psycopg
 from rota._embedded import EmbeddedPostgres
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS))
+# The directory of this file has a module named like the package.
+sys.path[0] = str(TESTS)
 
 from model.database import Database  # noqa: E402
 from model.exploring import explore  # noqa: E402
