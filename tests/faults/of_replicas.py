@@ -1,0 +1,120 @@
+"""Faults of a pair of servers: the primary dies, and its replica takes over.
+
+With a synchronous replica nothing that was told may be lost.  An asynchronous one loses what it
+had not got, and the checker must tell exactly the jobs of that gap: it is the other canary.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from faults.gap import Gap, differences, judge_gap
+from faults.scene import Scene, fault
+from faults.server import Server, free_port
+from history.context import Context
+from history.dump import dump
+
+READ_ONLY = "default_transaction_read_only"
+
+
+class Pair:
+    """A primary and its replica, which change places."""
+
+    def __init__(self, scene: Scene, *, is_synchronous: bool) -> None:
+        self._scene, self._is_synchronous = scene, is_synchronous
+        self._number = 0
+        self.primary = scene.server()
+        self.replica = self.primary  # until there is one
+        self._port = free_port()
+        self.follow()
+        self.url = self.primary.url_of_both(self.replica)
+
+    def follow(self) -> None:
+        """Give the primary a new replica, where the old primary was."""
+        self._number += 1
+        home = self._scene.folder / f"replica-{self._number}"
+        self.replica = self.primary.copy(home, port=self._port)
+        self._scene.stack.callback(self.replica.destroy)
+        if self._is_synchronous:
+            self.primary.configure(synchronous_standby_names="*")
+
+    def cut(self) -> None:
+        """Let the replica get nothing any more."""
+        self.replica.configure(primary_conninfo="")
+
+    @contextmanager
+    def promoted(self) -> Iterator[Server]:
+        """Let the primary die and the replica be it; in the block nobody can write to it.
+
+        The old primary is yielded; it can be started, as nobody else knows its new port.
+        """
+        old, self._port = self.primary, self.primary.port
+        self.replica.configure(**{READ_ONLY: "on"})
+        old.stop(signal.SIGQUIT)
+        self.primary = self.replica
+        self.primary.execute("select pg_promote()")
+        old.port = free_port()
+        try:
+            yield old
+        finally:
+            old.destroy()
+        self.primary.configure(**{READ_ONLY: "off"})
+
+
+@fault("sync", "promotions of a synchronous replica", 10, minutes=2)
+def promote_synchronous(scene: Scene) -> None:
+    """Promote the replica again and again; nobody may notice more than broken lines."""
+    pair = Pair(scene, is_synchronous=True)
+    with scene.load(pair.url) as load:
+        for _ in scene.rounds():
+            load.pause(scene.dice.uniform(1.5, 3.0))
+            with pair.promoted():
+                pass
+            pair.follow()
+
+
+def tell_the_gap(scene: Scene, context: Context) -> list[str]:
+    """Judge by the rows that are missing."""
+    lost, problems = judge_gap(scene.found, scene.history, context)
+    scene.counts["jobs that lost what was told"] = len(lost)
+    return problems
+
+
+@fault("async", "promotions of an asynchronous replica", 10, minutes=2, judge=tell_the_gap)
+def promote_asynchronous(scene: Scene) -> None:
+    """Promote a replica that is behind."""
+    pair = Pair(scene, is_synchronous=False)
+    # A key of a job that was lost is free again, as it should be.
+    with scene.load(pair.url, producer_options={"has_keys": False}) as load:
+        for number in scene.rounds():
+            load.pause(scene.dice.uniform(1.5, 3.0))
+            pair.cut()
+            load.pause(0.3)
+            scene.found.append(_promote(scene, pair, number))
+            pair.follow()
+    scene.counts["jobs in the gaps"] = sum(len(gap.differences) for gap in scene.found)
+
+
+def _promote(scene: Scene, pair: Pair, number: int) -> Gap:
+    folders = [scene.folder / f"{name}-{number}" for name in ("before", "after")]
+    for folder in folders:
+        folder.mkdir()
+    with pair.promoted() as old:
+        old.start()
+        dump(old.url(), folders[0])
+        dump(pair.primary.url(), folders[1])
+        reused = range(_last_id(pair.primary) + 1, _last_id(old) + 1)
+    return Gap(differences(*folders), reused)
+
+
+def _last_id(server: Server) -> int:
+    name = "pg_get_serial_sequence('rota.jobs', 'id')::regclass"
+    with psycopg.connect(server.url()) as db:
+        row = db.execute(
+            f"select coalesce(pg_sequence_last_value({name}), 0)".encode()
+        ).fetchone()
+    return int(row[0]) if row else 0

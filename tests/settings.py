@@ -1,0 +1,65 @@
+"""Run the SQL and race tests under settings that a database may have had for years.
+
+    settings.py [NAME ...] [-- PYTEST-ARGUMENT ...]
+
+The settings are those of faults/of_settings.py; the server of the tests gets them as its own.
+Those that do not mind each other share a run, and if it fails each has one of its own.  A name
+is that of a setting, and then it is alone.  Ends with one line for each run, and with a failure
+if a setting failed.
+"""
+
+# ruff: noqa: T201 -- a command talks to its user
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS))
+
+from matrix import run_pytest  # noqa: E402
+
+from faults.of_settings import SETTINGS  # noqa: E402
+
+# Without dates, intervals and arrays: psycopg can read no other style than its own in text, nor
+# send a null in an array, and text is what the tests speak; and without a search path, as they
+# make tables of their own.  `make faults` has all of them.
+BUNDLES: tuple[tuple[str, ...], ...] = (
+    ("time zone", "few digits", "null equals"),
+    ("old strings",),
+    ("generic plans", "deferrable", "variables"),
+    ("no triggers", "no indexes"),
+    ("serializable",),
+    ("compiled",),
+)
+Result = tuple[str, bool, str]
+
+
+def run(names: Sequence[str], arguments: list[str]) -> Result:
+    """Run the tests under some settings at once."""
+    told = [f"{name}={value}" for each in names for name, value in SETTINGS[each].items()]
+    print(f"\n--- {', '.join(told)}", flush=True)
+    environment = {**os.environ, "ROTA_TEST_SETTINGS": "\n".join(told)}
+    return ", ".join(names), *run_pytest(environment, arguments or ["sql", "races"])
+
+
+def main(arguments: list[str]) -> int:
+    """Run the tests so often, and tell how it went."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    names, extra = arguments[:split], arguments[split + 1 :]
+    results: list[Result] = []
+    for bundle in [(name,) for name in names] or BUNDLES:
+        results.append(run(bundle, extra))
+        if not results[-1][1] and len(bundle) > 1:
+            results += [run([name], extra) for name in bundle]
+    print()
+    for told, is_well, closing in results:
+        print(f"{'ok' if is_well else 'FAILED':<8}{told}: {closing}")
+    return 0 if all(is_well for _, is_well, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
