@@ -1,0 +1,263 @@
+"""Endings: each of these loses how a job ended, counts it wrongly, or ends what still runs."""
+
+from __future__ import annotations
+
+from mutants.mutant import mutant, sql
+
+ENDINGS = (
+    mutant(
+        "finish-apart",
+        "The job is written to the history first and deleted after it, so two may write it.",
+        "races/test_ending.py",
+        sql(
+            "42_finish",
+            """\
+        delete from rota.jobs as j
+        where j.id = any(_end_jobs.job_ids)""",
+            """\
+        select j.*
+        from rota.jobs as j
+        where j.id = any(_end_jobs.job_ids)""",
+        ),
+        sql(
+            "42_finish",
+            """\
+        returning
+            j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
+            j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key,
+            j.pipeline, j.stage, j.stage_input, j.first_job_id, j.definition,
+            j.scheduled_for, j.run_at, j.attempts, j.lease_token, j.locked_by,
+            j.cancel_requested_at, j.cancel_reason, j.progress_percent, j.progress_message,
+            j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at,
+            j.rerun_payload, j.rerun_run_at, j.rerun_priority
+""",
+            "",
+        ),
+        sql(
+            "42_finish",
+            "    v_over := v_ended;\n",
+            """\
+    delete from rota.jobs as j where j.id = any(v_ended);
+    v_over := v_ended;
+""",
+        ),
+    ),
+    mutant(
+        "finish-without-flush",
+        "The commit of a finish is answered before it is on the disk.",
+        "faults/test_sessions.py",
+        sql(
+            "42_finish",
+            "begin\n    with ended as (",
+            """\
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    with ended as (""",
+        ),
+    ),
+    mutant(
+        "finish-waits-for-a-locked-row",
+        "One row that somebody holds keeps a worker from finishing all its jobs.",
+        "sql/test_42_finish.py client/test_locked_rows.py",
+        sql("42_finish", "finish_jobs.next_stages, true);", "finish_jobs.next_stages);"),
+    ),
+    mutant(
+        "finish-in-the-order-given",
+        "Two batches that share jobs lock them in the order in which they were named.",
+        "sql/test_42_finish.py races/test_load.py",
+        sql(
+            "42_finish",
+            """\
+        delete from rota.jobs as j
+        where j.id = any(_end_jobs.job_ids)""",
+            """\
+        delete from rota.jobs as j
+        using unnest(_end_jobs.job_ids) as i (id)
+        where j.id = i.id""",
+        ),
+    ),
+    mutant(
+        "finish-of-what-waits",
+        "A job that waits is ended as if it ran.",
+        "sql/test_42_finish.py",
+        sql("42_finish", "and j.status = _end_jobs.old_status", "and true"),
+    ),
+    mutant(
+        "rerun-lost",
+        "The run that was asked for while the job ran never comes.",
+        "sql/test_49_keys.py races/test_keys.py",
+        sql(
+            "42_finish",
+            """\
+    where e.rerun_payload is not null;
+    perform""",
+            """\
+    where false;
+    perform""",
+        ),
+    ),
+    mutant(
+        "attempts-counted-by-fail",
+        "An attempt counts when a failure is told, and who dies tells nothing.",
+        "sql/test_41_claim.py sql/test_45_fail.py",
+        sql("41_claim", "least(j.attempts, 2147483646) + 1,", "j.attempts,"),
+        sql("45_fail", "case when v_is_rerun then 0 else j.attempts end", "j.attempts + 1"),
+        sql("45_fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
+    ),
+    mutant(
+        "one-attempt-more",
+        "A job has one attempt more than it may have.",
+        "sql/test_45_fail.py sql/test_41_claim.py",
+        sql("45_fail", "job.attempts >= job.max_attempts", "job.attempts > job.max_attempts"),
+    ),
+    mutant(
+        "fatal-tried-again",
+        "What can never succeed is tried again.",
+        "sql/test_45_fail.py",
+        sql("45_fail", "when _fail_running.is_fatal or job.attempts", "when job.attempts"),
+    ),
+    mutant(
+        "cancelled-tried-again",
+        "A job whose cancel was asked for is tried again when it fails.",
+        "sql/test_44_control.py sql/test_50_sweep.py",
+        sql("45_fail", "when job.cancel_requested_at is not null then 'cancelled'", ""),
+    ),
+    mutant(
+        "failure-told-twice",
+        "A failure that is told again, because the answer was lost, is refused.",
+        "sql/test_45_fail.py client/test_worker.py",
+        sql("45_fail", "and r.status in ('failed', 'dead', 'cancelled')", "and false"),
+    ),
+    mutant(
+        "snooze-burns-the-attempt",
+        "A job that is put off or given back has lost an attempt.",
+        "sql/test_45_fail.py",
+        sql("45_fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
+    ),
+    mutant(
+        "give-back-forgets-the-cancel",
+        "A job whose cancel was asked for is given back and runs again.",
+        "sql/test_45_fail.py sql/test_44_control.py races/test_ending.py",
+        sql("45_fail", "where h.cancel_requested_at is not null;", "where false;"),
+    ),
+    mutant(
+        "give-back-in-the-order-given",
+        "Two that give jobs back lock them in any order.",
+        "races/test_load.py",
+        sql(
+            "45_fail",
+            """\
+        from rota.jobs as j
+        where j.id = any(_give_back.job_ids)
+          and j.lease_token = _give_back""",
+            """\
+        from unnest(_give_back.job_ids) as i (id)
+        join rota.jobs as j on j.id = i.id
+        where true
+          and j.lease_token = _give_back""",
+        ),
+        sql(
+            "45_fail",
+            """\
+        order by j.id
+        for update
+""",
+            """\
+        for update of j
+""",
+        ),
+    ),
+    mutant(
+        "sweep-of-live-leases",
+        "The sweep takes jobs whose lease is not over.",
+        "sql/test_50_sweep.py",
+        sql(
+            "50_sweep",
+            """\
+          and j.locked_until < v_now
+          and j.locked_until >= v_since
+        order by""",
+            """\
+          and j.locked_until >= v_since
+        order by""",
+        ),
+    ),
+    mutant(
+        "sweep-a-moment-early",
+        "A lease that ends this very microsecond is taken back.",
+        "sql/test_50_sweep.py",
+        sql(
+            "50_sweep",
+            """\
+          and j.locked_until < v_now
+          and j.locked_until >= v_since
+        order by""",
+            """\
+          and j.locked_until <= v_now
+          and j.locked_until >= v_since
+        order by""",
+        ),
+    ),
+    mutant(
+        "sweep-without-lock",
+        "A heartbeat that comes while the sweep looks saves the job no more.",
+        "races/test_ending.py",
+        sql("50_sweep", "        for update skip locked\n", ""),
+    ),
+    mutant(
+        "sweep-waits",
+        "The sweep waits for a row that somebody holds, and all others with it.",
+        "sql/test_50_sweep.py races/test_ending.py",
+        sql("50_sweep", "for update skip locked", "for update"),
+    ),
+    mutant(
+        "sweep-stops-at-a-bad-row",
+        "One row that cannot be swept keeps all others.",
+        "sql/test_50_sweep.py sql/test_53_tick.py",
+        sql("50_sweep", "return rota._sweep(sweep_stale_leases.max_jobs, true);", "return 0;"),
+    ),
+    mutant(
+        "sweep-hint-for-ever",
+        "A session never looks again from the first lease on.",
+        "sql/test_41_lane_hint.py",
+        sql(
+            "50_sweep",
+            "v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000",
+            "v_hint[1] > 0",
+        ),
+    ),
+    mutant(
+        "backoff-without-cap",
+        "The next try is put off without bounds.",
+        "sql/test_33_backoff.py",
+        sql("33_backoff", "v_delay := least(v_delay, v_cap / (1 + v_jitter));", "null;"),
+    ),
+    mutant(
+        "backoff-above-its-cap",
+        "The jitter goes beyond the cap.",
+        "sql/test_33_backoff.py",
+        sql("33_backoff", "v_cap / (1 + v_jitter)", "v_cap"),
+    ),
+    mutant(
+        "backoff-without-jitter",
+        "What failed together comes back together.",
+        "sql/test_33_backoff.py",
+        sql("33_backoff", "v_delay * (1 + v_jitter * (2 * random() - 1))", "v_delay"),
+    ),
+    mutant(
+        "backoff-without-bounds",
+        "After a thousand attempts a job that fails cannot even fail.",
+        "sql/test_33_backoff.py",
+        sql("33_backoff", "power(2, least(v_attempt - 1, 62))", "power(2, v_attempt - 1)"),
+    ),
+    mutant(
+        "results-shifted",
+        "Each job of a batch gets the result of the next one.",
+        "sql/test_42_finish.py client/test_worker.py",
+        sql(
+            "42_finish",
+            "(array_position(_end_jobs.job_ids, e.id) - 1)",
+            "array_position(_end_jobs.job_ids, e.id)",
+        ),
+    ),
+)

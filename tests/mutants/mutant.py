@@ -1,0 +1,63 @@
+"""A mutant: the product with one guard taken out, and who should notice.
+
+The text that is taken out must stand in its file once.  So a list that has fallen behind the
+product says so, and no mutant is the product itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """*old* in one file becomes *new*."""
+
+    path: str
+    old: str
+    new: str
+
+    def problem(self, root: Path) -> str | None:
+        """Say why it cannot be applied to the tree at *root*, if it cannot."""
+        try:
+            found = (root / self.path).read_text().count(self.old)
+        except FileNotFoundError:
+            return f"there is no {self.path}"
+        if found != 1:
+            return f"{self.path} has {found} times {self.old!r}"
+        return None if self.old != self.new else f"nothing is changed in {self.path}"
+
+    def apply(self, root: Path) -> None:
+        """Change the file below *root*."""
+        if problem := self.problem(root):
+            raise ValueError(problem)
+        file = root / self.path
+        file.write_text(file.read_text().replace(self.old, self.new))
+        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+            compiled.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """What it *breaks*, in a sentence, and the test files that should tell, likeliest first."""
+
+    name: str
+    breaks: str
+    killers: tuple[str, ...]
+    edits: tuple[Edit, ...]
+
+
+def mutant(name: str, breaks: str, killers: str, *edits: Edit) -> Mutant:
+    """Make a mutant; *killers* are separated by spaces."""
+    return Mutant(name, breaks, tuple(killers.split()), edits)
+
+
+def sql(part: str, old: str, new: str) -> Edit:
+    """Edit a part of the SQL, by its name without the ending."""
+    return Edit(f"sql/{part}.sql", old, new)
+
+
+def client(module: str, old: str, new: str) -> Edit:
+    """Edit a private module of the Python client, by its name without _ and ending."""
+    return Edit(f"python_client/src/rota/_{module}.py", old, new)

@@ -1,0 +1,273 @@
+"""Promises about keys, effects, order, dependencies, limits and schedules, each broken."""
+
+from __future__ import annotations
+
+from mutants.mutant import mutant, sql
+
+ONCE = (
+    mutant(
+        "key-not-unique",
+        "A key has as many live jobs as one likes.",
+        "sql/test_20_tables.py sql/test_40_enqueue.py",
+        sql(
+            "20_tables",
+            "create unique index jobs_idempotency_key_idx",
+            "create index jobs_idempotency_key_idx",
+        ),
+        sql(
+            "40_enqueue",
+            """\
+        on conflict (idempotency_key) where idempotency_key is not null do nothing
+        returning""",
+            """\
+        returning""",
+        ),
+        sql(
+            "40_enqueue",
+            """\
+    order by n.idempotency_key, n.ordinal
+    on conflict (idempotency_key) where idempotency_key is not null do nothing;""",
+            """\
+    order by n.idempotency_key, n.ordinal;""",
+        ),
+    ),
+    mutant(
+        "batch-in-the-order-given",
+        "Two batches that share keys insert them in any order, and wait in a circle.",
+        "races/test_enqueue.py races/test_load.py",
+        sql("40_enqueue", "order by n.idempotency_key, n.ordinal", "order by n.ordinal"),
+    ),
+    mutant(
+        "batch-of-rules-in-the-order-given",
+        "Two batches with rules for shared keys take them in any order.",
+        "races/test_enqueue.py races/test_keys.py",
+        sql("49_keys", "order by m.idempotency_key, m.ordinal", "order by m.ordinal"),
+    ),
+    mutant(
+        "version-seen-twice",
+        "An update of the version that was seen last runs once more.",
+        "sql/test_49_keys.py races/test_keys.py",
+        sql(
+            "49_keys",
+            "coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at",
+            "coalesce(k.source_updated_at, '-infinity') <= excluded.source_updated_at",
+        ),
+    ),
+    mutant(
+        "unique-for-no-time",
+        "A key makes another job before its time is over.",
+        "sql/test_49_keys.py",
+        sql(
+            "49_keys",
+            "coalesce(k.unique_until, '-infinity') <= v_now",
+            "coalesce(k.unique_until, '-infinity') <= 'infinity'",
+        ),
+    ),
+    mutant(
+        "replace-reaches-a-running-job",
+        "A replace makes a running job run again.",
+        "sql/test_49_keys.py",
+        sql("49_keys", "and (j.status <> 'running' or _update_keyed.is_rerun)", "and true"),
+    ),
+    mutant(
+        "cancel-keeps-the-rerun",
+        "A job is cancelled, and the run that was asked for before it comes all the same.",
+        "sql/test_49_keys.py",
+        sql(
+            "44_control",
+            """\
+        -- What was asked for before the cancel is cancelled with it.
+        rerun_payload = null,
+        rerun_run_at = null,
+        rerun_priority = null,
+""",
+            "",
+        ),
+    ),
+    mutant(
+        "effect-not-unique",
+        "The same effect is recorded as often as one likes.",
+        "sql/test_48_effects.py races/test_effects.py",
+        sql("22_effects", "    constraint effects_pkey primary key (scope, key),\n", ""),
+    ),
+    mutant(
+        "effect-taken-from-its-holder",
+        "An effect is done again while its first worker is at it.",
+        "sql/test_48_effects.py races/test_effects.py",
+        sql(
+            "48_effects",
+            "and rota._is_leased(v_effect.job_id, v_effect.lease_token)",
+            "and false",
+        ),
+    ),
+    mutant(
+        "effect-not-locked",
+        "Two that come upon an effect of unknown outcome both do it again.",
+        "races/test_effects.py",
+        sql(
+            "48_effects",
+            """\
+          and e.key = record_effect.key
+        for update;""",
+            """\
+          and e.key = record_effect.key;""",
+        ),
+    ),
+    mutant(
+        "effect-forgotten-in-use",
+        "Retention forgets a record whose effect is just being done.",
+        "sql/test_48_effects.py races/test_effects.py",
+        sql("52_retention", "not rota._is_leased(e.job_id, e.lease_token)", "true"),
+    ),
+    mutant(
+        "two-heads",
+        "No index keeps two jobs of an ordering key from running at once.",
+        "sql/test_20_tables.py sql/test_56_order.py races/test_waiting.py",
+        sql(
+            "20_tables",
+            "create unique index jobs_ordering_key_head_idx",
+            "create index jobs_ordering_key_head_idx",
+        ),
+    ),
+    mutant(
+        "order-from-the-end",
+        "The last job of an ordering key goes first.",
+        "sql/test_56_order.py",
+        sql(
+            "56_order",
+            "    order by j.id\n    limit 1;",
+            "    order by j.id desc\n    limit 1;",
+        ),
+    ),
+    mutant(
+        "dead-head-lets-go",
+        "The jobs behind a dead one go on, though nobody said so.",
+        "sql/test_56_order.py",
+        sql("42_finish", "      and not e.skip_dead\n", "      and false\n"),
+    ),
+    mutant(
+        "turn-not-passed-on",
+        "The job behind one that has ended waits for ever.",
+        "sql/test_56_order.py",
+        sql(
+            "42_finish",
+            """\
+    where e.ordering_key is not null;
+
+    -- What follows""",
+            """\
+    where false;
+
+    -- What follows""",
+        ),
+    ),
+    mutant(
+        "child-before-its-parents",
+        "A job starts when the first of its parents has ended.",
+        "sql/test_57_dependencies.py",
+        sql("57_dependencies", "if rota._has_parents(v_job.id) then", "if false then"),
+    ),
+    mutant(
+        "dead-parent-is-well",
+        "A job runs although one that it waits for is dead.",
+        "sql/test_57_dependencies.py",
+        sql("57_dependencies", "and v_job.if_parent_dead is distinct from 'run'", "and false"),
+    ),
+    mutant(
+        "parent-ends-unheard",
+        "A parent is not locked while a job comes to wait for it, and ends without a word.",
+        "races/test_waiting.py",
+        sql(
+            "57_dependencies",
+            """\
+        where j.id = any(_depend.parent_ids)
+        order by j.id
+        for key share
+""",
+            """\
+        where j.id = any(_depend.parent_ids)
+""",
+        ),
+    ),
+    mutant(
+        "two-stages-at-once",
+        "No index keeps a run of a pipeline from being in two stages.",
+        "sql/test_59_pipelines.py",
+        sql(
+            "20_tables",
+            "create unique index jobs_first_job_id_idx",
+            "create index jobs_first_job_id_idx",
+        ),
+    ),
+    mutant(
+        "limit-plus-one",
+        "One job more than the limit runs.",
+        "sql/test_58_limits.py",
+        sql("58_limits", "room := _room.max_running -", "room := 1 + _room.max_running -"),
+    ),
+    mutant(
+        "limit-counted-by-two",
+        "Two claims count at once, and both find room.",
+        "races/test_limits.py",
+        sql(
+            "58_limits",
+            """\
+    where s.limit_name = _hold_limit.limit_name
+    for update skip locked;""",
+            """\
+    where s.limit_name = _hold_limit.limit_name;""",
+        ),
+    ),
+    mutant(
+        "free-slot-not-told",
+        "A place under a limit gets free, and nobody is told.",
+        "sql/test_58_limits.py",
+        sql("58_limits", "continue when v_limit_name like 'queue %'", "continue when true"),
+    ),
+    mutant(
+        "rate-without-end",
+        "Starts are not counted, so a rate holds nobody up.",
+        "sql/test_58_limits.py",
+        sql("58_limits", "and _use_rate.starts > 0", "and false"),
+    ),
+    mutant(
+        "planned-time-fired-twice",
+        "Nothing says that a planned time has its job already.",
+        "sql/test_61_fire.py races/test_tickers.py",
+        sql(
+            "26_job_definitions",
+            "    constraint fires_pkey primary key (definition, scheduled_for),\n",
+            "",
+        ),
+    ),
+    mutant(
+        "schedule-not-moved-on",
+        "A planned time stays the next one when its job was made.",
+        "sql/test_61_fire.py",
+        sql(
+            "61_fire",
+            "when u.job_id is null or d.kind <> 'after' then u.next_run_at",
+            "when u.job_id is null then u.next_run_at else d.next_run_at",
+        ),
+    ),
+    mutant(
+        "overlap-not-skipped",
+        "A schedule that shall skip makes a job beside the live one.",
+        "sql/test_61_fire.py",
+        sql("61_fire", "when _outcomes.is_live then 'skipped'", ""),
+    ),
+    mutant(
+        "ticks-wait-for-ticks",
+        "A tick waits for a schedule that another one has locked.",
+        "races/test_schedules.py races/test_tickers.py",
+        sql(
+            "61_fire",
+            """\
+                limit _fire_schedules.max_jobs - v_fired
+                for update skip locked""",
+            """\
+                limit _fire_schedules.max_jobs - v_fired
+                for update""",
+        ),
+    ),
+)

@@ -1,0 +1,117 @@
+"""The list of mutants fits the product, and a mutant is killed by nothing but a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mutants.everything import ALL, BY_NAME, problems
+from mutants.mutant import Edit, Mutant, mutant, sql
+from mutants.report import last_killers
+from mutants.trial import ROOT, is_tested, judge, tree, try_mutant
+
+FAIL = "sql/test_45_fail.py::test_fail_job_gives_up_after_the_last_attempt"
+LEASES = (
+    "client/test_leases.py::"
+    "test_a_heartbeat_extends_from_when_it_was_sent_and_only_what_was_not_locked"
+)
+HARMLESS = mutant(
+    "harmless",
+    "Nothing.",
+    FAIL,
+    sql("45_fail", "job.attempts >= job.max_attempts", "not job.attempts < job.max_attempts"),
+)
+
+
+def test_every_mutant_can_be_made_of_the_product() -> None:
+    assert problems(ROOT) == []
+    assert len(ALL) >= 100
+
+
+def test_readme_tells_of_each_mutant_which_test_killed_it() -> None:
+    assert [*last_killers(ROOT / "tests")] == [mutant.name for mutant in ALL]
+
+
+def test_a_copy_is_what_its_tests_see() -> None:
+    with tree() as copy:
+        assert is_tested(copy)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test", "outcome"),
+    [
+        (BY_NAME["one-attempt-more"], FAIL, "killed"),
+        (BY_NAME["lease-counted-from-the-answer"], LEASES, "killed"),
+        (HARMLESS, None, "SURVIVED"),
+    ],
+)
+def test_a_mutant_is_killed_and_what_is_none_survives(
+    mutant: Mutant, test: str | None, outcome: str
+) -> None:
+    verdict = try_mutant(mutant, False, test)
+
+    assert (verdict.outcome, verdict.function) == (outcome, test or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a guard\n", None),
+        ("no such\n", "part.sql has 0 times 'guard'"),
+        ("guard, guard\n", "part.sql has 2 times 'guard'"),
+    ],
+)
+def test_edit_says_when_its_text_is_not_there_once(
+    tmp_path: Path, text: str, problem: str | None
+) -> None:
+    part = tmp_path / "part.sql"
+    part.write_text(text)
+    edit = Edit("part.sql", "guard", "hole")
+
+    assert edit.problem(tmp_path) == problem
+    if problem is None:
+        edit.apply(tmp_path)
+        assert part.read_text() == "a hole\n"
+    else:
+        with pytest.raises(ValueError, match="times"):
+            edit.apply(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "expected"),
+    [
+        (0, "3 passed", ("SURVIVED", "", "")),
+        (
+            1,
+            "FAILED sql/test_a.py::test_b[x y] - assert 1 == 2",
+            ("killed", "sql/test_a.py::test_b[x y]", "assert 1 == 2"),
+        ),
+        (1, "FAILED sql/test_a.py::test_b", ("killed", "sql/test_a.py::test_b", "")),
+        (
+            1,
+            "sql/test_a.py::test_a PASSED\nsql/test_a.py::test_b \n++++ Timeout ++++\n",
+            ("killed", "sql/test_a.py::test_b", "hung"),
+        ),
+        (
+            1,
+            "ERROR sql/test_a.py::test_b - psql: syntax error",
+            ("BROKEN", "sql/test_a.py::test_b", "psql: syntax error"),
+        ),
+        (
+            1,
+            "_ ERROR at teardown of test_b _\nERROR sql/test_a.py::test_b - assert []",
+            ("killed", "sql/test_a.py::test_b", "assert []"),
+        ),
+        (
+            1,
+            "ERROR sql/test_a.py::test_c - assert []\nFAILED sql/test_a.py::test_b - no",
+            ("killed", "sql/test_a.py::test_b", "no"),
+        ),
+        (4, "no such file", ("BROKEN", "", "pytest ended with 4: ['no such file']")),
+    ],
+)
+def test_judge_takes_only_a_failed_test_for_a_kill(
+    code: int, told: str, expected: tuple[str, str, str]
+) -> None:
+    assert judge(code, told) == expected

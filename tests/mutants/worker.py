@@ -1,0 +1,313 @@
+"""The worker: each of these loses a lease, a job or its end on the side of Python."""
+
+from __future__ import annotations
+
+from mutants.mutant import client, mutant
+
+WORKER = (
+    mutant(
+        "heartbeat-not-sent",
+        "The worker keeps the lease of no job.",
+        "client/test_transaction.py client/test_worker_process.py client/test_worker.py",
+        client("runner", "self._heart.add(jobs)", "self._heart.add([])"),
+    ),
+    mutant(
+        "heartbeat-too-late",
+        "The first heartbeat comes when the lease is over.",
+        "client/test_leases.py client/test_worker_process.py client/test_worker.py",
+        client("heart", "BEATS_PER_LEASE = 3", "BEATS_PER_LEASE = 0.8"),
+    ),
+    mutant(
+        "heartbeat-ends-with-the-claims",
+        "A worker that leaves keeps no lease while its last jobs run.",
+        "client/test_worker_process.py",
+        client(
+            "worker",
+            "await self._runner.wait(self._grace_period, self._stop_now)",
+            "self._heart.stop()\n"
+            "        await self._runner.wait(self._grace_period, self._stop_now)",
+        ),
+    ),
+    mutant(
+        "heartbeat-gives-up",
+        "After one error no lease is kept any more.",
+        "client/test_leases.py faults/test_workers.py client/test_worker_process.py",
+        client("heart", "                self._failures += 1\n", "                return\n"),
+    ),
+    mutant(
+        "loss-not-told",
+        "A handler goes on with a job that is somebody else's by now.",
+        "client/test_leases.py client/test_worker.py",
+        client(
+            "heart",
+            "            self.remove([job])\n            return True",
+            "            self.remove([job])\n            return False",
+        ),
+    ),
+    mutant(
+        "cancel-not-told",
+        "A handler never learns that its job shall be cancelled.",
+        "client/test_worker.py",
+        client("heart", "job.is_cancel_requested = beat.is_cancel_requested", "pass"),
+    ),
+    mutant(
+        "lease-without-end",
+        "A worker that reaches no database believes in its leases for ever.",
+        "client/test_worker_process.py client/test_throughput.py",
+        client(
+            "job",
+            "return self.is_told_lost or self.seconds_left < 0",
+            "return self.is_told_lost",
+        ),
+    ),
+    mutant(
+        "lease-counted-from-the-answer",
+        "A heartbeat that was long under way makes the lease look longer than it is.",
+        "client/test_leases.py client/test_worker.py",
+        client("heart", "job.confirmed_at = sent_at", "job.confirmed_at = time.monotonic()"),
+    ),
+    mutant(
+        "claim-counted-from-the-answer",
+        "A claim that was long under way makes the leases look longer than they are.",
+        "client/test_leases.py client/test_throughput.py client/test_worker.py",
+        client("claim_loop", "accept(claims, sent_at)", "accept(claims, time.monotonic())"),
+    ),
+    mutant(
+        "start-without-lease",
+        "A handler is started though its lease was lost while the job waited.",
+        "client/test_throughput.py",
+        client("runner", "        job.check()\n    except", "        pass\n    except"),
+    ),
+    mutant(
+        "finish-with-another-token",
+        "A finish that is repeated speaks with another token.",
+        "client/test_worker.py",
+        client(
+            "finisher",
+            "        tokens = [job.lease_token for job in jobs]\n",
+            "        tokens = [job.lease_token for job in jobs]\n"
+            "        tries = iter(range(9999))\n",
+        ),
+        client(
+            "finisher",
+            "                ids,\n                tokens,\n",
+            "                ids,\n                list(map((next(tries)).__add__, tokens)),\n",
+        ),
+    ),
+    mutant(
+        "end-told-once",
+        "An end whose answer is lost is not told again.",
+        "client/test_worker.py client/test_worker_process.py",
+        client("insist", "            failures += 1\n", "            raise\n"),
+    ),
+    mutant(
+        "busy-is-finished",
+        "A job whose row was locked is taken for finished.",
+        "client/test_locked_rows.py client/test_poison.py",
+        client("finisher", 'if "busy" in outcomes:', "if False:"),
+    ),
+    mutant(
+        "lost-is-success",
+        "A job that was lost is logged as a success.",
+        "client/test_worker_process.py client/test_worker.py",
+        client("finisher", '"lost" if o == "lost" else "succeeded" for o', '"succeeded" for o'),
+    ),
+    mutant(
+        "refused-result-keeps-the-job",
+        "A result that the database refuses keeps all jobs beside it from ending.",
+        "client/test_worker.py client/test_poison.py",
+        client(
+            "finisher",
+            "                    await self._finish_one_by_one(part, error)\n",
+            "                    self._on_end([one[0] for one in part], [error] * len(part))\n",
+        ),
+    ),
+    mutant(
+        "leaves-with-its-jobs",
+        "A worker that is told to stop keeps the jobs that it has not begun.",
+        "client/test_worker_process.py client/test_worker.py",
+        client("runner", "        await self._release(jobs)\n        if", "        if"),
+    ),
+    mutant(
+        "leaves-with-running-jobs",
+        "A worker whose grace is over gives back nothing.",
+        "client/test_worker_process.py client/test_worker.py",
+        client("runner", "            await self._release(left)\n", "            pass\n"),
+    ),
+    mutant(
+        "stopped-is-failed",
+        "A handler that ends because the worker leaves has burnt an attempt.",
+        "client/test_worker_process.py client/test_worker.py",
+        client(
+            "outcome", "            return Stopped()\n", "            return failure(error)\n"
+        ),
+    ),
+    mutant(
+        "fatal-is-failed",
+        "FatalError is an error like any other.",
+        "client/test_worker.py",
+        client("outcome", "is_fatal=isinstance(error, FatalError)", "is_fatal=False"),
+    ),
+    mutant(
+        "cancelled-ends-nothing",
+        "An async handler that is cancelled leaves its job without an end.",
+        "client/test_worker.py",
+        client(
+            "outcome",
+            "except BaseException as error:  # also CancelledError: this task ends here anyway",
+            "except Exception as error:",
+        ),
+    ),
+    mutant(
+        "claim-lost-to-a-payload",
+        "One payload that Python cannot read costs all jobs of its claim.",
+        "client/test_poison.py",
+        client(
+            "reading",
+            '                return Unreadable(f"{type(error).__name__}: {error}")\n',
+            "                raise error\n",
+        ),
+    ),
+    mutant(
+        "unreadable-is-run",
+        "A handler gets a stand-in for a payload that could not be read.",
+        "client/test_poison.py client/test_pipelines.py",
+        client("runner", "if isinstance(value, Unreadable):", "if False:"),
+    ),
+    mutant(
+        "transaction-writes-twice",
+        "The writes of a transaction are committed though an earlier one has finished the job.",
+        "client/test_transaction.py",
+        client("job", 'if outcome != "finished":', "if False:"),
+    ),
+    mutant(
+        "effect-done-by-an-error",
+        "An effect whose block raised counts as done.",
+        "client/test_effect.py",
+        client("effect", "if self.is_due and is_over:", "if self.is_due:"),
+    ),
+    mutant(
+        "worker-never-ticks",
+        "Workers leave the upkeep to others, and there are no others.",
+        "client/test_worker.py",
+        client("upkeep", "inf if interval is None else 0.0", "inf"),
+    ),
+    mutant(
+        "lease-extended-by-a-locked-row",
+        "A heartbeat that could not extend a lease counts as if it had.",
+        "client/test_leases.py client/test_locked_rows.py",
+        client("heart", "        if beat.locked_until is None:", "        if False:"),
+    ),
+    mutant(
+        "finished-is-lost",
+        "A heartbeat that finds a job gone, because it was just finished, cancels its handler.",
+        "client/test_leases.py client/test_transaction.py",
+        client("heart", "            if job.is_settling:\n", "            if False:\n"),
+    ),
+    mutant(
+        "late-claim-kept",
+        "A claim that comes through while the worker leaves keeps its jobs.",
+        "client/test_worker.py client/test_worker_process.py",
+        client(
+            "worker",
+            "        await asyncio.wait([claiming])\n"
+            "        await _try(self._runner.give_back_waiting())\n",
+            "        await asyncio.wait([claiming])\n",
+        ),
+    ),
+    mutant(
+        "hoarded",
+        "A worker that got slow keeps jobs which others had time for.",
+        "client/test_throughput.py",
+        client("runner", "        if last in self._waiting:", "        if False:"),
+    ),
+    mutant(
+        "one-locked-row-holds-all",
+        "An end that waits for a locked row keeps all others waiting.",
+        "client/test_locked_rows.py client/test_poison.py",
+        client(
+            "patient_calls",
+            "await asyncio.wait([task], timeout=PATIENCE)",
+            "await asyncio.wait([task])",
+        ),
+    ),
+    mutant(
+        "connection-kept-after-an-error",
+        "A connection that broke is used again and again.",
+        "client/test_worker_process.py faults/test_workers.py client/test_throughput.py",
+        client(
+            "database",
+            "                await self._drop()\n                raise",
+            "                raise",
+        ),
+        client(
+            "database",
+            "if self._connection is None or self._connection.closed:",
+            "if self._connection is None:",
+        ),
+    ),
+    mutant(
+        "refused-delay-keeps-the-job",
+        "A handler asks for a delay that SQL refuses, and its job never ends.",
+        "client/test_worker.py client/test_poison.py",
+        client("settler", "except REFUSED as error:", "except ZeroDivisionError as error:"),
+    ),
+    mutant(
+        "ring-lost-in-a-claim",
+        "A job that comes while the worker looks waits until the next poll.",
+        "client/test_wakeups.py",
+        client("pace", "self.claim_at = 0.0 if self._is_rung else now", "self.claim_at = now"),
+    ),
+    mutant(
+        "door-without-a-look",
+        "A job that rang before the worker was at its door waits until the next poll.",
+        "client/test_wakeups.py",
+        client(
+            "listener", "if has_heard and not any(door.is_due for door in doors):", "if True:"
+        ),
+    ),
+    mutant(
+        "completion-told-once",
+        "An effect is done and its completion gets lost on the way.",
+        "client/test_effect.py",
+        client(
+            "effect",
+            "        except psycopg.OperationalError:\n"
+            "            if job.is_lost:\n"
+            "                raise\n"
+            "            time.sleep",
+            "        except psycopg.OperationalError:\n"
+            "            if True:\n"
+            "                raise\n"
+            "            time.sleep",
+        ),
+        client(
+            "effect",
+            "        except psycopg.OperationalError:\n"
+            "            if job.is_lost:\n"
+            "                raise\n"
+            "            await asyncio.sleep",
+            "        except psycopg.OperationalError:\n"
+            "            if True:\n"
+            "                raise\n"
+            "            await asyncio.sleep",
+        ),
+    ),
+    mutant(
+        "client-commits",
+        "The client commits the transaction of its caller.",
+        "client/test_client.py client/test_transaction.py",
+        client(
+            "client",
+            "                try:\n                    return cursor.fetchall()",
+            "                self.connection.commit()\n"
+            "                try:\n                    return cursor.fetchall()",
+        ),
+    ),
+    mutant(
+        "refusal-without-its-class",
+        "A lost lease reaches the handler as any error of the database.",
+        "client/test_client.py client/test_transaction.py",
+        client("errors", "    if ours is None:\n", "    if ours in {None, LeaseLostError}:\n"),
+    ),
+)
