@@ -23,6 +23,9 @@ test-fast: $(VENV)/.dev ## Run the tests that wait for nothing
 test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
 	$(BIN)/python tests/matrix.py $(ARGS)
 
+test-settings: $(VENV)/.dev ## Run the SQL tests under settings that a database may have: ARGS="'time zone'"
+	$(BIN)/python tests/settings.py $(ARGS)
+
 lint: $(VENV)/.dev ## Check style, types and the safety of the SQL
 	tests/lint.sh
 
@@ -39,14 +42,21 @@ audit: $(VENV)/.dev ## Look for known holes in what the client depends on (asks 
 chaos: $(VENV)/.dev ## Kill and freeze workers at random for a minute, and look for lost jobs
 	$(BIN)/python tests/faults/chaos.py $(ARGS)
 
+faults: $(VENV)/.dev ## Let servers, lines, disks and clocks fail under load: ARGS="--only kill --scale 0.1"
+	$(BIN)/python tests/faults/faults.py $(ARGS)
+
 effects: $(VENV)/.dev ## Kill workers a thousand times between a mail and the finish of its job
 	$(BIN)/python tests/faults/effects_kill.py $(ARGS)
 
 races: $(VENV)/.dev ## Play operations against each other, by the ten thousand: ARGS="--feature keys"
 	$(BIN)/python tests/races/run.py $(ARGS)
+	$(PYTEST) -m long races
 
 fuzz: $(VENV)/.dev ## Throw a million calls with hostile arguments at every function: ARGS="--only enqueue"
 	$(BIN)/python tests/fuzz/arguments.py $(ARGS)
+
+mutants: $(VENV)/.dev ## Take the guards out one by one, and see that the tests notice: ARGS="--only NAME"
+	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, and throw a million strings at the reader
 	$(BIN)/python tests/fuzz/schedules.py $(ARGS)
@@ -54,7 +64,7 @@ fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, 
 
 prove: $(VENV)/.dev ## Hold 100000 random histories against a model, and explore two million states of a lease: ARGS="--seed 1"
 	$(BIN)/python tests/model/prove.py $(ARGS)
-	$(PYTEST) -n 2 -m long model history
+	$(PYTEST) -n 2 -m long model history faults
 
 tickers: $(VENV)/.dev ## Let eight processes tick through stops of days, and check each planned time
 	$(BIN)/python tests/races/tickers.py $(ARGS)
@@ -84,7 +94,7 @@ dist: ## Build dist/rota-X.Y.Z.sql, one plain file for a fresh install by any dr
 	@echo dist/rota-$(VERSION).sql
 
 clean: ## Remove what was built or downloaded
-	rm -rf $(VENV) .matrix dist
+	rm -rf $(VENV) .matrix .mutants dist
 
 setup: # bring the Debian packages that are missing; does nothing when all is there
 	@tests/setup.sh

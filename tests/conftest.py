@@ -1,8 +1,9 @@
 """One server per run, one installed template, one fresh clone of it per test.
 
 So every test makes real commits and real races, and leaves nothing to the next one.
-Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory, and ROTA_TEST_PAUSES
-to run on the functions as the races instrument them.
+Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory, ROTA_TEST_SETTINGS
+to give the server settings, one on a line, and ROTA_TEST_PAUSES to run on the functions as the
+races instrument them.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def server(_own_environment: None) -> Iterator[EmbeddedPostgres]:
     if _has_library(bindir, "pg_cron"):
         settings += ["shared_preload_libraries=pg_cron", "cron.database_name=postgres"]
         settings += ["cron.use_background_workers=on"]
+    settings += os.environ.get("ROTA_TEST_SETTINGS", "").splitlines()
     with EmbeddedPostgres(bindir=bindir, settings=settings) as server:
         yield server
 

@@ -18,7 +18,8 @@ MYPYPATH=tests "$bin/mypy" --config-file $config --explicit-package-bases \
     tests/fuzz/shrink.py tests/fuzz/world.py tests/races/harness.py tests/races/run.py \
     tests/races/schedules.py tests/races/storm_*.py tests/races/tickers.py \
     tests/bench/run.py tests/bench/workloads/*.py \
-    tests/history/*.py tests/model/*.py tests/security/*.py
+    tests/faults/faults.py tests/faults/of_*.py tests/settings.py \
+    tests/history/*.py tests/model/*.py tests/mutants/*.py tests/security/*.py
 # Not asked: assertions for the type checker, random numbers that spread load, and programs
 # that are started from a list of words.  The demo makes SQL of names that it chose itself.
 skips=B101,B311,B404,B603

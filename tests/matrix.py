@@ -59,8 +59,13 @@ def link_libraries(package: Path) -> None:
 
 def run_tests(bindir: Path, arguments: list[str]) -> tuple[bool, str]:
     """Run the tests on these; return whether all is well, and pytest's closing line."""
-    command = [sys.executable, "-m", "pytest", "-q", *(arguments or ["sql", "races"])]
     environment = {**os.environ, "ROTA_PG_BINDIR": str(bindir)}
+    return run_pytest(environment, arguments or ["sql", "races"])
+
+
+def run_pytest(environment: dict[str, str], arguments: list[str]) -> tuple[bool, str]:
+    """Run tests in an environment; return whether all is well, and pytest's closing line."""
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
     process = subprocess.Popen(
         command, cwd=ROOT / "tests", env=environment, stdout=subprocess.PIPE, text=True
     )

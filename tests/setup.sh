@@ -29,6 +29,8 @@ needs npm npm
 needs shellcheck shellcheck
 needs util-linux setpriv
 needs systemd systemd-analyze
+needs iproute2 ip
+needs faketime faketime
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
 [ -n "$missing" ] || exit 0
 
