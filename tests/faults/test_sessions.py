@@ -148,6 +148,7 @@ def test_no_function_but_tick_and_wakeups_takes_an_advisory_lock(
     assert {name for (name,) in takers} == {
         "tick",
         "enqueue",
+        "_lock_links",
         "_ring",
         "_ring_doors",
         "_ring_for",
