@@ -43,8 +43,7 @@ create or replace function rota.wait_for_jobs(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- What a session can lock is limited, and so each queue costs the others something.
-    v_queues constant text[] := array[''] || wait_for_jobs.queues[1:100];
+    v_queues text[];
     v_doors integer[] := '{}'::integer[];
     v_watches boolean[] := '{}'::boolean[];
 begin
@@ -53,6 +52,8 @@ begin
     if wait_for_jobs.is_on_watch is null then
         perform rota._refuse('is_on_watch', 'must not be null');
     end if;
+    -- What a session can lock is limited, and so each queue costs the others something.
+    v_queues := array[''] || wait_for_jobs.queues[1:100];
 
     perform pg_advisory_unlock_all();
     -- Also where all doors of the notes are taken.

@@ -426,7 +426,7 @@ def test_enqueue_says_nothing_where_wakeups_are_off(db, connect):
 
 def test_wait_for_jobs_refuses_every_bad_argument_by_name(db):
     for function in ("wait_for_jobs", "stop_waiting", "ring_others"):
-        for bad in (None, [], ["a", None], ["-"], [""]):
+        for bad in (None, [], ["a", None], ["-"], [""], [["a"]]):
             with refused("queues"):
                 call(db, function, queues=bad, **(
                     {"job_types": ["x"]} if function == "ring_others" else {}
