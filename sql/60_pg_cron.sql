@@ -26,6 +26,7 @@ begin
     into v_schedule, v_command
     from rota._cron_entry(v_version, start_ticker.every) as e;
     perform rota._check_cron(v_schedule, v_command);
+    perform rota._lock_ticker();
 
     -- Scheduling again keeps an entry as active as it is.
     execute
@@ -54,6 +55,7 @@ declare
     v_stopped bigint := 0::bigint;
 begin
     if rota._has_cron() then
+        perform rota._lock_ticker();
         execute
             'select count(cron.unschedule(j.jobid)) from cron.job as j '
             'where j.jobname in (''rota tick'', ''rota tick log'') '
@@ -66,6 +68,18 @@ $$;
 
 comment on function rota.stop_ticker() is
     'Take away what start_ticker() set up in pg_cron, and return whether there was anything.';
+
+/* Wait for another who starts or stops: pg_cron fails on an entry that is just going. */
+create or replace function rota._lock_ticker()
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
+end;
+$$;
 
 /* Whether pg_cron is in this database, for the owner of rota to use. */
 create or replace function rota._has_cron()

@@ -430,7 +430,6 @@ def test_start_ticker_fires_by_the_second_and_again_after_a_crash(
     assert (stopped, entries) == (True, [])
 
 
-@pytest.mark.xfail(strict=False, reason="pg_cron raises XX000 for an entry that is just going")
 @pytest.mark.parametrize("first", ["start_ticker", "stop_ticker"])
 def test_stop_ticker_waits_for_another_who_starts_or_stops(cron_server, shop, first):
     """A calls the first and stays open; B stops; A commits."""
