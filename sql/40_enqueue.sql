@@ -333,18 +333,15 @@ create or replace function rota._find_jobs(jobs jsonb, new_ids bigint[])
 as $$
 begin
     return array(
-        select
+        -- The newest: an older snapshot may have the one that has ended, too.
+        select distinct on (n.ordinal)
             case
                 when n.idempotency_key is null then _find_jobs.new_ids[n.ordinal]
-                -- The newest: an older snapshot may have the one that has ended, too.
-                else (
-                    select max(j.id)
-                    from rota.jobs as j
-                    where j.idempotency_key = n.idempotency_key
-                )
+                else j.id
             end
         from rota._new_jobs(_find_jobs.jobs) as n
-        order by n.ordinal
+        left join rota.jobs as j on j.idempotency_key = n.idempotency_key
+        order by n.ordinal, j.id desc
     );
 end;
 $$;
