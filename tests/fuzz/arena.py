@@ -23,8 +23,6 @@ LATE = {
     "enqueue_many": "jobs on_conflict",
     "start_pipeline": "before",
 }
-# What is known to be wrong, each with a test in test_arguments.py that shows it.
-KNOWN: set[tuple[str, str]] = set()
 WORLD = "fuzz_world"
 _seen: set[Key] = set()  # by this process
 Key = tuple[str, str, str]
@@ -54,10 +52,6 @@ class Finding:
         return self.calls[-1].function.name, self.problem, words
 
     @property
-    def is_known(self) -> bool:
-        return self.key[:2] in KNOWN
-
-    @property
     def hurt(self) -> str:
         """The arguments that are meant to hurt and were not left out."""
         call = self.calls[-1]
@@ -70,7 +64,6 @@ class Finding:
             f" ({self.milliseconds:.0f} ms)" if self.problem == "slow" else f": {self.message}"
         )
         begin = [] if self.begin == "begin" else [f"{self.begin};"]
-        told = f"known: {told}" if self.is_known else told
         return "\n  ".join([told, *begin, *(one.line() for one in before), call.line()])
 
 

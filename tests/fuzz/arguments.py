@@ -62,11 +62,6 @@ class Tally:
     findings: dict[Key, Finding] = field(default_factory=dict)
     slowest: dict[bool, tuple[float, str]] = field(default_factory=dict)
 
-    @property
-    def news(self) -> list[Finding]:
-        """What was found and is not known."""
-        return [finding for finding in self.findings.values() if not finding.is_known]
-
     def add(self, finding: Finding) -> None:
         known = self.findings.setdefault(finding.key, finding)
         known.count += finding.count if known is not finding else 0
@@ -186,7 +181,7 @@ def report(tally: Tally, seconds: float) -> None:
     for is_big, (slowest, line) in sorted(tally.slowest.items()):
         size = "with a value of up to 10 MB" if is_big else "of all others"
         print(f"the slowest {size} took {slowest:.0f} ms: {line[:300]}")
-    print(f"{seconds:.0f} s, {len(tally.news)} findings that are not known")
+    print(f"{seconds:.0f} s, {len(tally.findings)} findings")
 
 
 def main() -> int:
@@ -210,7 +205,7 @@ def main() -> int:
                 done = sum(tally.functions.values())
                 show(done, arguments.calls, time.monotonic() - started, len(tally.findings))
     report(tally, time.monotonic() - started)
-    return 1 if tally.news else 0
+    return 1 if tally.findings else 0
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def arena(db: Db, dsn: str) -> str:
 def test_no_argument_does_what_none_may(db: Db, arena: str) -> None:
     tally = play(arena, 2000, 1, patience=10)
 
-    assert not tally.news, "\n\n".join(map(str, tally.news))
+    assert not tally.findings, "\n\n".join(map(str, tally.findings.values()))
     assert len(tally.functions) == len(judge.functions(db))
     assert tally.outcomes["00000"] > 400
 
@@ -69,8 +69,8 @@ def test_what_is_broken_is_found(db: Db, arena: str, function: str) -> None:
 
     tally = play(arena, 200, 1, only=f"^{function}$")
 
-    assert problem in {finding.problem for finding in tally.news}
-    smallest = next(f for f in tally.news if f.problem == problem)
+    assert problem in {finding.problem for finding in tally.findings.values()}
+    smallest = next(f for f in tally.findings.values() if f.problem == problem)
     assert len(smallest.calls) == 1
 
 
