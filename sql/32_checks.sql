@@ -271,8 +271,9 @@ $$;
 
 /*
  * The ids of the leases that may be alive, null for the others, in the order given.  A worker
- * can hold an old and a new lease of one job and report both together; tokens only grow, so of
- * several leases of a job only the newest counts.  None is alive for who may not work there.
+ * can hold an old and a new lease of one job and report both together; only that counts which
+ * the job has, and else the newest, which may just be in the making.  None is alive for who may
+ * not work there.
  */
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[]
@@ -285,9 +286,19 @@ declare
     v_foreign constant bigint[] := rota._foreign_jobs(_newest_refs.job_ids);
 begin
     return array(
-        select case rank() over (partition by r.job_id order by r.lease_token desc)
-            when 1 then nullif(r.job_id, v_foreign[array_position(v_foreign, r.job_id)])
-        end
+        select
+            case rank() over (
+                partition by r.job_id
+                order by
+                    r.lease_token = (
+                        select j.lease_token
+                        from rota.jobs as j
+                        where j.id = r.job_id
+                    ) desc nulls last,
+                    r.lease_token desc
+            )
+                when 1 then nullif(r.job_id, v_foreign[array_position(v_foreign, r.job_id)])
+            end
         from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
             with ordinality as r (job_id, lease_token, ordinal)
         order by r.ordinal

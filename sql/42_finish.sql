@@ -76,8 +76,9 @@ create or replace function rota.finish_jobs(
     set enable_bitmapscan = off
 as $$
 declare
-    v_ended bigint[];
+    v_hasty bigint[];
     v_newest bigint[];
+    v_ended bigint[];
 begin
     perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
     perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
@@ -86,10 +87,10 @@ begin
             finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.next_stages);
     end if;
 
-    v_ended := rota._end_jobs(
+    v_hasty := rota._end_jobs(
         finish_jobs.job_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
         finish_jobs.results, finish_jobs.next_stages, true);
-    if cardinality(v_ended) = cardinality(finish_jobs.job_ids) then
+    if cardinality(v_hasty) = cardinality(finish_jobs.job_ids) then
         return query
         select i.job_id, 'finished' from unnest(finish_jobs.job_ids) as i (job_id);
         return;
@@ -97,20 +98,29 @@ begin
 
     -- Some are not ours any more, or locked by somebody, or were.
     v_newest := rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
-    v_ended := v_ended || rota._end_jobs(
+    v_ended := rota._end_jobs(
         rota._hold_jobs(v_newest, finish_jobs.lease_tokens), finish_jobs.lease_tokens,
         'running', 'succeeded', finish_jobs.results, finish_jobs.next_stages);
     return query
     select
         t.job_id,
         case
+            when h.job_id is not null and t.lease_token = t.first_token then 'finished'
             when e.job_id is not null then 'finished'
             when rota._is_running(t.job_id, t.lease_token) then 'busy'
             when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
             else 'lost'
         end
-    from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens, v_newest)
-        with ordinality as t (job_id, lease_token, newest_id, ordinal)
+    from (
+        select
+            i.*,
+            first_value(i.lease_token)
+                over (partition by i.job_id order by i.ordinal) as first_token
+        from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens, v_newest)
+            with ordinality as i (job_id, lease_token, newest_id, ordinal)
+    ) as t
+    -- Of a job that was given twice, the first token is the one that was tried in haste.
+    left join unnest(v_hasty) as h (job_id) on h.job_id = t.job_id
     left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id
     order by t.ordinal;
 end;

@@ -96,19 +96,8 @@ class Machine(RuleBasedStateMachine):
 
     def refs(self, picks: list[int]) -> tuple[list[Ref], dict[str, list[int]]]:
         refs = [self.lease(pick) for pick in picks]
-        refs = [ref for ref in refs if not self.misleads(ref, refs)]
         ids, tokens = [ref[0] for ref in refs], [ref[1] for ref in refs]
         return refs, {"job_ids": ids, "lease_tokens": tokens}
-
-    def misleads(self, ref: Ref, refs: list[Ref]) -> bool:
-        """Whether a token is beyond that of its job, which a batch has with another token.
-
-        Only a claim that was rolled back leaves such a token.  A batch takes the highest token
-        of a job for the newest, so what it is told of the other one may not be true.
-        """
-        job = self.model.jobs.get(ref[0])
-        is_beyond = job is not None and ref[1] > job.lease_token
-        return is_beyond and any(its[0] == ref[0] and its != ref for its in refs)
 
     # Now and then Hypothesis leaves one of these out, so some examples are of one kind alone.
 

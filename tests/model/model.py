@@ -13,7 +13,7 @@ the rows of its answer, or raises `Refused`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from model.keys import Keys
@@ -82,11 +82,9 @@ class Model(Keys):
         job = self.jobs.get(job_id)
         return job is not None and (job.status, job.lease_token) == ("running", lease_token)
 
-    def _newest(self, refs: Sequence[Ref]) -> Iterator[tuple[Ref, Job | None]]:
-        """Of several leases of a job only the newest counts."""
-        for ref in refs:
-            is_newest = ref[1] == max(token for job_id, token in refs if job_id == ref[0])
-            yield ref, self.jobs[ref[0]] if is_newest and self.holds(*ref) else None
+    def _owned(self, refs: Sequence[Ref]) -> list[tuple[Ref, Job | None]]:
+        """Of several leases of a job only the live one counts."""
+        return [(ref, self.jobs[ref[0]] if self.holds(*ref) else None) for ref in refs]
 
     # Exactly one accepted outcome, and one run more if somebody asked for it meanwhile.
 
@@ -97,7 +95,7 @@ class Model(Keys):
         return [["finished"]]
 
     def finish_jobs(self, refs: Sequence[Ref], results: Any = None) -> Rows:
-        held, rows = list(self._newest(refs)), []
+        held, rows = self._owned(refs), []
         for n, (ref, job) in enumerate(held):
             if job and job.status == "running":
                 self._end(job, "succeeded", results and results[n])
@@ -186,7 +184,7 @@ class Model(Keys):
         return [[job.run_at if job.is_live else None]]
 
     def release_jobs(self, refs: Sequence[Ref]) -> Rows:
-        held = list(self._newest(refs))
+        held = self._owned(refs)
         for _, job in held:
             if job and job.status == "running":
                 self._give_back(job, job.run_at)
@@ -210,7 +208,7 @@ class Model(Keys):
             [ref[0], *self.heartbeat(*ref, lease)[0][:1], False, bool(job.cancel_requested_at)]
             if job
             else [ref[0], None, True, False]
-            for ref, job in self._newest(refs)
+            for ref, job in self._owned(refs)
         ]
 
     def set_progress(
