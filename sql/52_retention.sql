@@ -284,7 +284,10 @@ begin
 end;
 $$;
 
-/* One partition for each of the next days; returns how many were made. */
+/*
+ * One partition for each of the next days; returns how many were made.  Not for a day that has
+ * begun or is just about to: a job that ends meanwhile may be on its way to the default one.
+ */
 create or replace function rota._create_partitions()
     returns integer
     language plpgsql
@@ -292,10 +295,7 @@ create or replace function rota._create_partitions()
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_today constant date := (rota.now() at time zone 'UTC')::date;
-    v_from timestamptz;
-    v_to timestamptz;
-    v_name text;
+    v_today constant date := ((rota.now() + '1 minute') at time zone 'UTC')::date;
     v_created integer := 0;
 begin
     -- Attaching a partition reads the default one under a lock that endings wait for.
@@ -307,33 +307,47 @@ begin
         return 0;
     end if;
 
-    for v_day in 0..7 loop
-        v_name := 'finished_jobs_done_' || to_char(v_today + v_day, 'YYYYMMDD');
-        v_from := (v_today + v_day)::timestamp at time zone 'UTC';
-        v_to := (v_today + v_day + 1)::timestamp at time zone 'UTC';
-        -- Rows that came before their partition stay in the default one; so does their day.
-        continue when to_regclass('rota.' || v_name) is not null or exists (
-            select
-            from rota.finished_jobs_done_default as f
-            where f.finished_at >= v_from
-              and f.finished_at < v_to
-        );
-        -- The owner may give what he makes to everybody, and has not meant this.
-        execute format(
-            'create table rota.%1$I (like rota.finished_jobs_done including constraints);'
-            'alter table rota.finished_jobs_done attach partition rota.%1$I '
-            'for values from (%2$L) to (%3$L);'
-            'comment on table rota.%1$I is %4$L;'
-            'revoke all on table rota.%1$I from public;'
-            'revoke all on type rota.%1$I from public',
-            v_name, v_from, v_to, 'Succeeded and cancelled jobs of one day.');
-        v_created := v_created + 1;
+    for v_day in 1..7 loop
+        v_created := v_created + rota._create_partition(v_today + v_day);
     end loop;
-
     return v_created;
 exception
     when lock_not_available then
         return 0;
+end;
+$$;
+
+/* The partition of a day; returns how many were made. */
+create or replace function rota._create_partition(day date)
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_name constant text := 'finished_jobs_done_' || to_char(_create_partition.day, 'YYYYMMDD');
+    v_from constant timestamptz := _create_partition.day::timestamp at time zone 'UTC';
+    v_to constant timestamptz := (_create_partition.day + 1)::timestamp at time zone 'UTC';
+begin
+    -- Rows that came before their partition stay in the default one; so does their day.
+    if to_regclass('rota.' || v_name) is not null or exists (
+        select
+        from rota.finished_jobs_done_default as f
+        where f.finished_at >= v_from
+          and f.finished_at < v_to
+    ) then
+        return 0;
+    end if;
+    -- The owner may give what he makes to everybody, and has not meant this.
+    execute format(
+        'create table rota.%1$I (like rota.finished_jobs_done including constraints);'
+        'alter table rota.finished_jobs_done attach partition rota.%1$I '
+        'for values from (%2$L) to (%3$L);'
+        'comment on table rota.%1$I is %4$L;'
+        'revoke all on table rota.%1$I from public;'
+        'revoke all on type rota.%1$I from public',
+        v_name, v_from, v_to, 'Succeeded and cancelled jobs of one day.');
+    return 1;
 end;
 $$;
 

@@ -5,7 +5,11 @@
  * writing to the table.  Jobs without a key and a limit pass them by their conditions.
  */
 
-do $$ begin perform rota._create_partitions(); end $$;
+do $$
+begin
+    perform rota._create_partition((rota.now() at time zone 'UTC')::date);
+    perform rota._create_partitions();
+end $$;
 
 create trigger on_insert after insert on rota.jobs
     for each row

@@ -34,7 +34,7 @@ def test_tick_says_what_it_did(db, clock):
     did = one(db, "tick")
 
     assert did.jobs_swept == 1
-    assert (did.jobs_deleted, did.partitions_created) == (0, 8)
+    assert (did.jobs_deleted, did.partitions_created) == (0, 7)
     assert did.partitions_dropped > 0
 
 
@@ -60,7 +60,7 @@ def test_tick_makes_and_drops_nothing_inside_a_transaction(db, clock):
     assert (did.partitions_created, did.partitions_dropped) == (0, 0)
     assert partitions(db) == before
     clock.advance("6 minutes")
-    assert one(db, "tick").partitions_created == 8
+    assert one(db, "tick").partitions_created == 7
 
 
 def test_tick_does_not_wait_for_a_reader_and_works_next_time(db, connect, clock):
@@ -81,7 +81,7 @@ def test_tick_does_not_wait_for_a_reader_and_works_next_time(db, connect, clock)
     reader.rollback()
     clock.advance("11 s")
     did = one(db, "tick")
-    assert (did.partitions_created, did.partitions_dropped) == (8, len(before))
+    assert (did.partitions_created, did.partitions_dropped) == (7, len(before))
 
 
 def test_tick_lets_jobs_finish_while_a_reader_holds_the_history(db, connect, clock):
@@ -121,7 +121,7 @@ def test_tick_does_the_rest_when_a_job_cannot_be_swept(db, clock):
 
     did = one(db, "tick")
 
-    assert (did.jobs_swept, did.partitions_created) == (1, 8)
+    assert (did.jobs_swept, did.partitions_created) == (1, 7)
     assert run(db, poison.job_id).status == "running"
     assert run(db, job.job_id).status == "failed"
 
@@ -265,7 +265,7 @@ def test_tick_does_the_rest_when_one_part_fails(db, clock, broken):
     assert [part for part in PARTS if getattr(did, part) is None] == [broken]
     assert did.has_more is False
     assert did.jobs_swept == (None if broken == "jobs_swept" else 1)
-    assert did.partitions_created == (None if broken == "jobs_deleted" else 8)
+    assert did.partitions_created == (None if broken == "jobs_deleted" else 7)
     assert run(db, job.job_id).status == ("running" if broken == "jobs_swept" else "failed")
     assert [("tried again" in (warning or "")) for warning in warnings] == [True]
 
