@@ -30,7 +30,8 @@ comment on table rota.dependencies is 'Which job waits for which; no row once th
 comment on column rota.dependencies.parent_id is
     'The job that has to end first; the first job of a run stands for the whole run.';
 comment on column rota.dependencies.job_id is 'The job that waits.';
-comment on column rota.dependencies.is_failed is 'The parent is dead or was cancelled.';
+comment on column rota.dependencies.is_failed is
+    'The parent is dead or was cancelled, and counts as such unless it is live again.';
 
 create table rota.stuck_keys (
     ordering_key text primary key,

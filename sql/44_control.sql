@@ -179,29 +179,29 @@ create or replace function rota._raise_taken(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_other_id bigint;
+    v_run_job bigint;
+    v_key_job bigint;
 begin
-    select j.id
-    into v_other_id
-    from rota.jobs as j
-    where j.first_job_id = _raise_taken.first_job_id;
-    if found then
+    v_run_job := (
+        select j.id from rota.jobs as j where j.first_job_id = _raise_taken.first_job_id
+    );
+    v_key_job := (
+        select j.id from rota.jobs as j where j.idempotency_key = _raise_taken.idempotency_key
+    );
+    -- What was in the way a moment ago may have ended since.  A run brings its key along.
+    if v_run_job is null and (v_key_job is not null or _raise_taken.first_job_id is null) then
         raise exception using
-            errcode = 'RT014',
-            message = format('job %s: its run of the pipeline is under way, in job %s',
-                _raise_taken.job_id, v_other_id),
-            hint = 'Wait for the end of that job, or cancel it first.';
+            errcode = 'RT007',
+            message = format('job %s: its idempotency_key %L is taken by %s',
+                _raise_taken.job_id, _raise_taken.idempotency_key,
+                coalesce('job ' || v_key_job, 'a job that has just ended')),
+            hint = 'Wait for that job, or cancel it first.';
     end if;
-
-    select j.id
-    into v_other_id
-    from rota.jobs as j
-    where j.idempotency_key = _raise_taken.idempotency_key;
     raise exception using
-        errcode = 'RT007',
-        message = format('job %s: its idempotency_key %L is taken by job %s',
-            _raise_taken.job_id, _raise_taken.idempotency_key, v_other_id),
-        hint = 'Wait for that job, or cancel it first.';
+        errcode = 'RT014',
+        message = format('job %s: its run of the pipeline is under way, in %s',
+            _raise_taken.job_id, coalesce('job ' || v_run_job, 'a job that has just ended')),
+        hint = 'Wait for the end of that job, or cancel it first.';
 end;
 $$;
 

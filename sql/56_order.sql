@@ -94,10 +94,9 @@ declare
 begin
     perform rota._check_text('ordering_key', resume_key.ordering_key, 255);
 
-    select s.job_id
-    into v_job_id
-    from rota.stuck_keys as s
-    where s.ordering_key = resume_key.ordering_key;
+    delete from rota.stuck_keys as s
+    where s.ordering_key = resume_key.ordering_key
+    returning s.job_id into v_job_id;
     if not found then
         raise exception using
             errcode = 'RT012',
@@ -105,7 +104,9 @@ begin
             hint = 'rota.stuck_keys lists the keys whose next job is dead.';
     end if;
 
-    perform rota._unstick(v_job_id, resume_key.ordering_key);
+    insert into rota.rechecks (due_at, kind, subject)
+    values (rota.now(), 'order', resume_key.ordering_key);
+    perform rota._ring('');
     return v_job_id;
 end;
 $$;

@@ -394,7 +394,7 @@ begin
 end;
 $$;
 
-/* Take away the rows of a job's parents that are dead; whether there were any. */
+/* Take away the rows of a job's parents that are still dead; whether there were any. */
 create or replace function rota._forget_failed(job_id bigint)
     returns boolean
     language plpgsql
@@ -408,6 +408,9 @@ begin
         from rota.dependencies as f
         where f.job_id = _forget_failed.job_id
           and f.is_failed
+          -- Who brought a parent back may not have seen this row yet.
+          and (select j.id from rota.jobs as j where j.id = f.parent_id) is null
+          and (select j.id from rota.jobs as j where j.first_job_id = f.parent_id) is null
         for update skip locked
     ));
     return found;

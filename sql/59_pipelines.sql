@@ -98,7 +98,12 @@ begin
 
     update rota.pipeline_stages as p
     set ordinal = null
-    where p.pipeline = drop_pipeline.pipeline;
+    where p.pipeline = drop_pipeline.pipeline
+      and p.ordinal is not null;
+    if not found then
+        -- Another who drops it was done just now.
+        perform rota._check_pipeline(drop_pipeline.pipeline);
+    end if;
 end;
 $$;
 

@@ -32,7 +32,7 @@ sys.path.insert(0, str(TESTS))
 from races import storm  # noqa: E402
 from races.bench import Bench, Run  # noqa: E402
 from races.game import choose  # noqa: E402
-from races.games import GAMES, known_reason, pairs_of_functions  # noqa: E402
+from races.games import GAMES, pairs_of_functions  # noqa: E402
 from races.instrument import instrument  # noqa: E402
 
 STORMS = ("keys", "rerun", "effects", "order", "dependencies", "limits")
@@ -86,18 +86,13 @@ def run_game(server: EmbeddedPostgres, arguments: argparse.Namespace, name: str)
             runs += len(played)
             for run in (run for run in played if run.problems):
                 found.append(run)
-                if not known_reason(run):
-                    print(f"\n{run}", *run.problems, sep="\n", flush=True)
+                print(f"\n{run}", *run.problems, sep="\n", flush=True)
             bar.show(done)
-    known = Counter(reason for run in found if (reason := known_reason(run)))
-    found = [run for run in found if not known_reason(run)]
     print(
         f"\n{name:<9} {len(chosen)} pairs of {len(game.operations)} operations in"
         f" {len(game.states)} states, {runs} runs, {bar.seconds:.0f} s,"
         f" {count_deadlocks(server)} deadlocks, {len(found)} violations"
     )
-    for why, count in known.items():
-        print(f"         known: {count} x {why}")
     for run in found:
         print(f"         {run}")
     return not found

@@ -28,6 +28,13 @@ DOCUMENTED = """
 """
 STATE = re.compile(r"\b(?:RT\d{3}|\d[0-9A-Z]\d{3})\b")
 # What a tick swallows and tries again later; everything else that it warns of is a problem.
+# What counts of a table, where that is not all that it says.
+ROWS = {
+    "dependencies": """
+        to_jsonb(t) || jsonb_build_object('is_failed', t.is_failed and not exists (
+            select from rota.jobs as j where t.parent_id in (j.id, j.first_job_id)))
+    """,
+}
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """
     select set_config('rota.hint_' || n, '', false)
@@ -194,7 +201,8 @@ class Stage:
             self.observer.execute("; ".join([FORGET_HINTS, *self._game.settle]))
         told = [table for table in self._tables if table not in self._game.ignored]
         columns = ", ".join(
-            f"(select jsonb_agg(to_jsonb(t)) from rota.{table} as t)" for table in told
+            f"(select jsonb_agg({ROWS.get(table, 'to_jsonb(t)')}) from rota.{table} as t)"
+            for table in told
         )
         broken = (
             f"{BROKEN} union all {self._game.left_over}" if self._game.left_over else BROKEN

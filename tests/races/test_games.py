@@ -13,7 +13,7 @@ import pytest
 
 from races.bench import Bench
 from races.game import choose
-from races.games import GAMES, known_reason, pairs_of_functions
+from races.games import GAMES, pairs_of_functions
 from races.instrument import instrument, mutate
 from races.world import WORLD
 
@@ -54,7 +54,7 @@ def test_no_two_operations_at_once_break_anything(connect: Connect, name: str) -
     with closing(Bench(connect, game)) as bench:
         runs = [run for pair in choose(SEED, 4, game) for run in bench.play_pair(*pair)]
 
-    found = [run for run in runs if run.problems and not known_reason(run)]
+    found = [run for run in runs if run.problems]
     assert ["\n".join([str(run), *run.problems]) for run in found] == []
     assert len(runs) > 6
 
@@ -107,10 +107,9 @@ def test_a_guard_that_is_missing_is_found(
     with closing(Bench(connect, game)) as bench:
         runs = list(bench.play_pair(state, first, second))
 
-    assert [run.place for run in runs if run.problems and not known_reason(run)] != []
+    assert [run.place for run in runs if run.problems] != []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "state", "first", "second"),
     [
@@ -121,10 +120,9 @@ def test_a_guard_that_is_missing_is_found(
         ("world", "a run is under way", "tick alone", "finish"),
     ],
 )
-def test_a_known_fault_is_still_there(
+def test_a_fault_that_was_mended_does_not_come_back(
     connect: Connect, name: str, state: str, first: str, second: str
 ) -> None:
-    """When one is mended, its pattern leaves KNOWN in games.py, and its line here goes."""
     instrument(connect())
 
     states = {state: GAMES[name].states[state]}
@@ -133,5 +131,4 @@ def test_a_known_fault_is_still_there(
     with closing(Bench(connect, game)) as bench:
         runs = list(bench.play_pair(state, first, second))
 
-    assert [known_reason(run) for run in runs if run.problems] != []
-    assert all(known_reason(run) for run in runs if run.problems)
+    assert ["\n".join([str(run), *run.problems]) for run in runs if run.problems] == []

@@ -76,6 +76,26 @@ def test_a_parent_that_ends_while_a_child_comes_in(
 
 
 @BOTH
+def test_a_child_that_comes_in_while_its_dead_parent_is_retried(
+    a: Session, b: Session, is_committed: bool
+) -> None:
+    """A retries a dead job and stays open; B enqueues a child, which sees it dead; A ends."""
+    parent = enqueue(a)
+    (job,) = claimed(a)
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", is_fatal=True))
+    with a.transaction() as transaction:
+        a.fetch(*call("retry_job", job_id=parent))
+        child = enqueue(b, after=[parent])
+        give_up(is_committed, transaction)
+
+    if is_committed:
+        (job,) = claimed(b)
+        assert job[0] == parent
+        b.fetch(*finish(job))
+    assert ids(b) == ([child] if is_committed else [])
+
+
+@BOTH
 def test_a_child_that_comes_in_while_its_parent_ends(
     a: Session, b: Session, is_committed: bool
 ) -> None:
