@@ -58,10 +58,16 @@ FENCE = (
         "old-lease-hides-the-new",
         "A worker that names an old and a new lease of a job is heard for the old one.",
         "sql/test_42_finish.py sql/test_43_heartbeat.py sql/test_45_fail.py",
+        sql("32_checks", "partition by r.job_id", "partition by r.ordinal"),
+    ),
+    mutant(
+        "token-that-never-was-hides-the-live",
+        "The token of a claim that was rolled back is taken for the newest of its job.",
+        "sql/test_42_finish.py sql/test_43_heartbeat.py sql/test_45_fail.py",
         sql(
             "32_checks",
-            "case rank() over (partition by r.job_id order by r.lease_token desc)",
-            "case 1",
+            "where j.id = r.job_id\n                    ) desc",
+            "where false\n                    ) desc",
         ),
     ),
     mutant(
