@@ -455,7 +455,7 @@ begin
     exception
         -- An unknown time zone is an invalid_parameter_value too, so no error is let through
         -- before all texts are known to be values.
-        when data_exception then
+        when data_exception or program_limit_exceeded then
             perform rota._refuse(format('jobs[%s].%s', f.ordinal, f.key), f.problem)
             from (
                 select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
@@ -495,7 +495,7 @@ begin
     end case;
     return null;
 exception
-    when data_exception then
+    when data_exception or program_limit_exceeded then
         return format('is not valid: %s', sqlerrm);
 end;
 $$;

@@ -40,7 +40,8 @@ begin
         perform rota._note_new(array[_link_job.job_id]);
     end if;
     if _link_job.before is not null then
-        perform rota._check_no_circle(array[_link_job.before], array[_link_job.job_id]);
+        perform rota._check_no_circle(
+            array[_link_job.before], array[_link_job.job_id], array['before']);
     end if;
 end;
 $$;
@@ -55,11 +56,14 @@ as $$
 declare
     v_before bigint[];
     v_before_child bigint[];
+    v_before_names text[];
     v_after bigint[];
     v_after_child bigint[];
 begin
-    select array_agg(n.before), array_agg(_link_jobs.job_ids[n.ordinal])
-    into v_before, v_before_child
+    select
+        array_agg(n.before), array_agg(_link_jobs.job_ids[n.ordinal]),
+        array_agg(format('jobs[%s].before', n.ordinal))
+    into v_before, v_before_child, v_before_names
     from rota._new_jobs(_link_jobs.jobs) as n
     where n.before is not null;
     select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal])
@@ -74,7 +78,7 @@ begin
     end if;
     perform rota._depend(v_after_child, v_after);
     if v_before is not null then
-        perform rota._check_no_circle(v_before, v_before_child);
+        perform rota._check_no_circle(v_before, v_before_child, v_before_names);
     end if;
     perform rota._note_new(array(
         select i.id
@@ -143,7 +147,11 @@ $$;
  * Refuse that one of *before* waits for a job that waits, perhaps over others, for it: for its
  * parents, and for who is in front of it in the line of its ordering key.
  */
-create or replace function rota._check_no_circle(before bigint[], job_ids bigint[])
+create or replace function rota._check_no_circle(
+    before bigint[],
+    job_ids bigint[],
+    arguments text[]
+)
     returns void
     language plpgsql
     security definer
@@ -176,10 +184,19 @@ begin
         where a.id <> a.before
     )
     select a.before into v_before from ancestors as a where a.id = a.before limit 1;
-    if found then
-        perform rota._refuse('before', format(
+    if not found then
+        return;
+    elsif cardinality(_check_no_circle.before) = 1 then
+        perform rota._refuse(_check_no_circle.arguments[1], format(
             'must not be a job that this one waits for, got %s', v_before));
     end if;
+    -- Of several, which is it?
+    for v_place in 1..cardinality(_check_no_circle.before) loop
+        perform rota._check_no_circle(
+            _check_no_circle.before[v_place:v_place],
+            _check_no_circle.job_ids[v_place:v_place],
+            _check_no_circle.arguments[v_place:v_place]);
+    end loop;
 end;
 $$;
 

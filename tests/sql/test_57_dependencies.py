@@ -188,8 +188,18 @@ def test_before_refuses_a_circle(db):
 
     with refused("before"):
         enqueue(db, before=b, after=[c])
-    with refused("before"):
+    with refused("jobs[1].before"):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "before": b, "after": [a, c]}]))
+
+
+def test_before_names_the_job_of_a_batch_that_closes_a_circle(db):
+    a = enqueue(db)
+    b = enqueue(db, after=[a])
+    c = enqueue(db, after=[b])
+    jobs = [{"before": b}, {"before": b, "after": [a]}, {"before": b, "after": [c]}]
+
+    with refused("jobs[3].before"):
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", **job} for job in jobs]))
 
 
 def test_before_refuses_a_circle_within_a_batch(db):
@@ -200,7 +210,7 @@ def test_before_refuses_a_circle_within_a_batch(db):
         {"job_type": "x", "before": other_last, "after": [one_last]},
     ]
 
-    with refused("before"):
+    with refused("jobs[1].before"):
         call(db, "enqueue_many", jobs=Jsonb(jobs))
 
 
@@ -215,7 +225,7 @@ def test_before_refuses_a_circle_over_the_line_of_a_key(db, function):
         {"after": [behind], "before": first},
         {"ordering_key": "other", "before": first},
     ):
-        with refused("before"):
+        with refused("before" if function == "enqueue" else "jobs[1].before"):
             if function == "enqueue":
                 enqueue(db, **job)
             else:
@@ -269,7 +279,7 @@ def test_enqueue_refuses_bad_parents(db, name, wrong):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", **wrong}]))
 
 
-@pytest.mark.parametrize("wrong", ["x", ["x"], {"a": 1}, [1.5], [[1], [2, 3]]])
+@pytest.mark.parametrize("wrong", ["x", ["x"], {"a": 1}, [1.5], [[1], [2, 3]], [[[[[[[1]]]]]]]])
 def test_enqueue_many_refuses_what_is_no_list_of_ids(db, wrong):
     with refused("jobs[1].after"):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "after": wrong}]))
