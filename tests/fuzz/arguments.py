@@ -201,7 +201,10 @@ def main() -> int:
         ]  # fmt: skip
         with ProcessPoolExecutor(arguments.processes) as pool:
             for player in as_completed([pool.submit(play_in_copy, *share) for share in shares]):
+                known = set(tally.findings)
                 tally.merge(player.result())
+                for key in tally.findings.keys() - known:
+                    print(f"\n{tally.findings[key]}", flush=True)
                 done = sum(tally.functions.values())
                 show(done, arguments.calls, time.monotonic() - started, len(tally.findings))
     report(tally, time.monotonic() - started)

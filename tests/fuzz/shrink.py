@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from fuzz.hostile import quoted
@@ -17,13 +18,14 @@ class Number(str):
 
 
 def smaller_values(value: str) -> Iterator[str]:
-    """Yield expressions like this one, with less in its json."""
+    """Yield expressions like this one, with less in its json, unless that is very deep."""
     found = JSON.fullmatch(value)
     if not found or len(value) > 5000:
         return
     text = found[1].replace("''", "'")
-    for less in less_of(json.loads(text, parse_float=Number, parse_int=Number)):
-        yield quoted(written(less), "jsonb")
+    with suppress(RecursionError):
+        for less in less_of(json.loads(text, parse_float=Number, parse_int=Number)):
+            yield quoted(written(less), "jsonb")
 
 
 def less_of(value: Any) -> Iterator[Any]:
