@@ -10,6 +10,7 @@ lease may be told that he had lost it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from history.context import TOLERANCE, Context, Problems
 from history.events import Event
@@ -37,12 +38,16 @@ LOST = ("RT001", "RT002", "RT003")
 ENDLESS = 1 << 30
 
 
+@cache
+def _protocol(attempts: int) -> Protocol:
+    return Protocol(1, 1, attempts=attempts, claims=ENDLESS, operations=ENDLESS)
+
+
 class Replay:
     """One job, and the steps that the protocol lets it take."""
 
     def __init__(self, attempts: int) -> None:
-        self._protocol = Protocol(1, 1, attempts=attempts, claims=ENDLESS, operations=ENDLESS)
-        self._fatal = Protocol(1, 1, attempts=0, claims=ENDLESS, operations=ENDLESS)
+        self._protocol, self._fatal = _protocol(attempts), _protocol(0)
         self._state = State(0, NOBODY, 0, (Job(),), (IDLE,), (), 1)
         self._claims: dict[int, int] = {}
 
