@@ -131,7 +131,8 @@ as $$
 declare
     v_wall constant timestamp without time zone := run_at at time zone time_zone;
 begin
-    if parsed.kind <> 'cron' then
+    if parsed.kind <> 'cron' or rota._clock_change(
+        time_zone, run_at - interval '26 hours', run_at + interval '26 hours') is null then
         return null;
     elsif rota._next_wall(parsed, v_wall) <> v_wall then
         return 'moved';
