@@ -47,6 +47,8 @@ create table rota.rechecks (
     due_at timestamptz not null,
     kind text not null,
     subject text not null,
+    made_by xid8 not null default pg_current_xact_id(),
+    is_seen boolean not null default false,
 
     constraint rechecks_pkey primary key (due_at, id),
     constraint rechecks_kind_check
@@ -62,4 +64,8 @@ with (
 comment on table rota.rechecks is
     'Notes that something may go on now; taken away by whoever has looked.';
 comment on column rota.rechecks.subject is
-    'A job''s id, an ordering key, a bucket, a limit or a schedule''s name, by kind.';
+    'A job''s id (of a parent with how it ended), an ordering key, a bucket, a limit or a '
+    'schedule''s name, by kind.';
+comment on column rota.rechecks.made_by is
+    'The transaction that wrote it; it cannot take its own note away.';
+comment on column rota.rechecks.is_seen is 'The transaction that wrote it has looked already.';

@@ -2,9 +2,13 @@
  * 55_rechecks.sql -- look again at what may go on now.
  *
  * What a job waits for is decided in one place and at one time: here, with the row of the job
- * locked, by what is committed.  A note is written by whoever changes something, and is seen
- * once that is committed; so the last change is always looked at after it, and no job is
- * forgotten.  Looking once too often does nothing.
+ * locked, by what is committed.  A note is written by whoever changes something, and taken away
+ * by somebody who has looked once that is committed; so the last change is always looked at
+ * after it, and no job is forgotten.  Looking once too often does nothing.
+ *
+ * A transaction that claims after it has changed something looks at its own notes too, and
+ * leaves them: of two open ones neither sees what the other does, and if each took away its
+ * notes nobody would look when both are done.
  *
  * Nobody waits here.  What somebody else has locked is looked at a moment later; and one note
  * that cannot be dealt with does not stop the others.
@@ -79,6 +83,7 @@ create or replace function rota._take_notes(max_notes integer, is_one_by_one boo
     set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_me constant xid8 := pg_current_xact_id_if_assigned();
     v_note record;
     v_notes integer := 0;
 begin
@@ -87,6 +92,7 @@ begin
             select r.ctid as place, r.kind, r.subject
             from rota.rechecks as r
             where r.due_at <= rota.now()
+              and (not r.is_seen or r.made_by is distinct from v_me)
             order by r.due_at, r.id
             limit _take_notes.max_notes
             for update skip locked
@@ -132,12 +138,14 @@ begin
         when 'job' then
             v_is_settled := rota._recheck_job(_take_note.subject::bigint);
         when 'parent' then
-            perform rota._recheck_parent(_take_note.subject::bigint);
+            perform rota._recheck_parent(
+                split_part(_take_note.subject, ' ', 1)::bigint,
+                split_part(_take_note.subject, ' ', 2));
         when 'bucket' then
             v_is_settled := rota._recheck_bucket(_take_note.subject);
         when 'limit' then
             -- First, since it may lead to the same note for later.
-            delete from rota.rechecks as r where r.ctid = any(_take_note.places);
+            perform rota._put_away(_take_note.places);
             if not rota._recheck_limit(_take_note.subject) then
                 perform rota._note_later(
                     _take_note.subject, rota.now() + interval '50 milliseconds');
@@ -146,10 +154,36 @@ begin
             v_is_settled := rota._recheck_schedule(_take_note.subject);
     end case;
 
-    if v_is_settled then
-        delete from rota.rechecks as r where r.ctid = any(_take_note.places);
+    if _take_note.kind = 'limit' then
+        return;
+    elsif v_is_settled then
+        perform rota._put_away(_take_note.places);
     else
         perform rota._put_off(_take_note.places, interval '50 milliseconds');
+    end if;
+end;
+$$;
+
+/* Delete notes that have been looked at; those of this transaction stay for the next look. */
+create or replace function rota._put_away(places tid[])
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_me constant xid8 := pg_current_xact_id();
+    v_deleted integer;
+begin
+    delete from rota.rechecks as r
+    where r.ctid = any(_put_away.places)
+      and r.made_by <> v_me;
+    get diagnostics v_deleted = row_count;
+    if v_deleted < cardinality(_put_away.places) then
+        update rota.rechecks as r
+        set is_seen = true
+        where r.ctid = any(_put_away.places)
+          and r.made_by = v_me;
     end if;
 end;
 $$;

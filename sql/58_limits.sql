@@ -446,7 +446,7 @@ begin
     insert into rota.rechecks (due_at, kind, subject)
     select _note.due_at, _note.kind, _note.subject
     where (
-        select r.kind = _note.kind and r.xmin = pg_current_xact_id()::xid
+        select r.kind = _note.kind and r.made_by = pg_current_xact_id() and not r.is_seen
           and (r.kind = 'limit' or r.due_at = _note.due_at)
         from rota.rechecks as r
         where r.kind in ('bucket', 'limit')

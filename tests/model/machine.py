@@ -56,6 +56,7 @@ class Machine(RuleBasedStateMachine):
         """Call the function and hold all against the model; *said* is what that is told."""
         code, answer = self.database.call(function, **given)
         self.model.seen = self.database.seen()
+        self.model.transaction += self.backup is None
         try:
             expected = getattr(self.model, function)(**(given if said is None else said))
             wanted = ""
@@ -252,6 +253,7 @@ class Machine(RuleBasedStateMachine):
 
     def begin(self) -> None:
         self.backup = pickle.dumps(self.model)
+        self.model.transaction += 1
         self.database.begin()
 
     def end(self, is_committed: bool) -> None:

@@ -28,7 +28,8 @@ class Waiting:
         self.stuck: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when
         self.parents: dict[int, dict[int, bool]] = {}  # of a job: which, and whether it is dead
         self.if_parent_dead: dict[int, str] = {}
-        self.notes: list[tuple[int, str, str]] = []  # when to look at what again
+        self.notes: list[list[Any]] = []  # when to look at what again, by whom made, if seen
+        self.transaction = 0
         self.effects: dict[tuple[str, str], list[Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.fires: dict[tuple[str, int], list[Any]] = {}
@@ -49,7 +50,7 @@ class Waiting:
             self._note("job", job.id)
 
     def _note(self, kind: str, subject: Any) -> None:
-        self.notes.append((self.now, kind, str(subject)))
+        self.notes.append([self.now, kind, str(subject), self.transaction, False])
 
     def _tell_children(self, job: Job) -> None:
         """A job has ended: those that wait for it are to be looked at."""
@@ -63,13 +64,18 @@ class Waiting:
     def _look_again(self, most: int) -> None:
         """Take up to so many notes that are due, and those to which that leads."""
         while most > 0:
-            due = sorted(note for note in self.notes if note[0] <= self.now)[:most]
+            mine = [self.transaction, True]
+            due = [note for note in self.notes if note[0] <= self.now and note[3:] != mine]
             if not due:
                 return
+            due = sorted(due)[:most]
             most -= len(due)
             for note in due:
                 self.notes.remove(note)
-            for kind, subject in sorted({note[1:] for note in due}):
+                if note[3] == self.transaction:
+                    # What it has made itself is for others to look at when it is done.
+                    self.notes.append([*note[:4], True])
+            for kind, subject in sorted({(note[1], note[2]) for note in due}):
                 if kind == "order":
                     self._look_at_key(subject)
                 else:
