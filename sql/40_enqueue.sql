@@ -154,10 +154,8 @@ begin
     v_has_waits := jsonb_path_exists(enqueue_many.jobs,
         '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
             || exists(@.limit_key))');
-    if v_has_waits and jsonb_path_exists(enqueue_many.jobs,
-        '$[*] ? (exists(@.before)
-            && (exists(@.after) || exists(@.idempotency_key) || exists(@.ordering_key)))') then
-        perform rota._lock_links();
+    if v_has_waits then
+        perform rota._lock_links_of(enqueue_many.jobs);
     end if;
     v_new_ids := array(
         select nextval('rota.jobs_id_seq')

@@ -108,6 +108,8 @@ begin
     if _enqueue_special.before is not null
       and num_nonnulls(_enqueue_special.after, job.idempotency_key, job.ordering_key) > 0 then
         perform rota._lock_links();
+    elsif _enqueue_special.after is not null and job.ordering_key is not null then
+        perform rota._share_links();
     end if;
     select k.job_id, k.is_new
     into v_job_id, v_is_new

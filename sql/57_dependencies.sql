@@ -30,7 +30,10 @@ create or replace function rota._link_job(
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if _link_job.before is not null then
+    if _link_job.before = _link_job.job_id then
+        perform rota._refuse('before', format(
+            'must not be the job itself, got %s', _link_job.before));
+    elsif _link_job.before is not null then
         perform rota._hold_blocked(array[_link_job.before]);
         perform rota._depend(array[_link_job.before], array[_link_job.job_id]);
     end if;
@@ -73,6 +76,9 @@ begin
     where _link_jobs.news[n.ordinal];
 
     if v_before is not null then
+        perform rota._refuse(b.name, format('must not be the job itself, got %s', b.before))
+        from unnest(v_before, v_before_child, v_before_names) as b (before, job_id, name)
+        where b.before = b.job_id;
         perform rota._hold_blocked(v_before);
         perform rota._depend(v_before, v_before_child);
     end if;
@@ -143,6 +149,36 @@ begin
 end;
 $$;
 
+/* The same for a batch, if it has such jobs. */
+create or replace function rota._lock_links_of(jobs jsonb)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if jsonb_path_exists(_lock_links_of.jobs, '$[*] ? (exists(@.before)
+        && (exists(@.after) || exists(@.idempotency_key) || exists(@.ordering_key)))') then
+        perform rota._lock_links();
+    elsif jsonb_path_exists(_lock_links_of.jobs,
+        '$[*] ? (exists(@.after) && exists(@.ordering_key))') then
+        perform rota._share_links();
+    end if;
+end;
+$$;
+
+/* Let those wait for us: we go into a line, and come after others. */
+create or replace function rota._share_links()
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pg_advisory_xact_lock_shared(hashtextextended('rota.links', 0));
+end;
+$$;
+
 /*
  * Refuse that one of *before* waits for a job that waits, perhaps over others, for it: for its
  * parents, and for who is in front of it in the line of its ordering key.
@@ -175,9 +211,11 @@ begin
             union all (
                 select e.id
                 from rota.jobs as j
-                join rota.jobs as e on e.ordering_key = j.ordering_key and e.id < j.id
-                where j.id = a.id
-                order by e.id desc
+                join rota.jobs as e on e.ordering_key = j.ordering_key
+                  and coalesce(e.first_job_id, e.id) < coalesce(j.first_job_id, j.id)
+                where j.id = coalesce(
+                    (select r.id from rota.jobs as r where r.first_job_id = a.id), a.id)
+                order by coalesce(e.first_job_id, e.id) desc
                 limit 1
             )
         ) as p
@@ -299,7 +337,7 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- This snapshot may be older than a row that waits for us.
         insert into rota.rechecks (due_at, kind, subject)
-        select rota.now(), 'parent', p.id::text
+        select rota.now(), 'parent', format('%s %s', p.id, _settle_parents.status)
         from unnest(_settle_parents.parent_ids) as p (id);
         perform rota._ring('');
         return;
@@ -324,7 +362,8 @@ begin
 end;
 $$;
 
-create or replace function rota._recheck_parent(job_id bigint)
+/* This job, or run, had ended so; it may be live again, or forgotten. */
+create or replace function rota._recheck_parent(job_id bigint, status text)
     returns void
     language plpgsql
     security definer
@@ -338,8 +377,11 @@ begin
     where f.id = _recheck_parent.job_id
       and f.first_job_id is null;
 
-    if not found then
-        v_status := rota._run_status(_recheck_parent.job_id);
+    if not found and not exists (
+        select from rota.jobs as j where j.id = _recheck_parent.job_id and j.pipeline is null
+    ) then
+        v_status := coalesce(
+            rota._run_status(_recheck_parent.job_id), _recheck_parent.status);
         -- What is live tells at its end.
         if v_status <> 'live' then
             perform rota._settle_parents(array[_recheck_parent.job_id], v_status);

@@ -337,6 +337,14 @@ begin
     if v_job.pipeline is null then
         perform rota._refuse('job_id', format(
             'must be a job of a pipeline, and job %s is in none', _ended_stage.job_id));
+    elsif not exists (
+        select
+        from rota.pipeline_stages as p
+        where p.pipeline = v_job.pipeline
+          and p.ordinal is not null
+    ) then
+        perform rota._refuse('job_id', format(
+            'must be a job of a pipeline that is defined, and %L is not', v_job.pipeline));
     elsif exists (select from rota.jobs as j where j.first_job_id = v_job.first_job_id) then
         perform rota._raise_taken(v_job.id, v_job.idempotency_key, v_job.first_job_id);
     end if;

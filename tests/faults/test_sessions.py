@@ -149,6 +149,7 @@ def test_no_function_but_tick_and_wakeups_takes_an_advisory_lock(
         "tick",
         "enqueue",
         "_lock_links",
+        "_share_links",
         "_lock_ticker",
         "_ring",
         "_ring_doors",

@@ -95,6 +95,50 @@ def test_a_child_that_comes_in_while_its_dead_parent_is_retried(
     assert ids(b) == ([child] if is_committed else [])
 
 
+def test_two_that_end_and_claim_at_once_leave_nobody_behind(a: Session, b: Session) -> None:
+    """A ends the head of a key, claims and stays open; B adds a job and claims; A commits.
+
+    Neither sees what the other does, and each looks at the key.
+    """
+    enqueue(a, ordering_key="k")
+    (job,) = claimed(a)
+    with a.transaction():
+        a.fetch(*finish(job))
+        assert claimed(a) == []
+        second = enqueue(b, ordering_key="k")
+        assert claimed(b) == []
+
+    assert ids(b) == [second]
+
+
+def test_a_transaction_that_enqueues_and_claims_leaves_its_job_to_others(
+    a: Session, b: Session
+) -> None:
+    """A enqueues behind the head, claims and stays open; B ends the head and claims."""
+    enqueue(a, ordering_key="k")
+    (job,) = claimed(b)
+    with a.transaction():
+        second = enqueue(a, ordering_key="k")
+        assert claimed(a) == []
+        b.fetch(*finish(job))
+        assert claimed(b) == []
+
+    assert ids(b) == [second]
+
+
+def test_a_circle_that_two_close_at_once_over_a_line_is_refused(a: Session, b: Session) -> None:
+    """A comes after a job, into a line, and stays open; B goes before it, into the line."""
+    parent = enqueue(a)
+    waiting = enqueue(a, after=[parent])
+    with a.transaction():
+        enqueue(a, ordering_key="k", after=[waiting])
+        pending = b.start(*call("enqueue", job_type="t", ordering_key="k", before=waiting))
+        pending.wait_blocked(by=a)
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="before must not be"):
+        pending.result()
+
+
 @BOTH
 def test_a_child_that_comes_in_while_its_parent_ends(
     a: Session, b: Session, is_committed: bool

@@ -119,6 +119,7 @@ def test_a_cancel_goes_down_the_whole_line(db):
 
     assert {status(db, job_id) for job_id in ids[1:]} == {"cancelled"}
     assert rows(db, "select * from rota.dependencies") == []
+    one(db, "tick")  # its own notes stay for another
     assert rows(db, "select * from rota.rechecks") == []
 
 
@@ -200,6 +201,16 @@ def test_before_names_the_job_of_a_batch_that_closes_a_circle(db):
 
     with refused("jobs[3].before"):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", **job} for job in jobs]))
+
+
+def test_before_refuses_the_job_itself(db):
+    waiting = enqueue(db, after=[enqueue(db)], idempotency_key="e")
+
+    with refused("before"):
+        enqueue(db, before=waiting, idempotency_key="e")
+    with refused("jobs[1].before"):
+        job = {"job_type": "x", "before": waiting, "idempotency_key": "e"}
+        call(db, "enqueue_many", jobs=Jsonb([job]))
 
 
 def test_before_refuses_a_circle_within_a_batch(db):

@@ -596,7 +596,7 @@ def test_a_dead_stage_holds_its_ordering_key_until_its_run_goes_on(order, how):
     assert rows(order, "select * from rota.stuck_keys") == []
 
 
-def test_rerun_from_takes_its_turn_behind_those_that_came_meanwhile(order):
+def test_rerun_from_takes_the_place_of_its_run_before_those_that_came_later(order):
     first = start(order, ordering_key="k")
     value(order, "cancel_job", job_id=first)
     second = start(order, ordering_key="k")
@@ -605,8 +605,38 @@ def test_rerun_from_takes_its_turn_behind_those_that_came_meanwhile(order):
 
     passed = [step(order).job_id for _ in range(4)]
 
-    assert passed[0] == second
-    assert passed[3] == again
+    assert passed[0] == again
+    assert passed[1] == second
+
+
+@pytest.mark.parametrize("again", ["retry_job", "rerun_from"])
+def test_a_run_that_goes_on_does_not_stand_behind_those_that_wait_for_it(order, again):
+    run_id = start(order, ordering_key="k")
+    child = enqueue(
+        order, queue="default", ordering_key="k", after=[run_id], if_parent_dead="wait"
+    )
+    step(order)
+    job = take(order)
+    die(order, job)
+    value(order, "resume_key", ordering_key="k")
+
+    if again == "retry_job":
+        value(order, "retry_job", job_id=job.job_id)
+    else:
+        value(order, "rerun_from", job_id=run_id, stage="charge")
+
+    assert [step(order).stage for _ in range(2)] == ["charge", "ship"]
+    assert take(order).job_id == child
+
+
+def test_before_sees_a_circle_over_the_run_of_a_parent(order):
+    run_id = start(order, ordering_key="k")
+    waiting = enqueue(order, ordering_key="o", after=[enqueue(order, queue="later")])
+    step(order)
+    line = start(order, ordering_key="o", after=[run_id])
+
+    with refused("before"):
+        enqueue(order, after=[line], before=waiting)
 
 
 def test_the_limit_key_of_a_run_goes_with_it(order):
@@ -789,7 +819,7 @@ def test_drop_pipeline_lets_runs_go_to_their_end(order):
         call(order, "drop_pipeline", pipeline="order")
     assert [step(order).stage for _ in range(2)] == ["charge", "ship"]
     assert stages(order, run_id) == ["check succeeded", "charge succeeded", "ship succeeded"]
-    with refused("pipeline"):
+    with refused("job_id"):
         value(order, "rerun_from", job_id=run_id, stage="check")
     define(order)
     assert start(order) > run_id
