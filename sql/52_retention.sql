@@ -131,6 +131,7 @@ begin
                 where f.status = any(v_statuses)
                   and f.queue = v_queue
                   and f.finished_at < v_before
+                  and not rota._is_waited_for(f.id, f.first_job_id)
                 order by f.finished_at
                 limit _delete_old_jobs.max_rows - v_deleted
                 for update skip locked
@@ -159,6 +160,25 @@ begin
     where f.id = any(v_ids)
       and f.finished_at < v_oldest;
     return v_deleted + cardinality(v_ids);
+end;
+$$;
+
+/* Whether somebody waits for an ended job, or its run: for its retry, if it is dead. */
+create or replace function rota._is_waited_for(job_id bigint, first_job_id bigint)
+    returns boolean
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (
+        select
+        from rota.dependencies as d
+        where d.parent_id in (_is_waited_for.job_id, _is_waited_for.first_job_id)
+    ) or exists (
+        select from rota.stuck_keys as s where s.job_id = _is_waited_for.job_id
+    );
 end;
 $$;
 
@@ -323,6 +343,9 @@ create or replace function rota._create_partition(day date)
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
+    -- Its bounds are written into a statement.
+    set datestyle = 'ISO'
+    set timezone = 'UTC'
 as $$
 declare
     v_name constant text := 'finished_jobs_done_' || to_char(_create_partition.day, 'YYYYMMDD');

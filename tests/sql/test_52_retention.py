@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from sql.helpers import Db, one, owner, rows, run, running, scalar, value
+from sql.helpers import Db, claim, enqueue, one, owner, rows, run, running, scalar, value
 
 
 def end(db: Db, status: str, queue: str = "default") -> int:
@@ -149,6 +149,52 @@ def test_retain_routes_a_job_to_the_partition_of_its_day(db, clock):
     where = "select tableoid::regclass::text from rota.finished_jobs where id = %s"
     assert scalar(db, where, last) == "rota.finished_jobs_done_20310301"
     assert scalar(db, where, first) == "rota.finished_jobs_done_20310302"
+
+
+def test_retain_makes_the_same_partitions_whatever_style_a_session_has(db, clock):
+    """IST would be written for Kolkata, and be read as the time of Israel."""
+    now = clock.set("2031-03-01 12:00+00")
+    bound = "select pg_get_expr(relpartbound, oid) from pg_class where oid = %s::regclass"
+    db.execute("set datestyle = 'SQL, DMY'; set timezone = 'Asia/Kolkata'")
+    assert one(db, "tick").partitions_created == 7
+
+    db.execute("set datestyle = 'ISO'; set timezone = 'UTC'")
+    (tomorrow,) = names(now, range(1, 2))
+    assert scalar(db, bound, tomorrow) == (
+        "FOR VALUES FROM ('2031-03-02 00:00:00+00') TO ('2031-03-03 00:00:00+00')"
+    )
+
+
+def test_retain_keeps_a_dead_job_as_long_as_somebody_waits_for_its_retry(db, clock):
+    value(db, "set_queue", queue="default", keep_dead="0")
+    dead = running(db)
+    child = enqueue(db, after=[dead.job_id], if_parent_dead="wait")
+    one(db, "fail_job", **owner(dead), error="e", is_fatal=True)
+    stuck = running(db, ordering_key="k")
+    one(db, "fail_job", **owner(stuck), error="e", is_fatal=True)
+
+    tick_until_done(db, clock)
+    assert [is_there(db, job.job_id) for job in (dead, stuck)] == [True, True]
+    value(db, "cancel_job", job_id=child)
+    value(db, "resume_key", ordering_key="k")
+    tick_until_done(db, clock)
+    assert [is_there(db, job.job_id) for job in (dead, stuck)] == [False, False]
+
+
+def test_retain_takes_no_parent_from_those_that_a_snapshot_could_not_tell(db, connect, clock):
+    value(db, "set_queue", queue="default", keep_finished="0")
+    parent = running(db)
+    child = enqueue(db, after=[parent.job_id])
+    one(db, "tick")
+    other = connect()
+    other.execute("set default_transaction_isolation = 'repeatable read'")
+    value(other, "finish_job", **owner(parent))
+    clock.advance("1 minute")
+    one(other, "tick")
+    assert is_there(db, parent.job_id)
+
+    db.execute("delete from rota.finished_jobs")  # as the drop of its day would
+    assert [job.job_id for job in claim(db)] == [child]
 
 
 def test_retain_makes_no_partition_for_a_day_that_is_about_to_begin(db, clock):
