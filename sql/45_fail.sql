@@ -116,6 +116,9 @@ begin
                     job.backoff,
                     (select q.backoff from rota.queues as q where q.queue = job.queue)),
                 job.attempts));
+        if v_is_rerun then
+            run_at := greatest(run_at, job.rerun_run_at);
+        end if;
     end if;
 
     if status = 'cancelled' then
@@ -129,9 +132,9 @@ begin
         error_type, message, stack
     )
     values (
-        job.id, job.lease_token, job.attempts, job.queue, job.job_type, job.locked_by,
-        job.started_at, v_now, v_error_type, left(_fail_running.error, 10000),
-        left(_fail_running.stack, 20000)
+        job.id, job.lease_token, job.attempts, job.queue, job.job_type,
+        coalesce(job.locked_by, ''), coalesce(job.started_at, v_now), v_now, v_error_type,
+        left(_fail_running.error, 10000), left(_fail_running.stack, 20000)
     )
     on conflict do nothing;
 
@@ -268,7 +271,7 @@ begin
     return query
     update rota.jobs as j
     set status = 'queued',
-        run_at = coalesce(_give_back.run_at, j.run_at),
+        run_at = greatest(coalesce(_give_back.run_at, j.run_at), j.rerun_run_at),
         attempts = j.attempts - 1,
         payload = coalesce(j.rerun_payload, j.payload),
         priority = coalesce(j.rerun_priority, j.priority),

@@ -41,9 +41,10 @@ class Operated(Model):
                 parents.update(dict.fromkeys(parents.keys() & {job_id}, False))
         job.lease_token += job.status == "running"
         job.attempts = min(job.attempts, job.max_attempts - 1)
-        job.run_at = min(job.run_at, self.now)
+        run_at = min(job.run_at, self.now)
         job.cancel_requested_at = job.cancel_reason = None
         self._wait(job, "blocked" if job.status == "blocked" else "queued")
+        job.run_at = run_at
         return [[job.status]]
 
     def cancel_job(self, job_id: int, reason: str | None = None) -> Rows:

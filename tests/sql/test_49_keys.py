@@ -29,6 +29,29 @@ def finish(db, job):
     return value(db, "finish_job", **owner(job))
 
 
+@pytest.mark.parametrize("end", ["release", "snooze", "fail"])
+def test_enqueue_rerun_for_later_waits_until_then_also_if_this_try_does_not_finish(
+    db, clock, end
+):
+    start = clock.set("2031-03-01 12:00+00")
+    enqueue(db, **KEY, backoff={"kind": "fixed", "base_seconds": 1})
+    (job,) = claim(db)
+    enqueue(db, payload={"v": 2}, **RERUN, delay="1 hour")
+
+    if end == "release":
+        call(db, "release_jobs", job_ids=[job.job_id], lease_tokens=[job.lease_token])
+    elif end == "snooze":
+        assert value(db, "snooze_job", **owner(job), delay="1 s") == start + timedelta(hours=1)
+    else:
+        told = one(db, "fail_job", **owner(job), error="no")
+        assert told.run_at == start + timedelta(hours=1)
+
+    clock.advance("59 minutes")
+    assert claim(db) == []
+    clock.advance("2 minutes")
+    assert [job.payload for job in claim(db)] == [{"v": 2}]
+
+
 def test_enqueue_rerun_starts_a_finished_key_again(db):
     first = enqueue(db, payload={"v": 1}, **RERUN, updated_at=at(1))
     finish(db, *claim(db))
