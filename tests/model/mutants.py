@@ -66,7 +66,11 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a dead job that holds nobody up": [("_follow_up", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [
         ("_is_free_key", "and j.status <> 'blocked'", "and false"),
-        ("_recheck_order", "order by j.id", "and j.status = 'blocked' order by j.id"),
+        (
+            "_recheck_order",
+            "order by coalesce(j",
+            "and j.status = 'blocked' order by coalesce(j",
+        ),
     ],
     "a parent that nobody waits for": [
         ("_recheck_job", "if rota._has_parents(v_job.id) then", "if false then")

@@ -135,8 +135,8 @@ ONCE = (
         "sql/test_56_order.py",
         sql(
             "56_order",
-            "    order by j.id\n    limit 1;",
-            "    order by j.id desc\n    limit 1;",
+            "    order by coalesce(j.first_job_id, j.id)\n    limit 1;",
+            "    order by coalesce(j.first_job_id, j.id) desc\n    limit 1;",
         ),
     ),
     mutant(

@@ -41,10 +41,22 @@ UPKEEP = (
         sql("53_tick", "return rota._has_stale_leases() or exists (", "return exists ("),
     ),
     mutant(
+        "own-notes-taken-away",
+        "A transaction that looks takes away its own notes, before others see what it did.",
+        "races/test_waiting.py",
+        sql("55_rechecks", "\n      and r.made_by <> v_me;", ";"),
+    ),
+    mutant(
+        "rerun-before-its-time",
+        "A job that was asked for again, for later, runs when the try under way has failed.",
+        "sql/test_49_keys.py",
+        sql("45_fail", "run_at := greatest(run_at, job.rerun_run_at);", "null;"),
+    ),
+    mutant(
         "note-lost",
         "A note that cannot be dealt with just now is taken away.",
         "races/test_waiting.py sql/test_56_order.py",
-        sql("55_rechecks", "    if v_is_settled then\n", "    if true then\n"),
+        sql("55_rechecks", "    elsif v_is_settled then\n", "    elsif true then\n"),
     ),
     mutant(
         "history-forgotten-early",

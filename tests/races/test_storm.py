@@ -51,13 +51,23 @@ MUTANTS = {
         "order",
         [
             ("_is_free_key", "and j.status <> 'blocked'", "and false"),
-            ("_recheck_order", "order by j.id", "and j.status = 'blocked' order by j.id"),
+            (
+                "_recheck_order",
+                "order by coalesce(j",
+                "and j.status = 'blocked' order by coalesce(j",
+            ),
         ],
         "beside job",
     ),
     "a key whose last job goes first": (
         "order",
-        [("_recheck_order", "order by j.id", "order by j.id desc")],
+        [
+            (
+                "_recheck_order",
+                "coalesce(j.first_job_id, j.id)",
+                "coalesce(j.first_job_id, j.id) desc",
+            )
+        ],
         "started before",
     ),
     "a dead job that holds nobody up": (
