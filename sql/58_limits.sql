@@ -39,6 +39,7 @@ declare
     v_limit_name constant text := coalesce(
         'queue ' || set_limit.queue, 'type ' || set_limit.job_type,
         'key ' || set_limit.limit_key);
+    v_limit rota.limits;
 begin
     perform rota._check_limit(
         set_limit.queue, set_limit.job_type, set_limit.limit_key, set_limit.max_running,
@@ -63,7 +64,10 @@ begin
         weight = coalesce(excluded.weight, case when not is_reset then l.weight end),
         updated_at = rota.now(),
         is_settled = false,
-        settled_xid = null;
+        settled_xid = null
+    returning l.*
+    into v_limit;
+    perform rota._check_burst(v_limit);
 
     delete from rota.limits as l
     where l.limit_name = v_limit_name
@@ -129,6 +133,25 @@ begin
     end if;
     if _check_limit.per is not null then
         perform rota._check_interval('per', _check_limit.per, '1 millisecond', '366 days');
+    end if;
+end;
+$$;
+
+/* No time may be out of range.  What was set before counts too, so this looks at the row. */
+create or replace function rota._check_burst(bound rota.limits)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    c_gap constant interval := rota._gap(bound.max_starts, bound.per);
+    c_most constant bigint := 1 + floor(
+        extract(epoch from interval '100 years') / extract(epoch from c_gap))::bigint;
+begin
+    if bound.burst > c_most then
+        perform rota._refuse('burst', format(
+            'must be 1 to %s at one start in %s, got %s', c_most, c_gap, bound.burst));
     end if;
 end;
 $$;

@@ -611,6 +611,38 @@ def test_set_limit_names_the_bad_argument(db, name, arguments):
     assert rows(db, "select * from rota.limits") == []
 
 
+SLOW = {"max_starts": 1, "per": "366 days", "burst": 101}
+
+
+@pytest.mark.parametrize("given", [[*SLOW], *([name] for name in SLOW)])
+def test_set_limit_refuses_a_burst_of_more_than_a_century(db, given):
+    """Whether it is given at once, or comes of what is there and what is given."""
+    rest = {name: SLOW[name] for name in SLOW if name not in given}
+    limit(db, job_type="x", max_running=1, **rest)
+    before = rows(db, "select * from rota.limits")
+
+    with refused("burst"):
+        limit(db, job_type="x", **{name: SLOW[name] for name in given})
+
+    assert rows(db, "select * from rota.limits") == before
+
+
+def test_set_limit_of_the_longest_burst_stops_no_claim(db):
+    limit(db, job_type="x", **{**SLOW, "burst": 100})
+    jobs = [enqueue(db), enqueue(db, "y")]
+
+    assert sorted(ids(take(db))) == jobs
+    assert len(rows(db, "select * from rota.limit_stats")) == 1
+
+
+def test_set_limit_with_is_reset_asks_only_for_what_is_given(db):
+    limit(db, job_type="x", **{**SLOW, "per": None})
+
+    limit(db, job_type="x", per="366 days", max_starts=1, is_reset=True)
+
+    assert rows(db, "select burst from rota.limits") == [(None,)]
+
+
 def test_enqueue_refuses_the_name_of_a_class_as_a_key(db):
     with refused("limit_key"):
         keyed(db, "customer:*")
