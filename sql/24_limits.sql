@@ -49,7 +49,8 @@ create unique index limits_job_type_idx on rota.limits (job_type) where job_type
 
 comment on table rota.limits is 'How much may run at once or start in a time, as set.';
 comment on column rota.limits.limit_key is
-    'A key, or customer:* for each key that begins with customer: and has no row of its own.';
+    'A key, or customer:* (no other colon) for each key that begins with customer: and has no '
+    'row of its own.';
 comment on column rota.limits.max_running is 'Null means no limit.';
 comment on column rota.limits.max_starts is 'Starts in the time per; null means no limit.';
 comment on column rota.limits.per is 'Null means 1 second.';

@@ -113,6 +113,11 @@ begin
         perform rota._check_name('job_type', _check_limit.job_type);
     else
         perform rota._check_text('limit_key', _check_limit.limit_key, 255);
+        if _check_limit.limit_key like '%:%:*' then
+            perform rota._refuse('limit_key', format(
+                'with :* is a class, all keys with the same text before their first colon, so '
+                'it must have no other colon, got %L', left(_check_limit.limit_key, 80)));
+        end if;
     end if;
     if _check_limit.max_running not between 0 and 1000000 then
         perform rota._refuse('max_running', format(

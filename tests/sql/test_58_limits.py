@@ -594,6 +594,8 @@ def test_limit_stats_show_each_limit_in_use(db, clock):
         ("job_type", {"job_type": ""}),
         ("limit_key", {"limit_key": ""}),
         ("limit_key", {"limit_key": "x" * 256}),
+        ("limit_key", {"limit_key": "eu:customer:*", "max_running": 1}),
+        ("limit_key", {"limit_key": "::*", "weight": 1}),
         ("max_running", {"queue": "a", "max_running": -1}),
         ("max_starts", {"queue": "a", "max_starts": 0}),
         ("per", {"queue": "a", "max_starts": 1, "per": "0"}),
