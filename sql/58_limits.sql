@@ -835,6 +835,7 @@ as $$
 declare
     v_limit rota.limits;
     v_age interval;
+    v_is_over boolean;
     v_is_settled boolean;
 begin
     select l.*
@@ -848,17 +849,25 @@ begin
     end if;
 
     v_age := rota.now() - v_limit.updated_at;
+    -- Asked before the count: one that ends in between is not in it.
+    v_is_over := v_age > '5 seconds' and coalesce(
+        v_limit.settled_xid <= pg_snapshot_xmin(pg_current_snapshot()), false);
     perform rota._count_started(v_limit);
+    v_is_settled := v_is_over and cardinality(rota._uncounted(v_limit)) = 0;
     update rota.limits as l
     set settled_xid = coalesce(
-            l.settled_xid, pg_snapshot_xmax(pg_current_snapshot())),
-        is_settled = v_age > '5 seconds' and coalesce(
-            l.settled_xid <= pg_snapshot_xmin(pg_current_snapshot()), false)
-    where l.limit_name = v_limit.limit_name
-    returning l.is_settled into v_is_settled;
+            -- A snapshot alone does not know of those that began after the last that ended.
+            l.settled_xid,
+            greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))),
+        is_settled = v_is_settled
+    where l.limit_name = v_limit.limit_name;
     if not v_is_settled then
         perform rota._note_later(
-            v_limit.limit_name, rota.now() + greatest('1 second', v_age / 2));
+            v_limit.limit_name,
+            rota.now() + case
+                when v_is_over then '1 second'
+                else greatest('1 second', v_age / 2)
+            end);
     end if;
 end;
 $$;
@@ -870,9 +879,33 @@ create or replace function rota._count_started(bound rota.limits)
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_ids bigint[];
+    v_ids bigint[] := rota._uncounted(bound);
 begin
+    -- Those that count already are left alone: a lock would hold up their end.
     v_ids := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(v_ids)
+          and j.status = 'running'
+        for update skip locked
+    );
+    update rota.jobs as j
+    set is_limited = true,
+        bucket = rota._bucket(j.job_type, j.limit_key)
+    where j.id = any(v_ids);
+    perform rota._take_slots(v_ids);
+end;
+$$;
+
+/* What runs without a slot of this limit, though it counts for it. */
+create or replace function rota._uncounted(bound rota.limits)
+    returns bigint[]
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return array(
         select j.id
         from rota.jobs as j
         where j.status = 'running'
@@ -880,8 +913,10 @@ begin
           and (j.queue = bound.queue or j.job_type = bound.job_type
             or j.limit_key = bound.limit_key
             or bound.limit_key like '%:*'
-              and bound.limit_name = any(rota._key_limits(j.limit_key)))
-          -- Those that count already are left alone: a lock would hold up their end.
+              and bound.limit_name = any(rota._key_limits(j.limit_key))
+              and not exists (
+                select from rota.limits as l where l.limit_name = 'key ' || j.limit_key
+              ))
           and bound.max_running is not null
           and (
             select s.job_id
@@ -892,13 +927,7 @@ begin
               end
               and s.job_id = j.id
           ) is null
-        for update skip locked
     );
-    update rota.jobs as j
-    set is_limited = true,
-        bucket = rota._bucket(j.job_type, j.limit_key)
-    where j.id = any(v_ids);
-    perform rota._take_slots(v_ids);
 end;
 $$;
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+from conftest import Clock
 from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
@@ -222,6 +223,12 @@ def claimed(session: Session, max_jobs: int = 10) -> list[Any]:
     return session.fetch(*call("claim_jobs", worker="w", max_jobs=max_jobs))
 
 
+def tick_each_second(session: Session, clock: Clock, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.advance("1 s")
+        session.fetch(*call("tick"))
+
+
 def finish(session: Session, job: Any) -> None:
     session.fetch(*call("finish_job", job_id=job[0], lease_token=job[1]))
 
@@ -291,3 +298,46 @@ def test_claims_of_one_bucket_wait_for_each_other(a: Session, b: Session) -> Non
         pending.wait_blocked(by=a)
 
     assert len(pending.result()) == 1
+
+
+def test_limit_counts_what_ran_though_its_row_was_held_at_each_look(
+    a: Session, b: Session, clock: Clock
+) -> None:
+    """By one transaction after the other; and nothing else waits for that."""
+    clock.set("2026-01-12 10:00+00")
+    for job_type in ("x", "x", "y"):
+        a.fetch(*call("enqueue", job_type=job_type, lease="1 hour"))
+    ((job_id, token, *_),) = claimed(a, 1)
+    for job_type in ("x", "y"):
+        b.fetch(*call("set_limit", job_type=job_type, max_running=1))
+
+    for seconds in (1, 60):
+        with a.transaction():
+            a.fetch(*call("set_progress", job_id=job_id, lease_token=token, percent=50))
+            tick_each_second(b, clock, seconds)
+    settled = b.fetch("select job_type from rota.limits where is_settled")
+    tick_each_second(b, clock, 2)
+
+    assert settled == [("y",)]
+    assert [job[3] for job in claimed(b)] == ["y"]
+    assert b.fetch("select bool_and(is_settled) from rota.limits") == [(True,)]
+
+
+def test_limit_counts_a_claim_that_began_while_it_was_set(
+    a: Session, b: Session, clock: Clock
+) -> None:
+    """Its transaction is younger than that of the limit, did not see it, and ends late."""
+    clock.set("2026-01-12 10:00+00")
+    for _ in range(2):
+        a.fetch(*call("enqueue", job_type="x", limit_key="k", lease="1 hour"))
+    a.fetch(*call("tick"))
+
+    with a.transaction():
+        with b.transaction():
+            b.fetch(*call("set_limit", limit_key="k", max_running=1))
+            assert len(claimed(a, 1)) == 1
+        b.fetch(*call("tick"))
+        tick_each_second(b, clock, 10)
+    tick_each_second(b, clock, 10)
+
+    assert claimed(b) == []
