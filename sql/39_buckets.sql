@@ -65,7 +65,7 @@ begin
     end if;
 
     perform rota._use_rate(
-        l.limit_name, l.max_starts, l.per,
+        l.limit_name, l.max_starts, l.per, l.burst,
         (
             select count(*)
             from rota.jobs as j
@@ -780,7 +780,8 @@ begin
         v_taken := rota._lock_bucket(
             _serve.queue, _serve.bucket, v_priority, v_wanted, _serve.job_types, _serve.due,
             _serve.ids);
-        perform rota._use_rate(l.limit_name, l.max_starts, l.per, cardinality(v_taken))
+        perform rota._use_rate(
+            l.limit_name, l.max_starts, l.per, l.burst, cardinality(v_taken))
         from rota._limits_of(_serve.bucket) as l
         where l.max_starts is not null;
     end if;

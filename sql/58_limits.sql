@@ -331,7 +331,9 @@ begin
 
     v_gap := rota._gap(_room.max_starts, _room.per);
     v_paid_at := greatest(v_now, (
-        select s.used_until from rota.limit_states as s where s.limit_name = _room.limit_name
+        select rota._used_until(s.used_until, v_gap, _room.burst)
+        from rota.limit_states as s
+        where s.limit_name = _room.limit_name
     )) - (coalesce(_room.burst, 1) - 1) * v_gap;
     if v_paid_at > v_now then
         room := 0;
@@ -360,10 +362,37 @@ begin
 end;
 $$;
 
+/*
+ * At this rate no start is paid for later than a burst from now.  A time that is later came of
+ * a clock that was set back, or of a slower rate: then one start is free, and more follow at
+ * the rate.
+ */
+create or replace function rota._used_until(
+    used_until timestamptz,
+    gap interval,
+    burst integer
+)
+    returns timestamptz
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    c_burst constant integer := coalesce(_used_until.burst, 1);
+begin
+    if _used_until.used_until > rota.now() + c_burst * _used_until.gap then
+        return rota.now() + (c_burst - 1) * _used_until.gap;
+    end if;
+    return _used_until.used_until;
+end;
+$$;
+
 create or replace function rota._use_rate(
     limit_name text,
     max_starts integer,
     per interval,
+    burst integer,
     starts integer
 )
     returns void
@@ -371,10 +400,13 @@ create or replace function rota._use_rate(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    c_gap constant interval := rota._gap(_use_rate.max_starts, _use_rate.per);
 begin
     update rota.limit_states as s
-    set used_until = greatest(s.used_until, rota.now())
-        + _use_rate.starts * rota._gap(_use_rate.max_starts, _use_rate.per)
+    set used_until = greatest(
+            rota._used_until(s.used_until, c_gap, _use_rate.burst), rota.now())
+        + _use_rate.starts * c_gap
     where s.limit_name = _use_rate.limit_name
       and _use_rate.starts > 0;
 end;
@@ -950,5 +982,22 @@ begin
     ));
     delete from rota.slots as s
     where not exists (select from rota.jobs as j where j.id = s.job_id);
+    -- A note that is further ahead than the next start can be: the clock was set back.
+    update rota.rechecks as r
+    set due_at = rota.now()
+    where r.id = any(array(
+        select f.id
+        from rota.rechecks as f
+        cross join lateral rota._limits_of(case
+            when f.subject like 'type %' then substr(f.subject, 6) || '|'
+            else '|' || substr(f.subject, 5)
+        end) as l
+        where f.kind = 'limit'
+          and f.due_at > rota.now() + interval '10 seconds'
+          and f.due_at > rota.now() + rota._gap(l.max_starts, l.per)
+          and l.limit_name = f.subject
+        limit _forget_limits.max_rows
+        for update of f skip locked
+    ));
 end;
 $$;

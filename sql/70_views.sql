@@ -143,7 +143,12 @@ select
     l.max_starts, coalesce(l.per, '1 second') as per, coalesce(l.burst, 1) as burst,
     case when l.max_starts is not null then greatest(
         rota.now(),
-        t.used_until - (coalesce(l.burst, 1) - 1) * coalesce(l.per, '1 second') / l.max_starts)
+        -- As _used_until() has it.  The microsecond is for a gap that was rounded up.
+        case when t.used_until <= rota.now() + coalesce(l.burst, 1)
+            * (coalesce(l.per, '1 second') / l.max_starts + interval '1 microsecond')
+        then t.used_until
+            - (coalesce(l.burst, 1) - 1) * coalesce(l.per, '1 second') / l.max_starts
+        end)
     end as next_start_at
 from (
     select l.limit_name

@@ -297,6 +297,60 @@ def test_rate_is_never_exceeded_in_any_window(db, clock, max_jobs):
     assert len(starts) >= 0.9 * 7 * 150 * 0.037
 
 
+@pytest.mark.parametrize("burst", [1, 3])
+def test_rate_goes_on_when_the_clock_was_set_back(db, clock, burst):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, queue="default", max_starts=1, per="1 s", burst=burst)
+    for _ in range(20):
+        enqueue(db, run_at="2026-01-12 08:00+00")
+    take(db)
+    clock.set("2026-01-12 09:00+00")
+
+    wait = scalar(db, "select next_start_at - rota.now() from rota.limit_stats")
+    found = []
+    for _ in range(6):
+        found.append(len(take(db)))
+        clock.advance("500 ms")
+
+    assert wait == timedelta(0)
+    assert found == [1, 0, 1, 0, 1, 0]
+
+
+def test_rate_wakes_who_is_parked_when_the_clock_was_set_back(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, limit_key="k:*", max_starts=1, per="1 s")
+    keyed(db, "k:1", 9, run_at="2026-01-12 08:00+00")
+    for _ in range(3):
+        take(db)
+        call(db, "tick")
+    clock.set("2026-01-12 09:00+00")
+
+    found = []
+    for _ in range(4):
+        call(db, "tick")
+        found.append(len(take(db)))
+        clock.advance("1 s")
+
+    assert found == [1, 1, 1, 1]
+
+
+def test_rate_goes_on_at_once_when_it_is_made_faster(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, job_type="x", max_starts=1, per="1 day")
+    for _ in range(5):
+        enqueue(db)
+    take(db)
+    limit(db, job_type="x", per="1 s")
+
+    found = []
+    for _ in range(4):
+        clock.advance("500 ms")
+        call(db, "tick")
+        found.append(len(take(db)))
+
+    assert found == [1, 0, 1, 0]
+
+
 def test_rate_gives_the_refused_their_time_instead_of_polling_them(db, clock):
     clock.set("2026-01-12 10:00+00")
     limit(db, job_type="x", max_starts=1, per="1 minute")
