@@ -22,6 +22,7 @@ LATE = {
     "enqueue": "before on_conflict",  # depends on the jobs that were found
     "enqueue_many": "jobs on_conflict",
     "start_pipeline": "before",
+    "set_limit": "burst",  # with what was set before
 }
 WORLD = "fuzz_world"
 _seen: set[Key] = set()  # by this process
