@@ -343,21 +343,19 @@ create or replace function rota._create_partition(day date)
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
-    -- Its bounds are written into a statement.
-    set datestyle = 'ISO'
-    set timezone = 'UTC'
 as $$
 declare
     v_name constant text := 'finished_jobs_done_' || to_char(_create_partition.day, 'YYYYMMDD');
-    v_from constant timestamptz := _create_partition.day::timestamp at time zone 'UTC';
-    v_to constant timestamptz := (_create_partition.day + 1)::timestamp at time zone 'UTC';
+    -- As texts that are the same in every session.
+    v_from constant text := to_char(_create_partition.day, 'YYYY-MM-DD 00:00:00+00');
+    v_to constant text := to_char(_create_partition.day + 1, 'YYYY-MM-DD 00:00:00+00');
 begin
     -- Rows that came before their partition stay in the default one; so does their day.
     if to_regclass('rota.' || v_name) is not null or exists (
         select
         from rota.finished_jobs_done_default as f
-        where f.finished_at >= v_from
-          and f.finished_at < v_to
+        where f.finished_at >= v_from::timestamptz
+          and f.finished_at < v_to::timestamptz
     ) then
         return 0;
     end if;

@@ -34,6 +34,10 @@ ROWS = {
         to_jsonb(t) || jsonb_build_object('is_failed', t.is_failed and not exists (
             select from rota.jobs as j where t.parent_id in (j.id, j.first_job_id)))
     """,
+    # What was looked at and is looked at once more only in case of others.
+    "rechecks": """
+        case when not t.is_seen then to_jsonb(t) - '{made_by,is_seen}'::text[] end
+    """,
 }
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """
@@ -201,7 +205,8 @@ class Stage:
             self.observer.execute("; ".join([FORGET_HINTS, *self._game.settle]))
         told = [table for table in self._tables if table not in self._game.ignored]
         columns = ", ".join(
-            f"(select jsonb_agg({ROWS.get(table, 'to_jsonb(t)')}) from rota.{table} as t)"
+            f"(select jsonb_agg(r.shown) from (select {ROWS.get(table, 'to_jsonb(t)')} as shown"
+            f" from rota.{table} as t) as r where r.shown is not null)"
             for table in told
         )
         broken = (

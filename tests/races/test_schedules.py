@@ -60,10 +60,6 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
             "due since long, one", "tick", "schedule later",
         ),
         (
-            "_recheck_schedule", "for key share skip locked", "",
-            "after, due, its job retried", "finish", "tick and recheck",
-        ),
-        (
             "_move_on", "and m.kind = 'after'", "and false",
             "after, due, its job retried", "tick", "finish",
         ),
