@@ -392,12 +392,45 @@ def test_lost_lease_cancels_the_handler(
     with caplog.at_level(logging.INFO, "rota"):
         worker = background(registry)
         assert started.wait(10)
+        client.pause_queue("default")
         client.retry_job(job_id, is_forced=True)
         client.cancel_job(job_id)
         assert ended.wait(10)
         worker.stop()
 
     assert "lost" in _events(caplog)
+
+
+def test_a_worker_that_has_an_old_and_a_new_lease_of_a_job_hears_of_each(
+    client: Client, background: Background
+) -> None:
+    registry = Registry()
+    jobs: list[AsyncJob] = []
+    started, is_over = threading.Semaphore(0), threading.Event()
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        jobs.append(job)
+        started.release()
+        while not is_over.is_set():
+            await asyncio.sleep(0.01)
+
+    job_id = client.enqueue("waits", lease=timedelta(seconds=1.5)).job_id
+    worker = background(registry)
+    assert started.acquire(timeout=10)
+    client.retry_job(job_id, is_forced=True)
+    assert started.acquire(timeout=10)
+    old, new = jobs
+    confirmed_at = new.confirmed_at
+    deadline = time.monotonic() + 10
+    while not (old.is_told_lost and new.confirmed_at > confirmed_at):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    is_new_lost = new.is_lost
+    is_over.set()
+    worker.stop()
+
+    assert not is_new_lost
 
 
 def test_stop_gives_back_and_lets_end(

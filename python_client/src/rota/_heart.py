@@ -112,18 +112,18 @@ class Heart(threading.Thread):
             [job.lease_token for job in jobs],
             lease=jobs[0].lease,
         )
-        by_id = {beat.job_id: beat for beat in beats}
-        for job in jobs:
+        # Not by their ids: an old and a new lease may be of one job.
+        for job, beat in zip(jobs, beats, strict=True):
             with self._changed:
                 if job not in self._due:
                     continue  # it has ended meanwhile
                 self._due[job] = sent_at + _interval(job)
-            if self._note(job, by_id.get(job.job_id), sent_at):
+            if self._note(job, beat, sent_at):
                 self._on_change(job)
 
-    def _note(self, job: BaseJob, beat: JobHeartbeat | None, sent_at: float) -> bool:
+    def _note(self, job: BaseJob, beat: JobHeartbeat, sent_at: float) -> bool:
         """Store what a heartbeat said; return whether the job should stop."""
-        if beat is None or beat.is_lost:
+        if beat.is_lost:
             if job.is_settling:
                 return False  # it is gone because it has just been finished
             job.is_told_lost = True
