@@ -72,7 +72,7 @@ tickers: $(VENV)/.dev ## Let eight processes tick through stops of days, and che
 bench: $(VENV)/.bench ## Measure everything against yardsticks, in 75 minutes: ARGS="--only claims"
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
-bench-quick: $(VENV)/.bench ## See in some minutes that every benchmark works
+bench-quick: $(VENV)/.bench ## See in less than four minutes that every benchmark works
 	$(BIN)/python tests/bench/run.py --quick $(ARGS)
 
 bench-schedules: $(VENV)/.dev ## Fire 100000 schedules that are due in one minute, and claim meanwhile

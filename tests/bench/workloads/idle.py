@@ -19,7 +19,7 @@ XMAX = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 
 
 def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
-    seconds = 10.0 if is_quick else 60.0
+    seconds = 5.0 if is_quick else 60.0
     dsn = server.fresh("idle")
     db = connect(dsn, is_quiet=False)
     # Its own work is not that of the workers.
@@ -32,7 +32,7 @@ def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
             crews = [stack.enter_context(Sleepers(dsn, each)) for _ in range(PROCESSES)]
             for crew in crews:
                 crew.wait()
-            time.sleep(75.0 if not is_quick else 10.0)  # the pace of the upkeep calms down
+            time.sleep(75.0 if not is_quick else 5.0)  # the pace of the upkeep calms down
             for _ in range(min(rounds, 3)):
                 began = (server.cpu(), one(db, XMAX), wal_position(db))
                 time.sleep(seconds)

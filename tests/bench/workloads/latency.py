@@ -36,7 +36,7 @@ Latencies = dict[str, list[float]]
 
 
 def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
-    seconds = (4.0 if is_quick else 20.0) / rounds
+    seconds = (2.0 if is_quick else 20.0) / rounds
     found: defaultdict[str, list[list[float]]] = defaultdict(list)
     missing = {PGQ.name: NO_PGQ}
     everybody = [ROTA, *PEERS]

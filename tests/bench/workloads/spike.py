@@ -40,7 +40,7 @@ SPIKE = """
 
 
 def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
-    jobs, loading, calm = (30_000, 6.0, 3.0) if is_quick else (1_000_000, 60.0, 30.0)
+    jobs, loading, calm = (30_000, 3.0, 2.0) if is_quick else (1_000_000, 60.0, 30.0)
     dsn = server.fresh("spike")
     db = connect(dsn, is_quiet=False)
     due = one(db, "select extract(epoch from clock_timestamp())::float8") + loading + calm

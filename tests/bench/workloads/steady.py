@@ -31,7 +31,7 @@ Sample = tuple[float, int, int, int]
 
 def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
     # A minute is the unit: the first two are for warming up.
-    minute, minutes = (1.0, 12) if is_quick else (60.0, 30)
+    minute, minutes = (0.5, 12) if is_quick else (60.0, 30)
     dsn = server.fresh("steady")
     db = connect(dsn, is_quiet=False)
     samples: list[Sample] = []
