@@ -985,8 +985,8 @@ begin
     -- A note that is further ahead than the next start can be: the clock was set back.
     update rota.rechecks as r
     set due_at = rota.now()
-    where r.id = any(array(
-        select f.id
+    where r.ctid = any(array(
+        select f.ctid
         from rota.rechecks as f
         cross join lateral rota._limits_of(case
             when f.subject like 'type %' then substr(f.subject, 6) || '|'
