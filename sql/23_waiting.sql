@@ -62,7 +62,7 @@ with (
 );
 
 comment on table rota.rechecks is
-    'Notes that something may go on now; taken away by whoever has looked.';
+    'Notes that something may go on now; taken away by another who has looked.';
 comment on column rota.rechecks.subject is
     'A job''s id (of a parent with how it ended), an ordering key, a bucket, a limit or a '
     'schedule''s name, by kind.';

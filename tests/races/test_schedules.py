@@ -83,6 +83,30 @@ def test_a_guard_that_is_missing_is_found(
     assert [run.place for run in runs if run.problems] != []
 
 
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_a_recheck_waits_for_the_open_end_of_the_job_that_a_schedule_follows(
+    a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock, is_guarded: bool
+) -> None:
+    """A ends the job and stays open; B ticks, and then looks at the note of that; A commits."""
+    clock.set("2026-03-01 11:00:00+00")
+    for step in SCHEDULES.states["after, due, its job retried"]:
+        clock.advance("1 minute")
+        db.execute(step.encode())
+    clock.set("2026-03-01 12:00:00+00")
+    if not is_guarded:
+        mutate(db, "_recheck_schedule", "for key share skip locked", "")
+
+    with a.transaction():
+        a.fetch("select rota.finish_job(j.id, j.lease_token) from rota.jobs as j")
+        b.fetch("select rota._fire_schedules(1000)")
+        b.fetch("select rota._recheck(1000)")
+    clock.advance("1 second")
+    b.fetch("select rota._recheck(1000)")
+
+    planned = db.execute("select next_run_at is not null from rota.job_definitions").fetchone()
+    assert planned == (is_guarded,)
+
+
 def test_a_deploy_of_eight_puts_one_schedule_in(
     session: Callable[[], Session], db: psycopg.Connection[Any], clock: Clock
 ) -> None:
