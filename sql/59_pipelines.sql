@@ -337,12 +337,7 @@ begin
     if v_job.pipeline is null then
         perform rota._refuse('job_id', format(
             'must be a job of a pipeline, and job %s is in none', _ended_stage.job_id));
-    elsif not exists (
-        select
-        from rota.pipeline_stages as p
-        where p.pipeline = v_job.pipeline
-          and p.ordinal is not null
-    ) then
+    elsif not rota._is_defined(v_job.pipeline) then
         perform rota._refuse('job_id', format(
             'must be a job of a pipeline that is defined, and %L is not', v_job.pipeline));
     elsif exists (select from rota.jobs as j where j.first_job_id = v_job.first_job_id) then
@@ -480,14 +475,26 @@ create or replace function rota._check_pipeline(pipeline text)
 as $$
 begin
     perform rota._check_name('pipeline', _check_pipeline.pipeline);
-    if not exists (
-        select
-        from rota.pipeline_stages as p
-        where p.pipeline = _check_pipeline.pipeline
-          and p.ordinal is not null
-    ) then
+    if not rota._is_defined(_check_pipeline.pipeline) then
         perform rota._refuse('pipeline', format('%L is not defined', _check_pipeline.pipeline));
     end if;
+end;
+$$;
+
+create or replace function rota._is_defined(pipeline text)
+    returns boolean
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (
+        select
+        from rota.pipeline_stages as p
+        where p.pipeline = _is_defined.pipeline
+          and p.ordinal is not null
+    );
 end;
 $$;
 
