@@ -198,30 +198,39 @@ as $$
 declare
     v_before bigint;
 begin
-    with recursive ancestors (before, id) as (
-        select b.before, b.job_id
+    -- A run goes by the id of its first job, and what it waits for by that of its live one.
+    with recursive ancestors (before, its_run, run) as (
+        select
+            b.before,
+            coalesce(w.first_job_id, b.before),
+            coalesce(n.first_job_id, b.job_id)
         from unnest(_check_no_circle.before, _check_no_circle.job_ids) as b (before, job_id)
+        left join rota.jobs as w on w.id = b.before
+        left join rota.jobs as n on n.id = b.job_id
         union
-        select a.before, p.id
+        select a.before, a.its_run, p.run
         from ancestors as a
         cross join lateral (
-            select d.parent_id as id
+            select coalesce(
+                (select r.id from rota.jobs as r where r.first_job_id = a.run), a.run) as id
+        ) as l
+        cross join lateral (
+            select d.parent_id as run
             from rota.dependencies as d
-            where d.job_id = a.id
+            where d.job_id = l.id
             union all (
-                select e.id
+                select coalesce(e.first_job_id, e.id)
                 from rota.jobs as j
                 join rota.jobs as e on e.ordering_key = j.ordering_key
                   and coalesce(e.first_job_id, e.id) < coalesce(j.first_job_id, j.id)
-                where j.id = coalesce(
-                    (select r.id from rota.jobs as r where r.first_job_id = a.id), a.id)
+                where j.id = l.id
                 order by coalesce(e.first_job_id, e.id) desc
                 limit 1
             )
         ) as p
-        where a.id <> a.before
+        where a.run <> a.its_run
     )
-    select a.before into v_before from ancestors as a where a.id = a.before limit 1;
+    select a.before into v_before from ancestors as a where a.run = a.its_run limit 1;
     if not found then
         return;
     elsif cardinality(_check_no_circle.before) = 1 then

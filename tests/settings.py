@@ -1,6 +1,6 @@
 """Run the SQL and race tests under settings that a database may have had for years.
 
-    settings.py [NAME ...] [-- PYTEST-ARGUMENT ...]
+    settings.py [NAME ...] [-- PYTEST-ARGUMENT ...]     # settings.py "old strings" -- sql -k cron
 
 The settings are those of faults/of_settings.py; the server of the tests gets them as its own.
 Those that do not mind each other share a run, and if it fails each has one of its own.  A name
@@ -20,7 +20,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))
 
-from matrix import run_pytest  # noqa: E402
+from matrix import read, run_pytest  # noqa: E402
 
 from faults.of_settings import SETTINGS  # noqa: E402
 
@@ -48,8 +48,7 @@ def run(names: Sequence[str], arguments: list[str]) -> Result:
 
 def main(arguments: list[str]) -> int:
     """Run the tests so often, and tell how it went."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    names, extra = arguments[:split], arguments[split + 1 :]
+    names, extra = read(arguments, __doc__, "NAME", SETTINGS)
     results: list[Result] = []
     for bundle in [(name,) for name in names] or BUNDLES:
         results.append(run(bundle, extra))

@@ -639,6 +639,19 @@ def test_before_sees_a_circle_over_the_run_of_a_parent(order):
         enqueue(order, after=[line], before=waiting)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_before_sees_a_circle_over_the_run_of_a_later_stage(order, is_first):
+    """Whether the run is named by its first job or by the one that is blocked."""
+    run_id = start(order, ordering_key="k")
+    value(order, "cancel_job", job_id=run_id)
+    start(order, ordering_key="k")
+    stage = value(order, "rerun_from", job_id=run_id, stage="ship")
+    assert run(order, stage).status == "blocked"
+
+    with refused("before"):
+        enqueue(order, after=[run_id if is_first else stage], before=stage)
+
+
 def test_the_limit_key_of_a_run_goes_with_it(order):
     start(order, limit_key="customer:1")
     step(order)
