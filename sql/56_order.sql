@@ -39,7 +39,7 @@ begin
     for update skip locked;
     if not found then
         return false;
-    elsif v_status = 'blocked' and rota._is_free_key(_recheck_order.ordering_key) then
+    elsif v_status = 'blocked' and rota._is_free_key(_recheck_order.ordering_key, v_job_id) then
         perform rota._unblock(v_job_id);
     end if;
     return true;
@@ -47,10 +47,10 @@ end;
 $$;
 
 /*
- * Whether a key has no head, alive or dead.  Asked when its first job is locked: one that was
- * the head until then has left its row in stuck_keys by now.
+ * Whether a key has no head, alive or dead, and nothing in front of a job.  Asked when that is
+ * locked: one that was the head until then has left its row in stuck_keys by now, or is back.
  */
-create or replace function rota._is_free_key(ordering_key text)
+create or replace function rota._is_free_key(ordering_key text, job_id bigint)
     returns boolean
     language plpgsql
     security definer
@@ -64,6 +64,12 @@ begin
         from rota.jobs as j
         where j.ordering_key = _is_free_key.ordering_key
           and j.status <> 'blocked'
+    ) and not exists (
+        select
+        from rota.jobs as j
+        join rota.jobs as e on e.ordering_key = j.ordering_key
+          and coalesce(e.first_job_id, e.id) < coalesce(j.first_job_id, j.id)
+        where j.id = _is_free_key.job_id
     );
 end;
 $$;

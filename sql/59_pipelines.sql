@@ -322,14 +322,17 @@ as $$
 declare
     v_job rota.jobs;
 begin
-    select j.* into v_job from rota.jobs as j where j.id = _ended_stage.job_id;
-    if not found then
+    -- A job that ends or comes back while we look is looked for again.
+    for v_round in 1..3 loop
+        select j.* into v_job from rota.jobs as j where j.id = _ended_stage.job_id;
+        exit when found;
         v_job := (
             select jsonb_populate_record(null::rota.jobs, to_jsonb(f))
             from rota.finished_jobs as f
             where f.id = _ended_stage.job_id
         );
-    end if;
+        exit when v_job.id is not null;
+    end loop;
     if v_job.id is null then
         perform rota._raise_not_found(_ended_stage.job_id);
     end if;
@@ -379,6 +382,10 @@ begin
     if not found and stage.ordinal > 1 and not exists (
         select from rota.finished_jobs as f where f.id = _stage_input.first_job_id
     ) then
+        if rota._run_status(_stage_input.first_job_id) = 'live' then
+            -- It was retried just now.
+            perform rota._raise_taken(_stage_input.job_id, null, _stage_input.first_job_id);
+        end if;
         raise exception using
             errcode = 'RT001',
             message = format('job %s: no result of a stage before %L is left of its run',

@@ -109,7 +109,8 @@ LINES = Game(
         where j.status = 'blocked'
           and not exists (select from rota.dependencies as d where d.job_id = j.id)
           and not exists (
-            select from rota.jobs as o where o.ordering_key = j.ordering_key and o.id < j.id
+            select from rota.jobs as o
+            where o.ordering_key = j.ordering_key and (o.id < j.id or o.status <> 'blocked')
           )
           and not exists (
             select from rota.stuck_keys as s where s.ordering_key = j.ordering_key

@@ -115,7 +115,10 @@ def test_a_guard_that_is_missing_is_found(
     [
         ("runs", "running", "rerun", "fail for good"),
         ("runs", "dead", "start after", "rerun"),
+        ("runs", "dead", "retry", "rerun from b"),
+        ("runs", "dead", "rerun from b", "retry"),
         ("runs", "none", "drop", "drop"),
+        ("lines", "dead", "recheck", "retry"),
         ("world", "a run is dead", "resume key", "rerun from"),
         ("world", "a run is under way", "tick alone", "finish"),
     ],
