@@ -410,7 +410,8 @@ $$;
 
 comment on function rota.enable_schedule(text) is
     'Let a disabled schedule make jobs again and return the time of the next, which is later '
-    'than now: what was missed is not made up; raises RT005, 22023.';
+    'than now: what was missed is not made up; raises RT005, RT006 if its text cannot be read '
+    'any more, 22023.';
 
 create or replace function rota.disable_schedule(name text)
     returns void
@@ -512,7 +513,8 @@ $$;
 
 comment on function rota.run_schedule_now(text) is
     'Make a job of a schedule now, also of a disabled one, beside those at its times, and '
-    'return its id; raises RT014 if one is live and no two may be, RT005, 22023.';
+    'return its id; raises RT014 if one is live and no two may be, RT005, RT006 if its text '
+    'cannot be read any more, 22023.';
 
 /* Now, or the first moment after it that is not a planned time and has no job yet. */
 create or replace function rota._free_time(

@@ -143,7 +143,10 @@ def test_jobs_that_come_all_the_time_ring_seldom(
         client.enqueue("t")
     wait_until(lambda: len(starts.at) == 300, "all starts")
 
-    db.execute("select pg_stat_force_next_flush()")
+    if db.info.server_version >= 150000:
+        db.execute("select pg_stat_force_next_flush()")
+    # An older server tells what it has counted half a second later.
+    wait_until(lambda: value(db, rings) > 0, "the count")
     assert value(db, rings) < 100
     wait_for_sleepers(db, 1)
 

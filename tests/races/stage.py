@@ -241,12 +241,12 @@ class Stage:
             return f"unexpected {error.sqlstate}: {error.diag.message_primary}"
 
     def has_locked(self, session: Session) -> bool:
-        """Whether a session may hold rows of jobs or schedules."""
+        """Whether a session may hold rows that others pass over."""
         return bool(
             self.observer.execute(
                 "select from pg_locks where pid = %s and mode in ('RowShareLock',"
                 " 'RowExclusiveLock') and relation in ('rota.jobs'::regclass,"
-                " 'rota.job_definitions'::regclass)",
+                " 'rota.job_definitions'::regclass, 'rota.effects'::regclass)",
                 [session.pid],
             ).fetchall()
         )

@@ -66,7 +66,8 @@ MUTANTS = {
                 "_recheck_order",
                 "coalesce(j.first_job_id, j.id)",
                 "coalesce(j.first_job_id, j.id) desc",
-            )
+            ),
+            ("_is_free_key", "where j.id = _is_free_key.job_id", "where false"),
         ],
         "started before",
     ),
