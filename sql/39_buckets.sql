@@ -944,14 +944,14 @@ begin
 end;
 $$;
 
-/* The due job of a bucket that comes first and is none of these; nulls if there is none. */
+/* The due job of a bucket that comes first and is none of these; if none is due, when one is. */
 create or replace function rota._bucket_head(
     queue text,
     bucket text,
     due timestamptz,
     ids bigint[]
 )
-    returns table (priority integer, run_at timestamptz)
+    returns table (priority integer, run_at timestamptz, next_run_at timestamptz)
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
@@ -975,6 +975,7 @@ begin
         order by j.priority, j.run_at, j.id
         limit 1;
         exit when not found;
+        next_run_at := least(next_run_at, v_run_at);
         if v_run_at <= _bucket_head.due and coalesce(
             rota._level(v_priority, v_run_at, c_ageing, _bucket_head.due) < v_level, true) then
             v_level := rota._level(v_priority, v_run_at, c_ageing, _bucket_head.due);

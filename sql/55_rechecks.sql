@@ -148,7 +148,7 @@ begin
             perform rota._put_away(_take_note.places);
             if not rota._recheck_limit(_take_note.subject) then
                 perform rota._note_later(
-                    _take_note.subject, rota.now() + interval '50 milliseconds');
+                    'limit', _take_note.subject, rota.now() + interval '50 milliseconds');
             end if;
         when 'schedule' then
             v_is_settled := rota._recheck_schedule(_take_note.subject);

@@ -521,8 +521,8 @@ begin
 end;
 $$;
 
-/* Have a limit looked at again at that time at the latest. */
-create or replace function rota._note_later(limit_name text, due_at timestamptz)
+/* Have a limit or a bucket looked at again at that time at the latest. */
+create or replace function rota._note_later(kind text, subject text, due_at timestamptz)
     returns void
     language plpgsql
     security definer
@@ -530,12 +530,13 @@ create or replace function rota._note_later(limit_name text, due_at timestamptz)
 as $$
 begin
     insert into rota.rechecks (due_at, kind, subject)
-    select _note_later.due_at, 'limit', _note_later.limit_name
+    select _note_later.due_at, _note_later.kind, _note_later.subject
     where not exists (
         select
         from rota.rechecks as r
-        where r.kind = 'limit'
-          and r.subject = _note_later.limit_name
+        where r.kind in ('bucket', 'limit')
+          and r.kind = _note_later.kind
+          and r.subject = _note_later.subject
           and r.due_at > rota.now()
           and r.due_at <= _note_later.due_at
     );
@@ -689,11 +690,16 @@ declare
     v_known integer;
     v_priority integer;
     v_run_at timestamptz;
+    v_next_run_at timestamptz;
 begin
-    select h.priority, h.run_at
-    into v_priority, v_run_at
+    select h.priority, h.run_at, h.next_run_at
+    into v_priority, v_run_at, v_next_run_at
     from rota._bucket_head(c_queue, c_bucket, rota.now(), '{}') as h;
     if v_priority is null then
+        -- Each job left a note for its time, but the clock may have been set back since.
+        if v_next_run_at is not null then
+            perform rota._note_later('bucket', _recheck_bucket.subject, v_next_run_at);
+        end if;
         return true;
     end if;
 
@@ -774,6 +780,7 @@ begin
         v_room.room > 0 or v_room.next_start_at is not null
     ) then
         perform rota._note_later(
+            'limit',
             _recheck_limit.limit_name,
             coalesce(
                 v_room.next_start_at,
@@ -895,6 +902,7 @@ begin
     where l.limit_name = v_limit.limit_name;
     if not v_is_settled then
         perform rota._note_later(
+            'limit',
             v_limit.limit_name,
             rota.now() + case
                 when v_is_over then '1 second'

@@ -334,6 +334,19 @@ def test_rate_wakes_who_is_parked_when_the_clock_was_set_back(db, clock):
     assert found == [1, 1, 1, 1]
 
 
+def test_a_job_of_a_key_is_found_when_its_time_comes_again(db, clock):
+    """It was due before the clock was set back, so the note for its time is gone."""
+    clock.set("2026-01-12 10:00+00")
+    keyed(db, "k:1", 1)
+    call(db, "tick")
+    clock.set("2026-01-12 09:59+00")
+    assert [len(take(db)) for _ in range(3)] == [0, 0, 0]
+
+    clock.set("2026-01-12 10:00+00")
+
+    assert len(take(db)) == 1
+
+
 def test_rate_goes_on_at_once_when_it_is_made_faster(db, clock):
     clock.set("2026-01-12 10:00+00")
     limit(db, job_type="x", max_starts=1, per="1 day")
