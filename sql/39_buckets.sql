@@ -70,6 +70,7 @@ begin
             select count(*)
             from rota.jobs as j
             where j.id = any(v_ids)
+              and j.id <> all((select rota._strays(v_ids))::bigint[])
               and j.queue = l.queue
         )::integer)
     from rota.limits as l
@@ -781,7 +782,8 @@ begin
             _serve.queue, _serve.bucket, v_priority, v_wanted, _serve.job_types, _serve.due,
             _serve.ids);
         perform rota._use_rate(
-            l.limit_name, l.max_starts, l.per, l.burst, cardinality(v_taken))
+            l.limit_name, l.max_starts, l.per, l.burst,
+            cardinality(v_taken) - cardinality(rota._strays(v_taken)))
         from rota._limits_of(_serve.bucket) as l
         where l.max_starts is not null;
     end if;
@@ -944,7 +946,7 @@ begin
 end;
 $$;
 
-/* The due job of a bucket that comes first and is none of these; if none is due, when one is. */
+/* The due job of a bucket that comes first and is none of these, or when there is one. */
 create or replace function rota._bucket_head(
     queue text,
     bucket text,

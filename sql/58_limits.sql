@@ -544,8 +544,8 @@ end;
 $$;
 
 /*
- * These jobs are going to run.  Those that came into a line without the limit of their type are
- * not, and go to the right one; the others take their slots.
+ * These jobs are going to run, but for strays, which go to the right line.  The others take
+ * their slots.
  */
 create or replace function rota._apply_limits(ids bigint[])
     returns table (kept_ids bigint[], limited_ids bigint[])
@@ -554,34 +554,54 @@ create or replace function rota._apply_limits(ids bigint[])
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    c_types constant text[] := array(
-        select l.job_type from rota.limits as l where l.job_type is not null);
     c_queues constant text[] := array(
         select l.queue from rota.limits as l where l.queue is not null);
-    v_strays bigint[];
+    c_strays constant bigint[] := rota._strays(_apply_limits.ids);
     v_is_counted boolean;
 begin
-    select
-        array_agg(j.id) filter (
-            where j.job_type = any(c_types) and coalesce(j.bucket, '|') like '|%'),
-        bool_or(j.bucket is not null or j.queue = any(c_queues))
-    into v_strays, v_is_counted
+    select bool_or(j.bucket is not null or j.queue = any(c_queues))
+    into v_is_counted
     from rota.jobs as j
     where j.id = any(_apply_limits.ids);
 
     kept_ids := _apply_limits.ids;
     limited_ids := '{}';
-    if v_strays is not null then
+    if c_strays <> '{}' then
         update rota.jobs as j
         set bucket = rota._bucket(j.job_type, j.limit_key)
-        where j.id = any(v_strays);
+        where j.id = any(c_strays);
         kept_ids := array(
-            select i.id from unnest(kept_ids) as i (id) where i.id <> all(v_strays));
+            select i.id from unnest(kept_ids) as i (id) where i.id <> all(c_strays));
     end if;
     if v_is_counted then
         limited_ids := rota._take_slots(kept_ids);
     end if;
     return next;
+end;
+$$;
+
+/* Those that came into a line without the limit of their type; they do not start there. */
+create or replace function rota._strays(ids bigint[])
+    returns bigint[]
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    c_types constant text[] := array(
+        select l.job_type from rota.limits as l where l.job_type is not null);
+begin
+    if c_types = '{}' then
+        return '{}'::bigint[];
+    end if;
+    return array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_strays.ids)
+          and j.job_type = any(c_types)
+          and coalesce(j.bucket, '|') like '|%'
+    );
 end;
 $$;
 

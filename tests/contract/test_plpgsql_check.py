@@ -38,11 +38,10 @@ CHECK = """
 # It would have these be stable, and then they would not see what their caller has just done, or
 # could lock no row.
 _VOLATILE = """
-    _aged_lanes _bucket_head _common_head _count_running _create_partition
-    _drop_partitions _find_jobs _free_time _has_parents _is_free_key
-    _is_leased _is_live _limits_of _live_definitions _lock_bucket _lock_head _lock_line
-    _lock_merged _new_job _next_buckets _next_lane _outcomes _plan_fires _run_status
-    _stage_input _uncounted _within_room
+    _aged_lanes _bucket_head _common_head _count_running _create_partition _drop_partitions
+    _find_jobs _free_time _has_parents _is_free_key _is_leased _is_live _limits_of
+    _live_definitions _lock_bucket _lock_head _lock_line _lock_merged _new_job _next_buckets
+    _next_lane _outcomes _plan_fires _run_status _uncounted _within_room
 """
 
 

@@ -334,6 +334,18 @@ def test_rate_wakes_who_is_parked_when_the_clock_was_set_back(db, clock):
     assert found == [1, 1, 1, 1]
 
 
+def test_a_job_that_goes_to_another_line_first_is_no_start(db, clock):
+    """It ran when its type was limited, and came back without that line."""
+    clock.set("2026-01-12 10:00+00")
+    enqueue(db, job_type="t")
+    (job,) = take(db)
+    limit(db, job_type="t", max_running=1)
+    limit(db, queue="default", max_starts=1, per="30 s")
+    call(db, "retry_job", job_id=job.job_id, is_forced=True)
+
+    assert [len(take(db)) for _ in range(3)] == [0, 1, 0]
+
+
 def test_a_job_of_a_key_is_found_when_its_time_comes_again(db, clock):
     """It was due before the clock was set back, so the note for its time is gone."""
     clock.set("2026-01-12 10:00+00")
