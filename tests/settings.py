@@ -1,6 +1,6 @@
 """Run the SQL and race tests under settings that a database may have had for years.
 
-    settings.py [NAME ...] [-- PYTEST-ARGUMENT ...]     # settings.py "old strings" -- sql -k cron
+    settings.py [NAME ...] [-- PYTEST-ARGUMENT ...]  # settings.py "old strings" -- sql -k cron
 
 The settings are those of faults/of_settings.py; the server of the tests gets them as its own.
 Those that do not mind each other share a run, and if it fails each has one of its own.  A name

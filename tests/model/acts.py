@@ -3,16 +3,15 @@
 Each act is a method of `machine.Machine`.  Jobs and leases are picked by numbers, the newest
 first, so that an example stays one when steps before it are left out.
 
-A call is two draws, whatever it is: its act, and a number that stands for all of its arguments.
-For Hypothesis a draw costs about as much as a call of the database.
+A history is of one kind, and most of its calls are.  A call is two draws, whatever it is: its
+act, and a number that stands for all of its arguments.  For Hypothesis a draw costs about as
+much as a call of the database.
 """
 
 from __future__ import annotations
 
 import random
 from typing import Any
-
-from hypothesis import strategies as st
 
 from model.rows import SECOND
 from model.timetable import TEXTS
@@ -59,6 +58,28 @@ RULES: list[dict[str, list[Any]]] = [
     {"ordering_key": ["o"], "skip_dead": [False]},
     {"ordering_key": ["o"], "skip_dead": [False, True]},
     {"ordering_key": ["o"], "idempotency_key": ["a", "b"], "on_conflict": ["keep", "rerun"]},
+    {"idempotency_key": ["a"], "unique_for": [60 * SECOND, 600 * SECOND]},
+    {"limit_key": ["c:1", "c:2", "k"]},
+    {"limit_key": ["c:1"], "ordering_key": ["o", "p"]},
+]
+CROWD: list[dict[str, Any]] = [
+    {"job_type": "t", "limit_key": "c:1"},
+    {"job_type": "u", "limit_key": "c:1", "priority": -1},
+    {"job_type": "t", "limit_key": "c:2", "queue": "mail"},
+    {"job_type": "t", "limit_key": "k", "delay": 10 * SECOND},
+    {"job_type": "u"},
+]
+WHOSE = [
+    *({"queue": queue} for queue in ("default", "mail")),
+    *({"limit_key": key} for key in ("c:1", "c:*", "c:2", "k", "c:*")),
+    *({"job_type": job_type} for job_type in ("t", "u")),
+]
+BOUNDS: list[dict[str, Any]] = [
+    *({"max_running": n} for n in (1, 2, 0, 3)),
+    *({"max_starts": n, "per": 10 * SECOND} for n in (1, 3)),
+    {"max_starts": 1, "per": 30 * SECOND, "burst": 2},
+    {"max_running": 1, "max_starts": 2},
+    *({"is_reset": True}, {"is_reset": True, "max_running": 2}),
 ]
 
 
@@ -83,7 +104,32 @@ def lists(values: list[Any], least: int, most: int, count: int) -> list[list[Any
     return sorted(found, key=len)
 
 
+def runs(count: int) -> list[dict[str, Any]]:
+    """Return so many runs of a pipeline, always the same and the plainest first."""
+    chance = random.Random(3)
+    rules = [{}, *(rule for rule in RULES if not {"on_conflict", "updated_at"} & {*rule})]
+    rules += [{"ordering_key": ["o"]}] * 4
+    plain = {name: PLAIN[name] for name in ("payload", "priority", "delay")}
+    plain["stage"] = ["a", "b", "m", "z"]
+    found = []
+    for number in range(count):
+        rule = rules[number % len(rules)]
+        run = {name: chance.choice(values) for name, values in rule.items()}
+        for name, values in plain.items():
+            if chance.random() < number / count / 2:
+                run[name] = chance.choice(values)
+        found.append(run)
+    return found
+
+
 SHAPES = shapes(400)
+NEXT = [*[None] * 12, "end", "b", "m", "z"]
+A, B, M = ({"stage": stage, "job_type": "t"} for stage in "abm")
+STAGES: list[list[dict[str, Any]]] = [
+    *([A, B], [A, M, B], [B, A], [M], [B]),
+    [A, {**M, "queue": "mail", "priority": -1, "max_attempts": 1}, B],
+    [{**A, "lease": 5 * SECOND, "backoff": BACKOFFS[0]}, {**B, "job_type": "u"}],
+]
 WRONG: list[dict[str, Any]] = [
     {"function": "enqueue", "job_type": None},
     {"function": "enqueue", "job_type": "t", "priority": 40000},
@@ -118,7 +164,13 @@ SETTINGS: list[dict[str, Any]] = [
 ACTS: dict[str, dict[str, list[Any]]] = {
     "enqueue": {"job": SHAPES},
     "enqueue_many": {"jobs": lists(SHAPES, 1, 3, 20_000)},
-    "enqueue_after": {"picks": lists(PICKS, 0, 2, 200), "rule": ["cancel", "run", "wait"]},
+    "enqueue_after": {
+        "picks": lists(PICKS, 0, 2, 200),
+        "rule": ["cancel", "run", "wait"],
+        "before": [None, None, *PICKS],
+        "more": [{}, {}, {"ordering_key": "o"}, {"idempotency_key": "a"}],
+        "is_batch": [False, True],
+    },
     "claim": {
         "worker": ["w1", "w2"],
         "queues": [["default", "mail"], ["default"], ["mail"]],
@@ -126,8 +178,12 @@ ACTS: dict[str, dict[str, list[Any]]] = {
         "lease": MAYBE,
         "job_types": [None, None, None, ["t"], ["u"]],
     },
-    "finish": {"pick": PICKS, "result": [None, {"ok": 1}]},
-    "finish_many": {"picks": lists(PICKS, 0, 4, 2000), "has_results": [False, True]},
+    "finish": {"pick": PICKS, "result": [None, {"ok": 1}], "next_stage": NEXT},
+    "finish_many": {
+        "picks": lists(PICKS, 0, 4, 2000),
+        "has_results": [False, True],
+        "next_stages": lists(NEXT, 4, 4, 200),
+    },
     "finish_and_claim": {
         "picks": lists(PICKS, 0, 3, 500),
         "kept": lists(PICKS, 0, 3, 500),
@@ -170,6 +226,12 @@ ACTS: dict[str, dict[str, list[Any]]] = {
             "unschedule_job",
         ],
     },
+    "limit": {"whose": WHOSE, "bound": BOUNDS},
+    "crowd_in": {"jobs": lists(CROWD, 1, 4, 1000)},
+    "define": {"stages": STAGES},
+    "drop": {},
+    "start": {"given": runs(400)},
+    "rerun_from": {"pick": PICKS, "stage": ["b", "b", "a", "m", "z"]},
     "resume_key": {"ordering_key": ["o", "schedule:s"]},
     "effect": {
         "function": ["record_effect", "record_effect", "complete_effect", "withdraw_effect"],
@@ -187,7 +249,7 @@ REPORTS = {
     "finish", "finish_many", "finish_and_claim", "fail", "snooze", "release", "heartbeat",
     "heartbeat_many", "progress", "effect",
 }  # fmt: skip
-OPERATES = {"retry", "cancel", "change"}
+OPERATES = {"retry", "cancel", "change", "rerun_from"}
 WORK = (
     ["enqueue"] * 4 + ["enqueue_many"] * 2 + ["claim"] * 8 + ["finish"] * 3 + ["fail"] * 5
     + ["finish_many", "finish_and_claim", "snooze", "release", "heartbeat"] * 2
@@ -199,6 +261,16 @@ PLAN = (
     ["schedule", "operate_schedule", "let_time_pass"] * 3 + ["upkeep"] * 4 + ["claim", "finish"]
 )
 CAUSE = ["effect"] * 5 + ["enqueue_many", "claim", "let_time_pass"] * 2 + ["finish", "upkeep"]
+PASS = (
+    ["define"] * 2 + ["drop", "resume_key", "upkeep", "snooze", "finish_many", "begin", "end"]
+    + ["start", "claim", "finish"] * 5 + ["fail", "enqueue_after"] * 3
+    + ["cancel", "retry", "rerun_from", "let_time_pass"] * 2
+)  # fmt: skip
+LIMIT = (
+    ["limit", "finish", "let_time_pass", "crowd_in"] * 4 + ["claim"] * 8
+    + ["fail", "finish_many", "finish_and_claim", "upkeep", "retry", "cancel", "end"] * 2
+    + ["snooze", "release", "begin", "brake", "change"]
+)  # fmt: skip
 QUEUE_UP = ["enqueue_many", "claim", "fail", "let_time_pass"] * 2 + [
     "retry",
     "cancel",
@@ -209,15 +281,22 @@ QUEUE_UP = ["enqueue_many", "claim", "fail", "let_time_pass"] * 2 + [
 ]
 
 
-def calls_of(acts: list[str]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
-    """Draw one of the acts with its arguments; what is there twice comes twice as often."""
-    return st.tuples(st.sampled_from(acts), st.integers(0, MOST)).map(lambda it: _call(*it))
+KINDS = {
+    "work": WORK, "plan": PLAN, "cause": CAUSE, "queue up": QUEUE_UP, "pass": PASS,
+    "limit": LIMIT,
+}  # fmt: skip
+EVERYTHING = [act for kind in KINDS.values() for act in dict.fromkeys(kind)]
 
 
-def _call(act: str, number: int) -> tuple[str, dict[str, Any]]:
-    """Return the act with the arguments that a number stands for; for 0 all are the first."""
+def call_of(kind: str, act: int, number: int) -> tuple[str, dict[str, Any]]:
+    """Return an act, mostly of that kind, with the arguments that a number stands for.
+
+    For 0 all are the first; what is there twice comes twice as often.
+    """
+    acts = EVERYTHING if act % 4 == 3 else KINDS[kind]
+    name = acts[act // 4 % len(acts)]
     given = {}
-    for name, values in ACTS[act].items():
+    for argument, values in ACTS[name].items():
         number, which = divmod(number, len(values))
-        given[name] = values[which]
-    return act, given
+        given[argument] = values[which]
+    return name, given

@@ -21,6 +21,12 @@ def differences(model: Timetable, shown: dict[str, Rows]) -> list[str]:
             [child, *row] for child in model.parents for row in model.parents[child].items()
         ],
         "effects": [[*effect, *row] for effect, row in model.effects.items()],
+        "limits": [[*vars(limit).values()] for limit in model.limits.values()],
+        "pipeline_stages": [
+            [pipeline, *vars(stage).values()]
+            for pipeline, stages in model.pipelines.items()
+            for stage in stages.values()
+        ],
         "fires": [[*fire, *row] for fire, row in model.fires.items()],
     }
     return [

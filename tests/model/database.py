@@ -22,8 +22,10 @@ from model.rows import Seen
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EMPTIED = (
-    *("jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys", "rechecks"),
+    *("slots", "jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys"),
+    *("rechecks", "limits", "limit_states", "buckets"),
     *("job_definitions", "fires", "stuck_keys", "effects", "dependencies"),
+    "pipeline_stages",
 )
 # Claims leave hints in settings of their session, and each example shall be the same again.
 SETTINGS = "set client_min_messages = error; set jit = off; set synchronous_commit = off"
@@ -48,7 +50,7 @@ JOB = """
     r.progress_message, {cancel_requested_at}, r.cancel_reason,
     split_part(r.last_error, ' neither', 1), r.error_type, {failed_at}, {created_at},
     {started_at}, %s, r.definition, {scheduled_for}, {lease}, r.backoff, r.ordering_key,
-    r.skip_dead, %s
+    r.skip_dead, r.limit_key, r.pipeline, r.stage, r.stage_input, r.first_job_id, %s
 """
 LIVE = JOB % (
     "{locked_until}",
@@ -75,12 +77,18 @@ SHOWN = {
     "effects": """
         r.scope, r.key, r.job_id, r.lease_token, {recorded_at}, {completed_at}, r.result
     """,
+    "limits": "r.limit_name, r.max_running, r.max_starts, {per}, r.burst, r.weight",
+    "rechecks": "{due_at}, r.is_seen",
+    "pipeline_stages": """
+        r.pipeline, r.stage, r.ordinal, r.next_stage, r.job_type, r.queue, r.priority,
+        r.max_attempts, {lease}, r.backoff
+    """,
     "fires": "r.definition, {scheduled_for}, r.outcome, r.job_id, {fired_at}",
 }
 CLAIMED = """
     r.job_id, r.lease_token, r.queue, r.job_type, r.payload, r.priority, r.attempt,
     r.max_attempts, {run_at}, {locked_until}, {locked_for}, r.idempotency_key, {created_at},
-    r.definition, {scheduled_for}
+    r.definition, {scheduled_for}, r.pipeline, r.stage, r.stage_input
 """
 ANSWERS = {
     "enqueue": "r",
@@ -99,13 +107,14 @@ ANSWERS = {
     "tick": "r.jobs_fired, r.jobs_swept",
     **dict.fromkeys(
         ("set_progress", "set_priority", "set_queue", "pause_queue", "resume_queue",
-         "unschedule_job", "withdraw_effect", "disable_schedule"),
+         "unschedule_job", "withdraw_effect", "disable_schedule", "define_pipeline",
+         "drop_pipeline", "set_limit"),
         "null",
     ),
 }  # fmt: skip
 MOMENTS = {"run_at", "updated_at"}
-DURATIONS = {"lease", "delay", "unique_for", "max_wait", "retry_in"}
-JSONS = {"payload", "backoff", "result", "results", "jobs"}
+DURATIONS = {"lease", "delay", "unique_for", "max_wait", "retry_in", "per"}
+JSONS = {"payload", "backoff", "result", "results", "jobs", "stages"}
 
 
 def columns(text: str) -> str:
@@ -216,7 +225,7 @@ def _text(name: str, value: Any) -> bytes | None:
     """The argument as the server reads it."""
     if value is None:
         return None
-    if name == "jobs":
+    if name in ("jobs", "stages"):
         value = [{k: _in_json(k, v) for k, v in job.items()} for job in value]
     if name in JSONS:
         value = json.dumps(value)

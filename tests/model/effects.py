@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from model.operators import Operated
+from model.pipelines import Pipelines
 from model.rows import Ref, Refused, Rows
 
 
-class Ledger(Operated):
+class Ledger(Pipelines):
     """The model with its effects."""
 
     def record_effect(

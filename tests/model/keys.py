@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model.rows import Job, Queue, Rows
+from model.rows import Job, Queue, Refused, Rows
 from model.waiting import Waiting
 
 
@@ -23,14 +23,18 @@ class Keys(Waiting):
     def _enqueue(
         self, job_type: str, unique_for: int | None = None, on_conflict: str = "keep",
         updated_at: int | None = None, max_wait: int | None = None,
-        after: list[int] | None = None, if_parent_dead: str = "cancel", **job: Any,
+        after: list[int] | None = None, if_parent_dead: str = "cancel",
+        before: int | None = None, **job: Any,
     ) -> list[Any]:  # fmt: skip
         """Return the id of the job, and whether it is a new one."""
         key: Any = job.get("idempotency_key")
         live, has_memory = self._find(key), bool(unique_for or updated_at)
         known, until, version = self.memory.get(key, [None, None, None])
         if not self._may_be_new(unique_for, until, updated_at, version):
-            return [live.id if live else known, False]
+            found = live or self.jobs[known]
+            if before is not None:
+                self._wait_before(before, found)
+            return [found.id, False]
         delay, run_at = job.pop("delay", None), job.pop("run_at", None)
         when = self.now + (delay or 0) if run_at is None else run_at
         its = live or self._put(after, if_parent_dead, **job, job_type=job_type, run_at=when)
@@ -40,6 +44,8 @@ class Keys(Waiting):
         if has_memory:
             until = self.now + unique_for if unique_for else until
             self.memory[key] = [its.id, until, updated_at or version]
+        if before is not None:
+            self._wait_before(before, its)
         return [its.id, live is None]
 
     def _may_be_new(self, unique_for: Any, until: Any, updated_at: Any, version: Any) -> bool:
@@ -51,6 +57,8 @@ class Keys(Waiting):
         self, live: Job, rule: str, when: int, has_time: bool, max_wait: int | None, job: Any
     ) -> None:
         """A waiting job takes what is new; after a running one it runs, if rerun is said."""
+        if live.pipeline:
+            raise Refused("22023")
         payload, priority = job.get("payload", {}), job.get("priority", 0)
         if live.status == "running":
             if rule == "rerun":
@@ -73,6 +81,8 @@ class Keys(Waiting):
         job = Job(**values)
         job.max_attempts = job.max_attempts or its.max_attempts or 10
         job.id = self.seen.new_id(self.jobs, job)
+        if job.pipeline:
+            job.first_job_id = job.first_job_id or job.id
         self.jobs[job.id] = job
         self._line_up(job, after, if_parent_dead)
         return job

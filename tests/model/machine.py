@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import HealthCheck, Phase, note, seed, settings
+from hypothesis import strategies as st
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     rule,
     run_state_machine_as_test,
 )
 
-from model.acts import CAUSE, OPERATES, PLAN, QUEUE_UP, REPORTS, SHAPES, START, WORK, calls_of
+from model.acts import KINDS, MOST, OPERATES, REPORTS, SHAPES, STAGES, START, call_of
 from model.comparison import differences
 from model.database import Database
-from model.rows import SECOND, Ref, Refused
+from model.rows import SECOND, Job, Ref, Refused
 from model.timetable import Timetable
 
 STEPS = 50
+ENTERS = ("enqueue", "enqueue_many", "start_pipeline")
 
 
 class Divergence(AssertionError):
@@ -55,8 +59,11 @@ class Machine(RuleBasedStateMachine):
     def play(self, function: str, said: dict[str, Any] | None = None, /, **given: Any) -> None:
         """Call the function and hold all against the model; *said* is what that is told."""
         code, answer = self.database.call(function, **given)
-        self.model.seen = self.database.seen()
         self.model.transaction += self.backup is None
+        # Of several new jobs the last may be refused.
+        before = pickle.dumps(self.model) if function in ENTERS else b""
+        self.model.seen = self.database.seen()
+        self.model.seen.claimed = claimed(function, answer)
         try:
             expected = getattr(self.model, function)(**(given if said is None else said))
             wanted = ""
@@ -64,6 +71,8 @@ class Machine(RuleBasedStateMachine):
             wanted, expected = str(refused), None
         if wanted and self.backup is not None:
             self.undo()
+        elif wanted and before:
+            self.model = pickle.loads(before)
         if (code, answer if not code else None) != (wanted, expected):
             raise Divergence(
                 f"{function}({given}) gave {code} {answer}, not {wanted} {expected}"
@@ -81,12 +90,13 @@ class Machine(RuleBasedStateMachine):
     def undo(self) -> None:
         """What a transaction that is rolled back has done never was."""
         assert self.backup is not None
-        now, self.model = self.model.now, pickle.loads(self.backup)
-        self.model.now, self.backup = now, None
+        now, latest, self.model = self.model.now, self.model.latest, pickle.loads(self.backup)
+        self.model.now, self.model.latest, self.backup = now, latest, None
 
-    def job(self, pick: int) -> int:
-        """A job, the newest first; 15 is one that never was."""
+    def job(self, pick: int, wanted: Callable[[Job], Any] = lambda job: True) -> int:
+        """A job, the newest first, mostly one that is wanted; 15 is one that never was."""
         ids = sorted(self.model.jobs)
+        ids = [i for i in ids if pick % 3 and wanted(self.model.jobs[i])] or ids
         return 0 if not ids or pick == 15 else ids[-1 - pick % len(ids)]
 
     def lease(self, pick: int) -> Ref:
@@ -100,27 +110,13 @@ class Machine(RuleBasedStateMachine):
         ids, tokens = [ref[0] for ref in refs], [ref[1] for ref in refs]
         return refs, {"job_ids": ids, "lease_tokens": tokens}
 
-    # Now and then Hypothesis leaves one of these out, so some examples are of one kind alone.
+    @initialize(kind=st.sampled_from(["work", "work", *KINDS]))
+    def begin_history(self, kind: str) -> None:
+        self.kind = kind
 
-    @rule(call=calls_of([*dict.fromkeys(WORK + PLAN)]))
-    def do(self, call: tuple[str, dict[str, Any]]) -> None:
-        self.step(*call)
-
-    @rule(call=calls_of(WORK))
-    def work(self, call: tuple[str, dict[str, Any]]) -> None:
-        self.step(*call)
-
-    @rule(call=calls_of(PLAN))
-    def plan(self, call: tuple[str, dict[str, Any]]) -> None:
-        self.step(*call)
-
-    @rule(call=calls_of(CAUSE))
-    def cause(self, call: tuple[str, dict[str, Any]]) -> None:
-        self.step(*call)
-
-    @rule(call=calls_of(QUEUE_UP))
-    def queue_up(self, call: tuple[str, dict[str, Any]]) -> None:
-        self.step(*call)
+    @rule(act=st.integers(0, MOST), number=st.integers(0, MOST))
+    def do(self, act: int, number: int) -> None:
+        self.step(*call_of(self.kind, act, number))
 
     def step(self, act: str, given: dict[str, Any]) -> None:
         """Do it, or what has to come before it."""
@@ -128,11 +124,15 @@ class Machine(RuleBasedStateMachine):
             act, given = "claim", {"worker": "w1", "queues": ["default", "mail"], "max_jobs": 9}
         if act in OPERATES | {"claim"} and not self.model.jobs:
             act, given = "enqueue", {"job": SHAPES[0]}
-        if sum(note[0] <= self.model.now for note in self.model.notes) > 12:
+        if act == "start" and not self.model.pipelines:
+            act, given = "define", {"stages": STAGES[0]}
+        notes = self.database.shown["rechecks"]
+        if sum(due_at <= self.model.now and not is_seen for due_at, is_seen in notes) > 12:
             # A claim takes twenty and no more; which those are is nobody's business.
             act, given = "upkeep", {"max_jobs": None}
         if act in ("begin", "end") and (act == "end") != (self.backup is not None):
             return
+        note(f"{act} {given}")
         getattr(self, act)(**given)
 
     def enqueue(self, job: dict[str, Any]) -> None:
@@ -141,22 +141,38 @@ class Machine(RuleBasedStateMachine):
     def enqueue_many(self, jobs: list[dict[str, Any]]) -> None:
         self.play("enqueue_many", jobs=jobs)
 
-    def enqueue_after(self, picks: list[int], rule: str) -> None:
+    def enqueue_after(
+        self, picks: list[int], rule: str, before: int | None, more: dict[str, Any],
+        is_batch: bool,
+    ) -> None:  # fmt: skip
         after = [job_id for job_id in map(self.job, picks) if job_id]
-        self.play("enqueue", job_type="t", after=after, if_parent_dead=rule)
+        job = {"job_type": "t", "after": after, "if_parent_dead": rule, **more}
+        if before is not None:
+            job["before"] = self.job(before, lambda job: job.status == "blocked")
+        if is_batch:
+            self.play("enqueue_many", jobs=[job, {"job_type": "u"}])
+        else:
+            self.play("enqueue", **job)
 
     def claim(self, **claim: Any) -> None:
         self.play("claim_jobs", **claim)
 
-    def finish(self, pick: int, result: Any) -> None:
+    def finish(self, pick: int, result: Any, next_stage: str | None) -> None:
         job_id, lease_token = self.lease(pick)
-        self.play("finish_job", job_id=job_id, lease_token=lease_token, result=result)
+        self.play(
+            "finish_job", job_id=job_id, lease_token=lease_token, result=result,
+            next_stage=next_stage,
+        )  # fmt: skip
 
-    def finish_many(self, picks: list[int], has_results: bool) -> None:
+    def finish_many(
+        self, picks: list[int], has_results: bool, next_stages: list[str | None]
+    ) -> None:
         refs, given = self.refs(picks)
-        results = [{"n": n} for n in range(len(refs))] if has_results else None
-        said = {"refs": refs, "results": results}
-        self.play("finish_jobs", said, **given, results=results)
+        more = {
+            "results": [{"n": n} for n in range(len(refs))] if has_results else None,
+            "next_stages": next_stages[: len(refs)] if any(next_stages) else None,
+        }
+        self.play("finish_jobs", {"refs": refs, **more}, **given, **more)
 
     def finish_and_claim(self, picks: list[int], kept: list[int], lease: int | None) -> None:
         refs, given = self.refs(picks)
@@ -222,6 +238,25 @@ class Machine(RuleBasedStateMachine):
     def schedule(self, **schedule: Any) -> None:
         self.play("schedule_job", **schedule)
 
+    def limit(self, whose: dict[str, str], bound: dict[str, Any]) -> None:
+        self.play("set_limit", **whose, **bound)
+
+    def crowd_in(self, jobs: list[dict[str, Any]]) -> None:
+        self.play("enqueue_many", jobs=jobs)
+
+    def define(self, stages: list[dict[str, Any]]) -> None:
+        self.play("define_pipeline", pipeline="p", stages=stages)
+
+    def drop(self) -> None:
+        self.play("drop_pipeline", pipeline="p")
+
+    def start(self, given: dict[str, Any]) -> None:
+        self.play("start_pipeline", pipeline="p", **given)
+
+    def rerun_from(self, pick: int, stage: str) -> None:
+        job_id = self.job(pick, lambda job: job.pipeline and not job.is_live)
+        self.play("rerun_from", job_id=job_id, stage=stage)
+
     def resume_key(self, ordering_key: str) -> None:
         self.play("resume_key", ordering_key=ordering_key)
 
@@ -249,6 +284,7 @@ class Machine(RuleBasedStateMachine):
 
     def let_time_pass(self, step: float) -> None:
         self.model.now += int(step * SECOND)
+        self.model.latest = max(self.model.latest, self.model.now)
         self.database.now = self.model.now
 
     def begin(self) -> None:
@@ -264,6 +300,15 @@ class Machine(RuleBasedStateMachine):
         else:
             self.database.rollback()
             self.undo()
+
+
+def claimed(function: str, answer: Any) -> list[int]:
+    """The ids of the jobs that an answer gives to a worker."""
+    if function == "claim_jobs" and isinstance(answer, list):
+        return [row[0] for row in answer]
+    if function == "finish_and_claim" and isinstance(answer, list):
+        return [row[1] for row in answer if row[0] == "claimed"]
+    return []
 
 
 def machine_on(its_database: Database) -> type[Machine]:

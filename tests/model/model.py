@@ -24,7 +24,7 @@ MINUTE = 60 * SECOND
 
 KEPT = (  # what a run that follows another has of it
     *("queue", "job_type", "max_attempts", "lease", "backoff", "lease_token"),
-    *("idempotency_key", "ordering_key", "skip_dead"),
+    *("idempotency_key", "ordering_key", "skip_dead", "limit_key"),
 )
 
 
@@ -47,7 +47,8 @@ class Model(Keys):
             and not (job.queue in self.queues and self.queues[job.queue].is_paused)
         ]  # fmt: skip
         due.sort(key=lambda job: (job.priority, job.run_at, job.id))
-        for job in due[:max_jobs]:
+        chosen = self._choose(due, max_jobs)
+        for job in chosen:
             job.status, job.locked_by, job.attempts = "running", worker, job.attempts + 1
             job.lease_token = max(job.lease_token + 1, self.now)
             job.started_at = self.now
@@ -57,10 +58,14 @@ class Model(Keys):
             [
                 j.id, j.lease_token, j.queue, j.job_type, j.payload, j.priority, j.attempts,
                 j.max_attempts, j.run_at, j.locked_until, (j.locked_until or 0) - self.now,
-                j.idempotency_key, j.created_at, j.definition, j.scheduled_for,
+                j.idempotency_key, j.created_at, j.definition, j.scheduled_for, j.pipeline,
+                j.stage, j.stage_input,
             ]
-            for j in due[:max_jobs]
+            for j in chosen
         ]  # fmt: skip
+
+    def _choose(self, due: list[Job], max_jobs: int) -> list[Job]:
+        raise NotImplementedError
 
     def _queue_lease(self, job: Job) -> int:
         return (self.queues.get(job.queue) or Queue("")).lease or MINUTE
@@ -88,17 +93,25 @@ class Model(Keys):
 
     # Exactly one accepted outcome, and one run more if somebody asked for it meanwhile.
 
-    def finish_job(self, job_id: int, lease_token: int, result: Any = None) -> Rows:
+    def finish_job(
+        self, job_id: int, lease_token: int, result: Any = None, next_stage: str | None = None
+    ) -> Rows:
+        self._check_next((job_id, lease_token), next_stage)
         if self._has_succeeded((job_id, lease_token)):
             return [["already_finished"]]
-        self._end(self._held(job_id, lease_token), "succeeded", result)
+        self._end(self._held(job_id, lease_token), "succeeded", result, next_stage)
         return [["finished"]]
 
-    def finish_jobs(self, refs: Sequence[Ref], results: Any = None) -> Rows:
+    def finish_jobs(
+        self, refs: Sequence[Ref], results: Any = None, next_stages: Any = None
+    ) -> Rows:
+        wanted = next_stages or [None] * len(refs)
+        for ref, next_stage in zip(refs, wanted, strict=True):
+            self._check_next(ref, next_stage)
         held, rows = self._owned(refs), []
         for n, (ref, job) in enumerate(held):
             if job and job.status == "running":
-                self._end(job, "succeeded", results and results[n])
+                self._end(job, "succeeded", results and results[n], wanted[n])
             was_before = "already_finished" if self._has_succeeded(ref) else "lost"
             rows.append([ref[0], "finished" if job else was_before])
         return rows
@@ -117,7 +130,15 @@ class Model(Keys):
         job = self.jobs.get(ref[0])
         return job is not None and (job.status, job.lease_token) == ("succeeded", ref[1])
 
-    def _end(self, job: Job, status: str, result: Any = None) -> None:
+    def _check_next(self, ref: Ref, next_stage: str | None) -> None:
+        raise NotImplementedError
+
+    def _go_on(self, job: Job, next_stage: str | None) -> bool:
+        raise NotImplementedError
+
+    def _end(
+        self, job: Job, status: str, result: Any = None, next_stage: str | None = None
+    ) -> None:
         job.status, job.finished_at, job.locked_until = status, self.now, None
         job.result, rerun, job.rerun = result, job.rerun, None
         if rerun:
@@ -127,7 +148,8 @@ class Model(Keys):
             self._note("order", job.ordering_key)
             if status == "dead" and not job.skip_dead:
                 self.stuck.setdefault(job.ordering_key, [job.id, self.now])
-        self._tell_children(job)
+        if status != "succeeded" or not self._go_on(job, next_stage):
+            self._tell_children(job)
 
     # A failed attempt is tried again after its delay, until there is none left; a job whose
     # cancel was requested, a fatal failure and the last attempt end it.

@@ -66,6 +66,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a dead job that holds nobody up": [("_follow_up", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [
         ("_is_free_key", "and j.status <> 'blocked'", "and false"),
+        ("_is_free_key", "where j.id = _is_free_key.job_id", "where false"),
         (
             "_recheck_order",
             "order by coalesce(j",
@@ -77,6 +78,31 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "a parent that is dead and does not matter": [
         ("_recheck_job", "is distinct from 'run'", "= 'wait'")
+    ],
+    "a circle of jobs that wait for each other": [
+        ("_check_no_circle", "as a where a.run = a.its_run limit 1", "as a where false limit 1")
+    ],
+    "a limit with a slot too many": [
+        ("_room", "room := _room.max_running - ", "room := 1 + _room.max_running - ")
+    ],
+    "a start that its rate does not count": [
+        ("_use_rate", "+ _use_rate.starts * c_gap", "+ 0 * c_gap")
+    ],
+    "a limit that nobody tells of its room": [
+        ("_free_slots", "perform rota._note('limit', v_limit_name, rota.now());", "")
+    ],
+    "a stage that follows whatever was said": [
+        (
+            "_advance_runs",
+            "coalesce(_advance_runs.next_stages[i.place], s.next_stage)",
+            "s.next_stage",
+        )
+    ],
+    "a stage that does not know of the cancel": [
+        ("_advance_runs", "where e.cancel_requested_at is not null", "where false")
+    ],
+    "a run that is over with its first stage": [
+        ("_advance_runs", "or e.first_job_id <> all(v_runs)", "or true")
     ],
     "an effect that is taken from its holder": [
         ("record_effect", "and rota._is_leased(", "and false and rota._is_leased(")

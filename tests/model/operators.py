@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from model.model import Model
+from model.limits import Limits
 from model.rows import Job, Queue, Refused, Rows
 
 
-class Operated(Model):
+class Operated(Limits):
     """The model with what operators do to jobs and queues."""
 
     def _live(self, job_id: int) -> Job:
@@ -28,17 +28,17 @@ class Operated(Model):
         if job.status == "running" and not is_forced:
             raise Refused("RT008")
         if not job.is_live:
-            if self._find(job.idempotency_key):
-                raise Refused("RT007")
+            self._check_free(job)
             job.attempts, job.run_at, job.started_at = 0, self.now, None
             job.progress_percent = job.progress_message = None
             job.finished_at = job.result = None
+            self._line_up(job, None, "cancel")
             if job.ordering_key and self.stuck.get(job.ordering_key, [0])[0] == job.id:
                 del self.stuck[job.ordering_key]
-            self._line_up(job, None, "cancel")
+                if job.pipeline:  # whose place is kept
+                    job.status = "queued"
             self.parents.pop(job_id, None)
-            for parents in self.parents.values():
-                parents.update(dict.fromkeys(parents.keys() & {job_id}, False))
+            self._is_back(job)
         job.lease_token += job.status == "running"
         job.attempts = min(job.attempts, job.max_attempts - 1)
         run_at = min(job.run_at, self.now)
@@ -46,6 +46,18 @@ class Operated(Model):
         self._wait(job, "blocked" if job.status == "blocked" else "queued")
         job.run_at = run_at
         return [[job.status]]
+
+    def _check_free(self, job: Job) -> None:
+        """Refuse to bring back what is live in another job."""
+        if self._status_of_run(job) == "live":
+            raise Refused("RT014")
+        if self._find(job.idempotency_key):
+            raise Refused("RT007")
+
+    def _is_back(self, job: Job) -> None:
+        """Who waits for a dead job, or run, waits for its next end."""
+        for parents in self.parents.values():
+            parents.update(dict.fromkeys(parents.keys() & {job.run}, False))
 
     def cancel_job(self, job_id: int, reason: str | None = None) -> Rows:
         job = self.jobs.get(job_id)

@@ -52,11 +52,26 @@ class Job:
     backoff: Any
     ordering_key: str | None
     skip_dead: bool | None
+    limit_key: str | None
+    pipeline: str | None
+    stage: str | None
+    stage_input: Any
+    first_job_id: int | None
     rerun: list[Any] | None = None  # payload, run_at and priority of a run to follow
 
     @property
     def is_live(self) -> bool:
         return self.status not in ENDED
+
+    @property
+    def run(self) -> int:
+        """What others wait for, and what has a place in a line: itself, or its run."""
+        return self.first_job_id or self.id
+
+    @property
+    def line(self) -> tuple[str, str, str | None]:
+        """Those whose order no limit changes."""
+        return self.queue, self.job_type, self.limit_key
 
 
 @dataclass
@@ -70,6 +85,42 @@ class Queue:
     lease: int | None = None
     max_attempts: int | None = None
     backoff: Any = None
+
+
+@dataclass
+class Limit:
+    """A row of limits, in the order of the state's columns."""
+
+    limit_name: str
+    max_running: int | None = None
+    max_starts: int | None = None
+    per: int | None = None
+    burst: int | None = None
+    weight: int | None = None
+
+    @property
+    def gap(self) -> int:
+        """From one start to the next."""
+        return -((self.per or SECOND) // -(self.max_starts or 1))
+
+    @property
+    def most(self) -> int:
+        return self.burst or 1
+
+
+@dataclass
+class Stage:
+    """A row of pipeline_stages without its pipeline, in the order of the state's columns."""
+
+    stage: str
+    ordinal: int | None
+    next_stage: str | None
+    job_type: str
+    queue: str
+    priority: int | None
+    max_attempts: int | None
+    lease: int | None
+    backoff: Any
 
 
 @dataclass
@@ -102,17 +153,19 @@ class Seen:
 
     def __init__(self, jobs: list[list[Any]]) -> None:
         self._jobs = {row[0]: row for row in jobs}
+        self.claimed: list[int] = []  # in the order of the answer
 
     def get(self, job_id: int, name: str) -> Any:
         row = self._jobs.get(job_id)
         return row[NUMBERS[name]] if row else None
 
     def new_id(self, known: dict[int, Job], like: Job) -> int:
-        """Return the lowest new id of such a job; -1, which no job has, if there is none."""
-        names = ("idempotency_key", "definition", "scheduled_for")
+        """Return the lowest new id of such a job, one beyond all if it was refused."""
+        names = ["idempotency_key", "definition", "scheduled_for", "pipeline", "stage"]
+        names += ["first_job_id"] * (like.first_job_id is not None)
         wanted = [getattr(like, name) for name in names]
         new = (i for i in self._jobs if i not in known)
-        return min((i for i in new if [self.get(i, n) for n in names] == wanted), default=-1)
+        return min((i for i in new if [self.get(i, n) for n in names] == wanted), default=2**62)
 
 
 def delays(rule: dict[str, Any] | None, attempt: int) -> tuple[int, int]:

@@ -51,6 +51,7 @@ MUTANTS = {
         "order",
         [
             ("_is_free_key", "and j.status <> 'blocked'", "and false"),
+            ("_is_free_key", "where j.id = _is_free_key.job_id", "where false"),
             (
                 "_recheck_order",
                 "order by coalesce(j",
