@@ -72,7 +72,9 @@ begin
     delete from rota.limits as l
     where l.limit_name = v_limit_name
       and num_nonnulls(l.max_running, l.max_starts, l.weight) = 0;
-    if not found and set_limit.job_type is not null then
+    if found then
+        perform rota._unsettle_class(set_limit.limit_key);
+    elsif set_limit.job_type is not null then
         perform rota._fill_buckets(set_limit.job_type);
     end if;
     perform rota._note('limit', v_limit_name, rota.now());
@@ -881,6 +883,28 @@ begin
         where b.waits_for >= c_prefix
           and b.waits_for < left(c_prefix, -1) || ';'
     ) as w;
+end;
+$$;
+
+/* A key has no limit of its own any more: what runs counts for that of its class. */
+create or replace function rota._unsettle_class(limit_key text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_class text;
+begin
+    update rota.limits as l
+    set updated_at = rota.now(),
+        is_settled = false,
+        settled_xid = null
+    where l.limit_name = any(rota._key_limits(_unsettle_class.limit_key))
+    returning l.limit_name into v_class;
+    if found then
+        perform rota._note('limit', v_class, rota.now());
+    end if;
 end;
 $$;
 

@@ -334,6 +334,19 @@ def test_rate_wakes_who_is_parked_when_the_clock_was_set_back(db, clock):
     assert found == [1, 1, 1, 1]
 
 
+def test_what_runs_counts_for_the_class_when_its_own_limit_is_gone(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    limit(db, limit_key="k:*", max_running=1)
+    limit(db, limit_key="k:1", max_starts=1000)
+    keyed(db, "k:1", 2)
+    assert len(take(db, max_jobs=1)) == 1
+
+    call(db, "set_limit", limit_key="k:1", is_reset=True)
+    call(db, "tick")
+
+    assert take(db) == []
+
+
 def test_a_job_that_goes_to_another_line_first_is_no_start(db, clock):
     """It ran when its type was limited, and came back without that line."""
     clock.set("2026-01-12 10:00+00")
