@@ -50,7 +50,6 @@ effects: $(VENV)/.dev ## Kill workers a thousand times between a mail and the fi
 
 races: $(VENV)/.dev ## Play operations against each other, by the ten thousand: ARGS="--feature keys"
 	$(BIN)/python tests/races/run.py $(ARGS)
-	$(PYTEST) -m long races
 
 fuzz: $(VENV)/.dev ## Throw a million calls with hostile arguments at every function: ARGS="--only enqueue"
 	$(BIN)/python tests/fuzz/arguments.py $(ARGS)
