@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from model.model import Model
-from model.rows import Job, Limit, Refused, Rows
+from model.rows import Divergence, Job, Limit, Rows
 
 NAMES = {"queue": "queue", "job_type": "type", "limit_key": "key"}
 
@@ -97,7 +97,7 @@ class Limits(Model):
         left, passed = [*due], []
         for job in chosen:
             if job not in left or not self._has_room(job):
-                raise Refused(f"{job.id} has no room")
+                raise Divergence(f"{job.id} has no room")
             ahead = left[: left.index(job)]
             passed += [its for its in ahead if its.line == job.line and its not in chosen]
             self._use(job)
@@ -107,5 +107,5 @@ class Limits(Model):
         if self.now >= self.latest and len(chosen) < max_jobs:
             passed += [its for its in left if self._has_room(its)]
         if passed and not self._has_strays(passed):
-            raise Refused(f"{[its.id for its in passed]} were passed over")
+            raise Divergence(f"{[its.id for its in passed]} were passed over")
         return chosen

@@ -26,15 +26,11 @@ from hypothesis.stateful import (
 from model.acts import KINDS, MOST, OPERATES, REPORTS, SHAPES, STAGES, START, call_of
 from model.comparison import differences
 from model.database import Database
-from model.rows import SECOND, Job, Ref, Refused
+from model.rows import SECOND, Divergence, Job, Ref, Refused
 from model.timetable import Timetable
 
 STEPS = 50
 ENTERS = ("enqueue", "enqueue_many", "start_pipeline")
-
-
-class Divergence(AssertionError):
-    """The database and the model disagree."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -69,6 +65,8 @@ class Machine(RuleBasedStateMachine):
             wanted = ""
         except Refused as refused:
             wanted, expected = str(refused), None
+        except Divergence as wrong:
+            raise Divergence(f"{function}({given}) gave {code} {answer}: {wrong}") from None
         if wanted and self.backup is not None:
             self.undo()
         elif wanted and before:

@@ -18,6 +18,10 @@ class Refused(Exception):
     """The call changes nothing, and raises this SQLSTATE."""
 
 
+class Divergence(AssertionError):
+    """The database and the model disagree."""
+
+
 @dataclass
 class Job:
     """A row of job_runs, and what of jobs is not in it, in the order of the state's columns."""

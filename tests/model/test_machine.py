@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 from model.database import Database, opened
-from model.machine import Divergence, play
+from model.machine import play
 from model.mutants import HELD_BY, MUTANTS
+from model.rows import Divergence
 from model.timetable import Timetable
 from races.instrument import mutate, some_of
 
