@@ -210,20 +210,18 @@ begin
         union
         select a.before, a.its_run, p.run
         from ancestors as a
-        cross join lateral (
-            select coalesce(
-                (select r.id from rota.jobs as r where r.first_job_id = a.run), a.run) as id
-        ) as l
+        -- Of one that has ended rows may be left, but it waits for nothing.
+        join rota.jobs as j on j.id = coalesce(
+            (select r.id from rota.jobs as r where r.first_job_id = a.run), a.run)
         cross join lateral (
             select d.parent_id as run
             from rota.dependencies as d
-            where d.job_id = l.id
+            where d.job_id = j.id
             union all (
                 select coalesce(e.first_job_id, e.id)
-                from rota.jobs as j
-                join rota.jobs as e on e.ordering_key = j.ordering_key
-                  and coalesce(e.first_job_id, e.id) < coalesce(j.first_job_id, j.id)
-                where j.id = l.id
+                from rota.jobs as e
+                where e.ordering_key = j.ordering_key
+                  and coalesce(e.first_job_id, e.id) < a.run
                 order by coalesce(e.first_job_id, e.id) desc
                 limit 1
             )

@@ -539,6 +539,7 @@ begin
         where r.kind in ('bucket', 'limit')
           and r.kind = _note_later.kind
           and r.subject = _note_later.subject
+          and not r.is_seen
           and r.due_at > rota.now()
           and r.due_at <= _note_later.due_at
     );

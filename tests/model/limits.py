@@ -28,7 +28,7 @@ class Limits(Model):
             if given.get(field) is not None:
                 setattr(known, field, given[field])
         self.limits[name] = known
-        self.limited_at = self.now
+        self.limited_at = max(self.limited_at, self.now)
         self.times_set[given.get("job_type", "")] += 1
         if known.max_running is known.max_starts is known.weight is None:
             del self.limits[name]

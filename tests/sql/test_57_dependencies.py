@@ -193,6 +193,17 @@ def test_before_refuses_a_circle(db):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "before": b, "after": [a, c]}]))
 
 
+def test_before_minds_no_parents_of_a_job_that_has_ended(db):
+    parent = enqueue(db, queue="later")
+    waiting = enqueue(db, after=[parent])
+    cancelled = enqueue(db, after=[waiting])
+    value(db, "cancel_job", job_id=cancelled)
+
+    child = enqueue(db, after=[cancelled], before=waiting, if_parent_dead="wait")
+
+    assert child > cancelled
+
+
 def test_before_names_the_job_of_a_batch_that_closes_a_circle(db):
     a = enqueue(db)
     b = enqueue(db, after=[a])
