@@ -89,7 +89,10 @@ class Ticker:
             self._close()
             self._failures += 1
             return max(self._every, backoff(self._failures))
-        self._is_tried = True
+        if not self._is_tried:
+            self._is_tried = True
+            name = self._open().info.dbname
+            logger.info("ticker started database=%s every=%s", name, self._every)
         self._failures = 0
         self._outage.end(self._opened_at)
         self._tell(report)
@@ -111,9 +114,6 @@ class Ticker:
         if self._connection is None:
             self._opened_at = time.monotonic()
             self._connection = connect(self._database, "rota tick")
-            if not self._is_tried:
-                name = self._connection.info.dbname
-                logger.info("ticker started database=%s every=%s", name, self._every)
         return self._connection
 
     def _close(self) -> None:
