@@ -2,8 +2,8 @@
 
 So every test makes real commits and real races, and leaves nothing to the next one.
 Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory, ROTA_TEST_SETTINGS
-to give the server settings, one on a line, and ROTA_TEST_PAUSES to run on the functions as the
-races instrument them.
+to give the server settings, one on a line, ROTA_TEST_POOLER to come through pgbouncer, and
+ROTA_TEST_PAUSES to run on the functions as the races instrument them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from faults.pooler import pooled
 from races.instrument import instrument
 from rota._embedded import EmbeddedPostgres, find_binaries
 
@@ -125,12 +126,25 @@ def template(
     return TEMPLATE
 
 
+@pytest.fixture(scope="session")
+def url_of(server: EmbeddedPostgres) -> Iterator[Callable[[str], str]]:
+    """The way to a database, by its name: direct, or through a pooler."""
+    if not os.environ.get("ROTA_TEST_POOLER"):
+        yield server.url
+        return
+    with pooled(server.url("postgres")) as url, pytest.MonkeyPatch.context() as patch:
+        # Statements are prepared for a session, and this one is another each time.
+        defaults = psycopg.Connection.connect.__func__.__kwdefaults__  # type: ignore[attr-defined]
+        patch.setitem(defaults, "prepare_threshold", None)
+        yield lambda name: url.removesuffix("postgres") + name
+
+
 _numbers = count(1)
 
 
 @pytest.fixture
 def dsn(
-    server: EmbeddedPostgres, admin: psycopg.Connection[Any], template: str
+    admin: psycopg.Connection[Any], template: str, url_of: Callable[[str], str]
 ) -> Iterator[str]:
     """Where this test's own database is, as its superuser sees it."""
     name = f"t{next(_numbers)}"
@@ -138,7 +152,7 @@ def dsn(
     if admin.info.server_version >= 150000:
         copying += " strategy file_copy"  # twice as fast as by the log, for a small database
     admin.execute(sql.SQL(copying).format(sql.Identifier(name), sql.Identifier(template)))
-    yield server.url(name)
+    yield url_of(name)
     admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 

@@ -4,8 +4,9 @@
 
 The settings are those of faults/of_settings.py; the server of the tests gets them as its own.
 Those that do not mind each other share a run, and if it fails each has one of its own.  A name
-is that of a setting, and then it is alone.  Ends with one line for each run, and with a failure
-if a setting failed.
+is that of a setting, and then it is alone.  "pooler" is none: it runs the SQL and client tests
+through two sessions of pgbouncer, without those that need sessions of their own.  Ends with one
+line for each run, and with a failure if one failed.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -35,11 +36,16 @@ BUNDLES: tuple[tuple[str, ...], ...] = (
     ("serializable",),
     ("compiled",),
 )
+POOLER = "pooler"
 Result = tuple[str, bool, str]
 
 
 def run(names: Sequence[str], arguments: list[str]) -> Result:
     """Run the tests under some settings at once."""
+    if names == (POOLER,):
+        print("\n--- pgbouncer in transaction mode", flush=True)
+        chosen = ["-m", "not own_session and not long", *(arguments or ["sql", "client"])]
+        return POOLER, *run_pytest({**os.environ, "ROTA_TEST_POOLER": "1"}, chosen)
     told = [f"{name}={value}" for each in names for name, value in SETTINGS[each].items()]
     print(f"\n--- {', '.join(told)}", flush=True)
     environment = {**os.environ, "ROTA_TEST_SETTINGS": "\n".join(told)}
@@ -48,9 +54,9 @@ def run(names: Sequence[str], arguments: list[str]) -> Result:
 
 def main(arguments: list[str]) -> int:
     """Run the tests so often, and tell how it went."""
-    names, extra = read(arguments, __doc__, "NAME", SETTINGS)
+    names, extra = read(arguments, __doc__, "NAME", [*SETTINGS, POOLER])
     results: list[Result] = []
-    for bundle in [(name,) for name in names] or BUNDLES:
+    for bundle in [(name,) for name in names] or (*BUNDLES, (POOLER,)):
         results.append(run(bundle, extra))
         if not results[-1][1] and len(bundle) > 1:
             results += [run([name], extra) for name in bundle]

@@ -49,6 +49,7 @@ def by_psql(dsn: str, psql: Callable[..., Any], sql_dir: Path) -> str:
     return dsn
 
 
+@pytest.mark.own_session
 def test_install_gives_what_psql_gives(
     empty_database: Callable[[str], str], by_psql: str, request: pytest.FixtureRequest
 ) -> None:
@@ -62,6 +63,7 @@ def test_install_gives_what_psql_gives(
     assert first == _catalog(own)
 
 
+@pytest.mark.own_session
 def test_dry_run_prints_what_install_would_run(
     empty_database: Callable[[str], str],
     by_psql: str,

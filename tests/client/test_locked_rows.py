@@ -19,6 +19,8 @@ Background = Callable[..., BackgroundWorker]
 Status = Callable[[int], str]
 Lock = Callable[..., Any]
 
+pytestmark = pytest.mark.own_session
+
 
 @pytest.fixture
 def lock(connect: Callable[..., psycopg.Connection[Any]]) -> Lock:

@@ -1,62 +1,29 @@
 """Client, worker and command line behind pgbouncer in transaction mode."""
 
 import asyncio
-import os
-import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
-from client.workers import wait_until
+from faults.pooler import find_pgbouncer, pooled
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
 from rota._database import Database
 from rota._outage import Outage
 
-PGBOUNCER = shutil.which("pgbouncer", path=os.environ.get("PATH", "") + ":/usr/sbin")
-
-pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
+pytestmark = pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
 
 
 @pytest.fixture
-def pooler(dsn: str, tmp_path: Path) -> Iterator[str]:
-    """Where two server connections are shared by all who come."""
-    server = conninfo_to_dict(dsn)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    target = " ".join(
-        f"{name}={server[name]}" for name in ("host", "port", "dbname", "user", "password")
-    )
-    config = tmp_path / "pgbouncer.ini"
-    config.write_text(
-        f"[databases]\njobs = {target}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
-        "auth_type = any\npool_mode = transaction\ndefault_pool_size = 2\n"
-        + ("user = nobody\n" if os.geteuid() == 0 else "")
-    )
-    assert PGBOUNCER is not None
-    url = f"postgresql://anybody@127.0.0.1:{port}/jobs"
-    with subprocess.Popen([PGBOUNCER, "-q", str(config)], stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_until(lambda: _is_open(port), "pgbouncer")
-            yield url
-        finally:
-            process.kill()
+def pooler(dsn: str) -> Iterator[str]:
+    with pooled(dsn) as url:
+        yield url
 
 
-def _is_open(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
+@pytest.mark.own_session
 def test_a_worker_prepares_statements_only_where_its_session_is_its_own(
     dsn: str, pooler: str
 ) -> None:

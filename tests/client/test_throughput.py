@@ -330,6 +330,7 @@ def test_stop_at_full_speed_leaves_no_job_behind(
     assert sorted(job_id for (job_id,) in done) == sorted(ran)
 
 
+@pytest.mark.own_session
 def test_connections_that_break_at_full_speed_cost_no_job(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:

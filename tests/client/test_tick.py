@@ -86,6 +86,7 @@ def test_loop_ends_by_a_signal(
     ticker.wait_for("ticker stopped")
 
 
+@pytest.mark.own_session
 def test_loop_survives_a_lost_connection(
     start: Start, client: Client, db: psycopg.Connection[Any]
 ) -> None:

@@ -16,8 +16,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from client.test_pooler import PGBOUNCER, pooler  # noqa: F401 - a fixture
+from client.test_pooler import pooler  # noqa: F401 - a fixture
 from client.workers import BackgroundWorker, wait_until
+from faults.pooler import find_pgbouncer
 from rota import AsyncClient, AsyncJob, Client, Registry, _listener
 from rota._listener import Place
 from rota._pace import Pace
@@ -29,6 +30,8 @@ NEVER = 3600.0
 """A poll interval: what runs before was woken."""
 HELD = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1919907936"
 LISTENERS = "select pid from pg_stat_activity where application_name = 'rota listener'"
+
+pytestmark = pytest.mark.own_session
 
 
 class Starts:
@@ -293,7 +296,7 @@ def test_worker_polls_while_its_listener_hangs_and_is_woken_again_after(
     assert caplog.text.count("wake-ups are off") == 1
 
 
-@pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
+@pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
 def test_worker_behind_a_pooler_takes_no_lock_and_polls(
     client: Client,
     db: Db,

@@ -527,6 +527,7 @@ def _count(db: psycopg.Connection[Any], status: str) -> int:
     return int(row[0])
 
 
+@pytest.mark.own_session
 def test_stop_does_not_wait_for_a_tick(
     client: Client,
     db: psycopg.Connection[Any],

@@ -98,6 +98,7 @@ def test_events_name_the_schedule_of_a_job(
     assert len([line for line in said if "schedule" in line]) == 2
 
 
+@pytest.mark.own_session
 def test_a_lost_database_is_one_line_and_its_return_another(
     client: Client,
     db: psycopg.Connection[Any],

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
-import time
-from contextlib import suppress
-from urllib.parse import urlsplit
-
+from faults.pooler import find_pgbouncer, pooled
 from faults.scene import Scene, fault
-from faults.server import free_port, give_away
 
 JOBS_A_ROUND = 1000
-
-
-def find_pgbouncer() -> str:
-    """Return where pgbouncer is, or nothing."""
-    return shutil.which("pgbouncer", path=os.environ.get("PATH", "") + ":/usr/sbin") or ""
 
 
 def lacks_pgbouncer() -> str:
@@ -31,7 +18,7 @@ def lacks_pgbouncer() -> str:
 def pooler(scene: Scene) -> None:
     """Let eight workers with their connections, and some producers, share two sessions."""
     direct = scene.url()
-    url = _start(scene, direct)
+    url = scene.stack.enter_context(pooled(direct))
     with scene.load(
         url,
         observed=direct,
@@ -47,34 +34,3 @@ def pooler(scene: Scene) -> None:
         sessions = load.ask("select count(*) from pg_stat_activity where datname = "
                             "current_database() and pid <> pg_backend_pid()")  # fmt: skip
     scene.counts["sessions"] = int(sessions)
-
-
-def _start(scene: Scene, direct: str) -> str:
-    parts, port = urlsplit(direct), free_port()
-    target = f"host={parts.hostname} port={parts.port} dbname={parts.path[1:]} "
-    target += f"user={parts.username} password={parts.password}"
-    lines = [
-        *("[databases]", f"jobs = {target}"),
-        *("[pgbouncer]", "listen_addr = 127.0.0.1", f"listen_port = {port}"),
-        *("unix_socket_dir =", "auth_type = any", "pool_mode = transaction"),
-        *("default_pool_size = 2", "max_client_conn = 500"),
-        "user = nobody" if os.geteuid() == 0 else "",
-    ]
-    config = scene.folder / "pgbouncer.ini"
-    config.write_text("\n".join([*lines, ""]))
-    give_away(config)
-    command = ["setpriv", "--pdeathsig", "KILL", find_pgbouncer(), "-q", str(config)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-    scene.stack.callback(process.wait)
-    scene.stack.callback(process.kill)
-    _wait_for(port)
-    return f"postgresql://anybody@127.0.0.1:{port}/jobs"
-
-
-def _wait_for(port: int) -> None:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.05)
-    raise TimeoutError("pgbouncer did not start")
