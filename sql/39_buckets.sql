@@ -946,7 +946,7 @@ begin
 end;
 $$;
 
-/* The due job of a bucket that comes first and is none of these, or when there is one. */
+/* The first due job of a bucket that is none of these; if none is due, when one will be. */
 create or replace function rota._bucket_head(
     queue text,
     bucket text,

@@ -134,7 +134,8 @@ from rota.finished_jobs as f
 group by 1, 2, 3;
 
 comment on view rota.hourly_stats is
-    'Ended jobs by hour, queue and job type; durations are of the last attempt.';
+    'Ended jobs by hour of the session''s time zone, queue and job type; durations are of the '
+    'last attempt.';
 
 create or replace view rota.limit_stats as
 select

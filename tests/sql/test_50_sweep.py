@@ -45,6 +45,7 @@ POISON = """
     $$;
     create trigger poison before update or delete on rota.jobs
         for each row execute function public.poison();
+    alter table rota.jobs enable always trigger poison;
 """
 
 

@@ -104,6 +104,7 @@ def test_tick_keeps_the_sweep_when_retention_fails(db, clock):
         " $$ begin raise exception 'broken'; end; $$;"
         "create trigger broken before update on rota.upkeep"
         " for each row execute function public.broken();"
+        "alter table rota.upkeep enable always trigger broken"
     )
     clock.advance("1 hour")
 

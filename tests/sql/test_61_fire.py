@@ -22,6 +22,7 @@ POISON = """
     $$;
     create trigger poison before insert on rota.jobs
         for each row execute function public.poison();
+    alter table rota.jobs enable always trigger poison;
 """
 
 

@@ -25,6 +25,8 @@ from sql.helpers import (
 
 NOTES = ""
 
+pytestmark = pytest.mark.own_session
+
 
 class Sleeper:
     """A session that waits at its doors and writes down who rang."""

@@ -26,6 +26,8 @@ from sql.helpers import (
 Db = psycopg.Connection[Any]
 FORBIDDEN = "42501"
 
+pytestmark = pytest.mark.own_session
+
 
 @pytest.fixture
 def role(admin: Db, db: Db) -> Iterator[Callable[..., str]]:

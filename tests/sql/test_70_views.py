@@ -155,6 +155,7 @@ def test_error_groups_counts_failures_by_text(db, clock):
 
 
 def test_hourly_stats_sums_up_what_ended(db, clock):
+    db.execute("set timezone = 'UTC'")
     for minute, seconds in [(10, 2), (20, 4), (70, 9)]:
         clock.set(datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minute))
         job = running(db)
