@@ -78,6 +78,8 @@ def _event(
     facts: dict[str, Any],
     outcome: str = "",
 ) -> Event:
+    if operation.error:
+        facts["error"] = operation.error
     return Event(
         job_id,
         operation.began,
@@ -98,8 +100,6 @@ def _single(operation: Operation, act: str) -> Event:
         facts["answer"] = answer
         if act == "heartbeat":
             facts["until"] = answer["locked_until"]
-    elif operation.error:
-        facts["error"] = operation.error
     if act == "fail":
         facts["retry_in"] = arguments.get("retry_in")
         facts["is_fatal"] = arguments.get("is_fatal")

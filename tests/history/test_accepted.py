@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,6 +170,18 @@ def a_stale_worker_that_is_refused(s: Scroll) -> None:
     s.finish(1, 100, 205, error="RT002")
     s.finish(1, 200, 210)
     s.ended(1, 200, attempts=2)
+
+
+@right
+def batches_that_are_cut_off(s: Scroll) -> None:
+    s.enqueue(1)
+    s.claim(1, 100, 10)
+    ref: dict[str, Any] = {"job_ids": [1], "lease_tokens": [100]}
+    for at, function in enumerate(("heartbeat_jobs", "finish_jobs", "release_jobs"), 20):
+        s.call(function, at=at, error="57014", **ref)
+    s.call("finish_and_claim", at=24, error="55P03", worker="w", **ref)
+    s.finish(1, 100, 30)
+    s.ended(1, 100)
 
 
 @right
