@@ -83,17 +83,18 @@ BOUNDS: list[dict[str, Any]] = [
 ]
 
 
-def shapes(count: int) -> list[dict[str, Any]]:
-    """Return so many new jobs, always the same and the plainest first: one draw is enough."""
-    chance = random.Random(1)
+def shapes(
+    first: dict[str, Any], plain: dict[str, list[Any]], rules: list[dict[str, list[Any]]]
+) -> list[dict[str, Any]]:
+    """Return 400 things to make, always the same and the plainest first: one draw is enough."""
+    chance, count = random.Random(1), 400
     found = []
     for number in range(count):
-        wanted = {**PLAIN, **RULES[number % len(RULES)]}
-        job = {"job_type": "t"}
-        for name, values in wanted.items():
-            if name not in PLAIN or chance.random() < number / count:
-                job[name] = chance.choice(values)
-        found.append(job)
+        thing = {**first}
+        for name, values in {**plain, **rules[number % len(rules)]}.items():
+            if name not in plain or chance.random() < number / count:
+                thing[name] = chance.choice(values)
+        found.append(thing)
     return found
 
 
@@ -104,25 +105,14 @@ def lists(values: list[Any], least: int, most: int, count: int) -> list[list[Any
     return sorted(found, key=len)
 
 
-def runs(count: int) -> list[dict[str, Any]]:
-    """Return so many runs of a pipeline, always the same and the plainest first."""
-    chance = random.Random(3)
-    rules = [{}, *(rule for rule in RULES if not {"on_conflict", "updated_at"} & {*rule})]
-    rules += [{"ordering_key": ["o"]}] * 4
-    plain = {name: PLAIN[name] for name in ("payload", "priority", "delay")}
-    plain["stage"] = ["a", "b", "m", "z"]
-    found = []
-    for number in range(count):
-        rule = rules[number % len(rules)]
-        run = {name: chance.choice(values) for name, values in rule.items()}
-        for name, values in plain.items():
-            if chance.random() < number / count / 2:
-                run[name] = chance.choice(values)
-        found.append(run)
-    return found
-
-
-SHAPES = shapes(400)
+SHAPES = shapes({"job_type": "t"}, PLAIN, RULES)
+RUNS = shapes(
+    {},
+    {name: PLAIN[name] for name in ("payload", "priority", "delay")}
+    | {"stage": ["a", "b", "m", "z"]},
+    [{}, *[{"ordering_key": ["o"]}] * 4]
+    + [rule for rule in RULES if not {"on_conflict", "updated_at"} & {*rule}],
+)
 NEXT = [*[None] * 12, "end", "b", "m", "z"]
 A, B, M = ({"stage": stage, "job_type": "t"} for stage in "abm")
 STAGES: list[list[dict[str, Any]]] = [
@@ -230,7 +220,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     "crowd_in": {"jobs": lists(CROWD, 1, 4, 1000)},
     "define": {"stages": STAGES},
     "drop": {},
-    "start": {"given": runs(400)},
+    "start": {"given": RUNS},
     "rerun_from": {"pick": PICKS, "stage": ["b", "b", "a", "m", "z"]},
     "resume_key": {"ordering_key": ["o", "schedule:s"]},
     "effect": {

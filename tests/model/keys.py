@@ -20,21 +20,25 @@ class Keys(Waiting):
     def enqueue_many(self, jobs: list[dict[str, Any]]) -> Rows:
         return [[n, *self._enqueue(**job)] for n, job in enumerate(jobs, 1)]
 
-    def _enqueue(
+    def _enqueue(self, before: int | None = None, **job: Any) -> list[Any]:
+        """Return the id of the job, and whether it is a new one."""
+        its, is_new = self._take_in(**job)
+        if before is not None:
+            self._wait_before(before, its)
+        return [its.id, is_new]
+
+    def _take_in(
         self, job_type: str, unique_for: int | None = None, on_conflict: str = "keep",
         updated_at: int | None = None, max_wait: int | None = None,
-        after: list[int] | None = None, if_parent_dead: str = "cancel",
-        before: int | None = None, **job: Any,
-    ) -> list[Any]:  # fmt: skip
-        """Return the id of the job, and whether it is a new one."""
+        after: list[int] | None = None, if_parent_dead: str = "cancel", **job: Any,
+    ) -> tuple[Job, bool]:  # fmt: skip
         key: Any = job.get("idempotency_key")
         live, has_memory = self._find(key), bool(unique_for or updated_at)
         known, until, version = self.memory.get(key, [None, None, None])
+        if until and self.now < until <= self.latest and self.seen.has_new(self.jobs, key):
+            until = None  # It was over, and is forgotten, though the clock was set back.
         if not self._may_be_new(unique_for, until, updated_at, version):
-            found = live or self.jobs[known]
-            if before is not None:
-                self._wait_before(before, found)
-            return [found.id, False]
+            return live or self.jobs[known], False
         delay, run_at = job.pop("delay", None), job.pop("run_at", None)
         when = self.now + (delay or 0) if run_at is None else run_at
         its = live or self._put(after, if_parent_dead, **job, job_type=job_type, run_at=when)
@@ -44,9 +48,7 @@ class Keys(Waiting):
         if has_memory:
             until = self.now + unique_for if unique_for else until
             self.memory[key] = [its.id, until, updated_at or version]
-        if before is not None:
-            self._wait_before(before, its)
-        return [its.id, live is None]
+        return its, live is None
 
     def _may_be_new(self, unique_for: Any, until: Any, updated_at: Any, version: Any) -> bool:
         """Tell whether a key is not unique for a time, and has not seen this version."""

@@ -32,6 +32,8 @@ class Limits(Model):
         self.times_set[given.get("job_type", "")] += 1
         if known.max_running is known.max_starts is known.weight is None:
             del self.limits[name]
+            # Who came while there was one has a line apart from who comes now.
+            self.parted.add(given.get("job_type", ""))
         return [[None]]
 
     def _limits_of(self, job: Job) -> dict[str, Limit]:
@@ -47,47 +49,41 @@ class Limits(Model):
         # What runs when a limit is set counts as soon as somebody looks, which is by the clock.
         is_counted = self.now >= self.limited_at
         for name, limit in self._limits_of(job).items():
-            if (
-                is_counted
-                and limit.max_running is not None
-                and limit.max_running
-                <= sum(
-                    its.status == "running" and name in self._limits_of(its)
-                    for its in self.jobs.values()
-                )
-            ):
+            most = limit.max_running if is_counted else None
+            if most is not None and self._running(name) >= most:
                 return False
-            if limit.max_starts is not None:
-                paid = max(self.now, self._paid_until(name, limit))
-                if paid - (limit.most - 1) * limit.gap > self.now:
-                    return False
+            ahead = self._paid_until(name, limit) - self.now
+            if limit.max_starts is not None and ahead > (limit.most - 1) * limit.gap:
+                return False
         return True
+
+    def _running(self, name: str) -> int:
+        running = (job for job in self.jobs.values() if job.status == "running")
+        return sum(name in self._limits_of(job) for job in running)
 
     def _paid_until(self, name: str, limit: Limit) -> int:
         """No start is paid for later than a burst from now, so that a clock may go back."""
         paid = self.paid_until.get(name, 0)
         if paid > self.now + limit.most * limit.gap:
             return self.now + (limit.most - 1) * limit.gap
-        return paid
+        return max(self.now, paid)
 
     def _use(self, job: Job) -> None:
         for name, limit in self._limits_of(job).items():
             if limit.max_starts is not None:
-                paid = max(self.now, self._paid_until(name, limit))
-                self.paid_until[name] = paid + limit.gap
+                self.paid_until[name] = self._paid_until(name, limit) + limit.gap
 
-    def _has_strays(self, passed: list[Job]) -> bool:
-        """Whether a claim may have found one in a line without the limit of its type.
+    def _strays(self, due: list[Job]) -> dict[int, tuple[int, int, int]]:
+        """Return who may be in a line without the limit of his type.
 
-        It puts such a job into the right line instead of starting it, or another; but once.
+        A claim that finds such a job puts it into the right line instead of starting it, or
+        another that has room when it has none; but for each once.
         """
-        strays = {
-            (job.id, job.lease_token, self.times_set[job.job_type])
-            for job in passed if f"type {job.job_type}" in self.limits
+        keys = {
+            job.id: (job.id, job.lease_token, self.times_set[job.job_type])
+            for job in due if f"type {job.job_type}" in self.limits
         }  # fmt: skip
-        are_new = not strays <= self.strays
-        self.strays |= strays
-        return are_new
+        return {job_id: key for job_id, key in keys.items() if key not in self.strays}
 
     def _choose(self, due: list[Job], max_jobs: int) -> list[Job]:
         """Those of the due jobs, best first, that a claim gives."""
@@ -99,13 +95,20 @@ class Limits(Model):
             if job not in left or not self._has_room(job):
                 raise Divergence(f"{job.id} has no room")
             ahead = left[: left.index(job)]
-            passed += [its for its in ahead if its.line == job.line and its not in chosen]
+            if job.job_type not in self.parted:
+                passed += [its for its in ahead if its.line == job.line and its not in chosen]
             self._use(job)
             job.status = "running"
             left.remove(job)
+        strays = self._strays(left)
+        passed = [its for its in passed if its.id not in strays]
         # What waits for a time waits too long while the clock is behind.
         if self.now >= self.latest and len(chosen) < max_jobs:
-            passed += [its for its in left if self._has_room(its)]
-        if passed and not self._has_strays(passed):
+            late = [its for its in left if self._has_room(its)]
+            if late and strays:
+                self.strays.add(min(strays.values()))
+            else:
+                passed += late
+        if passed:
             raise Divergence(f"{[its.id for its in passed]} were passed over")
         return chosen

@@ -10,11 +10,12 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 from hypothesis import HealthCheck, Phase, note, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -34,9 +35,10 @@ ENTERS = ("enqueue", "enqueue_many", "start_pipeline")
 
 
 class Machine(RuleBasedStateMachine):
-    """See the module; `database` is set by `machine_on`."""
+    """See the module; `database` and `found` are set by `machine_on`."""
 
     database: Database
+    found: ClassVar[list[str]]
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +46,7 @@ class Machine(RuleBasedStateMachine):
         self.model = Timetable(START)
         self.leases: list[Ref] = []
         self.backup: bytes | None = None  # the model when the open transaction began
+        self.told: list[str] = []
         self.database.now = START
 
     def teardown(self) -> None:
@@ -130,8 +133,13 @@ class Machine(RuleBasedStateMachine):
             act, given = "upkeep", {"max_jobs": None}
         if act in ("begin", "end") and (act == "end") != (self.backup is not None):
             return
-        note(f"{act} {given}")
-        getattr(self, act)(**given)
+        self.told.append(f"{act} {given}")
+        note(self.told[-1])
+        try:
+            getattr(self, act)(**given)
+        except Divergence:
+            self.found.append("\n".join(self.told))
+            raise
 
     def enqueue(self, job: dict[str, Any]) -> None:
         self.play("enqueue", **job)
@@ -301,7 +309,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def claimed(function: str, answer: Any) -> list[int]:
-    """The ids of the jobs that an answer gives to a worker."""
+    """Return the ids of the jobs that an answer gives to a worker."""
     if function == "claim_jobs" and isinstance(answer, list):
         return [row[0] for row in answer]
     if function == "finish_and_claim" and isinstance(answer, list):
@@ -312,6 +320,7 @@ def claimed(function: str, answer: Any) -> list[int]:
 def machine_on(its_database: Database) -> type[Machine]:
     class OnDatabase(Machine):
         database = its_database
+        found: ClassVar[list[str]] = []  # the steps to each divergence
 
     return OnDatabase
 
@@ -325,13 +334,19 @@ def play(
     can_shrink: bool = True,
 ) -> None:
     """Play so many examples, for a number always the same; raise the shortest that is wrong."""
+    machine = machine_on(database)
     # Hypothesis would let five follow each example that repeat parts of it: too much alike.
     with patch.object(ConjectureRunner, "generate_mutations_from", lambda *_: None):
-        run_state_machine_as_test(
-            seed(number)(machine_on(database)),
-            settings=settings(
-                max_examples=examples, stateful_step_count=steps, deadline=None, database=None,
-                suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
-                print_blob=False, phases=[Phase.generate] + [Phase.shrink] * can_shrink,
-            ),
-        )  # fmt: skip
+        try:
+            run_state_machine_as_test(
+                seed(number)(machine),
+                settings=settings(
+                    max_examples=examples, stateful_step_count=steps, deadline=None,
+                    database=None, suppress_health_check=list(HealthCheck), print_blob=False,
+                    report_multiple_bugs=False,
+                    phases=[Phase.generate] + [Phase.shrink] * can_shrink,
+                ),
+            )  # fmt: skip
+        except Flaky as flaky:
+            flaky.add_note("It came once, after these:\n" + "".join(machine.found[:1]))
+            raise

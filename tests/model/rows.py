@@ -163,6 +163,10 @@ class Seen:
         row = self._jobs.get(job_id)
         return row[NUMBERS[name]] if row else None
 
+    def has_new(self, known: dict[int, Job], key: str) -> bool:
+        """Tell whether there is a new job of an idempotency key."""
+        return any(self.get(i, "idempotency_key") == key for i in self._jobs if i not in known)
+
     def new_id(self, known: dict[int, Job], like: Job) -> int:
         """Return the lowest new id of such a job, one beyond all if it was refused."""
         names = ["idempotency_key", "definition", "scheduled_for", "pipeline", "stage"]

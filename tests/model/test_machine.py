@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis.errors import Flaky
 
 from model.database import Database, opened
 from model.machine import play
@@ -71,6 +72,22 @@ def test_a_number_always_plays_the_same_calls(database: Database) -> None:
         played.append(database.calls - before)
 
     assert played[0] == played[1] > 50
+
+
+def test_a_divergence_that_comes_only_once_is_told_with_its_steps(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(function: str, **given: Any) -> tuple[str, Any]:
+        if database.calls == 20:
+            database.calls += 1
+            raise Divergence("once")
+        return Database.call(database, function, **given)
+
+    monkeypatch.setattr(database, "call", call)
+    with pytest.raises(Flaky) as raised:
+        play(database, 7, examples=5)
+
+    assert "It came once, after these:\nenqueue" in raised.value.__notes__[-1]
 
 
 @pytest.mark.parametrize("mutant", some_of(MUTANTS))

@@ -37,6 +37,7 @@ class Waiting:
         self.paid_until: dict[str, int] = {}  # what was started under a limit
         self.times_set: Counter[str] = Counter()  # the limit of a type
         self.strays: set[tuple[int, int, int]] = set()  # that a claim has seen
+        self.parted: set[str] = set()  # types that have lost their limit
         self.pipelines: dict[str, dict[str, Stage]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.fires: dict[tuple[str, int], list[Any]] = {}
@@ -58,7 +59,9 @@ class Waiting:
             self._note("job", job.id)
 
     def _note(self, kind: str, subject: Any) -> None:
-        self.notes.append([self.now, kind, str(subject), self.transaction, False])
+        note = [self.now, kind, str(subject), self.transaction, False]
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _depend(self, job_id: int, parent: Job) -> None:
         """Let a job wait for another, or for the run that this is a stage of."""
