@@ -311,7 +311,10 @@ $$;
  * given, null where it could not be.  A row that somebody holds for long, as an operator who
  * forgets to commit a cancel does, must not hold up the others of its worker.  But a claim that
  * came upon the row while it was being claimed holds it too, and only until its commit: so
- * those that are held are waited for once, a moment.
+ * those that are held are tried again, for 20 ms.
+ *
+ * Tried, and not waited for: who waits while he holds others can be part of a circle, and on a
+ * machine that is slow enough the server breaks it before the wait is over.
  */
 create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[]
@@ -320,20 +323,29 @@ create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_held bigint[];
+    v_held bigint[] := '{}'::bigint[];
 begin
-    for v_has_waited in 0..1 loop
-        v_held := array(
+    for v_try in 1..11 loop
+        v_held := v_held || array(
             select j.id
             from rota.jobs as j
             where j.id = any(_hold_jobs.job_ids)
               and j.lease_token
                 = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
               and j.status = 'running'
+              and j.id <> all(v_held)
             for update skip locked
         );
-        exit when v_has_waited = 1
-          or rota._wait_for_jobs(_hold_jobs.job_ids, _hold_jobs.lease_tokens, v_held);
+        exit when v_try = 11 or not exists (
+            select
+            from rota.jobs as j
+            where j.id = any(_hold_jobs.job_ids)
+              and j.lease_token
+                = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
+              and j.status = 'running'
+              and j.id <> all(v_held)
+        );
+        perform pg_sleep(0.002);
     end loop;
     return array(
         select h.id
@@ -341,40 +353,6 @@ begin
         left join unnest(v_held) as h (id) on h.id = i.id
         order by i.ordinal
     );
-end;
-$$;
-
-/* True if there was nothing to wait for. */
-create or replace function rota._wait_for_jobs(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    held bigint[]
-)
-    returns boolean
-    language plpgsql
-    security definer
-    set search_path = pg_catalog, pg_temp
-    set lock_timeout = '20ms'
-as $$
-declare
-    v_busy constant bigint[] := array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(_wait_for_jobs.job_ids)
-          and j.lease_token
-            = _wait_for_jobs.lease_tokens[array_position(_wait_for_jobs.job_ids, j.id)]
-          and j.status = 'running'
-          and j.id <> all(_wait_for_jobs.held)
-    );
-begin
-    if v_busy = '{}' then
-        return true;
-    end if;
-    perform from rota.jobs as j where j.id = any(v_busy) for update;
-    return false;
-exception
-    when lock_not_available then
-        return false;
 end;
 $$;
 

@@ -6,6 +6,28 @@ from mutants.mutant import mutant, sql
 
 ENDINGS = (
     mutant(
+        "batch-waits-for-what-is-held",
+        "A batch that holds some jobs waits for another: two of them may wait in a circle.",
+        "races/test_ending.py",
+        sql(
+            "32_checks",
+            """\
+              and j.id <> all(v_held)
+            for update skip locked
+""",
+            """\
+              and j.id <> all(v_held)
+            for update
+""",
+        ),
+    ),
+    mutant(
+        "batch-tries-once",
+        "What a claim holds until its commit is told to be busy at once.",
+        "races/test_ending.py",
+        sql("32_checks", "exit when v_try = 11 or", "exit when true or"),
+    ),
+    mutant(
         "finish-apart",
         "The job is written to the history first and deleted after it, so two may write it.",
         "races/test_ending.py",

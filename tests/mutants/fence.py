@@ -50,8 +50,15 @@ FENCE = (
             """\
               and j.lease_token
                 = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
+              and j.status = 'running'
+              and j.id <> all(v_held)
+            for update skip locked
 """,
-            "",
+            """\
+              and j.status = 'running'
+              and j.id <> all(v_held)
+            for update skip locked
+""",
         ),
     ),
     mutant(

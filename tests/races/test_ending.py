@@ -405,3 +405,48 @@ def test_retry_of_an_old_job_and_retention_take_it_once(
         assert b.fetch(*TICK)[0][DELETED] == 0
 
     assert status(b) == [("queued", 0)]
+
+
+@pytest.mark.parametrize("function", ["finish_jobs", "heartbeat_jobs"])
+def test_batch_is_in_no_circle_with_who_waits_for_its_rows(
+    a: Session, b: Session, function: str
+) -> None:
+    """A has a job, B has another and waits for that of A; A asks for both, and is told."""
+    first, second = Claimed(a), Claimed(a)
+    jobs = {
+        "job_ids": [first.job_id, second.job_id],
+        "lease_tokens": [first.token, second.token],
+    }
+    # Whoever waits in a circle is the one that finds it.
+    a.fetch("set deadlock_timeout = '1ms'")
+    hold = "select from rota.jobs where id = %s for update"
+    with b.transaction():
+        b.fetch(hold, [first.job_id])
+        with a.transaction():
+            a.fetch(hold, [second.job_id])
+            pending = b.start(hold, [second.job_id])
+            pending.wait_blocked(by=a)
+            told = a.fetch(*call(function, **jobs))
+
+        assert len(told) == 2
+        pending.result()
+
+
+def test_batch_tries_again_what_is_held_for_a_moment(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A has a row for a moment; B finishes it and another, and mostly gets both."""
+    asleep = "select from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+    for _ in range(100):
+        jobs = [Claimed(b), Claimed(b)]
+        ids, tokens = [job.job_id for job in jobs], [job.token for job in jobs]
+        with a.transaction():
+            a.fetch("select from rota.jobs where id = %s for update", ids[:1])
+            pending = b.start(*call("finish_jobs", job_ids=ids, lease_tokens=tokens))
+            while not pending.is_done and not db.execute(asleep, [b.pid]).rowcount:
+                pass
+        told = [row[1] for row in pending.result()]
+        assert told[1] == "finished"
+        if told[0] == "finished":
+            return
+    pytest.fail("what was held for a moment was never tried again")
