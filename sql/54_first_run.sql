@@ -2,7 +2,8 @@
  * 54_first_run.sql -- what a new installation does once.
  *
  * The first partitions, and the triggers: to make one again would wait for everybody who is
- * writing to the table.  Jobs without a key and a limit pass them by their conditions.
+ * writing to the table.  Jobs without a key and a limit pass them by their conditions.  They
+ * fire always, since without them a job of a limit is not found.
  */
 
 do $$
@@ -23,3 +24,7 @@ create trigger on_delete after delete on rota.jobs
     for each row
     when (old.is_limited)
     execute function rota._on_job_change();
+alter table rota.jobs
+    enable always trigger on_insert,
+    enable always trigger on_update,
+    enable always trigger on_delete;

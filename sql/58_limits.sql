@@ -652,7 +652,11 @@ begin
 end;
 $$;
 
-/* The trigger of changes of jobs: they come into a line, or stop running. */
+/*
+ * The trigger of changes of jobs: they come into a line, or stop running.  It fires also where
+ * session_replication_role is replica.  But rows of logical replication, which are no statement
+ * of anybody, come with their notes and slots.
+ */
 create or replace function rota._on_job_change()
     returns trigger
     language plpgsql
@@ -660,6 +664,9 @@ create or replace function rota._on_job_change()
     set search_path = pg_catalog, pg_temp
 as $$
 begin
+    if current_setting('session_replication_role') = 'replica' and current_query() is null then
+        return null;
+    end if;
     if tg_op <> 'INSERT' and old.is_limited and old.status = 'running'
       and (tg_op = 'DELETE' or new.status <> 'running') then
         perform rota._free_slots(old.id);

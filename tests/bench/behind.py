@@ -61,7 +61,7 @@ def add(
     limited: bool = False,
     stuck: bool = False,
 ) -> None:
-    db.execute("set session_replication_role = replica")
+    db.execute("alter table rota.jobs disable trigger user")
     db.execute(
         INSERT,
         {
@@ -74,7 +74,7 @@ def add(
             "count": count,
         },
     )
-    db.execute("reset session_replication_role")
+    db.execute("alter table rota.jobs enable trigger user")
 
 
 def settle(db: Db) -> None:

@@ -225,6 +225,27 @@ ONCE = (
         sql("58_limits", "continue when v_limit_name like 'queue %'", "continue when true"),
     ),
     mutant(
+        "limits-kept-by-origin-only",
+        "Where session_replication_role is replica, a job of a limit is never found.",
+        "sql/test_54_first_run.py",
+        sql(
+            "54_first_run",
+            """
+alter table rota.jobs
+    enable always trigger on_insert,
+    enable always trigger on_update,
+    enable always trigger on_delete;
+""",
+            "",
+        ),
+    ),
+    mutant(
+        "replicated-rows-are-noted-again",
+        "What comes by logical replication makes notes beside those that come with it.",
+        "sql/test_54_first_run.py",
+        sql("58_limits", "and current_query() is null", "and false"),
+    ),
+    mutant(
         "rate-without-end",
         "Starts are not counted, so a rate holds nobody up.",
         "sql/test_58_limits.py",

@@ -94,7 +94,8 @@ class Stage:
             "select relname from pg_class where relnamespace = 'rota'::regnamespace"
             " and relkind in ('r', 'p') and not relispartition order by relname"
         ).fetchall()
-        self._tables = [row[0] for row in rows]
+        # The triggers of jobs write into others, which are restored after them.
+        self._tables = sorted((row[0] for row in rows), key=lambda table: table != "jobs")
         self._columns = {table: self._columns_of(table) for table in self._tables}
         self._refusals = self._find_refusals()
         numbered = enumerate(game.states)

@@ -1,0 +1,76 @@
+"""The triggers of jobs, in sessions that replicate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from conftest import Psql
+
+from client.workers import wait_until
+from rota._embedded import EmbeddedPostgres, find_binaries
+from sql.helpers import Db, call, claim, enqueue, owner, rows, scalar
+
+NOTES = "select kind, subject from rota.rechecks order by kind, subject, id"
+SLOTS = "select limit_name, job_id from rota.slots order by job_id"
+
+
+def test_limits_hold_where_a_session_replicates(db):
+    db.execute("set session_replication_role = replica")
+    call(db, "set_limit", limit_key="shop", max_running=1)
+    first, second = (enqueue(db, limit_key="shop") for _ in range(2))
+
+    (job,) = claim(db)
+    nothing = claim(db)
+    call(db, "finish_job", **owner(job))
+
+    assert (job.job_id, nothing) == (first, [])
+    assert [job.job_id for job in claim(db)] == [second]
+
+
+@pytest.fixture
+def publisher_and_subscriber(psql: Psql, sql_dir: Path) -> Iterator[tuple[Db, Db]]:
+    """Two databases, of which one has what is written to rota's tables of the other."""
+    bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
+    with EmbeddedPostgres(bindir=bindir, settings=["wal_level=logical"]) as server:
+        with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
+            connection.execute("create database subscriber")
+        for name in ("postgres", "subscriber"):
+            psql(server.url(name), "-f", sql_dir / "install.sql")
+        with (
+            psycopg.connect(server.url("postgres"), autocommit=True) as publisher,
+            psycopg.connect(server.url("subscriber"), autocommit=True) as subscriber,
+        ):
+            publisher.execute(
+                "create publication p for table rota.jobs, rota.rechecks, rota.slots"
+            )
+            # A subscription to its own server would wait for itself to make the slot.
+            publisher.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+            subscriber.execute(
+                f"create subscription s connection '{server.url('postgres')}' publication p"
+                " with (copy_data = false, create_slot = false)"
+            )
+            yield publisher, subscriber
+            subscriber.execute("drop subscription s")
+
+
+def test_rows_of_logical_replication_come_with_their_notes(publisher_and_subscriber):
+    publisher, subscriber = publisher_and_subscriber
+    call(publisher, "set_limit", limit_key="shop", max_running=1)
+    for _ in range(3):
+        enqueue(publisher, limit_key="shop")
+    (job,) = claim(publisher)
+    call(publisher, "finish_job", **owner(job))
+    (last,) = claim(publisher)
+
+    wait_until(
+        lambda: rows(
+            subscriber, "select id from rota.jobs where lease_token = %s", last.lease_token
+        )
+    )
+    for query in (NOTES, SLOTS):
+        assert rows(subscriber, query) == rows(publisher, query)
+    assert scalar(subscriber, "select count(*) from rota.slots") == 1
