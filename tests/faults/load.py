@@ -107,6 +107,14 @@ class Load:
 
     def ask(self, query: str, *values: Any) -> Any:
         """Return the one value that a query gives, however often the server goes away."""
+        row = self._run(query, values).fetchone()
+        return row[0] if row else None
+
+    def execute(self, statement: str) -> None:
+        """Execute a statement that returns nothing, and may be executed twice."""
+        self._run(statement)
+
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> psycopg.Cursor[Any]:
         until = time.monotonic() + PATIENCE
         while True:
             try:
@@ -117,20 +125,13 @@ class Load:
                         prepare_threshold=None,
                         connect_timeout=5,
                     )
-                row = self._observer.execute(query.encode(), values).fetchone()
+                return self._observer.execute(statement.encode(), values)
             except psycopg.OperationalError:
                 if self._observer is not None:
                     self._observer.close()
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.1)
-            else:
-                return row[0] if row else None
-
-    def execute(self, statement: str) -> None:
-        """Execute a statement that returns nothing."""
-        with psycopg.connect(self.observed, autocommit=True) as connection:
-            connection.execute(statement.encode())
 
     def live(self) -> int:
         """Return how many jobs are live."""
