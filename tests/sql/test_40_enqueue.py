@@ -174,10 +174,12 @@ def test_enqueue_refuses_a_lease_of_few_seconds_that_looks_long(db):
 
 
 def test_enqueue_measures_a_payload_from_a_compressed_column(db):
-    db.execute("create table big as select jsonb_build_object('a', repeat('x', 5000000)) as p")
+    db.execute(
+        "create table public.big as select jsonb_build_object('a', repeat('x', 5000000)) as p"
+    )
 
     with refused("payload"):
-        rows(db, "select rota.enqueue('x', p) from big")
+        rows(db, "select rota.enqueue('x', p) from public.big")
 
 
 def test_enqueue_accepts_every_limit(db):

@@ -245,28 +245,28 @@ def test_finish_job_and_all_others_refuse_a_worker_that_lost_its_lease(db, clock
 
 def test_finish_job_of_a_lost_lease_rolls_the_business_back(db, connect, clock):
     clock.set("2026-01-01 00:00+00")
-    db.execute("create table invoices (id bigint)")
+    db.execute("create table public.invoices (id bigint)")
     job = running(db)
     lose_to_another(db, clock, job)
 
     with raises("RT002"), connect(autocommit=False) as late:
-        late.execute("insert into invoices values (1)")
+        late.execute("insert into public.invoices values (1)")
         value(late, "finish_job", **owner(job))
 
-    assert scalar(db, "select count(*) from invoices") == 0
+    assert scalar(db, "select count(*) from public.invoices") == 0
 
 
 def test_finish_job_and_the_business_commit_together(db, connect):
-    db.execute("create table invoices (id bigint)")
+    db.execute("create table public.invoices (id bigint)")
     job = running(db)
 
     with connect(autocommit=False) as mine:
-        mine.execute("insert into invoices values (1)")
+        mine.execute("insert into public.invoices values (1)")
         value(mine, "finish_job", **owner(job))
         assert run(db, job.job_id).status == "running"
 
     assert run(db, job.job_id).status == "succeeded"
-    assert scalar(db, "select count(*) from invoices") == 1
+    assert scalar(db, "select count(*) from public.invoices") == 1
 
 
 def test_finish_jobs_answers_each_in_the_order_given(db, clock):

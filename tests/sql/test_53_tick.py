@@ -359,7 +359,7 @@ def test_tick_loop_ends_in_time_though_there_is_more(db):
     note_ticks(db, "1000")
 
     db.execute("set statement_timeout = '5s'")
-    db.execute("call rota.tick_loop('100 milliseconds', '1 second')")
+    db.execute("call rota.tick_loop('500 milliseconds', '1 second')")
 
     assert scalar(db, "select count(*) from public.ticks") > 1
 
