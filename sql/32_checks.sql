@@ -210,7 +210,20 @@ begin
 end;
 $$;
 
-/* The token 0 is that of who needs none, an operator: no lease has it. */
+create or replace function rota._check_job_id(job_id bigint)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if _check_job_id.job_id is null then
+        perform rota._refuse('job_id', 'must not be null');
+    end if;
+end;
+$$;
+
+/* The job of a worker, which is not there if it is in a queue that he is kept from. */
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
     returns void
     language plpgsql
@@ -218,12 +231,10 @@ create or replace function rota._check_job_ref(job_id bigint, lease_token bigint
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if _check_job_ref.job_id is null then
-        perform rota._refuse('job_id', 'must not be null');
-    elsif _check_job_ref.lease_token is null then
+    perform rota._check_job_id(_check_job_ref.job_id);
+    if _check_job_ref.lease_token is null then
         perform rota._refuse('lease_token', 'must not be null');
-    elsif _check_job_ref.lease_token <> 0
-      and rota._foreign_jobs(array[_check_job_ref.job_id]) <> '{}' then
+    elsif rota._foreign_jobs(array[_check_job_ref.job_id]) <> '{}' then
         perform rota._raise_not_found(_check_job_ref.job_id);
     end if;
 end;

@@ -21,7 +21,7 @@ as $$
 declare
     v_status text;
 begin
-    perform rota._check_job_ref(retry_job.job_id, 0);
+    perform rota._check_job_id(retry_job.job_id);
     if retry_job.is_forced is null then
         perform rota._refuse('is_forced', 'must not be null');
     end if;
@@ -219,7 +219,7 @@ declare
     v_status text;
     v_lease_token bigint;
 begin
-    perform rota._check_job_ref(cancel_job.job_id, 0);
+    perform rota._check_job_id(cancel_job.job_id);
 
     for v_round in 1..3 loop
         select j.status, j.lease_token
@@ -301,7 +301,7 @@ create or replace function rota.set_priority(job_id bigint, priority integer)
     set plan_cache_mode = force_generic_plan
 as $$
 begin
-    perform rota._check_job_ref(set_priority.job_id, 0);
+    perform rota._check_job_id(set_priority.job_id);
     perform rota._check_priority('priority', set_priority.priority);
 
     update rota.jobs as j
@@ -336,7 +336,7 @@ declare
     v_status text;
     v_run_at timestamptz;
 begin
-    perform rota._check_job_ref(reschedule_job.job_id, 0);
+    perform rota._check_job_id(reschedule_job.job_id);
     if (reschedule_job.run_at is null) = (reschedule_job.delay is null) then
         perform rota._refuse('run_at', 'or delay must be given, and not both');
     elsif reschedule_job.delay is not null then

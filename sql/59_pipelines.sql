@@ -256,7 +256,7 @@ declare
     v_job_id bigint;
     v_has_place boolean;
 begin
-    perform rota._check_job_ref(rerun_from.job_id, 0);
+    perform rota._check_job_id(rerun_from.job_id);
     perform rota._check_name('stage', rerun_from.stage);
     v_old := rota._ended_stage(rerun_from.job_id);
     v_stage := rota._pipeline_stage(v_old.pipeline, rerun_from.stage);

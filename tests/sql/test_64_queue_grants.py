@@ -135,8 +135,9 @@ def test_a_job_of_another_queue_is_not_there_for_a_confined_worker(db, role, ses
     worker = session(confined(db, role, "a"))
     before = run(db, job.job_id)
 
-    with raises("RT001"):
-        call(worker, function, **owner(job), **ACTS[function])
+    for token in (job.lease_token, job.lease_token + 1, 0):
+        with raises("RT001"):
+            call(worker, function, job_id=job.job_id, lease_token=token, **ACTS[function])
 
     assert run(db, job.job_id) == before
 
