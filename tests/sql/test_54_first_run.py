@@ -9,13 +9,17 @@ from pathlib import Path
 import psycopg
 import pytest
 from conftest import Psql
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from client.workers import wait_until
 from rota._embedded import EmbeddedPostgres, find_binaries
-from sql.helpers import Db, call, claim, enqueue, owner, rows, scalar
+from sql.helpers import Db, call, claim, enqueue, owner, rows
 
 NOTES = "select kind, subject from rota.rechecks order by kind, subject, id"
 SLOTS = "select limit_name, job_id from rota.slots order by job_id"
+LEASED = "select id from rota.jobs where lease_token = %s"
+TABLES = "select count(*) from pg_subscription_rel"
 
 
 def test_limits_hold_where_a_session_replicates(db):
@@ -33,7 +37,7 @@ def test_limits_hold_where_a_session_replicates(db):
 
 @pytest.fixture
 def publisher_and_subscriber(psql: Psql, sql_dir: Path) -> Iterator[tuple[Db, Db]]:
-    """Two databases, of which one has what is written to rota's tables of the other."""
+    """Two databases with rota; the second is to have what the first has."""
     bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
     with EmbeddedPostgres(bindir=bindir, settings=["wal_level=logical"]) as server:
         with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
@@ -44,17 +48,26 @@ def publisher_and_subscriber(psql: Psql, sql_dir: Path) -> Iterator[tuple[Db, Db
             psycopg.connect(server.url("postgres"), autocommit=True) as publisher,
             psycopg.connect(server.url("subscriber"), autocommit=True) as subscriber,
         ):
-            publisher.execute(
-                "create publication p for table rota.jobs, rota.rechecks, rota.slots"
-            )
-            # A subscription to its own server would wait for itself to make the slot.
-            publisher.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
-            subscriber.execute(
-                f"create subscription s connection '{server.url('postgres')}' publication p"
-                " with (copy_data = false, create_slot = false)"
-            )
             yield publisher, subscriber
             subscriber.execute("drop subscription s")
+
+
+def subscribe(publisher: Db, subscriber: Db) -> None:
+    publisher.execute("create publication p for table rota.jobs, rota.rechecks, rota.slots")
+    # Which would wait for the transaction of a subscription to its own server.
+    publisher.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+    info = publisher.info
+    there = make_conninfo(
+        host=info.host,
+        port=info.port,
+        user=info.user,
+        password=info.password,
+        dbname=info.dbname,
+    )
+    subscriber.execute(
+        sql.SQL("create subscription s connection {} publication p with (create_slot = false)")
+        .format(there)
+    )  # fmt: skip
 
 
 def test_rows_of_logical_replication_come_with_their_notes(publisher_and_subscriber):
@@ -62,15 +75,14 @@ def test_rows_of_logical_replication_come_with_their_notes(publisher_and_subscri
     call(publisher, "set_limit", limit_key="shop", max_running=1)
     for _ in range(3):
         enqueue(publisher, limit_key="shop")
+
+    subscribe(publisher, subscriber)
+    wait_until(lambda: rows(subscriber, f"{TABLES} having bool_and(srsubstate = 'r')"))
+    assert rows(subscriber, NOTES) == rows(publisher, NOTES) != []
+
     (job,) = claim(publisher)
     call(publisher, "finish_job", **owner(job))
     (last,) = claim(publisher)
-
-    wait_until(
-        lambda: rows(
-            subscriber, "select id from rota.jobs where lease_token = %s", last.lease_token
-        )
-    )
-    for query in (NOTES, SLOTS):
-        assert rows(subscriber, query) == rows(publisher, query)
-    assert scalar(subscriber, "select count(*) from rota.slots") == 1
+    wait_until(lambda: rows(subscriber, LEASED, last.lease_token))
+    assert rows(subscriber, NOTES) == rows(publisher, NOTES)
+    assert rows(subscriber, SLOTS) == rows(publisher, SLOTS) != []
