@@ -9,7 +9,6 @@ ROTA_TEST_PAUSES to run on the functions as the races instrument them.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from styles import CURSOR
 
 from faults.pooler import pooled
 from races.instrument import instrument
@@ -48,23 +48,11 @@ def _own_environment() -> Iterator[None]:
         yield
 
 
-class BinaryCursor(psycopg.Cursor[Any]):
-    """Reads times and intervals, which look the same in binary form in every style."""
-
-    def execute(self, query: Any, *args: Any, **options: Any) -> Any:
-        text = query if isinstance(query, str) else query.as_string(self)
-        # It takes a message more: then there is one statement, and tick() is not alone.
-        is_binary = not re.search(r';|\btick"?\(', text)
-        return super().execute(query, *args, **{"binary": is_binary, **options})
-
-
 @pytest.fixture(scope="session", autouse=True)
-def _own_styles() -> Iterator[None]:
-    """Let the tests read what a server with other styles of dates and intervals says."""
+def _styles() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        if "Style=" in os.environ.get("ROTA_TEST_SETTINGS", ""):
-            defaults = psycopg.Connection.connect.__func__.__kwdefaults__  # type: ignore[attr-defined]
-            patch.setitem(defaults, "cursor_factory", BinaryCursor)
+        defaults = psycopg.Connection.connect.__func__.__kwdefaults__  # type: ignore[attr-defined]
+        patch.setitem(defaults, "cursor_factory", CURSOR)
         yield
 
 

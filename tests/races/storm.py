@@ -37,6 +37,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
+from styles import CURSOR
 
 from invariants import BROKEN
 
@@ -186,7 +187,9 @@ class Player:
     """One session that does random steps and writes down what it was answered."""
 
     def __init__(self, url: str, number: int, seed: int) -> None:
-        self.connection = psycopg.connect(url, autocommit=True, row_factory=dict_row)
+        self.connection = psycopg.connect(
+            url, autocommit=True, row_factory=dict_row, cursor_factory=CURSOR
+        )
         self.connection.execute("set deadlock_timeout = '100ms'")
         self.random = random.Random(f"{seed} {number}")
         self.number, self.name = number, f"p{number}"
