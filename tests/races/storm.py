@@ -71,7 +71,8 @@ $$;
 # After the statement and not before the row: an insert that meets a key is not yet one.
 NOTE = """
 create trigger storm_note after insert or update or delete on rota.{table}
-    for each row execute function storm.note({table})
+    for each row execute function storm.note({table});
+alter table rota.{table} enable always trigger storm_note;
 """
 PATIENCE = 5.0  # seconds
 # What a story tells of a row that changed.

@@ -474,6 +474,7 @@ def test_order_and_dependencies_hold_under_random_steps(
         create trigger watch after update on rota.jobs for each row
             when (new.status = 'running' and old.status <> 'running')
             execute function public.watch();
+        alter table rota.jobs enable always trigger watch;
         """
     )
     players = [Player(connect(), seed + n) for n in range(8)]
