@@ -14,6 +14,7 @@ import rota
 PROJECT = Path(rota.__file__).resolve().parents[2]
 
 
+@pytest.mark.own_session
 @pytest.mark.slow
 def test_package_from_the_source_distribution_installs(dsn: str, tmp_path: Path) -> None:
     pytest.importorskip("build")

@@ -123,6 +123,7 @@ def test_a_frozen_worker_is_refused(
     assert client.finish_job(job_id, stolen.lease_token, {"by": "thief"}) == "finished"
 
 
+@pytest.mark.own_session
 def test_cut_connections_do_not_double_a_finish(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:
@@ -146,6 +147,7 @@ def test_cut_connections_do_not_double_a_finish(
     assert rows == [(job_id, 1), (later, 1)]
 
 
+@pytest.mark.own_session
 def test_unreachable_database_makes_the_lease_lost(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:
@@ -168,6 +170,7 @@ def test_unreachable_database_makes_the_lease_lost(
     assert worker.wait() == 0
 
 
+@pytest.mark.own_session
 def test_a_stopped_worker_leaves_no_transaction_open(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:
