@@ -29,7 +29,7 @@ def _methods(cls: type) -> dict[str, list[str]]:
 
 def test_client_has_the_functions_of_the_catalog(db: psycopg.Connection[Any]) -> None:
     functions = db.execute(
-        r"""
+        """
         select p.proname, coalesce(array(
             select a.name
             from unnest(p.proargnames, p.proargmodes) with ordinality as a (name, mode, n)
@@ -40,7 +40,7 @@ def test_client_has_the_functions_of_the_catalog(db: psycopg.Connection[Any]) ->
         where p.pronamespace = 'rota'::regnamespace
           and p.prokind = 'f'
           and p.prorettype <> 'trigger'::regtype
-          and p.proname not like '\_%%'
+          and p.proname !~ '^_'
         """
     ).fetchall()
 

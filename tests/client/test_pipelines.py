@@ -101,33 +101,33 @@ def test_a_handler_chooses_the_next_stage(
 def test_transaction_goes_on_to_the_stage_with_its_writes(
     client: Client, db: psycopg.Connection[Any], drain: Drain, runs: Any
 ) -> None:
-    db.execute("create table written (stage text)")
+    db.execute("create table public.written (stage text)")
     registry = Registry()
 
     @registry.handler("one")
     def one(job: Job) -> None:
         job.result, job.next_stage = {"n": 1}, "three"
         with job.transaction() as connection:
-            connection.execute("insert into written values (%s)", [job.stage])
+            connection.execute("insert into public.written values (%s)", [job.stage])
 
     @registry.handler("three")
     async def three(job: AsyncJob) -> None:
         job.next_stage = "nowhere" if job.attempt == 1 else None
         async with job.transaction() as connection:
-            await connection.execute("insert into written values (%s)", [job.stage])
+            await connection.execute("insert into public.written values (%s)", [job.stage])
 
     client.start_pipeline("p")
     drain(registry)
 
     assert runs() == [(["one", "three"], "failed")]
-    assert db.execute("select * from written").fetchall() == [("one",)]
+    assert db.execute("select * from public.written").fetchall() == [("one",)]
     assert db.execute("select error_type from rota.job_errors").fetchall() == [
         ("rota.InvalidArgumentError",)
     ]
     db.execute("update rota.jobs set run_at = rota.now()")
     drain(registry)
     assert runs() == [(["one", "three"], "succeeded")]
-    assert db.execute("select * from written").fetchall() == [("one",), ("three",)]
+    assert db.execute("select * from public.written").fetchall() == [("one",), ("three",)]
 
 
 @every_kind

@@ -17,11 +17,11 @@ Status = Callable[[int], str]
 
 @pytest.fixture(autouse=True)
 def _marks(db: psycopg.Connection[Any]) -> None:
-    db.execute("create table marks (job_id bigint)")
+    db.execute("create table public.marks (job_id bigint)")
 
 
 def _marks_of(db: psycopg.Connection[Any]) -> list[int]:
-    return [row[0] for row in db.execute("select job_id from marks").fetchall()]
+    return [row[0] for row in db.execute("select job_id from public.marks").fetchall()]
 
 
 def test_writes_and_finish_commit_together(
@@ -33,13 +33,13 @@ def test_writes_and_finish_commit_together(
     def plain(job: Job) -> None:
         job.result = {"from": "transaction"}
         with job.transaction() as connection:
-            connection.execute("insert into marks values (%s)", [job.job_id])
+            connection.execute("insert into public.marks values (%s)", [job.job_id])
         assert job.is_finished
 
     @registry.handler("async")
     async def in_loop(job: AsyncJob) -> str:
         async with job.transaction() as connection:
-            await connection.execute("insert into marks values (%s)", [job.job_id])
+            await connection.execute("insert into public.marks values (%s)", [job.job_id])
         return "comes too late"
 
     ids = [client.enqueue("plain").job_id, client.enqueue("async").job_id]
@@ -68,7 +68,7 @@ def test_a_lost_lease_rolls_the_writes_back(
     def plain(job: Job) -> None:
         try:
             with job.transaction() as connection:
-                connection.execute("insert into marks values (%s)", [job.job_id])
+                connection.execute("insert into public.marks values (%s)", [job.job_id])
                 take_away(job.job_id)
         except BaseException as error:
             seen.append(error)
@@ -78,7 +78,7 @@ def test_a_lost_lease_rolls_the_writes_back(
     async def in_loop(job: AsyncJob) -> None:
         try:
             async with job.transaction() as connection:
-                await connection.execute("insert into marks values (%s)", [job.job_id])
+                await connection.execute("insert into public.marks values (%s)", [job.job_id])
                 take_away(job.job_id)
         except BaseException as error:
             seen.append(error)
@@ -101,7 +101,7 @@ def test_an_exception_inside_rolls_back_and_fails(
     @registry.handler("bad")
     def bad(job: Job) -> None:
         with job.transaction() as connection:
-            connection.execute("insert into marks values (%s)", [job.job_id])
+            connection.execute("insert into public.marks values (%s)", [job.job_id])
             raise ValueError("no")
 
     job_id = client.enqueue("bad").job_id
@@ -139,7 +139,7 @@ def test_heartbeats_go_on_while_the_finish_waits(
     @registry.handler("long")
     def long(job: Job) -> None:
         with job.transaction() as connection:
-            connection.execute("insert into marks values (%s)", [job.job_id])
+            connection.execute("insert into public.marks values (%s)", [job.job_id])
             threading.Event().wait(3)
 
     job_id = client.enqueue("long", lease=timedelta(seconds=1)).job_id
@@ -159,7 +159,7 @@ def test_a_commit_whose_reply_was_lost_is_a_success(
     def cut(job: Job) -> None:
         for _ in range(2):
             with job.transaction() as connection:
-                connection.execute("insert into marks values (%s)", [job.job_id])
+                connection.execute("insert into public.marks values (%s)", [job.job_id])
             job.is_finished = False  # as if the reply had not come
 
     job_id = client.enqueue("cut").job_id
