@@ -215,13 +215,15 @@ def test_add_passes_every_option(run: Run, db: Db) -> None:
 
     row = db.execute(
         "select schedule, job_type, payload, queue, time_zone, priority, max_attempts,"
-        " lease::text, catch_up, catch_up_window::text, catch_up_max, overlap, jitter::text,"
+        " extract(epoch from lease)::integer, catch_up,"
+        " extract(epoch from catch_up_window)::integer, catch_up_max, overlap,"
+        " extract(epoch from jitter)::integer,"
         " starts_at = '2029-12-31 15:00Z', ends_at = '2031-01-01 00:00Z'"
         " from rota.job_definitions where name = 'a'"
     ).fetchone()
     assert row == (
         "every 5 minutes", "b", {"c": 1}, "q", "Asia/Tokyo", -4, 3,
-        "00:07:00", "all", "03:00:00", 9, "skip", "00:00:04", True, True,
+        420, "all", 10_800, 9, "skip", 4, True, True,
     )  # fmt: skip
 
 
@@ -429,20 +431,21 @@ def test_import_puts_in_every_line(run: Run, put: Run, db: Db, tmp_path: Path) -
         "    schedule: 0 2 * * * -> 0 3 * * *",
     ]
     rows = db.execute(
-        "select name, schedule, job_type, payload, time_zone, catch_up, jitter::text, backoff,"
-        " priority, max_attempts, starts_at at time zone 'UTC' || ''"
+        "select name, schedule, job_type, payload, time_zone, catch_up,"
+        " extract(epoch from jitter)::integer, backoff, priority, max_attempts,"
+        " to_char(starts_at at time zone 'UTC', 'YYYY-MM-DD')"
         " from rota.job_definitions order by created_at, name"
     ).fetchall()
     assert rows == [
-        ("clean_up", "0 3 * * *", "clean_up", {}, "Europe/Warsaw", "one", "00:00:00", None, 0,
+        ("clean_up", "0 3 * * *", "clean_up", {}, "Europe/Warsaw", "one", 0, None, 0,
          None, None),
-        ("count", "@daily", "count", {}, "UTC", "one", "00:00:00", None, -3, 2, None),
-        ("late", "30 0 2 * * *", "late", {}, "UTC", "one", "00:00:00", None, 0, None,
-         "2027-01-01 00:00:00"),
+        ("count", "@daily", "count", {}, "UTC", "one", 0, None, -3, 2, None),
+        ("late", "30 0 2 * * *", "late", {}, "UTC", "one", 0, None, 0, None,
+         "2027-01-01"),
         ("report", "0 9 * * MON-FRI", "send_report", {"to": "board", "x": {"a": " {b="}},
-         "Europe/Warsaw", "all", "00:00:00", None, 0, None, None),
+         "Europe/Warsaw", "all", 0, None, 0, None, None),
         ("warm_cache", "every 10 minutes", "warm_cache", {}, "Europe/Warsaw", "one",
-         "00:00:30", {"kind": "fixed"}, 0, None, None),
+         30, {"kind": "fixed"}, 0, None, None),
     ]  # fmt: skip
 
 
