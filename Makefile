@@ -23,7 +23,7 @@ test-fast: $(VENV)/.dev ## Run the tests that wait for nothing
 test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
 	$(BIN)/python tests/matrix.py $(ARGS)
 
-test-settings: $(VENV)/.dev ## Run the SQL tests under settings that a database may have: ARGS="'time zone'"
+test-settings: $(VENV)/.dev ## Run the tests under settings that a database may have: ARGS="'time zone'"
 	$(BIN)/python tests/settings.py $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types and the safety of the SQL

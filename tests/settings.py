@@ -1,4 +1,4 @@
-"""Run the SQL and race tests under settings that a database may have had for years.
+"""Run the SQL, race and client tests under settings that a database may have had for years.
 
     settings.py [NAME ...] [-- PYTEST-ARGUMENT ...]  # settings.py "old strings" -- sql -k cron
 
@@ -47,7 +47,7 @@ def run(names: Sequence[str], arguments: list[str]) -> Result:
     told = [f"{name}={value}" for each in names for name, value in SETTINGS[each].items()]
     print(f"\n--- {', '.join(told)}", flush=True)
     environment = {**os.environ, "ROTA_TEST_SETTINGS": "\n".join(told)}
-    return ", ".join(names), *run_pytest(environment, arguments or ["sql", "races"])
+    return ", ".join(names), *run_pytest(environment, arguments or ["sql", "races", "client"])
 
 
 def main(arguments: list[str]) -> int:
