@@ -201,6 +201,7 @@ create or replace function rota._next_level(
 )
     returns bigint
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -301,6 +302,7 @@ create or replace function rota._aged_lanes(
 )
     returns table (priority integer, run_at timestamptz, turn_at timestamptz)
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -374,6 +376,7 @@ create or replace function rota._level_lanes(
 )
     returns table (queue text, priority integer, until timestamptz, room integer)
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -509,6 +512,7 @@ create or replace function rota._next_buckets(
 )
     returns table (queue text, bucket text, run_at timestamptz, room integer, place text)
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -548,6 +552,7 @@ create or replace function rota._common_head(
 )
     returns timestamptz
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -661,6 +666,7 @@ create or replace function rota._lock_line(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- @plpgsql_check_options: performance_warnings = off
 begin
     return array(
         select j.id
@@ -683,6 +689,7 @@ $$;
 create or replace function rota._within_room(ids bigint[], queues text[], rooms integer[])
     returns bigint[]
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -860,6 +867,7 @@ create or replace function rota._lock_bucket(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- @plpgsql_check_options: performance_warnings = off
 declare
     v_taken bigint[];
 begin
@@ -955,6 +963,7 @@ create or replace function rota._bucket_head(
 )
     returns table (priority integer, run_at timestamptz, next_run_at timestamptz)
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$

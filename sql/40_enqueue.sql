@@ -326,6 +326,7 @@ $$;
 create or replace function rota._find_jobs(jobs jsonb, new_ids bigint[])
     returns bigint[]
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$

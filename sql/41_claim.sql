@@ -166,6 +166,7 @@ create or replace function rota._lock_head(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- @plpgsql_check_options: performance_warnings = off
 declare
     c_due constant bigint := (extract(epoch from _lock_head.due) * 1000000)::bigint;
     v_queue constant text := _lock_head.queues[1];
@@ -426,6 +427,7 @@ create or replace function rota._next_lane(
 )
     returns bigint
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -527,6 +529,7 @@ create or replace function rota._lock_merged(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- @plpgsql_check_options: performance_warnings = off
 declare
     v_window constant integer := _lock_merged.max_jobs + 20;
     -- A variable: with literals the planner may take jobs_ready_idx where the ids are known,

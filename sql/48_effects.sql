@@ -238,6 +238,7 @@ $$;
 create or replace function rota._is_leased(job_id bigint, lease_token bigint)
     returns boolean
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$

@@ -41,6 +41,7 @@ create or replace function rota._new_job(
 )
     returns rota.jobs
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$

@@ -275,6 +275,7 @@ create or replace function rota._plan_next(
 )
     returns timestamptz
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -309,6 +310,7 @@ $$;
 create or replace function rota._is_live(job_id bigint)
     returns boolean
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -321,26 +323,22 @@ $$;
 create or replace function rota._ended_at(job_id bigint)
     returns timestamptz
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
     set enable_bitmapscan = off
 as $$
-declare
-    v_ended_at timestamptz;
 begin
+    -- Stable, so that both looks see the same: it may be retried in between.
     if rota._is_live(_ended_at.job_id) then
         return null;
     end if;
-    select f.finished_at
-    into v_ended_at
-    from rota.finished_jobs as f
-    where f.id = _ended_at.job_id;
-    -- Somebody may have retried it since we looked.
-    if not found and not rota._is_live(_ended_at.job_id) then
-        v_ended_at := rota.now();
-    end if;
-    return v_ended_at;
+    return coalesce((
+        select max(f.finished_at)
+        from rota.finished_jobs as f
+        where f.id = _ended_at.job_id
+    ), rota.now());
 end;
 $$;
 
@@ -523,6 +521,7 @@ create or replace function rota._free_time(
 )
     returns timestamptz
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$

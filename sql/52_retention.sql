@@ -237,21 +237,22 @@ create or replace function rota._forget_effects(max_rows integer)
     set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_old tid[];
     v_deleted integer;
 begin
-    with old as materialized (
-        select e.scope, e.key
+    v_old := array(
+        select e.ctid
         from rota.effects as e
         where e.kept_until < rota.now()
           and (e.completed_at is not null or not rota._is_leased(e.job_id, e.lease_token))
         order by e.kept_until
         limit _forget_effects.max_rows
         for update skip locked
-    )
+    );
+    -- Asked again when it is locked: a new lease may just have taken it over.
     delete from rota.effects as e
-    using old as o
-    where e.scope = o.scope
-      and e.key = o.key;
+    where e.ctid = any(v_old)
+      and (e.completed_at is not null or not rota._is_leased(e.job_id, e.lease_token));
     get diagnostics v_deleted = row_count;
     return v_deleted;
 end;
@@ -344,6 +345,7 @@ create or replace function rota._create_partition(day date)
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- @plpgsql_check_options: performance_warnings = off
 declare
     v_name constant text := 'finished_jobs_done_' || to_char(_create_partition.day, 'YYYYMMDD');
     -- As texts that are the same in every session.
@@ -379,6 +381,7 @@ create or replace function rota._drop_partitions()
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- @plpgsql_check_options: performance_warnings = off
 declare
     v_last constant date := ((rota.now() - rota._horizon()) at time zone 'UTC')::date - 1;
     v_partition regclass;

@@ -53,6 +53,7 @@ $$;
 create or replace function rota._is_free_key(ordering_key text, job_id bigint)
     returns boolean
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$

@@ -446,6 +446,7 @@ $$;
 create or replace function rota._has_parents(job_id bigint)
     returns boolean
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$

@@ -214,6 +214,7 @@ create or replace function rota._limits_of(bucket text)
         weight integer
     )
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -313,6 +314,7 @@ create or replace function rota._room(
 )
     returns table (room integer, next_start_at timestamptz)
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -422,6 +424,7 @@ create or replace function rota._count_running(
 )
     returns integer
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -993,6 +996,7 @@ $$;
 create or replace function rota._uncounted(bound rota.limits)
     returns bigint[]
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$

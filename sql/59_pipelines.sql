@@ -400,6 +400,7 @@ $$;
 create or replace function rota._run_status(first_job_id bigint)
     returns text
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off

@@ -29,10 +29,12 @@ begin
     perform rota._lock_ticker();
 
     -- Scheduling again keeps an entry as active as it is.
-    execute
-        'select cron.unschedule(j.jobid) from cron.job as j '
-        'where j.jobname = ''rota tick'' and j.username = current_user and not j.active';
-    execute 'select cron.schedule(''rota tick'', $1, $2)' using v_schedule, v_command;
+    perform cron.unschedule(j.jobid)
+    from cron.job as j
+    where j.jobname = 'rota tick'
+      and j.username = current_user
+      and not j.active;
+    perform cron.schedule('rota tick', v_schedule, v_command);
     insert into rota.upkeep (task, done_at)
     values ('pg_cron', rota.now())
     on conflict (task) do nothing;
@@ -52,17 +54,18 @@ create or replace function rota.stop_ticker()
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_stopped bigint := 0::bigint;
+    v_is_stopped boolean := false;
 begin
     if rota._has_cron() then
         perform rota._lock_ticker();
-        execute
-            'select count(cron.unschedule(j.jobid)) from cron.job as j '
-            'where j.jobname in (''rota tick'', ''rota tick log'') '
-            'and j.database = current_database() and j.username = current_user'
-            into v_stopped;
+        perform cron.unschedule(j.jobid)
+        from cron.job as j
+        where j.jobname in ('rota tick', 'rota tick log')
+          and j.database = current_database()
+          and j.username = current_user;
+        v_is_stopped := found;
     end if;
-    return v_stopped > 0;
+    return v_is_stopped;
 end;
 $$;
 
@@ -246,13 +249,16 @@ begin
         return;
     end if;
 
-    execute
-        'delete from cron.job_run_details as d where d.runid = any(array('
-        'select o.runid from cron.job_run_details as o '
-        'where o.database = current_database() and o.username = current_user '
-        'and o.command like ''call rota.tick_loop(%'' '
-        'and coalesce(o.end_time, o.start_time) < $1 - interval ''1 day'' limit $2))'
-        using v_now, _forget_cron_runs.max_rows;
+    delete from cron.job_run_details as d
+    where d.runid = any(array(
+        select o.runid
+        from cron.job_run_details as o
+        where o.database = current_database()
+          and o.username = current_user
+          and o.command like 'call rota.tick_loop(%'
+          and coalesce(o.end_time, o.start_time) < v_now - interval '1 day'
+        limit _forget_cron_runs.max_rows
+    ));
     get diagnostics v_deleted = row_count;
     if v_deleted < _forget_cron_runs.max_rows then
         update rota.upkeep as u set done_at = v_now where u.task = 'pg_cron';

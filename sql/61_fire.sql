@@ -226,6 +226,7 @@ create or replace function rota._plan_due(names text[], due timestamptz, max_job
         next_run_at timestamptz
     )
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -275,6 +276,7 @@ $$;
 create or replace function rota._live_definitions(names text[])
     returns text[]
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -322,6 +324,7 @@ create or replace function rota._plan_fires(
 )
     returns table (fires timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
     language plpgsql
+    stable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -373,6 +376,7 @@ create or replace function rota._outcomes(
 )
     returns table (scheduled_for timestamptz, outcome text)
     language plpgsql
+    immutable
     security definer
     set search_path = pg_catalog, pg_temp
 as $$

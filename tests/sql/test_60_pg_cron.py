@@ -18,6 +18,7 @@ from conftest import Psql, _has_library
 from psycopg.conninfo import make_conninfo
 
 from client.workers import wait_until
+from contract.test_plpgsql_check import CHECK
 from races.harness import Session
 from rota._embedded import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, one, raises, refused, rows, scalar, value
@@ -430,6 +431,15 @@ def test_start_ticker_fires_by_the_second_and_again_after_a_crash(
     assert {(after - before).total_seconds() for before, after in pairwise(made)} == {1}
     assert by == "pg_cron as shop"
     assert (stopped, entries) == (True, [])
+
+
+def test_where_pg_cron_is_plpgsql_check_finds_nothing(shop: Db) -> None:
+    bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
+    if not _has_library(bindir, "plpgsql_check"):
+        pytest.skip("the server has no plpgsql_check")
+    shop.execute("create extension plpgsql_check")
+
+    assert shop.execute(CHECK, (True, "rota")).fetchall() == []
 
 
 @pytest.mark.parametrize("first", ["start_ticker", "stop_ticker"])
