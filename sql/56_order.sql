@@ -39,7 +39,9 @@ begin
     for update skip locked;
     if not found then
         return false;
-    elsif v_status = 'blocked' and rota._is_free_key(_recheck_order.ordering_key, v_job_id) then
+    -- Asked again: until it was locked, somebody may have made it wait for a job.
+    elsif v_status = 'blocked' and not rota._has_parents(v_job_id)
+      and rota._is_free_key(_recheck_order.ordering_key, v_job_id) then
         perform rota._unblock(v_job_id);
     end if;
     return true;

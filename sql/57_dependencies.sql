@@ -316,14 +316,12 @@ begin
         where j.id = _ended_parent.job_id
         for key share;
     end if;
-    if not found then
-        perform rota._raise_not_found(_ended_parent.job_id);
-    end if;
-
     if v_first_job_id is not null then
         v_status := rota._hold_run(v_first_job_id);
     end if;
-    if v_status <> 'succeeded' then
+    if v_status is null then
+        perform rota._raise_not_found(_ended_parent.job_id);
+    elsif v_status <> 'succeeded' then
         parent_id := coalesce(v_first_job_id, _ended_parent.job_id);
         is_failed := v_status <> 'live';
         return next;

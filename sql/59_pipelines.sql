@@ -422,7 +422,7 @@ begin
 end;
 $$;
 
-/* The same, and a run that is live does not end before we do. */
+/* The same, and a run that is live does not end before we do; null if it is forgotten. */
 create or replace function rota._hold_run(first_job_id bigint)
     returns text
     language plpgsql
@@ -436,7 +436,7 @@ declare
 begin
     loop
         v_status := rota._run_status(_hold_run.first_job_id);
-        exit when v_status <> 'live';
+        exit when v_status is distinct from 'live';
         perform
         from rota.jobs as j
         where j.first_job_id = _hold_run.first_job_id

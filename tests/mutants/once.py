@@ -117,7 +117,26 @@ ONCE = (
         "effect-forgotten-in-use",
         "Retention forgets a record whose effect is just being done.",
         "sql/test_48_effects.py races/test_effects.py",
-        sql("52_retention", "not rota._is_leased(e.job_id, e.lease_token)", "true"),
+        sql(
+            "52_retention",
+            "not rota._is_leased(e.job_id, e.lease_token))\n        order by",
+            "true)\n        order by",
+        ),
+        sql(
+            "52_retention",
+            "not rota._is_leased(e.job_id, e.lease_token));",
+            "true);",
+        ),
+    ),
+    mutant(
+        "effect-forgotten-as-it-is-taken-over",
+        "Retention forgets a record that another lease has taken over since it looked.",
+        "races/test_effects.py",
+        sql(
+            "52_retention",
+            "not rota._is_leased(e.job_id, e.lease_token));",
+            "true);",
+        ),
     ),
     mutant(
         "two-heads",

@@ -47,6 +47,22 @@ UPKEEP = (
         sql("55_rechecks", "\n      and r.made_by <> v_me;", ";"),
     ),
     mutant(
+        "head-freed-beside-its-parent",
+        "The next of a line starts though it was just made to wait for a job.",
+        "races/test_games.py",
+        sql("56_order", "and not rota._has_parents(v_job_id)\n", "and true\n"),
+    ),
+    mutant(
+        "forgotten-run-waited-for",
+        "Who comes after a run that is being forgotten never gets an answer.",
+        "races/test_pipelines.py",
+        sql(
+            "59_pipelines",
+            "exit when v_status is distinct from 'live';",
+            "exit when v_status <> 'live';",
+        ),
+    ),
+    mutant(
         "rerun-before-its-time",
         "A job that was asked for again, for later, runs when the try under way has failed.",
         "sql/test_49_keys.py",

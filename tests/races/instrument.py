@@ -2,7 +2,7 @@
 
 For its client a call of rota is one statement, but inside it are many, and what another
 session does between two of them is what races are made of.  `instrument` rewrites the bodies
-of the functions in one database, so that before each statement that names a table they call
+of the functions in one database, so that before each statement that reads a table they call
 
     assert race.pause('function: first line of the statement');
 
@@ -11,7 +11,8 @@ waits until whoever holds the advisory lock GATE lets go of it.  An `assert`, be
 `perform` it leaves `found` as it was.
 
 The other statements see and change nothing that sessions share: to stop before one of them is
-to stop before the next that does, or before the commit.
+to stop before the next that does, or before the commit.  Nor is there a stop in a function that
+is stable: all of it sees what the statement sees that called it, and the stop is before that.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ grant usage on schema race to public;
 """
 
 FUNCTIONS = """
-select p.proname, p.prosrc, pg_get_functiondef(p.oid)
+select p.proname, p.prosrc, pg_get_functiondef(p.oid), p.provolatile = 'v'
 from pg_proc as p
 join pg_language as l on l.oid = p.prolang and l.lanname = 'plpgsql'
 where p.pronamespace = 'rota'::regnamespace and p.prokind = 'f'
@@ -72,16 +73,19 @@ TOKEN = re.compile(
 NO_STATEMENT = {"begin", "else", "elsif", "end", "exception", "loop", "when"}
 
 
-def find_statements(body: str) -> list[tuple[int, int]]:
+def find_statements(body: str) -> list[list[tuple[int, int]]]:
     """Return where the statements of a PL/pgSQL body begin and end, as positions in the text.
 
     A statement begins after `begin`, `;`, `then`, `else` and `loop`; but `then` and `else` may
     also be of a `case` in an expression, and a `;` closes an `end if` too.  One that holds
-    others, as an `if`, ends where the first of them begins.
+    others, as an `if`, ends where the first of them begins, and has one more piece for each
+    `elsif`.
     """
-    found: list[tuple[int, int]] = []
+    found: list[list[tuple[int, int]]] = []
+    open_ifs: list[list[tuple[int, int]]] = []
     has_begun = is_start = is_closing = False
     parentheses = cases = begin = 0
+    first = ""
     for token in TOKEN.finditer(body):
         word = token[0].lower()
         if token["hidden"]:
@@ -91,9 +95,11 @@ def find_statements(body: str) -> list[tuple[int, int]]:
         elif is_start:
             if word == "declare":
                 raise NotImplementedError("a block with declarations of its own")
-            begin = -1 if word in NO_STATEMENT else token.start()
+            first, begin = word, token.start()
             is_start = word in {"begin", "else", "exception", "loop"}
             is_closing = word == "end"
+        elif is_closing and word == "if":
+            open_ifs.pop()
         elif word in {"(", ")"}:
             parentheses += 1 if word == "(" else -1
         elif word == "case" and not is_closing:
@@ -102,38 +108,64 @@ def find_statements(body: str) -> list[tuple[int, int]]:
             cases -= 1
         elif not parentheses and not cases:
             is_start = word == ";" or (word in {"then", "loop"} and not is_closing)
-            if is_start and begin >= 0:
-                found.append((begin, token.end()))
+            if is_start and first == "elsif":
+                open_ifs[-1].append((begin, token.end()))
+            elif is_start and first not in NO_STATEMENT:
+                found.append([(begin, token.end())])
+                if first == "if":
+                    open_ifs.append(found[-1])
     return found
 
 
-def add_pauses(name: str, body: str, tables: list[str]) -> str:
-    """Return the body with a pause before each statement that names one of the tables."""
-    touches = re.compile(rf"\brota\.(?:{'|'.join(tables)})\b")
+def add_pauses(name: str, body: str, names: Iterable[str]) -> str:
+    """Return the body with a pause before each statement that has one of the names."""
     pieces, done = [], 0
-    for begin, end in find_statements(body):
-        if touches.search(body, begin, end):
+    for parts in find_statements(body):
+        if any(has_one(names, body[begin:end]) for begin, end in parts):
+            begin, end = parts[0]
             place = f"{name}: {body[begin:end].splitlines()[0]}".replace("'", "''")
             pieces += [body[done:begin], f"assert race.pause('{place}'); "]
             done = begin
     return "".join([*pieces, body[done:]])
 
 
+def has_one(names: Iterable[str], text: str) -> bool:
+    return re.search(rf"\brota\.(?:{'|'.join(names)})\b", text) is not None
+
+
+def find_readers(
+    tables: Iterable[str], functions: list[tuple[str, str, str, bool]]
+) -> set[str]:
+    """Return the tables, and the functions that look at one in the snapshot of their caller.
+
+    These are the stable ones, and what others do before they begin.
+    """
+    readers = {*tables}
+    bodies = {
+        name: re.split(r"\bbegin\b", body, maxsplit=1)[0] if is_volatile else body
+        for name, body, _, is_volatile in functions
+    }
+    while more := {n for n in {*bodies} - readers if has_one(readers, bodies[n])}:
+        readers |= more
+    return readers
+
+
 def instrument(db: psycopg.Connection[Any]) -> None:
     """Rewrite the functions of this database once; *db* must be a superuser's connection."""
     if db.execute("select from pg_namespace where nspname = 'race'").fetchall():
         return
-    tables = [row[0] for row in db.execute(TABLES).fetchall()]
+    functions = db.execute(FUNCTIONS).fetchall()
+    readers = find_readers([row[0] for row in db.execute(TABLES).fetchall()], functions)
     db.execute(PAUSE)
-    for name, body, definition in db.execute(FUNCTIONS).fetchall():
-        paused = add_pauses(name, body, tables)
+    for name, body, definition, is_volatile in functions:
+        paused = add_pauses(name, body, readers) if is_volatile else body
         if paused != body:
             db.execute(definition.replace(body, paused))
 
 
 def mutate(db: psycopg.Connection[Any], function: str, old: str, new: str) -> None:
     """Replace a piece of a function in this database, to see whether the tests notice."""
-    bodies = {name: (body, source) for name, body, source in db.execute(FUNCTIONS).fetchall()}
+    bodies = {name: (body, source) for name, body, source, _ in db.execute(FUNCTIONS)}
     body, source = bodies[function]
     if body.count(old) != 1:
         raise ValueError(f"{function} has {body.count(old)} times {old!r}")

@@ -25,6 +25,7 @@ OPERATIONS = {
     "enqueue limited": _enqueue("limit_key => 'c:1'"),
     "enqueue after": _enqueue(f"after => array[{JOB}]"),
     "enqueue before": _enqueue(f"before => {THIRD}"),
+    "enqueue before second": _enqueue(f"before => {SECOND}"),
     "enqueue circle": _enqueue(f"after => array[{SECOND}], before => {THIRD}"),
     "enqueue circle back": _enqueue(f"after => array[{THIRD}], before => {SECOND}"),
     "enqueue many": "select m.is_new from rota.enqueue_many(jsonb_build_array("

@@ -13,6 +13,7 @@ from conftest import Clock
 
 from invariants import check_invariants
 from races.harness import Pending, Session, call
+from races.instrument import ARM, GATE, instrument, mutate
 
 TICK = call("tick")
 SWEPT = 1  # where a tick says so
@@ -32,7 +33,9 @@ class Lease:
         self.job_id = row[0]
         self.record = call("record_effect", **names)
         self.record_again = call("record_effect", **names, if_unknown="again")
-        self.record_briefly = call("record_effect", **names, keep="1 second")
+        self.record_briefly = call(
+            "record_effect", **names, keep="1 second", if_unknown="again"
+        )
         self.complete = call("complete_effect", **names)
         self.withdraw = call("withdraw_effect", **names)
         self.finish = call("finish_job", job_id=row[0], lease_token=row[1])
@@ -66,6 +69,33 @@ def dead(a: Session, clock: Clock) -> Lease:
     a.fetch(*TICK)
     clock.advance("1 hour")
     return lease
+
+
+def test_a_record_that_is_taken_over_while_retention_looks_at_it_stays(
+    a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock
+) -> None:
+    """A finds an old record of a lost lease; B takes it over for a second; A goes on."""
+    clock.set("2026-03-01 12:00:00+00")
+    lost = Lease(a)
+    a.fetch(*lost.record_briefly)
+    clock.advance("1 hour")
+    a.fetch("select rota.sweep_stale_leases()")
+    clock.advance("1 hour")
+    instrument(db)
+    mutate(db, "_is_leased", "return exists (", "assert race.pause(''); return exists (")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [2])
+    pending = a.start("select rota._forget_effects(10)")
+    pending.wait_blocked()
+    held = Lease(b, is_new=False)
+    # A goes by the clock that it saw at first, so a second over is one of before.
+    clock.set("2026-03-01 13:30:00+00")
+    b.fetch(*held.record_briefly)
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+
+    assert pending.result() == [(0,)]
+    assert b.fetch(*held.complete) == [("completed",)]
 
 
 def sqlstate(pending: Pending) -> str | None:

@@ -119,6 +119,7 @@ def test_a_guard_that_is_missing_is_found(
         ("runs", "dead", "rerun from b", "retry"),
         ("runs", "none", "drop", "drop"),
         ("lines", "dead", "recheck", "retry"),
+        ("lines", "succeeded", "recheck", "enqueue before second"),
         ("world", "a run is dead", "resume key", "rerun from"),
         ("world", "a run is under way", "tick alone", "finish"),
     ],

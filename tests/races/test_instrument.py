@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from races.instrument import add_pauses, find_statements
+from races.instrument import add_pauses, find_readers, find_statements
 
 BODY = """
 declare
@@ -36,10 +36,13 @@ end;
 
 
 def test_find_statements_finds_the_statements_and_nothing_else() -> None:
-    found = [" ".join(BODY[begin:end].split()) for begin, end in find_statements(BODY)]
+    found = [
+        " | ".join(" ".join(BODY[begin:end].split()) for begin, end in parts)
+        for parts in find_statements(BODY)
+    ]
 
     assert found == [
-        "if f.x = 'a;b' then",
+        "if f.x = 'a;b' then | elsif case f.x when 'c' then true else false end then",
         "perform 1;",
         "v := case when (select true) then 1 end;",
         "for v_a, v_b in select 1, case when true then 2 end loop",
@@ -62,3 +65,18 @@ def test_add_pauses_stops_before_each_use_of_a_table() -> None:
         "begin x := 'y'; assert race.pause('f: return exists (select ''z'' from rota.jobs);'); "
         "return exists (select 'z' from rota.jobs); end"
     )
+
+
+def test_find_readers_follows_the_snapshot_of_the_caller() -> None:
+    reads = "begin return exists (select from rota.jobs); end"
+    functions = [
+        ("stable", reads, "", False),
+        ("asks_it", "begin return rota.stable(); end", "", False),
+        ("volatile", reads, "", True),
+        ("asks_first", "declare v boolean := rota.asks_it(); begin null; end", "", True),
+        ("reads_nothing", "begin return rota.volatile(); end", "", False),
+    ]
+
+    readers = find_readers(["jobs"], functions)
+
+    assert readers == {"jobs", "stable", "asks_it", "asks_first"}

@@ -18,6 +18,7 @@ from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
+from races.instrument import ARM, DISARM, GATE, instrument
 
 STAGES = [{"stage": name, "job_type": name} for name in ("one", "two", "three")]
 OPERATIONS = {
@@ -69,6 +70,33 @@ def answer_of(action: Any) -> Any:
         if error.sqlstate not in REFUSALS:
             raise
         return error.sqlstate
+
+
+def test_a_run_that_is_forgotten_while_a_job_comes_after_it(
+    a: Session, b: Session, db: psycopg.Connection[Any]
+) -> None:
+    """A enqueues after a run that was cancelled, and stops at each statement; B forgets it."""
+    instrument(db)
+    a.fetch("set statement_timeout = '10s'")
+    answers = set()
+
+    for stop in itertools.count(1):
+        run_id = begin(b)
+        b.fetch(*call("cancel_job", job_id=run_id))
+        db.execute("select pg_advisory_lock(%s)", [GATE])
+        a.fetch(ARM, [stop])
+        pending = a.start(*call("enqueue", job_type="t", after=[run_id]))
+        is_stopped = pending.wait_settled()
+        b.fetch("delete from rota.finished_jobs")
+        db.execute("select pg_advisory_unlock(%s)", [GATE])
+        answer = answer_of(pending.result)
+        answers.add(answer if answer == "RT001" else "a job")
+        a.fetch(DISARM)
+        if not is_stopped:
+            break
+
+    assert answers == {"RT001", "a job"}
+    assert stop > 5
 
 
 @pytest.mark.parametrize("state", ["running", "dead", "cancelled"])
