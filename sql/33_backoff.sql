@@ -73,9 +73,10 @@ begin
     if jsonb_typeof(_bounded.value) is distinct from 'number' then
         return _bounded.fallback;
     end if;
-    return least(
+    -- Rounded, since a float8 can be too coarse even for a number within bounds: 1e-400.
+    return round(least(
         greatest(_bounded.value::numeric, _bounded.low::numeric), _bounded.high::numeric
-    )::float8;
+    ), 9)::float8;
 end;
 $$;
 

@@ -84,7 +84,7 @@ begin
 end;
 $$;
 
-/* Whether pg_cron is in this database, for the owner of rota to use. */
+/* Whether pg_cron is in this database, with names and a log, for the owner of rota to use. */
 create or replace function rota._has_cron()
     returns boolean
     language plpgsql
@@ -97,6 +97,7 @@ begin
         select
         from pg_extension as e
         join pg_namespace as n on n.nspname = 'cron'
+        join pg_class as c on c.relnamespace = n.oid and c.relname = 'job_run_details'
         where e.extname = 'pg_cron'
           and has_schema_privilege(n.oid, 'usage')
     );
@@ -176,10 +177,19 @@ declare
     v_database text;
 begin
     if exists (select from pg_extension as e where e.extname = 'pg_cron') then
-        if not rota._has_cron() then
+        if not exists (
+            select
+            from pg_namespace as n
+            where n.nspname = 'cron'
+              and has_schema_privilege(n.oid, 'usage')
+        ) then
             v_problem := format('role %s may not use pg_cron', current_user);
             v_remedy := format(
                 'As a superuser: grant usage on schema cron to %I;', current_user);
+        elsif not rota._has_cron() then
+            v_problem := format('pg_cron %s is too old: its entries have no names',
+                rota._cron_version());
+            v_remedy := 'As a superuser in this database: alter extension pg_cron update;';
         elsif not (select r.rolcanlogin from pg_roles as r where r.rolname = current_user) then
             v_problem := format('pg_cron would have to log in as %s', current_user);
             v_remedy := format('As a superuser: alter role %I login;', current_user);
@@ -235,6 +245,8 @@ create or replace function rota._forget_cron_runs(max_rows integer)
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = on
+    -- The log of others grows as it likes: an older plan may be one for a few rows.
+    set plan_cache_mode = force_custom_plan
 as $$
 declare
     v_now constant timestamptz := rota.now();

@@ -20,6 +20,8 @@ begin
         select
         from pg_extension as e
         join pg_namespace as n on n.nspname = 'cron'
+        -- Before it had this table, its entries had no names.
+        join pg_class as c on c.relnamespace = n.oid and c.relname = 'job_run_details'
         where e.extname = 'pg_cron'
           and has_schema_privilege(n.oid, 'usage')
     ) then

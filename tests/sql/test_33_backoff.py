@@ -137,6 +137,17 @@ def test_backoff_makes_a_delay_of_anything(db):
             assert timedelta(0) < delay(db, policy, attempt) <= timedelta(days=365 * 1.9)
 
 
+def test_a_jitter_finer_than_any_float_is_none(db):
+    """Python has no such number, so it comes as text."""
+    policy = '{"kind": "fixed", "base_seconds": 60, "jitter": 1e-400}'
+    job_id = scalar(db, "select rota.enqueue('t', backoff => %s::jsonb)", policy)
+    (job,) = claim(db)
+    failed = one(db, "fail_job", job_id=job_id, lease_token=job.lease_token, error="x")
+
+    assert failed.run_at - scalar(db, "select rota.now()") <= timedelta(seconds=60)
+    assert scalar(db, "select rota._backoff(%s::jsonb, 1)", policy) == timedelta(seconds=60)
+
+
 def test_fail_job_ends_an_attempt_under_any_rule(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     enqueue(db, queue="innocent")

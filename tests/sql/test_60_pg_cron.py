@@ -433,6 +433,28 @@ def test_start_ticker_fires_by_the_second_and_again_after_a_crash(
     assert (stopped, entries) == (True, [])
 
 
+def test_a_pg_cron_whose_entries_have_no_names_is_too_old(shop, owner, psql, sql_dir):
+    """As after an upgrade of its package without one of the extension."""
+    shop.execute("drop extension pg_cron")
+    try:
+        shop.execute(
+            "create extension pg_cron version '1.2'; grant usage on schema cron to shop"
+        )
+        with pytest.raises(
+            psycopg.errors.FeatureNotSupported, match=r"pg_cron 1\.2 is too old"
+        ):
+            value(shop, "start_ticker")
+        stopped = value(shop, "stop_ticker")
+        shop.execute("update rota.upkeep set done_at = '-infinity'")
+        ticked = one(shop, "tick")
+        psql(owner, "-f", sql_dir / "uninstall.sql")
+    finally:
+        shop.execute("alter extension pg_cron update")
+
+    assert stopped is False
+    assert None not in ticked
+
+
 def test_where_pg_cron_is_plpgsql_check_finds_nothing(shop: Db) -> None:
     bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
     if not _has_library(bindir, "plpgsql_check"):
