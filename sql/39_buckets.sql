@@ -666,6 +666,7 @@ create or replace function rota._lock_line(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 begin
     return array(
@@ -867,6 +868,7 @@ create or replace function rota._lock_bucket(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_taken bigint[];

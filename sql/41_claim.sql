@@ -166,6 +166,7 @@ create or replace function rota._lock_head(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
     c_due constant bigint := (extract(epoch from _lock_head.due) * 1000000)::bigint;
@@ -529,6 +530,7 @@ create or replace function rota._lock_merged(
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+-- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_window constant integer := _lock_merged.max_jobs + 20;

@@ -177,12 +177,7 @@ declare
     v_database text;
 begin
     if exists (select from pg_extension as e where e.extname = 'pg_cron') then
-        if not exists (
-            select
-            from pg_namespace as n
-            where n.nspname = 'cron'
-              and has_schema_privilege(n.oid, 'usage')
-        ) then
+        if not has_schema_privilege('cron', 'usage') then
             v_problem := format('role %s may not use pg_cron', current_user);
             v_remedy := format(
                 'As a superuser: grant usage on schema cron to %I;', current_user);

@@ -71,33 +71,6 @@ def dead(a: Session, clock: Clock) -> Lease:
     return lease
 
 
-def test_a_record_that_is_taken_over_while_retention_looks_at_it_stays(
-    a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock
-) -> None:
-    """A finds an old record of a lost lease; B takes it over for a second; A goes on."""
-    clock.set("2026-03-01 12:00:00+00")
-    lost = Lease(a)
-    a.fetch(*lost.record_briefly)
-    clock.advance("1 hour")
-    a.fetch("select rota.sweep_stale_leases()")
-    clock.advance("1 hour")
-    instrument(db)
-    mutate(db, "_is_leased", "return exists (", "assert race.pause(''); return exists (")
-
-    db.execute("select pg_advisory_lock(%s)", [GATE])
-    a.fetch(ARM, [2])
-    pending = a.start("select rota._forget_effects(10)")
-    pending.wait_blocked()
-    held = Lease(b, is_new=False)
-    # A goes by the clock that it saw at first, so a second over is one of before.
-    clock.set("2026-03-01 13:30:00+00")
-    b.fetch(*held.record_briefly)
-    db.execute("select pg_advisory_unlock(%s)", [GATE])
-
-    assert pending.result() == [(0,)]
-    assert b.fetch(*held.complete) == [("completed",)]
-
-
 def sqlstate(pending: Pending) -> str | None:
     with pytest.raises(psycopg.Error) as caught:
         pending.result()
@@ -353,6 +326,33 @@ def test_completion_waits_for_a_finish_and_is_refused(
 
     assert sqlstate(pending) == "RT003"
     assert holder(b) == [(1, False)]
+
+
+def test_a_record_that_is_taken_over_while_retention_looks_at_it_stays(
+    a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock
+) -> None:
+    """A finds an old record of a lost lease; B takes it over for a second; A goes on."""
+    clock.set("2026-03-01 12:00:00+00")
+    lost = Lease(a)
+    a.fetch(*lost.record_briefly)
+    clock.advance("1 hour")
+    a.fetch("select rota.sweep_stale_leases()")
+    clock.advance("1 hour")
+    instrument(db)
+    mutate(db, "_is_leased", "return exists (", "assert race.pause(''); return exists (")
+
+    db.execute("select pg_advisory_lock(%s)", [GATE])
+    a.fetch(ARM, [2])
+    pending = a.start("select rota._forget_effects(10)")
+    pending.wait_blocked()
+    held = Lease(b, is_new=False)
+    # A goes by the clock that it saw at first, so a second over is one of before.
+    clock.set("2026-03-01 13:30:00+00")
+    b.fetch(*held.record_briefly)
+    db.execute("select pg_advisory_unlock(%s)", [GATE])
+
+    assert pending.result() == [(0,)]
+    assert b.fetch(*held.complete) == [("completed",)]
 
 
 def test_retention_passes_over_a_record_that_is_taken_over(
