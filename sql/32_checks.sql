@@ -325,7 +325,10 @@ $$;
  * those that are held are tried again, for 20 ms.
  *
  * Tried, and not waited for: who waits while he holds others can be part of a circle, and on a
- * machine that is slow enough the server breaks it before the wait is over.
+ * machine that is slow enough the server breaks it before the wait is over.  An order of the
+ * locks would not help, because a claim is in no order, and `skip locked` does wait, though
+ * seldom: if the transaction that it would pass over ends in that very moment, it waits for
+ * whoever has locked the row after that.
  */
 create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[]

@@ -212,25 +212,35 @@ declare
     v_ids bigint[];
 begin
     perform rota._check_job_refs(release_jobs.job_ids, release_jobs.lease_tokens);
-    v_ids := rota._newest_refs(release_jobs.job_ids, release_jobs.lease_tokens);
+    v_ids := rota._hold_jobs(
+        rota._newest_refs(release_jobs.job_ids, release_jobs.lease_tokens),
+        release_jobs.lease_tokens);
 
     return query
-    select t.job_id, g.next_run_at is not null
-    from unnest(release_jobs.job_ids, v_ids) with ordinality as t (job_id, newest_id, ordinal)
+    select
+        t.job_id,
+        case
+            when g.next_run_at is not null then true
+            when not rota._is_running(t.job_id, t.lease_token) then false
+        end
+    from unnest(release_jobs.job_ids, release_jobs.lease_tokens, v_ids)
+        with ordinality as t (job_id, lease_token, held_id, ordinal)
     left join rota._give_back(v_ids, release_jobs.lease_tokens, null) as g
-      on g.job_id = t.newest_id
+      on g.job_id = t.held_id
     order by t.ordinal;
 end;
 $$;
 
 comment on function rota.release_jobs(bigint[], bigint[]) is
     'Give up to 1000 running jobs back unburnt, to be claimed by anybody at once; one row for '
-    'each in the order given, is_released is false where the lease is lost; raises 22023.';
+    'each in the order given: is_released is false where the lease is lost, null where another '
+    'session has the row locked just now, ask again; raises 22023.';
 
 /*
  * Running jobs back to queued with their attempt returned; one row for each that was ours.
  * run_at null leaves the time as it is.  One whose cancel was requested ends instead, and is
- * answered with infinity.
+ * answered with infinity.  Of several jobs each is already locked: nobody waits for a row while
+ * he holds others.
  */
 create or replace function rota._give_back(
     job_ids bigint[],
@@ -246,7 +256,7 @@ declare
     v_cancelled_ids bigint[];
     v_cancelled_tokens bigint[];
 begin
-    -- All are locked before any is looked at: the planner moves a condition on a subquery into
+    -- Each is locked before it is looked at: the planner moves a condition on a subquery into
     -- it, in front of the lock, but not on a CTE.
     with held as (
         select j.id, j.lease_token, j.cancel_requested_at
@@ -254,7 +264,6 @@ begin
         where j.id = any(_give_back.job_ids)
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
           and j.status = 'running'
-        order by j.id
         for update
     )
     select array_agg(h.id), array_agg(h.lease_token)

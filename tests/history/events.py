@@ -151,7 +151,8 @@ def _beaten(row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _released(row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return ("ok" if row["is_released"] else "refused"), {}
+    outcome = {True: "ok", False: "refused", None: "busy"}[row["is_released"]]
+    return outcome, {}
 
 
 def _round_trip(operation: Operation) -> Iterator[Event]:

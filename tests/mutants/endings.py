@@ -163,29 +163,18 @@ begin
         sql("45_fail", "where h.cancel_requested_at is not null;", "where false;"),
     ),
     mutant(
-        "give-back-in-the-order-given",
-        "Two that give jobs back lock them in any order.",
-        "races/test_load.py",
+        "release-waits-for-what-is-held",
+        "Who gives jobs back waits for one and holds the others: two may wait in a circle.",
+        "races/test_ending.py",
         sql(
             "45_fail",
             """\
-        from rota.jobs as j
-        where j.id = any(_give_back.job_ids)
-          and j.lease_token = _give_back""",
-            """\
-        from unnest(_give_back.job_ids) as i (id)
-        join rota.jobs as j on j.id = i.id
-        where true
-          and j.lease_token = _give_back""",
-        ),
-        sql(
-            "45_fail",
-            """\
-        order by j.id
-        for update
+    v_ids := rota._hold_jobs(
+        rota._newest_refs(release_jobs.job_ids, release_jobs.lease_tokens),
+        release_jobs.lease_tokens);
 """,
             """\
-        for update of j
+    v_ids := rota._newest_refs(release_jobs.job_ids, release_jobs.lease_tokens);
 """,
         ),
     ),

@@ -101,10 +101,10 @@ FENCE = (
             """\
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
           and j.status = 'running'
-        order by""",
+        for update""",
             """\
           and j.status = 'running'
-        order by""",
+        for update""",
         ),
     ),
     mutant(

@@ -66,6 +66,7 @@ LEDGER = Game(
     passed_over={
         "sweep": [{"swept": 0}],
         "heartbeat batch": [{"is_lost": False, "locked_until": None}],
+        "release": [{"is_released": None}],
         "forget": [{"forgotten": 0}],
     },
     loose=dict.fromkeys(

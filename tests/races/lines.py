@@ -84,7 +84,11 @@ _HELD = "what somebody holds is left to a note, and which jobs have got the room
 LINES = Game(
     OPERATIONS,
     STATES,
-    passed_over={"sweep": [{"swept": 0}], "recheck": [{"is_null": False}]},
+    passed_over={
+        "sweep": [{"swept": 0}],
+        "recheck": [{"is_null": False}],
+        "release": [{"is_released": None}],
+    },
     # In the end everything may run: so what is not running has been forgotten.
     settle=(
         _CHECK, _LATER, _CHECK,

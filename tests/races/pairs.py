@@ -68,6 +68,7 @@ PASSED_OVER: dict[str, list[Any]] = {
     "sweep": [{"swept": 0}],
     "finish batch": [{"outcome": "busy"}],
     "heartbeat batch": [{"is_lost": False, "locked_until": None}],
+    "release": [{"is_released": None}],
 }
 _NEW = _enqueue("max_attempts => 3", by="'first'")
 _ONE_ATTEMPT = _enqueue("max_attempts => 1", by="'first'")

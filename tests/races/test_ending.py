@@ -25,6 +25,7 @@ class Claimed:
         self.finish = call("finish_job", **self.ref)
         self.fail = call("fail_job", **self.ref, error="no luck")
         self.heartbeat = call("heartbeat", **self.ref)
+        self.snooze = call("snooze_job", **self.ref, delay="1 hour")
         self.release = call("release_jobs", job_ids=[self.job_id], lease_tokens=[self.token])
         self.cancel = call("cancel_job", job_id=self.job_id)
         self.retry = call("retry_job", job_id=self.job_id)
@@ -136,16 +137,15 @@ def test_heartbeat_waits_for_an_open_sweep_and_is_refused(
     assert sqlstate(pending) == "RT002"
 
 
-def test_release_waits_for_an_open_sweep_and_gives_nothing_back(
+def test_release_passes_over_an_open_sweep_and_gives_nothing_back(
     a: Session, b: Session, job: Claimed
 ) -> None:
-    """A sweeps and stays open; B releases and waits; A commits; the attempt stays burnt."""
+    """A sweeps and stays open; B releases and is told to ask again; A commits; it is lost."""
     with a.transaction():
         a.fetch(*SWEEP)
-        pending = b.start(*job.release)
-        pending.wait_blocked(by=a)
+        assert b.fetch(*job.release) == [(job.job_id, None)]
 
-    assert pending.result() == [(job.job_id, False)]
+    assert b.fetch(*job.release) == [(job.job_id, False)]
     assert status(b) == [("failed", 1)]
 
 
@@ -161,16 +161,16 @@ def test_sweep_passes_over_a_job_that_is_being_released(
     assert status(b) == [("queued", 0)]
 
 
-def test_release_sees_a_cancel_that_came_while_it_waited(
+def test_snooze_sees_a_cancel_that_came_while_it_waited(
     a: Session, b: Session, job: Claimed
 ) -> None:
-    """A cancels and stays open; B releases and waits; A commits; the job ends cancelled."""
+    """A cancels and stays open; B snoozes and waits; A commits; the job ends cancelled."""
     with a.transaction():
         a.fetch(*job.cancel)
-        pending = b.start(*job.release)
+        pending = b.start(*job.snooze)
         pending.wait_blocked(by=a)
 
-    assert pending.result() == [(job.job_id, True)]
+    assert pending.result() == [(None,)]
     assert status(b) == [("cancelled", 1)]
 
 
@@ -412,6 +412,7 @@ def test_retry_of_an_old_job_and_retention_take_it_once(
     [
         ("select f.outcome from rota.finish_jobs(%s, %s) as f", ["busy", "finished"]),
         ("select h.is_lost from rota.heartbeat_jobs(%s, %s) as h", [False, False]),
+        ("select r.is_released from rota.release_jobs(%s, %s) as r", [None, True]),
     ],
 )
 def test_batch_is_in_no_circle_with_who_waits_for_its_rows(

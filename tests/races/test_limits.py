@@ -90,12 +90,14 @@ class Worker:
         if not self.held:
             return
         job_id = self.random.choice(list(self.held))
-        token, since, what = self.held.pop(job_id)
-        self.spans.append((since, time.monotonic(), what))
-        if function == "release_jobs":
-            self.fetch(function, job_ids=[job_id], lease_tokens=[token])
-        else:
+        token, since, what = self.held[job_id]
+        ended = time.monotonic()
+        if function != "release_jobs":
             self.fetch(function, job_id=job_id, lease_token=token, **arguments)
+        elif self.fetch(function, job_ids=[job_id], lease_tokens=[token]) == [(job_id, None)]:
+            return  # somebody has its row locked
+        del self.held[job_id]
+        self.spans.append((since, ended, what))
         self.did[function] += 1
 
     def die(self) -> None:

@@ -82,7 +82,7 @@ def heartbeat(client: Client) -> int:
 def release(client: Client) -> int:
     ids, tokens = (part[:5] for part in client.running())
     rows = client.fetch("release_jobs", job_ids=ids, lease_tokens=tokens)
-    return sum(is_released for _, is_released in rows)
+    return sum(is_released is True for _, is_released in rows)
 
 
 def fail(client: Client) -> int:

@@ -34,7 +34,7 @@ OPERATIONS = {
     "set_priority": "select rota.set_priority(%(job_id)s, 5)::text",
     "reschedule": "select rota.reschedule_job(%(job_id)s, delay => '0') is null",
 }
-PASS_OVER = {"claim": [], "sweep": [(0,)]}
+PASS_OVER: dict[str, list[Any]] = {"claim": [], "sweep": [(0,)], "release": [(None,)]}
 STATES = ("waiting", "running", "running its last attempt", "dead", "succeeded")
 REFUSALS = {"RT002", "RT003", "RT008"}
 

@@ -107,7 +107,9 @@ LOOSE = {
     **dict.fromkeys(("tick", "tick alone", "tick loop", "sweep"), _MANY),
     **dict.fromkeys(("limit key", "limit type", "limit no more"), _LATER),
     "finish batch": "is told busy where somebody holds the job",
-    "heartbeat batch": "is told nothing where somebody holds the job",
+    **dict.fromkeys(
+        ("heartbeat batch", "release"), "is told nothing where somebody holds the job"
+    ),
 }
 _BACKOFF = '{"kind": "fixed", "base_seconds": 60, "jitter": 0}'
 _THINGS = [

@@ -278,3 +278,15 @@ def test_release_jobs_gives_back_the_pair_that_holds_the_job(db):
 def test_release_jobs_of_nothing_is_nothing(db):
     assert call(db, "release_jobs", job_ids=[], lease_tokens=[]) == []
     assert scalar(db, "select count(*) from rota.jobs") == 0
+
+
+def test_release_jobs_goes_past_a_row_that_is_locked_and_says_so(db, connect):
+    jobs = [running(db), running(db)]
+    other = connect()
+
+    with other.transaction():
+        other.execute("select from rota.jobs where id = %s for update", [jobs[0].job_id])
+        told = [row.is_released for row in call(db, "release_jobs", **owners(*jobs))]
+    again = [row.is_released for row in call(db, "release_jobs", **owners(*jobs))]
+
+    assert (told, again) == ([None, True], [True, False])

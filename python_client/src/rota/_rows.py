@@ -105,10 +105,10 @@ class FailedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedJob:
-    """Whether a job could be given back."""
+    """Whether a job was given back; None where its row is locked just now: ask again."""
 
     job_id: int
-    is_released: bool
+    is_released: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,16 @@
 """Report how jobs ended that did not succeed: calls that are repeated until they are heard.
 
-Another session may have the row of a job locked, for as long as it likes, and these functions
-wait for it, on connections of their own.
+Another session may have the row of a job locked, for as long as it likes.  A call about a
+single job waits for it, on a connection of its own; one that gives many back says which are
+locked, and those are tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+import contextlib
 from typing import Any
 
-from ._async_client import AsyncClient
 from ._errors import JobFinishedError, JobNotFoundError, LeaseLostError
 from ._insist import REFUSED, insist
 from ._job import BaseJob
@@ -20,8 +20,10 @@ from ._rows import ReleasedJob
 
 Ending = tuple[str, dict[str, Any]]
 MAX_JOBS = 1000
-TOGETHER = 2.0
-"""Seconds after which jobs that are released together are released one by one."""
+LOCKED_PAUSE = 0.1
+"""Seconds until jobs are tried again whose rows another session has locked."""
+STOPPED_PATIENCE = 2.0
+"""Seconds after which a single job that cannot be given back is left to the sweep."""
 
 
 class Settler:
@@ -55,7 +57,9 @@ class Settler:
                 )
                 return ("snoozed" if moment else "cancelled"), {"next_run": moment}
             case Stopped():
-                return ("released" if await self.release([job], TOGETHER) else "lost"), {}
+                return (
+                    "released" if await self.release([job], STOPPED_PATIENCE) else "lost"
+                ), {}
             case Failed(error, error_type, stack, retry_in, is_fatal):
                 row = await insist(
                     self._patient,
@@ -70,37 +74,25 @@ class Settler:
     async def release(self, jobs: list[BaseJob], patience: float | None) -> set[int]:
         """Give jobs back; return the ids of those that were still ours, as far as is known.
 
-        Without *patience*, in seconds, wait until it is known of all.
+        Without *patience*, in seconds, go on until it is known of all.
         """
         released: set[int] = set()
-        for start in range(0, len(jobs), MAX_JOBS):
-            part = jobs[start : start + MAX_JOBS]
-            ids = await self._release_for_a_while([part], TOGETHER)
-            if ids is None and (len(part) > 1 or patience is None):
-                # One row may be locked: let the others go.
-                ids = await self._release_for_a_while([[job] for job in part], patience)
-            released |= ids or set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while jobs:
+                    locked = []
+                    for start in range(0, len(jobs), MAX_JOBS):
+                        part = jobs[start : start + MAX_JOBS]
+                        for job, row in zip(part, await self._release(part), strict=True):
+                            if row.is_released is None:
+                                locked.append(job)
+                            elif row.is_released:
+                                released.add(job.job_id)
+                    if jobs := locked:
+                        await asyncio.sleep(LOCKED_PAUSE)
         return released
 
-    async def _release_for_a_while(
-        self, parts: list[list[BaseJob]], timeout: float | None
-    ) -> set[int] | None:
-        """Return the ids that were released, or None if no part was answered in time."""
-        calls = [
-            asyncio.create_task(insist(self._patient, partial(_release, part)))
-            for part in parts
-        ]
-        try:
-            done, late = await asyncio.wait(calls, timeout=timeout)
-        finally:
-            for call in calls:
-                call.cancel()
-        if late:
-            await asyncio.wait(late)
-        rows = [row for call in done for row in call.result()]
-        return {row.job_id for row in rows if row.is_released} if done else None
-
-
-async def _release(jobs: list[BaseJob], client: AsyncClient) -> list[ReleasedJob]:
-    ids = [job.job_id for job in jobs]
-    return await client.release_jobs(ids, [job.lease_token for job in jobs])
+    async def _release(self, jobs: list[BaseJob]) -> list[ReleasedJob]:
+        ids = [job.job_id for job in jobs]
+        tokens = [job.lease_token for job in jobs]
+        return await insist(self._patient, lambda c: c.release_jobs(ids, tokens))
