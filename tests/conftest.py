@@ -21,7 +21,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from styles import CURSOR
+from styles import CURSOR, PLAIN_SESSION
 
 from faults.pooler import pooled
 from races.instrument import instrument
@@ -43,7 +43,8 @@ def _own_environment() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ:
-            if name == "DATABASE_URL" or (name.startswith("PG") and name != "PGBINDIR"):
+            is_ours = name == "PGBINDIR" or os.environ[name] == PLAIN_SESSION
+            if name == "DATABASE_URL" or (name.startswith("PG") and not is_ours):
                 patch.delenv(name)
         yield
 
@@ -54,6 +55,15 @@ def _styles() -> Iterator[None]:
         defaults = psycopg.Connection.connect.__func__.__kwdefaults__  # type: ignore[attr-defined]
         patch.setitem(defaults, "cursor_factory", CURSOR)
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let what is about texts or plans see those of a server without settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "ROTA_TEST_SETTINGS" in os.environ and item.get_closest_marker("plain_session"):
+            patch.setenv("PGOPTIONS", PLAIN_SESSION)
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Run the SQL, race and client tests under settings that a database may have had for years.
+"""Run the tests under settings that a database may have had for years.
 
     settings.py [NAME ...] [-- PYTEST-ARGUMENT ...]  # settings.py "old strings" -- sql -k cron
 
@@ -34,6 +34,8 @@ BUNDLES: tuple[tuple[str, ...], ...] = (
     ("no triggers", "no indexes"),
     ("compiled",),
 )
+# All but what makes trees of its own.
+ROOMS = ["sql", "races", "fuzz", "model", "client", "contract", "security", "faults", "history"]
 POOLER = "pooler"
 Result = tuple[str, bool, str]
 
@@ -47,7 +49,7 @@ def run(names: Sequence[str], arguments: list[str]) -> Result:
     told = [f"{name}={value}" for each in names for name, value in SETTINGS[each].items()]
     print(f"\n--- {', '.join(told)}", flush=True)
     environment = {**os.environ, "ROTA_TEST_SETTINGS": "\n".join(told)}
-    return ", ".join(names), *run_pytest(environment, arguments or ["sql", "races", "client"])
+    return ", ".join(names), *run_pytest(environment, arguments or ROOMS)
 
 
 def main(arguments: list[str]) -> int:

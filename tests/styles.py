@@ -1,6 +1,8 @@
 """Read times and intervals in whatever style the server under test writes them.
 
-In binary form they look the same in every style, and psycopg can read no other.
+In binary form they look the same in every style, and psycopg can read no other.  A test that is
+about the texts themselves, or about plans, has the mark plain_session, and its sessions write
+and plan as by default.
 """
 
 from __future__ import annotations
@@ -26,3 +28,10 @@ class BinaryCursor(psycopg.Cursor[Any]):
 CURSOR: type[psycopg.Cursor[Any]] = (
     BinaryCursor if "Style=" in os.environ.get("ROTA_TEST_SETTINGS", "") else psycopg.Cursor
 )
+
+PLAIN_SESSION = (
+    "-c DateStyle=ISO,MDY -c IntervalStyle=postgres -c standard_conforming_strings=on"
+    ' -c extra_float_digits=1 -c search_path="$user",public'
+    " -c enable_indexscan=on -c enable_bitmapscan=on"
+)
+"""Options of libpq that let a session write and plan as by default."""

@@ -11,6 +11,8 @@ import pytest
 
 Db = psycopg.Connection[Any]
 
+pytestmark = pytest.mark.plain_session
+
 SQL = Path(__file__).resolve().parents[2] / "sql"
 PARTS = sorted(SQL.glob("[0-9][0-9]_*.sql"))
 

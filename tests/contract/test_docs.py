@@ -10,6 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+pytestmark = pytest.mark.plain_session
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ENTRY = re.compile(

@@ -356,6 +356,7 @@ def cron_dsn(server: Any, admin: psycopg.Connection[Any], template: str) -> Iter
         connection.execute("revoke create on database postgres from rota_installer")
 
 
+@pytest.mark.plain_session
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_cron_lets_pg_cron_tick(cron_dsn: str, install_sh: Run) -> None:

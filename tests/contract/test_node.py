@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.plain_session
+
 HERE = Path(__file__).parent / "node"
 
 TOUR = """\

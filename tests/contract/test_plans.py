@@ -14,6 +14,8 @@ import pytest
 from psycopg import sql
 from psycopg.rows import namedtuple_row
 
+pytestmark = pytest.mark.plain_session
+
 Db = psycopg.Connection[Any]
 
 READY = """

@@ -7,6 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
+pytestmark = pytest.mark.plain_session
+
 
 @pytest.fixture
 def checker(db: psycopg.Connection[Any]) -> psycopg.Connection[Any]:

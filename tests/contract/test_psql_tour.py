@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from conftest import Psql
+
+pytestmark = pytest.mark.plain_session
 
 HERE = Path(__file__).parent
 

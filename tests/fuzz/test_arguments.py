@@ -13,13 +13,15 @@ from fuzz.shrink import smaller_values
 from sql.helpers import Db, enqueue, owner, raises, refused, rows, running, scalar, value
 
 # What of rota can be wrong, and what is to be said of it.
+pytestmark = pytest.mark.plain_session
+
 CANARIES = {
     "describe_schedule": (
         "begin return 1 / (255 - least(char_length(schedule), 255)); end",
         "raises 22012",
     ),
     "effect_result": (
-        "begin perform pg_sleep(0.11) where key ~ '^é{31,63}$'; return; end",
+        "begin perform pg_sleep(0.11) where key ~ '^é'; return; end",
         "slow",
     ),
     "forget_worker": (

@@ -69,7 +69,10 @@ def _lines(
 ) -> Iterator[dict[str, Any]]:
     db.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with db.transaction():
-        db.execute("set local jit = off; set local time zone 'UTC'")
+        db.execute(
+            "set local jit = off; set local time zone 'UTC';"
+            " set local DateStyle = ISO; set local IntervalStyle = postgres"
+        )
         for function, comment in _comments(db):
             yield {"function": function, "documented": CODE.findall(comment or "")}
         for table in tables:

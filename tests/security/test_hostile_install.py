@@ -122,7 +122,8 @@ def test_an_event_trigger_of_another_superuser_is_no_obstacle(
             "create function public.see() returns event_trigger language plpgsql"
             " security definer as $$ begin insert into public.seen"
             " values (tg_tag, current_setting('search_path')); end $$;"
-            "create event trigger see on ddl_command_end execute function public.see()"
+            "create event trigger see on ddl_command_end execute function public.see();"
+            "alter event trigger see enable always"
         )
 
     psql(installer, "-f", sql_dir / "install.sql")

@@ -92,7 +92,7 @@ def test_what_upkeep_cannot_do_is_told_without_the_job(
     call(loud, "set_queue", queue="q", lease="1 millisecond")
     db.execute("alter table rota.jobs disable trigger refuse")
     db.execute("update rota.jobs set locked_until = '2020-01-01' where status = 'running'")
-    db.execute("alter table rota.jobs enable trigger refuse")
+    db.execute("alter table rota.jobs enable always trigger refuse")
 
     call(loud, "tick")
 
