@@ -32,6 +32,6 @@ CURSOR: type[psycopg.Cursor[Any]] = (
 PLAIN_SESSION = (
     "-c DateStyle=ISO,MDY -c IntervalStyle=postgres -c standard_conforming_strings=on"
     ' -c extra_float_digits=1 -c search_path="$user",public'
-    " -c enable_indexscan=on -c enable_bitmapscan=on"
+    " -c enable_indexscan=on -c enable_bitmapscan=on -c jit_above_cost=100000"
 )
 """Options of libpq that let a session write and plan as by default."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fuzz import schedule_texts, schedules
 from fuzz.schedules import HELPERS
+
+# Thousands of calls, each of which would be compiled.
+pytestmark = pytest.mark.plain_session
 
 
 def test_next_run_agrees_with_the_oracle(db, dsn):
