@@ -182,7 +182,9 @@ begin
             v_is_busy := v_is_busy or v_round.is_busy;
             exit when v_round.is_last or cardinality(v_ids) >= _walk_levels.max_jobs;
         end loop;
-        exit when cardinality(v_seen) > _walk_levels.max_jobs + 50;
+        -- Not before something is found: all seen so far may be of types that go to others.
+        exit when cardinality(v_ids) > 0
+          and cardinality(v_seen) > _walk_levels.max_jobs + 50;
     end loop;
 
     if cardinality(v_ids) = 0 and v_is_busy and not _walk_levels.may_wait then
@@ -287,6 +289,11 @@ as $$
 begin
     return case
         when _waiting_since.level is null then '-infinity'
+        -- Levels are of all queues, and those of one that ages fast are far apart for another.
+        when (_waiting_since.priority - _waiting_since.level)
+            * extract(epoch from _waiting_since.ageing)
+            > extract(epoch from _waiting_since.due - timestamptz '1900-01-01 00:00+00')
+        then '-infinity'
         else _waiting_since.due - (_waiting_since.priority - _waiting_since.level)::integer
             * _waiting_since.ageing
     end;
@@ -455,7 +462,7 @@ begin
     into v_turns
     from rota._next_buckets(
         _take_round.queues, _take_round.priorities, _take_round.untils, _take_round.rooms,
-        least(_take_round.max_jobs, 100), _take_round.seen) as b;
+        least(_take_round.max_jobs, 100), _take_round.job_types, _take_round.seen) as b;
     v_count := coalesce(cardinality(v_turns.queues), 0);
     is_last := v_count = 0;
     if v_count > 1 then
@@ -508,6 +515,7 @@ create or replace function rota._next_buckets(
     untils timestamptz[],
     rooms integer[],
     max_buckets integer,
+    job_types text[],
     seen text[]
 )
     returns table (queue text, bucket text, run_at timestamptz, room integer, place text)
@@ -532,6 +540,9 @@ begin
               and b.priority = c.priority
               and b.waits_for is null
               and b.turn_at <= c.until
+              -- Who gave the line of a limited type a turn and took nothing would ring another.
+              and (_next_buckets.job_types is null or b.bucket like '|%'
+                or split_part(b.bucket, '|', 1) = any(_next_buckets.job_types))
               and format('%s %s %s', b.queue, b.priority, b.bucket) <> all(_next_buckets.seen)
             order by b.turn_at
             limit _next_buckets.max_buckets

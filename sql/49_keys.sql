@@ -240,7 +240,7 @@ create or replace function rota._hold_key(
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_unique_until constant timestamptz := v_now + _hold_key.unique_for;
+    v_unique_until constant timestamptz := v_now + rota._exact(_hold_key.unique_for);
 begin
     insert into rota.idempotency_keys as k (
         idempotency_key, job_id, unique_until, source_updated_at, kept_until

@@ -444,6 +444,10 @@ begin
             limit _count_running.max_running
         ) as r
     );
+    if v_running < _count_running.max_running then
+        v_running := v_running
+            + rota._count_unseen(_count_running.limit_name, c_kind, c_subject);
+    end if;
     if cardinality(_count_running.ids) > 0 then
         v_running := v_running + (
             select count(*)::integer
@@ -457,6 +461,50 @@ begin
         );
     end if;
     return v_running;
+end;
+$$;
+
+/*
+ * What runs without a slot that can be seen, under a limit that was set a moment ago: nobody
+ * has looked at it, or who does has not committed.  What a transaction from before claims later
+ * than that is counted by the looks that follow.
+ */
+create or replace function rota._count_unseen(limit_name text, kind text, subject text)
+    returns integer
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not exists (
+        select
+        from rota.limits as l
+        where l.limit_name = any(case
+            when _count_unseen.kind = 'key' then rota._key_limits(_count_unseen.subject)
+            else array[_count_unseen.limit_name] end)
+          and not l.is_settled
+          and (l.settled_xid is null or l.updated_at > rota.now() - interval '10 seconds')
+    ) then
+        return 0;
+    end if;
+    return (
+        select count(*)::integer
+        from rota.jobs as j
+        where j.status = 'running'
+          and j.locked_until is not null
+          and case _count_unseen.kind
+            when 'queue' then j.queue
+            when 'type' then j.job_type
+            else j.limit_key
+          end = _count_unseen.subject
+          and (
+            select s.job_id
+            from rota.slots as s
+            where s.limit_name = _count_unseen.limit_name
+              and s.job_id = j.id
+          ) is null
+    );
 end;
 $$;
 
@@ -782,9 +830,20 @@ declare
     c_is_type constant boolean := _recheck_limit.limit_name like 'type %';
     v_limit record;
     v_room record;
+    v_is_new boolean;
     v_is_done boolean := true;
 begin
+    v_is_new := not exists (
+        select
+        from rota.limits as l
+        where l.limit_name = _recheck_limit.limit_name
+          and l.settled_xid is not null
+    );
     perform rota._settle_limit(_recheck_limit.limit_name);
+    if _recheck_limit.limit_name like '%:*' and v_is_new then
+        -- Until it was committed, others looked at keys of the class under the limit before it.
+        perform rota._recheck_class(_recheck_limit.limit_name);
+    end if;
     if _recheck_limit.limit_name like 'queue %' or _recheck_limit.limit_name like '%:*' then
         return true;
     end if;
@@ -947,12 +1006,23 @@ begin
     v_is_over := v_age > '5 seconds' and coalesce(
         v_limit.settled_xid <= pg_snapshot_xmin(pg_current_snapshot()), false);
     perform rota._count_started(v_limit);
+    if v_is_over and v_limit.job_type is not null then
+        -- Those that did not know of the limit have put their jobs into the common line.
+        perform rota._fill_buckets(v_limit.job_type);
+    end if;
     v_is_settled := v_is_over and cardinality(rota._uncounted(v_limit)) = 0;
     update rota.limits as l
     set settled_xid = coalesce(
             -- A snapshot alone does not know of those that began after the last that ended.
             l.settled_xid,
-            greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))),
+            -- Until the limit is committed, others go on beginning without it.
+            case when not exists (
+                select
+                from rota.rechecks as r
+                where r.kind = 'limit'
+                  and r.subject = l.limit_name
+                  and r.made_by = pg_current_xact_id()
+            ) then greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot())) end),
         is_settled = v_is_settled
     where l.limit_name = v_limit.limit_name;
     if not v_is_settled then

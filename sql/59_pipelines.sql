@@ -375,7 +375,9 @@ begin
     left join rota.pipeline_stages as p on p.pipeline = f.pipeline and p.stage = f.stage
     where f.first_job_id = _stage_input.first_job_id
       and (f.stage = stage.stage or f.status = 'succeeded' and p.ordinal < stage.ordinal)
-    order by f.id desc
+    order by
+        case when f.stage = stage.stage then f.created_at else f.finished_at end desc,
+        f.id desc
     limit 1;
 
     -- Without the first job nobody knows what else is missing.

@@ -194,6 +194,10 @@ begin
         return true;
     end if;
 
+    if rota._is_any_in_line(_is_any_due.queues, _is_any_due.job_types, v_now) then
+        return true;
+    end if;
+
     foreach v_queue in array _is_any_due.queues loop
         v_priority := -32769;
         for v_lane in 1..11 loop
@@ -227,6 +231,42 @@ begin
             (extract(epoch from v_now + interval '1 minute') * 1000000)::bigint]);
     end if;
     return false;
+end;
+$$;
+
+/* Whether lines have a due job of other types than these; asked of the first jobs of some. */
+create or replace function rota._is_any_in_line(
+    queues text[],
+    job_types text[],
+    due timestamptz
+)
+    returns boolean
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (
+        select
+        from (
+            select b.queue, b.bucket
+            from rota.buckets as b
+            where b.queue = any(_is_any_in_line.queues)
+              and b.waits_for is null
+            limit 100
+        ) as l
+        cross join lateral (
+            select j.job_type
+            from rota.jobs as j
+            where j.queue = l.queue
+              and j.bucket = l.bucket
+              and j.status in ('queued', 'failed')
+              and j.run_at <= _is_any_in_line.due
+            limit 10
+        ) as d
+        where d.job_type <> all(_is_any_in_line.job_types)
+    );
 end;
 $$;
 

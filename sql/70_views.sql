@@ -166,7 +166,6 @@ cross join lateral (
     from rota.limits as l
     where l.limit_name in (
         n.limit_name, substring(n.limit_name, '^key [^:]*:') || '*')
-      and num_nonnulls(l.max_running, l.max_starts) > 0
     order by l.limit_name = n.limit_name desc
     limit 1
 ) as l
@@ -186,7 +185,9 @@ left join (
     where j.status in ('queued', 'failed')
       and j.run_at <= rota.now()
     group by 1
-) as w on w.limit_name = n.limit_name;
+) as w on w.limit_name = n.limit_name
+-- Not before the row is chosen: a key with a weight of its own has no other limit.
+where num_nonnulls(l.max_running, l.max_starts) > 0;
 
 comment on view rota.limit_stats is
     'One row per limit in use: how many jobs run under it, how many due ones wait for whatever '

@@ -125,10 +125,11 @@ class Pipelines(Operated):
     def _input_of(self, old: Job, then: Stage) -> Any:
         """The latest result of a stage before it, or what it was given itself."""
         its = self.pipelines[old.pipeline or ""]
-        for _, job in sorted(self.jobs.items(), reverse=True):
-            if job.run == old.run and job.stage == then.stage:
-                return job.stage_input
+        found: list[tuple[int, int, Any]] = []
+        for job_id, job in self.jobs.items():
             place = its[job.stage or ""].ordinal if job.run == old.run else None
-            if job.status == "succeeded" and place and place < (then.ordinal or 0):
-                return job.result
-        return None
+            if job.run == old.run and job.stage == then.stage:
+                found.append((job.created_at, job_id, job.stage_input))
+            elif job.status == "succeeded" and place and place < (then.ordinal or 0):
+                found.append((job.finished_at or 0, job_id, job.result))
+        return max(found, key=lambda it: it[:2])[2] if found else None

@@ -225,6 +225,45 @@ ONCE = (
         sql("58_limits", "room := _room.max_running -", "room := 1 + _room.max_running -"),
     ),
     mutant(
+        "limit-blind-to-what-ran",
+        "What ran before a limit was set counts only once somebody has committed a look at it.",
+        "sql/test_58_limits.py",
+        sql(
+            "58_limits",
+            "+ rota._count_unseen(_count_running.limit_name, c_kind, c_subject)",
+            "+ 0",
+        ),
+    ),
+    mutant(
+        "limit-settled-before-its-commit",
+        "Who looks at a limit that he has set himself takes all others to know of it.",
+        "sql/test_58_limits.py",
+        sql(
+            "58_limits",
+            "                  and r.made_by = pg_current_xact_id()\n            ) then",
+            "                  and false\n            ) then",
+        ),
+    ),
+    mutant(
+        "class-looked-at-once",
+        "A key of a class is looked at under the limit of before, and nobody looks again.",
+        "sql/test_58_limits.py",
+        sql("58_limits", "like '%:*' and v_is_new then", "like '%:*' and false then"),
+    ),
+    mutant(
+        "walk-gives-up",
+        "A claim that has seen many keys of types that it does not take looks no further.",
+        "sql/test_58_limits.py",
+        sql(
+            "39_buckets",
+            """\
+        exit when cardinality(v_ids) > 0
+          and cardinality(v_seen)""",
+            """\
+        exit when cardinality(v_seen)""",
+        ),
+    ),
+    mutant(
         "limit-counted-by-two",
         "Two claims count at once, and both find room.",
         "races/test_limits.py",

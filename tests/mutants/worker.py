@@ -227,7 +227,7 @@ WORKER = (
         "client/test_locked_rows.py client/test_poison.py",
         client(
             "patient_calls",
-            "await asyncio.wait([task], timeout=PATIENCE)",
+            "await asyncio.wait([task], timeout=BESIDE_OTHERS if self._waiting else PATIENCE)",
             "await asyncio.wait([task])",
         ),
     ),
@@ -272,22 +272,22 @@ WORKER = (
         "client/test_effect.py",
         client(
             "effect",
-            "        except psycopg.OperationalError:\n"
+            "psycopg.errors.ReadOnlySqlTransaction):\n"
             "            if job.is_lost:\n"
             "                raise\n"
             "            time.sleep",
-            "        except psycopg.OperationalError:\n"
+            "psycopg.errors.ReadOnlySqlTransaction):\n"
             "            if True:\n"
             "                raise\n"
             "            time.sleep",
         ),
         client(
             "effect",
-            "        except psycopg.OperationalError:\n"
+            "psycopg.errors.ReadOnlySqlTransaction):\n"
             "            if job.is_lost:\n"
             "                raise\n"
             "            await asyncio.sleep",
-            "        except psycopg.OperationalError:\n"
+            "psycopg.errors.ReadOnlySqlTransaction):\n"
             "            if True:\n"
             "                raise\n"
             "            await asyncio.sleep",

@@ -219,6 +219,18 @@ def test_enqueue_unique_for_makes_no_other_job_in_that_time(db, clock, ending):
     assert live(db) == [(second, "queued", None)]
 
 
+def test_enqueue_unique_for_a_day_is_24_hours_in_every_zone(db, clock):
+    db.execute("set TimeZone = 'Europe/Warsaw'")
+    clock.set("2026-03-28 12:00+01")
+    first = enqueue(db, unique_for="1 day", **KEY)
+    finish(db, *claim(db))
+
+    clock.advance("23 hours 59 minutes")
+    assert enqueue(db, unique_for="1 day", **KEY) == first
+    clock.advance("2 minutes")
+    assert enqueue(db, unique_for="1 day", **KEY) != first
+
+
 def test_enqueue_unique_for_a_century_outlives_retention(db, clock):
     clock.set("2026-01-01 00:00+00")
     first = enqueue(db, unique_for="100 years", **KEY)

@@ -758,3 +758,129 @@ def test_tick_forgets_limits_out_of_use(db, clock):
     call(db, "tick")
 
     assert rows(db, "select * from rota.limit_states") == []
+
+
+@pytest.mark.parametrize("change", [{"max_running": 5}, {"is_reset": True}])
+def test_set_limit_of_a_class_wakes_a_key_that_was_parked_before_its_commit(
+    db, connect, change
+):
+    limit(db, limit_key="c:*", max_running=0)
+    other = connect()
+    with other.transaction():
+        limit(other, limit_key="c:*", **change)
+        (job_id,) = keyed(db, "c:1")
+        # Parked under the limit of before, and its note is looked at under that, too.
+        assert take(db) == take(db) == []
+
+    assert ids(take(db) + take(db)) == [job_id]
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "k"}, {"limit_key": "c:*"}],
+)
+def test_set_limit_holds_beside_a_claim_that_counts_what_ran_and_is_not_committed(
+    db, connect, subject
+):
+    key = subject.get("limit_key", "k").replace("*", "1")
+    keyed(db, key, 3)
+    take(db, max_jobs=1)
+    limit(db, **subject, max_running=1)
+    first, second = connect(), connect()
+    with first.transaction():
+        take(first, queues=["elsewhere"])
+
+        assert take(second) == []
+
+
+def test_set_limit_holds_while_older_notes_come_first(db):
+    plain = [enqueue(db) for _ in range(3)]
+    assert ids(take(db, max_jobs=1)) == plain[:1]
+    for number in range(30):
+        keyed(db, f"k{number}", queue="elsewhere")
+    limit(db, job_type="x", max_running=1)
+
+    assert take(db, max_jobs=1) == []
+
+
+def test_set_limit_and_a_claim_in_one_transaction_wait_for_those_who_do_not_know_yet(
+    db, connect, clock
+):
+    clock.set("2026-01-12 10:00+00")
+    keyed(db, "k", 2, lease="1 hour")
+    call(db, "tick")
+    setting, unknowing = connect(), connect()
+    with unknowing.transaction():
+        with setting.transaction():
+            limit(setting, limit_key="k", max_running=1)
+            take(setting, queues=["elsewhere"])
+            assert len(take(unknowing, max_jobs=1)) == 1
+        for _ in range(10):
+            clock.advance("1 s")
+            call(db, "tick")
+    for _ in range(20):
+        clock.advance("1 s")
+        call(db, "tick")
+
+    assert take(db) == []
+
+
+def test_claim_finds_lower_priorities_behind_many_keys_of_other_types(db):
+    for number in range(80):
+        enqueue(db, "other", limit_key=f"k{number}")
+    wanted = [enqueue(db, priority=1), enqueue(db, priority=2, limit_key="mine")]
+    while scalar(db, "select count(*) from rota.rechecks where due_at <= rota.now()"):
+        call(db, "tick")
+
+    assert ids(take(db, job_types=["x"]) + take(db, job_types=["x"])) == wanted
+
+
+def test_claim_leaves_the_line_of_a_limited_type_to_those_who_take_it(db):
+    limit(db, job_type="other", max_running=5)
+    enqueue(db, "other")
+    while scalar(db, "select count(*) from rota.rechecks where due_at <= rota.now()"):
+        take(db, job_types=["x"])
+    before = rows(db, "select * from rota.buckets")
+
+    for _ in range(5):
+        assert take(db, job_types=["x"]) == []
+
+    assert rows(db, "select * from rota.buckets") == before
+    assert scalar(db, "select count(*) from rota.rechecks where due_at <= rota.now()") == 0
+
+
+@pytest.mark.parametrize(
+    ("ageing", "run_at"),
+    [("1 hour", "1970-01-01 00:00+00"), ("30 days", "2026-01-11 10:00+00")],
+)
+def test_ageing_of_two_queues_is_far_apart_and_stops_no_claim(db, clock, ageing, run_at):
+    clock.set("2026-01-12 10:00+00")
+    value(db, "set_queue", queue="a", ageing="1 second")
+    value(db, "set_queue", queue="b", ageing=ageing)
+    wanted = [enqueue(db, queue="a", run_at=run_at), enqueue(db, queue="b")]
+
+    assert ids(take(db, queues=["a", "b"])) == wanted
+
+
+def test_set_limit_sends_jobs_of_a_transaction_that_did_not_know_of_it_to_their_line(
+    db, connect, clock
+):
+    clock.set("2026-01-12 10:00+00")
+    other = connect()
+    with other.transaction():
+        jobs = [enqueue(other) for _ in range(5)]
+        limit(db, job_type="x", max_running=10)
+    for _ in range(20):
+        clock.advance("1 s")
+        call(db, "tick")
+
+    assert ids(take(db)) == jobs
+
+
+def test_limit_stats_show_no_limit_of_a_key_that_has_only_a_weight(db):
+    limit(db, limit_key="c:*", max_running=2)
+    limit(db, limit_key="c:8", weight=3)
+    keyed(db, "c:8", 5)
+
+    assert len(take(db)) == 5
+    assert rows(db, "select from rota.limit_stats where limit_name = 'key c:8'") == []

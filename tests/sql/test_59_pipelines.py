@@ -941,3 +941,16 @@ def test_a_run_is_in_one_stage_at_a_time(order):
             " now(), 'order', 'ship', %s)",
             [run_id],
         )
+
+
+def test_rerun_from_takes_the_result_of_a_stage_that_was_retried(order):
+    start(order)
+    checked = step(order, result="old")
+    charged = take(order)
+    die(order, charged)
+    value(order, "retry_job", job_id=checked.job_id)
+    step(order, result="new", next_stage="end")
+
+    value(order, "rerun_from", job_id=charged.job_id, stage="charge")
+
+    assert take(order).stage_input == "new"

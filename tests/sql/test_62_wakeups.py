@@ -313,6 +313,16 @@ def test_ring_others_rings_for_types_that_the_caller_does_not_take(db, connect):
     assert not value(sleepers[0].db, "ring_others")
 
 
+def test_ring_others_knows_what_stands_in_lines(db, connect):
+    enqueue(db, "y", limit_key="k")
+    enqueue(db, "y", limit_key="later", queue="other", delay="1 h")
+    call(db, "tick")
+
+    assert value(db, "ring_others", job_types=["x"])
+    assert not value(db, "ring_others", job_types=["y"])
+    assert not value(db, "ring_others", queues=["other"], job_types=["x"])
+
+
 def test_ring_others_knows_only_what_is_due(db, connect):
     enqueue(db, "y", delay="1 h")
     enqueue(db, "y", queue="other")
