@@ -1,6 +1,7 @@
 """An effect is recorded before its block and completed after it, whatever happens inside."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +232,26 @@ def test_a_cancelled_async_block_stays_unknown(
 
     assert _ledger(db) == [("k", False, None)]
     assert db.execute("select status, attempts from rota.jobs").fetchone() == ("queued", 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_effect_is_completed_once_the_database_takes_writes_again(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+) -> None:
+    """A failover leaves it read-only for a while."""
+    read_only = f"alter database {db.info.dbname} set default_transaction_read_only = {{}}"
+    sent = []
+
+    def body(job: Any, effect: Effect) -> None:
+        if effect.is_due:
+            sent.append(job.attempt)
+            effect.result = {"id": 5}
+            db.execute(read_only.format("on"))
+            threading.Timer(0.5, lambda: db.execute(read_only.format("off"))).start()
+
+    client.enqueue(kind, backoff=NOW)
+    drain(_registry(body))
+
+    assert sent == [1]
+    assert _ledger(db) == [("k", True, {"id": 5})]
+    assert _results(db) == [{"id": 5}]

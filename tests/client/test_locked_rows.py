@@ -181,6 +181,54 @@ def test_a_locked_row_keeps_no_other_from_being_given_back(
         wait_until(lambda: _waiting_for_locks(db) == 0, "no call that still waits")
 
 
+def test_locked_rows_of_other_jobs_keep_none_from_being_given_back(
+    client: Client, db: psycopg.Connection[Any], background: Background, lock: Lock
+) -> None:
+    """Twenty failures wait for rows, each on its own connection, while the worker leaves."""
+    gate, end = Gate(), threading.Event()
+    gate.registry.add("naps", lambda job: end.wait(30))
+    stuck = [client.enqueue("fails").job_id for _ in range(20)]
+    client.enqueue_many([{"job_type": "naps"}] * 40)
+    worker = background(gate.registry, concurrency=20, batch=40, grace_period=10)
+    for _ in stuck:
+        assert gate.begun.acquire(timeout=10)
+
+    with lock(*stuck):
+        gate.is_open.set()
+        count = "select count(*) from rota.jobs where status = %s and attempts = %s"
+        wait_until(lambda: db.execute(count, ["running", 1]).fetchone() == (60,), "all claimed")
+        worker.worker.stop()
+        wait_until(lambda: db.execute(count, ["queued", 0]).fetchone() == (20,), "given back")
+        end.set()
+        worker.stop()
+
+
+def test_locked_rows_of_other_jobs_hold_up_no_progress(
+    client: Client, db: psycopg.Connection[Any], background: Background, lock: Lock
+) -> None:
+    gate, begun = Gate(), threading.Event()
+
+    @gate.registry.handler("well")
+    def well(job: Job) -> None:
+        begun.set()
+        assert gate.is_open.wait(30)
+        wait_until(lambda: _waiting_for_locks(db) > 5, "many calls that wait")
+        job.set_progress(50)
+
+    stuck = [client.enqueue("fails").job_id for _ in range(30)]
+    client.enqueue("well")
+    background(gate.registry, concurrency=31)
+    for _ in stuck:
+        assert gate.begun.acquire(timeout=10)
+    assert begun.wait(10)
+
+    with lock(*stuck):
+        gate.is_open.set()
+        wait_until(lambda: _succeeded(db) == 1, "the job of nobody's row")
+        told = "select progress_percent from rota.finished_jobs where status = 'succeeded'"
+        assert db.execute(told).fetchone() == (50,)
+
+
 def test_heartbeats_go_on_beside_a_transaction_that_stays_open(
     client: Client, db: psycopg.Connection[Any], background: Background, status: Status
 ) -> None:

@@ -335,3 +335,24 @@ def test_a_moment_that_python_has_not_costs_no_job(
 
     assert [status(job_id) for job_id in ids] == ["succeeded"] * 3
     assert seen[0] == 1
+
+
+def test_a_lost_lease_of_another_job_is_a_failure_of_this_one(
+    client: Client, dsn: str, db: psycopg.Connection[Any], background: Background
+) -> None:
+    """The handler speaks for another job, whose lease is lost: its own is not."""
+    registry = Registry()
+    other = client.enqueue("other", queue="elsewhere").job_id
+
+    @registry.handler("meddles")
+    def meddles(job: Job) -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            Client(connection).heartbeat(other, 1)
+
+    job_id = client.enqueue("meddles", max_attempts=1).job_id
+    background(registry)
+
+    query = "select status, error_type from rota.job_runs where id = %s"
+    wait_until(
+        lambda: db.execute(query, [job_id]).fetchone() == ("dead", "rota.LeaseLostError")
+    )

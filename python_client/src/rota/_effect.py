@@ -105,7 +105,7 @@ def _insist(job: BaseJob, host: Host, function: str, arguments: dict[str, Any]) 
             with host.connect() as connection:
                 getattr(Client(connection), function)(**arguments)
                 return
-        except psycopg.OperationalError:
+        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
             if job.is_lost:
                 raise
             time.sleep(backoff(failures))
@@ -119,7 +119,7 @@ async def _insist_async(
             async with await host.connect_async() as connection:
                 await getattr(AsyncClient(connection), function)(**arguments)
                 return
-        except psycopg.OperationalError:
+        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
             if job.is_lost:
                 raise
             await asyncio.sleep(backoff(failures))

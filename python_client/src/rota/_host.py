@@ -48,6 +48,6 @@ class Host:
                 )
         except TimeoutError:
             logger.warning("job %s: progress not stored: no answer", job_id)
-        except psycopg.OperationalError as error:
+        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as error:
             if not is_lost(error):
                 logger.warning("job %s: progress not stored: %s", job_id, str(error).strip())

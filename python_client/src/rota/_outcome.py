@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from ._checks import to_duration
-from ._errors import LeaseLostError, text_of
+from ._errors import text_of
 from ._job import AsyncJob, BaseJob, Job
 from ._signals import FatalError, RetryIn, Snooze
 
@@ -99,7 +99,7 @@ def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
     try:
         if isinstance(error, Snooze):
             return _snooze(error)
-        if isinstance(error, LeaseLostError) or (job.is_ended_by(error) and job.is_lost):
+        if job.is_ended_by(error) and job.is_lost:
             return Lost()
         if job.is_ended_by(error) and job.is_stopping and not job.is_cancel_requested:
             return Stopped()

@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 PATIENCE = 0.25
 """Seconds after which a call that has no answer yet keeps no other call waiting."""
+BESIDE_OTHERS = 0.05
+"""The same while others wait: somebody has rows locked, and maybe this one's too."""
 
 
 class PatientCalls:
@@ -26,6 +28,7 @@ class PatientCalls:
         self._make = make
         self._spare: Database | None = None
         self._turn = asyncio.Lock()
+        self._waiting = 0
 
     async def call(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Run *action* when it is its turn."""
@@ -33,12 +36,16 @@ class PatientCalls:
             database, self._spare = self._spare or self._make(), None
             task = asyncio.create_task(self._use(database, action))
             try:
-                await asyncio.wait([task], timeout=PATIENCE)
+                await asyncio.wait([task], timeout=BESIDE_OTHERS if self._waiting else PATIENCE)
             except asyncio.CancelledError:
                 task.cancel()
                 await asyncio.wait([task])
                 raise
-        return await task
+        self._waiting += 1
+        try:
+            return await task
+        finally:
+            self._waiting -= 1
 
     async def close(self) -> None:
         """Close the connection that nobody uses."""

@@ -12,7 +12,7 @@ import contextlib
 from typing import Any
 
 from ._errors import JobFinishedError, JobNotFoundError, LeaseLostError
-from ._insist import REFUSED, insist
+from ._insist import REFUSED, Caller, insist
 from ._job import BaseJob
 from ._outcome import Failed, Lost, Outcome, Snoozed, Stopped, failure
 from ._patient_calls import PatientCalls
@@ -29,8 +29,9 @@ STOPPED_PATIENCE = 2.0
 class Settler:
     """Carries outcomes other than success."""
 
-    def __init__(self, patient: PatientCalls) -> None:
+    def __init__(self, patient: PatientCalls, releases: Caller) -> None:
         self._patient = patient
+        self._releases = releases
 
     async def settle(self, job: BaseJob, outcome: Outcome) -> Ending:
         """End a job; return the event to log, and its details."""
@@ -95,4 +96,4 @@ class Settler:
     async def _release(self, jobs: list[BaseJob]) -> list[ReleasedJob]:
         ids = [job.job_id for job in jobs]
         tokens = [job.lease_token for job in jobs]
-        return await insist(self._patient, lambda c: c.release_jobs(ids, tokens))
+        return await insist(self._releases, lambda c: c.release_jobs(ids, tokens))

@@ -108,7 +108,7 @@ class Worker:
             self._host,
             registry,
             self._endings,
-            Settler(self._patient),
+            Settler(self._patient, self._endings),
             self._heart,
             concurrency,
             Supply(batch),

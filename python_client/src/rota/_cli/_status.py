@@ -26,7 +26,7 @@ PARTS: dict[str, LiteralString] = {
                 select count(*)
                 from rota.workers as w
                 where j.queue = any (w.queues)
-                  and w.last_seen_at > rota.now() - interval '2 minutes'
+                  and w.last_seen_at > rota.now() - interval '6 minutes'
             ) as workers_of_queue
         from rota.job_runs as j
         where j.status in ('queued', 'failed')
