@@ -1,6 +1,7 @@
 """The handlers of the worker processes that the tests start."""
 
 import asyncio
+import contextlib
 import time
 
 import rota
@@ -36,6 +37,21 @@ def polite(job: rota.Job) -> None:
 async def async_sleep(job: rota.AsyncJob) -> None:
     """Take a while in the loop."""
     await asyncio.sleep(float(job.payload["seconds"]))
+
+
+@registry.handler("async_in_thread")
+async def async_in_thread(job: rota.AsyncJob) -> None:
+    """Let a thread of the loop take a while."""
+    await asyncio.to_thread(time.sleep, float(job.payload["seconds"]))
+
+
+@registry.handler("async_stubborn")
+async def async_stubborn(job: rota.AsyncJob) -> None:
+    """Go on in the loop, whoever says that it shall end."""
+    until = time.monotonic() + float(job.payload["seconds"])
+    while time.monotonic() < until:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.02)
 
 
 @registry.handler("block_loop")

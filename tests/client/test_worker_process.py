@@ -27,6 +27,20 @@ def _wait_for_running(db: psycopg.Connection[Any], count: int) -> None:
     wait_until(lambda: _count(db, RUNNING) == count, f"{count} running jobs")
 
 
+@pytest.mark.parametrize("kind", ["sleep", "async_in_thread", "async_stubborn"])
+def test_a_handler_that_does_not_end_goes_with_its_process(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start, kind: str
+) -> None:
+    client.enqueue(kind, {"seconds": 60})
+    worker = start_worker("--grace-period", "0.1")
+    _wait_for_running(db, 1)
+
+    worker.signal(signal.SIGTERM)
+
+    assert worker.process.wait(20) == 0
+    assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
+
+
 def test_sigterm_gives_a_batch_back_within_a_second(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:

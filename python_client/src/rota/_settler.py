@@ -2,7 +2,7 @@
 
 Another session may have the row of a job locked, for as long as it likes.  A call about a
 single job waits for it, on a connection of its own; one that gives many back says which are
-locked, and those are tried again.
+locked, and those are tried again, on the connection on which jobs end.
 """
 
 from __future__ import annotations

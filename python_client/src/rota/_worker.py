@@ -28,7 +28,7 @@ from ._host import Host
 from ._job import BaseJob
 from ._listener import Listener
 from ._log import log_start, log_stop
-from ._loop import loop_factory
+from ._loop import run_in_loop
 from ._outage import Outage
 from ._pace import Pace
 from ._patient_calls import PatientCalls
@@ -84,6 +84,7 @@ class Worker:
         self._concurrency = concurrency
         self._grace_period = grace_period
         self._hears_signals = False
+        self._has_ended = True
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         outage = Outage()
@@ -120,11 +121,8 @@ class Worker:
 
         With *drain* leave as soon as nothing is due, with *once* after one claim.
         """
-        with (
-            stop_on_signals(self.stop) as self._hears_signals,
-            asyncio.Runner(loop_factory=loop_factory()) as runner,
-        ):
-            runner.run(self.run_async(drain=drain, once=once))
+        with stop_on_signals(self.stop) as self._hears_signals:
+            self._has_ended = run_in_loop(self.run_async(drain=drain, once=once))
 
     async def run_async(self, *, drain: bool = False, once: bool = False) -> None:
         """Work like `run`, in the caller's event loop and without signals."""
@@ -167,8 +165,8 @@ class Worker:
 
     @property
     def has_threads(self) -> bool:
-        """Whether a handler that did not want to end still runs in a thread."""
-        return bool(self._runner.threads)
+        """Whether a handler that did not want to end still runs, in a thread or in the loop."""
+        return bool(self._runner.threads) or not self._has_ended
 
     async def _claim(self, client: AsyncClient, max_jobs: int) -> list[ClaimedJob]:
         job_types = self._registry.job_types
