@@ -444,7 +444,16 @@ begin
             limit _count_running.max_running
         ) as r
     );
-    if v_running < _count_running.max_running then
+    -- Asked here, as a call for each key would cost.
+    if v_running < _count_running.max_running and exists (
+        select
+        from rota.limits as l
+        where l.limit_name in (
+            _count_running.limit_name,
+            substring(_count_running.limit_name, '^key [^:]*:') || '*')
+          and not l.is_settled
+          and (l.settled_xid is null or l.updated_at > rota.now() - interval '10 seconds')
+    ) then
         v_running := v_running
             + rota._count_unseen(_count_running.limit_name, c_kind, c_subject);
     end if;
@@ -465,7 +474,7 @@ end;
 $$;
 
 /*
- * What runs without a slot that can be seen, under a limit that was set a moment ago: nobody
+ * What runs without a slot that can be seen.  Under a limit that was set a moment ago nobody
  * has looked at it, or who does has not committed.  What a transaction from before claims later
  * than that is counted by the looks that follow.
  */
@@ -477,17 +486,6 @@ create or replace function rota._count_unseen(limit_name text, kind text, subjec
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if not exists (
-        select
-        from rota.limits as l
-        where l.limit_name = any(case
-            when _count_unseen.kind = 'key' then rota._key_limits(_count_unseen.subject)
-            else array[_count_unseen.limit_name] end)
-          and not l.is_settled
-          and (l.settled_xid is null or l.updated_at > rota.now() - interval '10 seconds')
-    ) then
-        return 0;
-    end if;
     return (
         select count(*)::integer
         from rota.jobs as j

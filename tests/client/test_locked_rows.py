@@ -189,7 +189,7 @@ def test_locked_rows_of_other_jobs_keep_none_from_being_given_back(
     gate.registry.add("naps", lambda job: end.wait(30))
     stuck = [client.enqueue("fails").job_id for _ in range(20)]
     client.enqueue_many([{"job_type": "naps"}] * 40)
-    worker = background(gate.registry, concurrency=20, batch=40, grace_period=10)
+    worker = background(gate.registry, concurrency=20, batch=40, grace_period=1)
     for _ in stuck:
         assert gate.begun.acquire(timeout=10)
 
