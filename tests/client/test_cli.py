@@ -150,6 +150,23 @@ def test_status_shows_due_jobs_by_type(run: Callable[..., str], client: Client) 
     ]
 
 
+@pytest.mark.parametrize(("silence", "count"), [("5 minutes", 1), ("7 minutes", 0)])
+def test_status_counts_a_worker_that_is_idle(
+    run: Callable[..., str],
+    client: Client,
+    db: psycopg.Connection[Any],
+    silence: str,
+    count: int,
+) -> None:
+    client.enqueue("x")
+    client.report_worker("w1", "host", 1, "0.1.0", ["default"])
+    db.execute("update rota.workers set last_seen_at = rota.now() - %s::interval", [silence])
+
+    (due,) = json.loads(run("status", "--json"))["due_jobs"]
+
+    assert due["workers_of_queue"] == count
+
+
 def test_observer_may_ask_for_the_status(
     dsn: str, db: psycopg.Connection[Any], run: Callable[..., str], client: Client
 ) -> None:

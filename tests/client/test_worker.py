@@ -593,6 +593,27 @@ def test_grace_period_ends_in_release(
     leave.set()
 
 
+def test_progress_that_a_read_only_database_refuses_is_no_failure(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    read_only = f"alter database {db.info.dbname} set default_transaction_read_only = {{}}"
+    registry = Registry()
+
+    @registry.handler("tells")
+    def tells(job: Job) -> None:
+        db.execute(read_only.format("on"))  # of sessions that begin now
+        try:
+            job.set_progress(50)
+        finally:
+            db.execute(read_only.format("off"))
+
+    client.enqueue("tells")
+    drain(registry)
+
+    rows = db.execute("select status, attempts, progress_percent from rota.job_runs").fetchall()
+    assert rows == [("succeeded", 1, None)]
+
+
 def test_progress_is_stored_from_both_kinds(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

@@ -272,22 +272,22 @@ WORKER = (
         "client/test_effect.py",
         client(
             "effect",
-            "psycopg.errors.ReadOnlySqlTransaction):\n"
+            "        except PASSING:\n"
             "            if job.is_lost:\n"
             "                raise\n"
             "            time.sleep",
-            "psycopg.errors.ReadOnlySqlTransaction):\n"
+            "        except PASSING:\n"
             "            if True:\n"
             "                raise\n"
             "            time.sleep",
         ),
         client(
             "effect",
-            "psycopg.errors.ReadOnlySqlTransaction):\n"
+            "        except PASSING:\n"
             "            if job.is_lost:\n"
             "                raise\n"
             "            await asyncio.sleep",
-            "psycopg.errors.ReadOnlySqlTransaction):\n"
+            "        except PASSING:\n"
             "            if True:\n"
             "                raise\n"
             "            await asyncio.sleep",

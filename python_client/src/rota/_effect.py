@@ -14,13 +14,12 @@ from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-
 from ._async_client import AsyncClient
 from ._client import Client
 from ._database import backoff
 from ._host import Host
 from ._json import storable
+from ._outage import PASSING
 from ._rows import EffectResult
 from ._statement import Unset
 
@@ -105,7 +104,7 @@ def _insist(job: BaseJob, host: Host, function: str, arguments: dict[str, Any]) 
             with host.connect() as connection:
                 getattr(Client(connection), function)(**arguments)
                 return
-        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
+        except PASSING:
             if job.is_lost:
                 raise
             time.sleep(backoff(failures))
@@ -119,7 +118,7 @@ async def _insist_async(
             async with await host.connect_async() as connection:
                 await getattr(AsyncClient(connection), function)(**arguments)
                 return
-        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
+        except PASSING:
             if job.is_lost:
                 raise
             await asyncio.sleep(backoff(failures))

@@ -6,11 +6,10 @@ import asyncio
 import logging
 from typing import Any
 
-import psycopg
 from psycopg import AsyncConnection, Connection
 
 from ._database import connect, connect_async
-from ._outage import is_lost
+from ._outage import PASSING, is_lost
 from ._patient_calls import PatientCalls
 
 logger = logging.getLogger("rota")
@@ -48,6 +47,6 @@ class Host:
                 )
         except TimeoutError:
             logger.warning("job %s: progress not stored: no answer", job_id)
-        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as error:
+        except PASSING as error:
             if not is_lost(error):
                 logger.warning("job %s: progress not stored: %s", job_id, str(error).strip())

@@ -12,6 +12,8 @@ logger = logging.getLogger("rota")
 
 _UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 """Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
+PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
+"""What a call raises that may go through later; in a failover the database is read-only."""
 
 
 def is_lost(error: Exception) -> bool:

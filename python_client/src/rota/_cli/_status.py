@@ -26,6 +26,7 @@ PARTS: dict[str, LiteralString] = {
                 select count(*)
                 from rota.workers as w
                 where j.queue = any (w.queues)
+                  -- One that is idle reports every five.
                   and w.last_seen_at > rota.now() - interval '6 minutes'
             ) as workers_of_queue
         from rota.job_runs as j
