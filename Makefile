@@ -37,7 +37,7 @@ format: $(VENV)/.dev ## Put the Python code into its one shape
 check: lint test ## Lint and test: what must be green before a change goes in
 
 audit: $(VENV)/.dev ## Look for known holes in what the client depends on (asks the index of PyPI)
-	@tests/audit.sh
+	@$(BIN)/python tests/security/audit.py
 
 chaos: $(VENV)/.dev ## Kill and freeze workers at random for a minute, and look for lost jobs
 	$(BIN)/python tests/faults/chaos.py $(ARGS)

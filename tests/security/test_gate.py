@@ -6,18 +6,22 @@ import os
 import shutil
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+
+from security.audit import Pages
 
 TESTS = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 
 
-def run(script: str, *arguments: Path, bin_: Path = BIN) -> subprocess.CompletedProcess[str]:
+def run_gate(*arguments: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [TESTS / script, *arguments],
-        env={**os.environ, "BIN": str(bin_)},
+        [TESTS / "security" / "gate.sh", *arguments],
+        env={**os.environ, "BIN": str(BIN)},
         capture_output=True,
         text=True,
         check=False,
@@ -25,7 +29,7 @@ def run(script: str, *arguments: Path, bin_: Path = BIN) -> subprocess.Completed
 
 
 def test_nothing_is_to_be_said_of_the_sql_and_the_client() -> None:
-    done = run("security/gate.sh")
+    done = run_gate()
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Errors: 0 Warnings: 0 Unknown: 0") == 3
@@ -45,38 +49,74 @@ def test_a_hole_is_told(tmp_path: Path, file: str, old: str, new: str, told: str
     text = (tmp_path / file).read_text()
     (tmp_path / file).write_text(text.replace(old, new) if old else text + new)
 
-    done = run("security/gate.sh", tmp_path)
+    done = run_gate(tmp_path)
 
     assert done.returncode != 0
     assert told in done.stdout
 
 
-def test_what_the_client_depends_on_has_no_known_holes() -> None:
-    done = run("audit.sh")
+def audit(*releases: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, TESTS / "security" / "audit.py", *releases],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 2 and "AUDIT NOT MADE" in done.stderr:
+        pytest.skip("PyPI did not answer, so nothing is known: `make audit`")
+    return done
 
-    if done.returncode == 2:
-        pytest.skip("the index of PyPI did not answer, so nothing is known: `make audit`")
+
+def test_what_the_client_depends_on_has_no_known_holes() -> None:
+    done = audit()
+
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_hole_of_a_dependency_is_told() -> None:
+    done = audit("pycrypto==2.6.1")
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "PYSEC-2018-97, mended in no version" in done.stdout
+
+
+class Index(BaseHTTPRequestHandler):
+    """Knows one project by its newest release 2.0, and has no page of any release."""
+
+    def do_GET(self) -> None:
+        is_known = self.path == "/pypi/known/json"
+        self.send_response(200 if is_known else 404)
+        self.end_headers()
+        if is_known:
+            self.wfile.write(b'{"info": {"version": "2.0"}}')
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
-    ("told", "code", "expected"),
-    [
-        ("No known vulnerabilities found", 0, 0),
-        ("Found 2 known vulnerabilities in 1 package", 1, 1),
-        ("Dependency not found on PyPI", 1, 2),
-    ],
+    ("release", "status"), [("known/2.0", 200), ("known/1.9", 404), ("unknown/2.0", 404)]
 )
-def test_audit_passes_only_if_it_was_made_and_found_nothing(
-    tmp_path: Path, told: str, code: int, expected: int
+def test_the_page_of_a_project_speaks_only_for_its_newest_release(
+    release: str, status: int
 ) -> None:
-    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (tmp_path / "pip-audit").write_text(f"#!/bin/sh\necho '{told}'\nexit {code}\n")
-    for program in tmp_path.iterdir():
-        program.chmod(0o755)
+    with HTTPServer(("127.0.0.1", 0), Index) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        answer = Pages().get(f"http://127.0.0.1:{server.server_port}/pypi/{release}/json")
+        server.shutdown()
 
-    done = run("audit.sh", bin_=tmp_path)
+    assert answer.status_code == status
 
-    assert done.returncode == expected, done.stdout + done.stderr
-    assert "psycopg==" in done.stdout
-    assert told in done.stdout
+
+def test_an_audit_without_an_answer_does_not_pass(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, TESTS / "security" / "audit.py"],
+        env={**os.environ, "HTTPS_PROXY": "http://127.0.0.1:9", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "psycopg 3" in done.stdout
+    assert "AUDIT NOT MADE" in done.stderr
