@@ -18,7 +18,9 @@ from textwrap import shorten
 import requests
 from packaging.requirements import Requirement
 from packaging.version import Version
-from pip_audit._service import (  # its command has no switch for another page
+
+# Its command has no switch for another page.
+from pip_audit._service import (  # type: ignore[import-untyped]
     PyPIService,
     ResolvedDependency,
     ServiceError,
@@ -30,7 +32,7 @@ TIMEOUT_S = 20
 class Pages(requests.Session):
     """PyPI, with a project's page in place of a page that is missing of its newest release."""
 
-    def get(  # type: ignore[override]  -- all that pip-audit calls
+    def get(  # type: ignore[override]
         self, url: str, timeout: int | None = None
     ) -> requests.Response:
         """Get `https://pypi.org/pypi/NAME/VERSION/json`."""
