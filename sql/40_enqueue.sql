@@ -104,7 +104,7 @@ begin
         where j.idempotency_key = enqueue.idempotency_key;
         exit when found;
     end loop;
-    if coalesce(enqueue.run_at, v_now + enqueue.delay, v_now) <= v_now
+    if coalesce(enqueue.run_at, v_now + enqueue.delay, v_now) < v_now + rota._soon()
       and not (pg_try_advisory_lock(1919907936, hashtext(enqueue.queue))
         and pg_advisory_unlock(1919907936, hashtext(enqueue.queue)))
       and pg_try_advisory_lock_shared(1919907937, hashtext(enqueue.queue))

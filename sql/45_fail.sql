@@ -160,6 +160,8 @@ begin
 
     if status <> 'failed' then
         perform rota._end_jobs(array[job.id], array[job.lease_token], 'running', status);
+    elsif run_at < v_now + rota._soon() then
+        perform rota._ring_for(array[job.id]);
     end if;
     return next;
 end;

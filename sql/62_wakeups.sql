@@ -158,6 +158,123 @@ comment on function rota.ring_others(text[], text[]) is
     'than these is due, and return whether one is; raises 22023.';
 
 /*
+ * Nobody rings when a time comes: of a retry, of a later run_at, of the next start at a rate.
+ * So a worker that sleeps asks for it, and looks again then and not only at the next poll.
+ */
+create or replace function rota.next_due_in(queues text[] default '{default}')
+    returns interval
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_next timestamptz := v_now + interval '1 minute';
+begin
+    perform rota._check_names('queues', next_due_in.queues);
+    perform rota._check_queues('worker', next_due_in.queues);
+
+    v_next := least(v_next, (
+        select min(r.due_at) from rota.rechecks as r where r.due_at > v_now));
+    v_next := least(v_next, rota._next_start_at(next_due_in.queues));
+    v_next := least(v_next, (
+        select min(rota._next_run_at(q.queue, v_now, v_next))
+        from unnest(next_due_in.queues[1:100]) as q (queue)
+    ));
+    return case when v_next < v_now + interval '1 minute' then v_next - v_now end;
+end;
+$$;
+
+comment on function rota.next_due_in(text[]) is
+    'Return how long it is until something is due in these queues that is not yet: a job, the '
+    'next start at a rate, a look at what waits; null if that is a minute or more; raises '
+    '22023.';
+
+/*
+ * The next start at a rate, of the queues and of their lines.  What is parked has a note of
+ * its own.
+ */
+create or replace function rota._next_start_at(queues text[])
+    returns timestamptz
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select min(n.next_start_at)
+        from (
+            select l.limit_name, l.max_starts, l.per, l.burst
+            from rota.limits as l
+            where l.queue = any(_next_start_at.queues)
+            union
+            select l.limit_name, l.max_starts, l.per, l.burst
+            from (
+                select b.bucket
+                from rota.buckets as b
+                where b.queue = any(_next_start_at.queues)
+                  and b.waits_for is null
+                limit 20
+            ) as w
+            cross join lateral rota._limits_of(w.bucket) as l
+        ) as r
+        cross join lateral rota._room(
+            r.limit_name, null, r.max_starts, r.per, r.burst, '{}') as n
+    );
+end;
+$$;
+
+/* The first run_at between these times in the common line of a queue. */
+create or replace function rota._next_run_at(
+    queue text,
+    after timestamptz,
+    before timestamptz
+)
+    returns timestamptz
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_priority integer := -32769;
+    v_run_at timestamptz;
+    v_first timestamptz;
+begin
+    for v_lane in 1..10 loop
+        select j.priority::integer
+        into v_priority
+        from rota.jobs as j
+        where j.queue = _next_run_at.queue
+          and j.bucket is null
+          and j.status in ('queued', 'failed')
+          and j.priority > v_priority
+        order by j.priority
+        limit 1;
+        exit when not found;
+        select min(j.run_at)
+        into v_run_at
+        from rota.jobs as j
+        where j.queue = _next_run_at.queue
+          and j.priority = v_priority
+          and j.bucket is null
+          and j.status in ('queued', 'failed')
+          and j.run_at > _next_run_at.after
+          and j.run_at < _next_run_at.before;
+        v_first := least(v_first, v_run_at);
+    end loop;
+    return v_first;
+end;
+$$;
+
+/*
  * Whether these queues have a due job of other types than these; or, with null, anything that a
  * claim may have to do.  True also where a queue has more priorities than are looked at.
  */
@@ -340,7 +457,7 @@ begin
         from rota.jobs as j
         where j.id = any(_ring_for.job_ids)
           and j.status = any(c_waiting)
-          and j.run_at <= rota.now()
+          and j.run_at < rota.now() + rota._soon()
         group by j.queue
     ) as d;
 end;
@@ -363,10 +480,23 @@ begin
     from (
         select coalesce(n.job ->> 'queue', 'default') as queue, count(*)::integer as jobs
         from jsonb_array_elements(_ring_for_new.jobs) as n (job)
-        where n.job ->> 'delay' is null
-          and coalesce((n.job ->> 'run_at')::timestamptz <= rota.now(), true)
+        where coalesce((n.job ->> 'delay')::interval < rota._soon(), true)
+          and coalesce((n.job ->> 'run_at')::timestamptz < rota.now() + rota._soon(), true)
         group by 1
     ) as d;
+end;
+$$;
+
+/* Who is due later than this is seen by a poll in time, as polls are a second apart. */
+create or replace function rota._soon()
+    returns interval
+    language plpgsql
+    immutable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return interval '2 seconds';
 end;
 $$;
 

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from client.test_pooler import pooler  # noqa: F401 - a fixture
 from client.workers import BackgroundWorker, wait_until
 from faults.pooler import find_pgbouncer
-from rota import AsyncClient, AsyncJob, Client, Registry, _listener
+from rota import AsyncClient, AsyncJob, Client, Job, Registry, _listener
 from rota._listener import Place
 from rota._pace import Pace
 
@@ -367,11 +367,67 @@ def test_a_job_that_came_between_claim_and_door_is_looked_for(
     wait_until(lambda: starts.at, "the start")
 
 
+@pytest.mark.parametrize("job", [{}, {"limit_key": "k"}, {"priority": 7}])
+def test_a_later_job_starts_when_its_time_comes_and_not_at_a_poll(
+    client: Client, db: Db, background: Background, job: dict[str, Any]
+) -> None:
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 1)
+
+    began_at = time.monotonic()
+    client.enqueue("t", delay="300 ms", **job)
+    wait_until(lambda: len(starts.at) == 1, "the start")
+
+    assert starts.at[0] - began_at >= 0.3
+
+
+def test_a_failed_job_starts_again_when_its_backoff_is_over(
+    client: Client, db: Db, background: Background
+) -> None:
+    registry, attempts = Registry(), []
+
+    def fail_twice(job: Job) -> None:
+        attempts.append(job.attempt)
+        if job.attempt < 3:
+            raise ValueError("not yet")
+
+    registry.add("t", fail_twice)
+    background(registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 1)
+
+    client.enqueue("t", backoff={"kind": "fixed", "base_seconds": 0.2})
+
+    wait_until(lambda: attempts == [1, 2, 3], "three attempts")
+
+
+@pytest.mark.parametrize("bound", ["queue", "job_type", "limit_key"])
+def test_starts_at_a_rate_come_at_that_rate_and_not_at_the_polls(
+    client: Client, db: Db, background: Background, bound: str
+) -> None:
+    names: dict[str, Any] = {"queue": "default", "job_type": "t", "limit_key": "k"}
+    client.set_limit(**{bound: names[bound]}, max_starts=20)
+    starts = Starts()
+    for _ in range(2):
+        background(starts.registry, poll_interval=NEVER)
+    wait_for_sleepers(db, 2)
+
+    client.enqueue_many([{"job_type": "t", "limit_key": "k"}] * 10)
+
+    wait_until(lambda: len(starts.at) == 10, "ten starts")
+    assert starts.at[9] - starts.at[0] > 0.4
+
+
 def test_a_ring_while_a_claim_is_under_way_brings_another_claim() -> None:
     """Claim looks -- job comes and rings -- claim has found nothing."""
     door = SimpleNamespace(is_first=True)
     listener: Any = SimpleNamespace(
-        is_on=True, place=Place.DOOR, wanted=Place.DOOR, doors=[door], ring_others=lambda: None
+        is_on=True,
+        place=Place.DOOR,
+        wanted=Place.DOOR,
+        doors=[door],
+        ring_others=lambda: None,
+        ask_next=lambda: None,
     )
     pace = Pace(listener, NEVER)
     pace.start(lambda: None)

@@ -113,6 +113,22 @@ UPKEEP = (
         ),
     ),
     mutant(
+        "short-retry-not-rung",
+        "Who sleeps does not hear of a retry that is due before the next poll.",
+        "sql/test_62_wakeups.py client/test_wakeups.py",
+        sql("45_fail", "perform rota._ring_for(array[job.id]);", "null;"),
+    ),
+    mutant(
+        "next-time-without-notes",
+        "When a line may go on is not told to who asks for the next time.",
+        "sql/test_62_wakeups.py client/test_wakeups.py",
+        sql(
+            "62_wakeups",
+            "from rota.rechecks as r where r.due_at > v_now",
+            "from rota.rechecks as r where false",
+        ),
+    ),
+    mutant(
         "round-trip-hides-the-lost",
         "The call that finishes and claims does not tell what was lost.",
         "sql/test_63_round_trip.py",

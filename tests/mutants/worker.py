@@ -294,6 +294,12 @@ WORKER = (
         ),
     ),
     mutant(
+        "next-time-not-asked",
+        "A retry, or the next start at a rate, waits for a poll when its time has come.",
+        "client/test_wakeups.py",
+        client("pace", "                listener.ask_next()\n", "                pass\n"),
+    ),
+    mutant(
         "client-commits",
         "The client commits the transaction of its caller.",
         "client/test_client.py client/test_transaction.py",

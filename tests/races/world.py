@@ -72,6 +72,7 @@ OPERATIONS = {
     "wait for jobs": "select count(*) as doors from rota.wait_for_jobs('{q}', true)",
     "stop waiting": f"select rota.stop_waiting('{{q}}'){ANSWER}",
     "ring others": "select rota.ring_others('{q}', '{x}') is null as is_null",
+    "next due": "select rota.next_due_in('{q}') > '1 minute' as is_far",
     "tick": "select true as is_done from rota.tick()",
     "tick alone": "select t.was_busy is null as is_null from rota.tick() as t",
     "tick loop": "call rota.tick_loop('1 ms', '1 ms')",

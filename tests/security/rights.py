@@ -29,6 +29,7 @@ _CALLS = """
     release_jobs          .       x         .         .
     report_worker         .       x         .         .
     ring_others           .       x         .         .
+    next_due_in           .       x         .         .
     set_progress          .       x         .         .
     snooze_job            .       x         .         .
     stop_waiting          .       x         .         .

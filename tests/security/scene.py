@@ -59,6 +59,7 @@ CALLS = {
     "resume_queue": "select rota.resume_queue('paused')",
     "retry_job": "select rota.retry_job(%(dead)s)",
     "ring_others": "select rota.ring_others('{q}')",
+    "next_due_in": "select rota.next_due_in('{q}')",
     "run_schedule_now": "select rota.run_schedule_now('daily')",
     "schedule_job": """select * from rota.schedule_job('weekly', '0 9 * * mon', 't',
         %(payload)s, 'q', 'Europe/Berlin', backoff => '{"kind": "fixed"}')""",

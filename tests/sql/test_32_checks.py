@@ -13,6 +13,7 @@ TAKERS = (
     "wait_for_jobs(%s)",
     "stop_waiting(%s)",
     "ring_others(%s)",
+    "next_due_in(%s)",
 )
 
 

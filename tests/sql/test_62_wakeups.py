@@ -330,7 +330,71 @@ def test_ring_others_knows_only_what_is_due(db, connect):
     assert not value(db, "ring_others", job_types=["x"])
 
 
+def next_due_in(db: Db, *queues: str) -> float | None:
+    """Return the seconds."""
+    due_in = value(db, "next_due_in", queues=list(queues) or ["default"])
+    return due_in and due_in.total_seconds()
+
+
+def test_nothing_is_due_in_an_empty_queue_nor_what_is_due_already_or_late(db):
+    assert next_due_in(db) is None
+    enqueue(db)
+    enqueue(db, delay="61 s")
+    enqueue(db, delay="5 s", queue="other")
+
+    assert next_due_in(db) is None
+
+
+def test_what_is_due_next_is_the_first_of_all_priorities_and_queues(db):
+    for queue, priority, seconds in (("a", 1, 40), ("a", 5, 20), ("b", 9, 30), ("c", 1, 10)):
+        enqueue(db, queue=queue, priority=priority, delay=f"{seconds} s")
+        enqueue(db, queue=queue, priority=priority)
+
+    due_in = [next_due_in(db, *queues) for queues in ("a", "b", "ab", "ba")]
+
+    assert due_in == pytest.approx([20, 30, 20, 20], abs=5)
+
+
+def test_a_retry_is_due_next(db):
+    enqueue(db, backoff=psycopg.types.json.Jsonb({"kind": "fixed", "base_seconds": 20}))
+    (job,) = claim(db)
+    call(db, "fail_job", **owner(job), error="e")
+
+    assert next_due_in(db) == pytest.approx(20, abs=5)
+
+
+@pytest.mark.parametrize("bound", [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "k"}])
+def test_the_next_start_at_a_rate_is_due_next(db, bound):
+    call(db, "set_limit", **bound, max_starts=3, per="1 minute")
+    for _ in range(2):
+        enqueue(db, "x", limit_key="k")
+    while not scalar(db, "select is_settled from rota.limits"):
+        # As long as a transaction of before goes on, a new limit is looked at every second.
+        db.execute("update rota.rechecks set due_at = rota.now()")
+        call(db, "tick")
+    assert len(claim(db)) == 1
+    before = next_due_in(db)
+    for _ in range(3):
+        assert claim(db) == []  # parks the line, and looks at its limit
+
+    assert [before, next_due_in(db)] == pytest.approx([20, 20], abs=5)
+
+
+def test_a_later_job_of_a_line_is_due_next(db):
+    enqueue(db, limit_key="k", delay="20 s")
+    for _ in range(2):
+        call(db, "tick")
+
+    assert next_due_in(db) == pytest.approx(20, abs=5)
+
+
 RINGING = {
+    "enqueue for soon": "select rota.enqueue('x', delay => '1 s')",
+    "enqueue many for soon": """select rota.enqueue_many('[{{"job_type": "x", "delay": "1 s"}}]')""",
+    "snooze a little": "select rota.snooze_job({running}, {token}, '1 s')",
+    "fail with a short backoff": (
+        "select from rota.fail_job({running}, {token}, error => 'e', retry_in => '1 s')"
+    ),
     "retry a dead job": "select rota.retry_job({dead})",
     "retry a waiting job": "select rota.retry_job({delayed})",
     "reschedule": "select rota.reschedule_job({delayed}, delay => '0')",
@@ -437,7 +501,7 @@ def test_enqueue_says_nothing_where_wakeups_are_off(db, connect):
 
 
 def test_wait_for_jobs_refuses_every_bad_argument_by_name(db):
-    for function in ("wait_for_jobs", "stop_waiting", "ring_others"):
+    for function in ("wait_for_jobs", "stop_waiting", "ring_others", "next_due_in"):
         for bad in (None, [], ["a", None], ["-"], [""], [["a"]]):
             with refused("queues"):
                 call(db, function, queues=bad, **(

@@ -90,7 +90,7 @@ def test_grant_queue_confines_a_worker_to_it(db, role, session):
             claim(worker, queues=queues)
         with raises(FORBIDDEN):
             call(worker, "finish_and_claim", worker="w", queues=queues)
-        for function in ("wait_for_jobs", "stop_waiting", "ring_others"):
+        for function in ("wait_for_jobs", "stop_waiting", "ring_others", "next_due_in"):
             with raises(FORBIDDEN):
                 call(worker, function, queues=queues)
     assert len(claim(db, queues=["b"])) == 1

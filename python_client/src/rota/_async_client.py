@@ -486,6 +486,11 @@ class AsyncClient:
         )
         return value
 
+    async def next_due_in(self, queues: Sequence[str] | Unset = UNSET) -> timedelta | None:
+        """Say how long it is until something is due that is not yet, if that is soon."""
+        value: timedelta | None = await self._value("next_due_in", queues=_array(queues))
+        return value
+
     async def report_worker(
         self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
     ) -> None:

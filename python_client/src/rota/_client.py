@@ -487,6 +487,11 @@ class Client:
         )
         return value
 
+    def next_due_in(self, queues: Sequence[str] | Unset = UNSET) -> timedelta | None:
+        """Say how long it is until something is due that is not yet, if that is soon."""
+        value: timedelta | None = self._value("next_due_in", queues=_array(queues))
+        return value
+
     def report_worker(
         self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
     ) -> None:

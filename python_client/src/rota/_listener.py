@@ -4,7 +4,8 @@ The listener has a connection of its own, which holds its doors and hears their 
 a task of its own: `go` says where to be and returns at once, so a connection that hangs never
 delays a claim.  It calls *on_ring* when it is rung, and *on_arrival* when it has come to its
 doors, or lost them: jobs that came before rang nobody, and have to be looked for.  Where it is
-known that there are none it calls *on_calm*.
+known that there are none it calls *on_calm*.  `ask_next` has it call *on_next* with the seconds
+until something is due that is not yet, if there is anything soon.
 
 Behind a pooler in transaction mode nothing would be heard and the locks of the doors would
 stay with a connection of others.  So first of all it sends itself a message by way of another
@@ -74,10 +75,11 @@ class Listener:
         self._asked = asyncio.Event()
         self._heard = asyncio.Event()
         self._wanted = Place.AWAY
-        self._must_move = self._must_ring_others = False
+        self._must_move = self._must_ring_others = self._must_ask_next = False
         self.on_ring: Callable[[str], None] = lambda message: None
         self.on_arrival: Callable[[], None] = lambda: None
         self.on_calm: Callable[[], None] = lambda: None
+        self.on_next: Callable[[float], None] = lambda seconds: None
         self.is_on = False
         self.place = Place.AWAY
         self.doors: list[Door] = []
@@ -96,6 +98,11 @@ class Listener:
     def ring_others(self) -> None:
         """Ring those who may take what this worker does not, if there is anything."""
         self._must_ring_others = True
+        self._asked.set()
+
+    def ask_next(self) -> None:
+        """Ask when something is due that is not yet."""
+        self._must_ask_next = True
         self._asked.set()
 
     async def run(self) -> None:
@@ -158,9 +165,14 @@ class Listener:
                     self._must_ring_others = False
                     client = AsyncClient(connection)
                     await client.ring_others(self._queues, self._job_types)
+                elif self._must_ask_next:
+                    self._must_ask_next = False
+                    wait = await AsyncClient(connection).next_due_in(self._queues)
+                    if wait is not None:
+                        self.on_next(wait.total_seconds())
                 elif is_silent:
                     await connection.execute("select")
-            if self._must_move or self._must_ring_others:
+            if self._must_move or self._must_ring_others or self._must_ask_next:
                 self._asked.set()
 
     async def _move(self, connection: AsyncConnection[Any], place: Place) -> None:

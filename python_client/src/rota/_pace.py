@@ -28,6 +28,8 @@ WATCH_UNTIL = 0.03
 """Seconds without a find after which it goes back to its doors."""
 DOUBTS = (0.005, 0.02, 0.08, 0.32)
 """Seconds between the looks for jobs that may have come unheard."""
+LOOK_AGAIN = 0.05
+"""Seconds after the last ring until it is asked when something is due that is not yet."""
 PASS_ON = 0.05
 """Seconds in which somebody may still ring at a door that was just left."""
 FOLLOWERS = ((4, 2), (16, 5))
@@ -57,6 +59,7 @@ class Pace:
             self._listener.on_ring = self._ring
             self._listener.on_arrival = self._arrive
             self._listener.on_calm = self._calm
+            self._listener.on_next = self._expect
 
     @property
     def is_follower(self) -> bool:
@@ -119,6 +122,10 @@ class Pace:
         elif listener.place is Place.DOOR:
             doubt = next(self._doubts)
             is_first = any(door.is_first for door in listener.doors)
+            if is_first and self._was_rung and not is_empty:
+                pause = min(pause, LOOK_AGAIN)
+            elif is_first:
+                listener.ask_next()
             if is_empty and (self._may_pass_on or (is_first and doubt == inf)):
                 listener.ring_others()
             self._may_pass_on = False
@@ -163,6 +170,12 @@ class Pace:
             pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
             pause = self._wait(self._listener, pause, is_empty=True, is_near=False)
             self.claim_at = time.monotonic() + pause
+            self._wake()
+
+    def _expect(self, seconds: float) -> None:
+        due_at = time.monotonic() + seconds
+        if due_at < self.claim_at:
+            self.claim_at = due_at
             self._wake()
 
     def _doubt(self) -> None:
