@@ -20,18 +20,15 @@ create or replace function rota._next_wall(
 as $$
 declare
     v_today constant date := _next_wall.wall::date;
-    v_day date := rota._next_day(parsed, v_today);
-    v_second integer := 0;
+    v_second integer := rota._next_second(
+        parsed, extract(epoch from _next_wall.wall - v_today)::integer);
+    v_day constant date := rota._next_day(
+        parsed, case when v_second is null then v_today + 1 else v_today end);
 begin
-    if v_day = v_today then
-        v_second := rota._next_second(
-            parsed, extract(epoch from _next_wall.wall - v_today)::integer);
-        if v_second is not null then
-            return v_today + make_interval(secs => v_second);
-        end if;
-        v_day := rota._next_day(parsed, v_today + 1);
+    if v_second is null or v_day > v_today then
+        v_second := rota._next_second(parsed, 0);
     end if;
-    return v_day + make_interval(secs => rota._next_second(parsed, 0));
+    return v_day + make_interval(secs => v_second);
 end;
 $$;
 
@@ -61,8 +58,11 @@ begin
                 return v_first + rota._lowest_bit(v_days) - 1;
             end if;
         end if;
-        v_month := v_month % 12 + 1;
-        v_year := v_year + case v_month when 1 then 1 else 0 end;
+        if parsed.months >> v_month + 1 = 0 then
+            v_year := v_year + 1;
+            v_month := 0;
+        end if;
+        v_month := rota._lowest_bit(parsed.months >> v_month + 1 << v_month + 1);
         v_skipped := 0;
     end loop;
     return null;
@@ -98,6 +98,7 @@ begin
     end if;
 
     for v_weekday in 0..6 loop
+        exit when parsed.weekdays = 0;
         v_day := 1 + (v_weekday - _days_of_month.first + 7) % 7;
         if parsed.weekdays >> v_weekday & 1 = 1 then
             v_weekdays := v_weekdays | (c_each_week << v_day);

@@ -390,7 +390,9 @@ def test_a_later_job_of_a_line_is_due_next(db):
 
 RINGING = {
     "enqueue for soon": "select rota.enqueue('x', delay => '1 s')",
-    "enqueue many for soon": """select rota.enqueue_many('[{{"job_type": "x", "delay": "1 s"}}]')""",
+    "enqueue many for soon": (
+        """select rota.enqueue_many('[{{"job_type": "x", "delay": "1 s"}}]')"""
+    ),
     "snooze a little": "select rota.snooze_job({running}, {token}, '1 s')",
     "fail with a short backoff": (
         "select from rota.fail_job({running}, {token}, error => 'e', retry_in => '1 s')"
