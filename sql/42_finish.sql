@@ -161,9 +161,8 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     -- All of one claim, mostly.
-    v_token constant bigint := case
-        when _end_jobs.lease_tokens[1] = all(_end_jobs.lease_tokens)
-        then _end_jobs.lease_tokens[1] end;
+    v_token constant bigint := case when _end_jobs.lease_tokens[1]
+        = all(_end_jobs.lease_tokens) then _end_jobs.lease_tokens[1] end;
     v_ended bigint[];
     v_over bigint[];
     v_leading jsonb;
@@ -180,12 +179,11 @@ begin
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
-            j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key,
-            j.pipeline, j.stage, j.stage_input, j.first_job_id, j.definition,
-            j.scheduled_for, j.run_at, j.attempts, j.lease_token, j.locked_by,
-            j.cancel_requested_at, j.cancel_reason, j.progress_percent, j.progress_message,
-            j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at,
-            j.rerun_payload, j.rerun_run_at, j.rerun_priority
+            j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.pipeline,
+            j.stage, j.stage_input, j.first_job_id, j.definition, j.scheduled_for, j.run_at,
+            j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
+            j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
+            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
     ),
     archived as (
         insert into rota.finished_jobs (
@@ -211,7 +209,9 @@ begin
     )
     select
         coalesce(array_agg(e.id), '{}'),
-        jsonb_agg(to_jsonb(e)) filter (where num_nonnulls(
+        -- Of what may be large only what goes on: a jsonb holds 256 MB.
+        jsonb_agg(to_jsonb(e) - array['stage_input', case when e.pipeline is null
+            then 'payload' end]) filter (where num_nonnulls(
             e.rerun_payload, e.ordering_key, e.pipeline, e.definition) > 0)
     into v_ended, v_leading
     from ended as e;

@@ -417,3 +417,31 @@ def test_finish_jobs_goes_past_a_row_that_is_locked_and_says_so(db, connect):
     again = [row.outcome for row in call(db, "finish_jobs", **owners(*jobs))]
 
     assert (told, again) == (["busy", "finished"], ["finished", "already_finished"])
+
+
+def test_finish_jobs_takes_more_ordered_jobs_than_one_jsonb_could_hold(db):
+    db.execute(
+        """
+        select rota.enqueue(
+            'x', jsonb_build_object('x', repeat('x', 1000000)), ordering_key => 'k' || n)
+        from generate_series(1, 280) as n
+        """
+    )
+    db.execute("select rota.tick()")
+    db.execute(
+        """
+        create temp table held as
+        select c.job_id, c.lease_token from rota.claim_jobs('w', max_jobs => 280) as c
+        """
+    )
+
+    ended = db.execute(
+        """
+        select count(*)
+        from rota.finish_jobs(
+            (select array_agg(job_id) from held), (select array_agg(lease_token) from held))
+        where outcome = 'finished'
+        """
+    ).fetchone()
+
+    assert ended == (280,)
