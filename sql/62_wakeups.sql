@@ -160,8 +160,12 @@ comment on function rota.ring_others(text[], text[]) is
 /*
  * Nobody rings when a time comes: of a retry, of a later run_at, of the next start at a rate.
  * So a worker that sleeps asks for it, and looks again then and not only at the next poll.
+ * Notes are for one of all workers, who rings the others if there is something for them.
  */
-create or replace function rota.next_due_in(queues text[] default '{default}')
+create or replace function rota.next_due_in(
+    queues text[] default '{default}',
+    has_notes boolean default true
+)
     returns interval
     language plpgsql
     stable
@@ -179,22 +183,29 @@ declare
 begin
     perform rota._check_names('queues', next_due_in.queues);
     perform rota._check_queues('worker', next_due_in.queues);
+    if next_due_in.has_notes is null then
+        perform rota._refuse('has_notes', 'must not be null');
+    end if;
 
-    v_next := least(v_next, (
-        select min(r.due_at) from rota.rechecks as r where r.due_at > v_now));
+    if next_due_in.has_notes then
+        v_next := least(v_next, (
+            select min(r.due_at) from rota.rechecks as r where r.due_at > v_now));
+    end if;
     v_next := least(v_next, rota._next_start_at(next_due_in.queues));
     v_next := least(v_next, (
-        select min(rota._next_run_at(q.queue, v_now, v_next))
-        from unnest(next_due_in.queues[1:100]) as q (queue)
+        select min(rota._next_run_at(c.queue, v_now, v_next))
+        from unnest(next_due_in.queues[1:100]) as c (queue)
+        left join rota.queues as q on q.queue = c.queue
+        where q.is_paused is not true
     ));
     return case when v_next < v_now + interval '1 minute' then v_next - v_now end;
 end;
 $$;
 
-comment on function rota.next_due_in(text[]) is
+comment on function rota.next_due_in(text[], boolean) is
     'Return how long it is until something is due in these queues that is not yet: a job, the '
-    'next start at a rate, a look at what waits; null if that is a minute or more; raises '
-    '22023.';
+    'next start at a rate, with has_notes also a look at what waits; null if that is a minute '
+    'or more; raises 22023.';
 
 /*
  * The next start at a rate, of the queues and of their lines.  What is parked has a note of

@@ -25,6 +25,7 @@ WORDS = {
     "duration": "interval",
     "error": "text",
     "every": "interval",
+    "has_notes": "boolean",
     "if_unknown": "text",
     "is_fatal": "boolean",
     "is_forced": "boolean",

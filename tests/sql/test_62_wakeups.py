@@ -380,12 +380,22 @@ def test_the_next_start_at_a_rate_is_due_next(db, bound):
     assert [before, next_due_in(db)] == pytest.approx([20, 20], abs=5)
 
 
-def test_a_later_job_of_a_line_is_due_next(db):
+def test_a_later_job_of_a_line_is_due_next_for_who_looks_at_notes(db):
     enqueue(db, limit_key="k", delay="20 s")
     for _ in range(2):
         call(db, "tick")
 
     assert next_due_in(db) == pytest.approx(20, abs=5)
+    assert value(db, "next_due_in", has_notes=False) is None
+    with refused("has_notes"):
+        call(db, "next_due_in", has_notes=None)
+
+
+def test_nothing_is_due_next_in_a_paused_queue(db):
+    enqueue(db, delay="20 s")
+    call(db, "pause_queue", queue="default")
+
+    assert next_due_in(db) is None
 
 
 RINGING = {

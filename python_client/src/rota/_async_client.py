@@ -486,9 +486,13 @@ class AsyncClient:
         )
         return value
 
-    async def next_due_in(self, queues: Sequence[str] | Unset = UNSET) -> timedelta | None:
+    async def next_due_in(
+        self, queues: Sequence[str] | Unset = UNSET, has_notes: bool | Unset = UNSET
+    ) -> timedelta | None:
         """Say how long it is until something is due that is not yet, if that is soon."""
-        value: timedelta | None = await self._value("next_due_in", queues=_array(queues))
+        value: timedelta | None = await self._value(
+            "next_due_in", queues=_array(queues), has_notes=has_notes
+        )
         return value
 
     async def report_worker(

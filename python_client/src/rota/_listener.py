@@ -167,7 +167,8 @@ class Listener:
                     await client.ring_others(self._queues, self._job_types)
                 elif self._must_ask_next:
                     self._must_ask_next = False
-                    wait = await AsyncClient(connection).next_due_in(self._queues)
+                    has_notes = any(door.is_first and not door.queue for door in self.doors)
+                    wait = await AsyncClient(connection).next_due_in(self._queues, has_notes)
                     if wait is not None:
                         self.on_next(wait.total_seconds())
                 elif is_silent:
