@@ -127,19 +127,23 @@ select
     count(*) filter (where f.status = 'succeeded') as succeeded,
     count(*) filter (where f.status = 'dead') as dead,
     count(*) filter (where f.status = 'cancelled') as cancelled,
-    sum(f.finished_at - f.started_at) as total_duration,
-    avg(f.finished_at - f.started_at) as average_duration,
-    max(f.finished_at - f.started_at) as longest_duration
+    sum(d.duration) as total_duration,
+    avg(d.duration) as average_duration,
+    max(d.duration) as longest_duration
 from rota.finished_jobs as f
+cross join lateral (
+    -- Nobody holds a job that is cancelled while it waits for its next try.
+    select case when f.locked_by is not null then f.finished_at - f.started_at end as duration
+) as d
 group by 1, 2, 3;
 
 comment on view rota.hourly_stats is
     'Ended jobs by hour of the session''s time zone, queue and job type; durations are of the '
-    'last attempt.';
+    'attempts that ended them.';
 
 create or replace view rota.limit_stats as
 select
-    n.limit_name, l.max_running, coalesce(s.running, 0) as running,
+    n.limit_name, l.max_running, coalesce(w.running, 0) as running,
     coalesce(w.waiting, 0) as waiting,
     l.max_starts, coalesce(l.per, '1 second') as per, coalesce(l.burst, 1) as burst,
     case when l.max_starts is not null then greatest(
@@ -171,19 +175,16 @@ cross join lateral (
 ) as l
 left join rota.limit_states as t on t.limit_name = n.limit_name
 left join (
-    select s.limit_name, count(*) as running
-    from rota.slots as s
-    join rota.jobs as j on j.id = s.job_id and j.status = 'running'
-    group by 1
-) as s on s.limit_name = n.limit_name
-left join (
-    select k.limit_name, count(*) as waiting
+    select
+        k.limit_name,
+        count(*) filter (where j.status = 'running') as running,
+        count(*) filter (where j.status <> 'running') as waiting
     from rota.jobs as j
     cross join lateral (
         values ('queue ' || j.queue), ('type ' || j.job_type), ('key ' || j.limit_key)
     ) as k (limit_name)
-    where j.status in ('queued', 'failed')
-      and j.run_at <= rota.now()
+    where j.status = 'running'
+       or j.status in ('queued', 'failed') and j.run_at <= rota.now()
     group by 1
 ) as w on w.limit_name = n.limit_name
 -- Not before the row is chosen: a key with a weight of its own has no other limit.

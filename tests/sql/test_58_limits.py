@@ -672,7 +672,7 @@ def test_limit_stats_show_each_limit_in_use(db, clock):
     )
 
     assert found == [
-        ("key k:1", None, 0, 1, timedelta(minutes=1)),
+        ("key k:1", None, 1, 1, timedelta(minutes=1)),
         ("type x", 2, 2, 1, None),
     ]
 

@@ -165,6 +165,10 @@ def test_hourly_stats_sums_up_what_ended(db, clock):
     end(db, "dead")
     end(db, "cancelled")
     value(db, "cancel_job", job_id=enqueue(db, queue="never started"[:5]))
+    put_off = running(db, queue="put_off")
+    value(db, "snooze_job", **owner(put_off), delay="1 h")
+    clock.advance(timedelta(minutes=10))
+    value(db, "cancel_job", job_id=put_off.job_id)
 
     found = rows(db, "select * from rota.hourly_stats order by hour, queue")
 
@@ -173,5 +177,6 @@ def test_hourly_stats_sums_up_what_ended(db, clock):
     assert found == [
         (hour, "default", "x", 2, 1, 1, seconds[6], seconds[6] / 4, seconds[4]),
         (hour, "never", "x", 0, 0, 1, None, None, None),
+        (hour, "put_off", "x", 0, 0, 1, None, None, None),
         (hour + timedelta(hours=1), "default", "x", 1, 0, 0, *[seconds[9]] * 3),
     ]
