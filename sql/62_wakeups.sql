@@ -160,15 +160,14 @@ comment on function rota.ring_others(text[], text[]) is
 /*
  * Nobody rings when a time comes: of a retry, of a later run_at, of the next start at a rate.
  * So a worker that sleeps asks for it, and looks again then and not only at the next poll.
- * Notes are for one of all workers, who rings the others if there is something for them.
+ * What has come due since its last look it has to look for at once.
  */
 create or replace function rota.next_due_in(
     queues text[] default '{default}',
-    has_notes boolean default true
+    since interval default '0'
 )
     returns interval
     language plpgsql
-    stable
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off
@@ -179,39 +178,47 @@ create or replace function rota.next_due_in(
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_slow_until constant timestamptz := 'epoch'::timestamptz
+        + (rota._hint('next'))[1] * interval '1 microsecond';
+    v_since timestamptz;
     v_next timestamptz := v_now + interval '1 minute';
 begin
     perform rota._check_names('queues', next_due_in.queues);
     perform rota._check_queues('worker', next_due_in.queues);
-    if next_due_in.has_notes is null then
-        perform rota._refuse('has_notes', 'must not be null');
+    perform rota._check_interval('since', next_due_in.since, '0', '1 hour');
+    -- Under a held snapshot a look takes long, and is worth it now and then.
+    if v_slow_until > v_now and v_slow_until <= v_next then
+        return v_slow_until - v_now;
     end if;
 
-    if next_due_in.has_notes then
-        v_next := least(v_next, (
-            select min(r.due_at) from rota.rechecks as r where r.due_at > v_now));
-    end if;
-    v_next := least(v_next, rota._next_start_at(next_due_in.queues));
+    v_since := v_now - next_due_in.since;
+    v_next := least(
+        v_next,
+        rota._next_note_at(next_due_in.queues, v_since),
+        rota._next_start_at(next_due_in.queues, v_since));
     v_next := least(v_next, (
-        select min(rota._next_run_at(c.queue, v_now, v_next))
+        select min(rota._next_run_at(c.queue, v_since, v_next))
         from unnest(next_due_in.queues[1:100]) as c (queue)
         left join rota.queues as q on q.queue = c.queue
         where q.is_paused is not true
     ));
-    return case when v_next < v_now + interval '1 minute' then v_next - v_now end;
+
+    if rota.now() - v_now > interval '5 ms' then
+        perform rota._keep_hint('next', array[(extract(epoch from
+            v_now + least(20 * (rota.now() - v_now), '1 minute')) * 1000000)::bigint]);
+    end if;
+    return case when v_next < v_now + interval '1 minute'
+        then greatest(v_next - v_now, '0') end;
 end;
 $$;
 
-comment on function rota.next_due_in(text[], boolean) is
-    'Return how long it is until something is due in these queues that is not yet: a job, the '
-    'next start at a rate, with has_notes also a look at what waits; null if that is a minute '
-    'or more; raises 22023.';
+comment on function rota.next_due_in(text[], interval) is
+    'Return how long it is until something comes due in these queues, a job or the next start '
+    'at a rate, and 0 if something has since the caller looked, since ago; null if that is a '
+    'minute or more; where a look takes long, when to ask again; raises 22023.';
 
-/*
- * The next start at a rate, of the queues and of their lines.  What is parked has a note of
- * its own.
- */
-create or replace function rota._next_start_at(queues text[])
+/* The next look at a line of these queues, because of a later job or of a rate. */
+create or replace function rota._next_note_at(queues text[], since timestamptz)
     returns timestamptz
     language plpgsql
     stable
@@ -220,7 +227,36 @@ create or replace function rota._next_start_at(queues text[])
 as $$
 begin
     return (
-        select min(n.next_start_at)
+        select min(n.due_at)
+        from (
+            select r.due_at, r.kind, r.subject
+            from rota.rechecks as r
+            where r.due_at > _next_note_at.since
+            order by r.due_at, r.id
+            limit 100
+        ) as n
+        where n.kind = 'bucket' and split_part(n.subject, ' ', 1) = any(_next_note_at.queues)
+           or n.kind = 'limit' and exists (
+            select
+            from rota.buckets as b
+            where b.waits_for = n.subject
+              and b.queue = any(_next_note_at.queues)
+        )
+    );
+end;
+$$;
+
+/* The next start at a rate of these queues, or of their lines that are not parked. */
+create or replace function rota._next_start_at(queues text[], since timestamptz)
+    returns timestamptz
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select min(p.paid_at)
         from (
             select l.limit_name, l.max_starts, l.per, l.burst
             from rota.limits as l
@@ -236,8 +272,14 @@ begin
             ) as w
             cross join lateral rota._limits_of(w.bucket) as l
         ) as r
-        cross join lateral rota._room(
-            r.limit_name, null, r.max_starts, r.per, r.burst, '{}') as n
+        join rota.limit_states as s on s.limit_name = r.limit_name
+        cross join lateral (select rota._gap(r.max_starts, r.per) as gap) as g
+        cross join lateral (
+            select rota._used_until(s.used_until, g.gap, r.burst)
+                - (coalesce(r.burst, 1) - 1) * g.gap as paid_at
+        ) as p
+        where r.max_starts is not null
+          and p.paid_at > _next_start_at.since
     );
 end;
 $$;
@@ -464,7 +506,9 @@ begin
 
     perform rota._ring(d.queue, d.jobs)
     from (
-        select j.queue, count(*)::integer as jobs
+        select
+            j.queue,
+            greatest(1, count(*) filter (where j.run_at <= rota.now()))::integer as jobs
         from rota.jobs as j
         where j.id = any(_ring_for.job_ids)
           and j.status = any(c_waiting)
@@ -489,7 +533,9 @@ begin
 
     perform rota._ring(d.queue, d.jobs)
     from (
-        select coalesce(n.job ->> 'queue', 'default') as queue, count(*)::integer as jobs
+        select
+            coalesce(n.job ->> 'queue', 'default') as queue,
+            greatest(1, count(*) filter (where n.job ->> 'delay' is null))::integer as jobs
         from jsonb_array_elements(_ring_for_new.jobs) as n (job)
         where coalesce((n.job ->> 'delay')::interval < rota._soon(), true)
           and coalesce((n.job ->> 'run_at')::timestamptz < rota.now() + rota._soon(), true)
@@ -498,7 +544,7 @@ begin
 end;
 $$;
 
-/* Who is due later than this is seen by a poll in time, as polls are a second apart. */
+/* What is due later than this is seen by a poll in time, as polls are a second apart. */
 create or replace function rota._soon()
     returns interval
     language plpgsql

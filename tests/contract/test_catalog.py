@@ -25,7 +25,6 @@ WORDS = {
     "duration": "interval",
     "error": "text",
     "every": "interval",
-    "has_notes": "boolean",
     "if_unknown": "text",
     "is_fatal": "boolean",
     "is_forced": "boolean",
@@ -43,6 +42,7 @@ WORDS = {
     "reason": "text",
     "retry_in": "interval",
     "role": "name",
+    "since": "interval",
     "unique_for": "interval",
 }
 # An integer outside of smallint is refused by name and not by a cast.

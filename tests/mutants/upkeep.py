@@ -122,11 +122,7 @@ UPKEEP = (
         "next-time-without-notes",
         "When a line may go on is not told to who asks for the next time.",
         "sql/test_62_wakeups.py client/test_wakeups.py",
-        sql(
-            "62_wakeups",
-            "from rota.rechecks as r where r.due_at > v_now",
-            "from rota.rechecks as r where false",
-        ),
+        sql("62_wakeups", "where r.due_at > _next_note_at.since", "where false"),
     ),
     mutant(
         "round-trip-hides-the-lost",

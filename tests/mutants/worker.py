@@ -297,7 +297,7 @@ WORKER = (
         "next-time-not-asked",
         "A retry, or the next start at a rate, waits for a poll when its time has come.",
         "client/test_wakeups.py",
-        client("pace", "                listener.ask_next()\n", "                pass\n"),
+        client("pace", "listener.ask_next(self._looked_at)", "pass"),
     ),
     mutant(
         "client-commits",

@@ -488,11 +488,11 @@ class Client:
         return value
 
     def next_due_in(
-        self, queues: Sequence[str] | Unset = UNSET, has_notes: bool | Unset = UNSET
+        self, queues: Sequence[str] | Unset = UNSET, since: timedelta | Unset = UNSET
     ) -> timedelta | None:
-        """Say how long it is until something is due that is not yet, if that is soon."""
+        """Say how long it is until something comes due, if that is soon."""
         value: timedelta | None = self._value(
-            "next_due_in", queues=_array(queues), has_notes=has_notes
+            "next_due_in", queues=_array(queues), since=since
         )
         return value
 

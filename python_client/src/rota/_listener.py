@@ -5,7 +5,7 @@ a task of its own: `go` says where to be and returns at once, so a connection th
 delays a claim.  It calls *on_ring* when it is rung, and *on_arrival* when it has come to its
 doors, or lost them: jobs that came before rang nobody, and have to be looked for.  Where it is
 known that there are none it calls *on_calm*.  `ask_next` has it call *on_next* with the seconds
-until something is due that is not yet, if there is anything soon.
+until something comes due, if that is soon.
 
 Behind a pooler in transaction mode nothing would be heard and the locks of the doors would
 stay with a connection of others.  So first of all it sends itself a message by way of another
@@ -20,6 +20,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from enum import Enum
 from typing import Any
 
@@ -38,6 +39,8 @@ CHECK_INTERVAL = 10.0
 """Seconds after which a silent connection is asked whether it is still there."""
 PATIENCE = 5.0
 """Seconds that an answer may take."""
+ON_THE_WAY = 0.02
+"""Seconds that a question may be longer on the way than the claim before it was."""
 PROBE_PATIENCE = 1.0
 PROBE_INTERVAL = 300.0
 """Seconds until it is tried again whether messages arrive."""
@@ -75,7 +78,8 @@ class Listener:
         self._asked = asyncio.Event()
         self._heard = asyncio.Event()
         self._wanted = Place.AWAY
-        self._must_move = self._must_ring_others = self._must_ask_next = False
+        self._must_move = self._must_ring_others = False
+        self._ask_since: float | None = None
         self.on_ring: Callable[[str], None] = lambda message: None
         self.on_arrival: Callable[[], None] = lambda: None
         self.on_calm: Callable[[], None] = lambda: None
@@ -100,9 +104,9 @@ class Listener:
         self._must_ring_others = True
         self._asked.set()
 
-    def ask_next(self) -> None:
-        """Ask when something is due that is not yet."""
-        self._must_ask_next = True
+    def ask_next(self, looked_at: float) -> None:
+        """Ask when something comes due, or has since then on the monotonic clock."""
+        self._ask_since = looked_at
         self._asked.set()
 
     async def run(self) -> None:
@@ -165,15 +169,11 @@ class Listener:
                     self._must_ring_others = False
                     client = AsyncClient(connection)
                     await client.ring_others(self._queues, self._job_types)
-                elif self._must_ask_next:
-                    self._must_ask_next = False
-                    has_notes = any(door.is_first and not door.queue for door in self.doors)
-                    wait = await AsyncClient(connection).next_due_in(self._queues, has_notes)
-                    if wait is not None:
-                        self.on_next(wait.total_seconds())
+                elif self._ask_since is not None:
+                    await self._ask_next(connection, self._ask_since)
                 elif is_silent:
                     await connection.execute("select")
-            if self._must_move or self._must_ring_others or self._must_ask_next:
+            if self._must_move or self._must_ring_others or self._ask_since is not None:
                 self._asked.set()
 
     async def _move(self, connection: AsyncConnection[Any], place: Place) -> None:
@@ -203,6 +203,14 @@ class Listener:
             self.on_calm()
         else:
             self.on_arrival()
+
+    async def _ask_next(self, connection: AsyncConnection[Any], looked_at: float) -> None:
+        self._ask_since = None
+        since = min(time.monotonic() - looked_at + ON_THE_WAY, 3600.0)
+        client = AsyncClient(connection)
+        wait = await client.next_due_in(self._queues, timedelta(seconds=since))
+        if wait is not None:
+            self.on_next(wait.total_seconds())
 
     def _hear(self, notify: Notify) -> None:
         if notify.channel == self._probe:

@@ -28,8 +28,10 @@ WATCH_UNTIL = 0.03
 """Seconds without a find after which it goes back to its doors."""
 DOUBTS = (0.005, 0.02, 0.08, 0.32)
 """Seconds between the looks for jobs that may have come unheard."""
-LOOK_AGAIN = 0.05
-"""Seconds after the last ring until it is asked when something is due that is not yet."""
+LOOK_AGAIN = 0.1
+"""Seconds after the last ring until it is asked when something comes due."""
+SHORTEST_WAIT = 0.01
+"""Seconds between two looks for what comes due; doubled each time that it was not for us."""
 PASS_ON = 0.05
 """Seconds in which somebody may still ring at a door that was just left."""
 FOLLOWERS = ((4, 2), (16, 5))
@@ -47,6 +49,8 @@ class Pace:
         self._poll_interval = poll_interval
         self._wake: Callable[[], None] = lambda: None
         self._is_rung = self._was_rung = False
+        self._is_expected = self._was_expected = False
+        self._looked_at, self._shortest_wait = -inf, SHORTEST_WAIT
         self._may_pass_on = self._must_move_up = self._is_busy = False
         self._doubts: Iterator[float] = repeat(inf)
         self._found_at = self._left_at = self._others_at = self._counted_at = -inf
@@ -83,6 +87,8 @@ class Pace:
             self.claim_at = now + self._poll_interval
             return False
         self._was_rung, self._is_rung = self._is_rung, False
+        self._was_expected, self._is_expected = self._is_expected, False
+        self._looked_at = now
         return True
 
     def fail(self, pause: float) -> None:
@@ -96,6 +102,9 @@ class Pace:
         is_near = found > 0 and now - self._found_at < WATCH_FROM
         if found:
             self._found_at = now
+            self._shortest_wait = SHORTEST_WAIT
+        elif self._was_expected:
+            self._shortest_wait = min(2 * self._shortest_wait, self._poll_interval)
         if is_full:
             self._is_busy = is_near
             self.claim_at = 0.0  # as soon as there is a free place
@@ -124,9 +133,10 @@ class Pace:
             is_first = any(door.is_first for door in listener.doors)
             if is_first and self._was_rung and not is_empty:
                 pause = min(pause, LOOK_AGAIN)
-            elif is_first:
-                listener.ask_next()
-            if is_empty and (self._may_pass_on or (is_first and doubt == inf)):
+            elif is_first or self._was_rung:
+                listener.ask_next(self._looked_at)
+            is_by_itself = is_first and not self._was_rung and doubt == inf
+            if is_empty and (self._may_pass_on or is_by_itself):
                 listener.ring_others()
             self._may_pass_on = False
             self._must_move_up = not is_first and doubt == inf
@@ -173,9 +183,10 @@ class Pace:
             self._wake()
 
     def _expect(self, seconds: float) -> None:
-        due_at = time.monotonic() + seconds
+        due_at = max(time.monotonic() + seconds, self._looked_at + self._shortest_wait)
         if due_at < self.claim_at:
             self.claim_at = due_at
+            self._is_expected = True
             self._wake()
 
     def _doubt(self) -> None:
