@@ -22,6 +22,7 @@ EXAMPLES, STEPS = 1000, 5
 # What writes and is not played: it has a storm, or tells sessions and people something.
 LEFT_OUT = {
     *("report_worker", "forget_worker", "wait_for_jobs", "stop_waiting", "ring_others"),
+    "next_due_in",
     *("start_ticker", "stop_ticker", "tick_loop", "grant_queue", "revoke_queue"),
 }
 
