@@ -414,8 +414,9 @@ def test_jobs_that_come_due_one_after_the_other_wait_for_no_poll(
     wait_until(lambda: len(starts.at) == 50, "fifty starts")
 
 
-@pytest.mark.parametrize("rate", [20, 400])
-@pytest.mark.parametrize("bound", ["queue", "job_type", "limit_key"])
+@pytest.mark.parametrize(
+    ("bound", "rate"), [("queue", 400), ("job_type", 20), ("limit_key", 20)]
+)
 def test_starts_at_a_rate_come_at_that_rate_and_not_at_the_polls(
     client: Client, db: Db, background: Background, bound: str, rate: int
 ) -> None:

@@ -419,6 +419,7 @@ def test_finish_jobs_goes_past_a_row_that_is_locked_and_says_so(db, connect):
     assert (told, again) == (["busy", "finished"], ["finished", "already_finished"])
 
 
+@pytest.mark.long
 def test_finish_jobs_takes_more_ordered_jobs_than_one_jsonb_could_hold(db):
     db.execute(
         """
