@@ -334,11 +334,9 @@ begin
     end if;
 
     v_gap := rota._gap(_room.max_starts, _room.per);
-    v_paid_at := greatest(v_now, (
-        select rota._used_until(s.used_until, v_gap, _room.burst)
-        from rota.limit_states as s
-        where s.limit_name = _room.limit_name
-    )) - (coalesce(_room.burst, 1) - 1) * v_gap;
+    v_paid_at := greatest(
+        v_now - (coalesce(_room.burst, 1) - 1) * v_gap,
+        rota._paid_at(_room.limit_name, v_gap, _room.burst));
     if v_paid_at > v_now then
         room := 0;
         next_start_at := v_paid_at;
@@ -389,6 +387,24 @@ begin
         return rota.now() + (c_burst - 1) * _used_until.gap;
     end if;
     return _used_until.used_until;
+end;
+$$;
+
+/* When the next start is free, which may be long ago; null if there was none. */
+create or replace function rota._paid_at(limit_name text, gap interval, burst integer)
+    returns timestamptz
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select rota._used_until(s.used_until, _paid_at.gap, _paid_at.burst)
+            - (coalesce(_paid_at.burst, 1) - 1) * _paid_at.gap
+        from rota.limit_states as s
+        where s.limit_name = _paid_at.limit_name
+    );
 end;
 $$;
 

@@ -74,6 +74,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir 62_wakeups.sql
 \ir 63_round_trip.sql
 \ir 64_queue_grants.sql
+\ir 65_next_due.sql
 \ir 70_views.sql
 \if :{?with_roles}
 \ir 80_roles.sql

@@ -121,8 +121,8 @@ UPKEEP = (
     mutant(
         "next-time-without-notes",
         "When a line may go on is not told to who asks for the next time.",
-        "sql/test_62_wakeups.py client/test_wakeups.py",
-        sql("62_wakeups", "where r.due_at > _next_note_at.since", "where false"),
+        "sql/test_65_next_due.py client/test_wakeups.py",
+        sql("65_next_due", "where r.due_at > _next_note_at.since", "where false"),
     ),
     mutant(
         "round-trip-hides-the-lost",

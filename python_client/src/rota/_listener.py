@@ -97,6 +97,7 @@ class Listener:
         """Be there as soon as possible, and then ring; also again, for a better door."""
         self._wanted = place
         self._must_move = True
+        self._ask_since = None  # it is asked again where it comes to
         self._asked.set()
 
     def ring_others(self) -> None:
