@@ -64,7 +64,9 @@ create or replace function rota._check_text(argument text, value text, longest i
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if char_length(_check_text.value) between 1 and _check_text.longest then
+    -- The bytes first: there can be megabytes, and characters have to be counted.
+    if octet_length(_check_text.value) <= 4 * _check_text.longest
+      and char_length(_check_text.value) between 1 and _check_text.longest then
         return;
     end if;
 

@@ -23,14 +23,15 @@ create or replace function rota._parse_schedule(schedule text)
     set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_length constant integer := char_length(_parse_schedule.schedule);
     v_words text[];
     v_parsed rota.parsed_schedule;
 begin
     if _parse_schedule.schedule is null then
         perform rota._refuse('schedule', 'must not be null');
-    elsif char_length(_parse_schedule.schedule) > 255 then
+    elsif v_length > 255 then
         perform rota._refuse_schedule(_parse_schedule.schedule, format(
-            'must be at most 255 characters, got %s', char_length(_parse_schedule.schedule)));
+            'must be at most 255 characters, got %s', v_length));
     end if;
 
     v_words := rota._schedule_words(_parse_schedule.schedule);
@@ -77,7 +78,7 @@ begin
         errcode = 'RT006',
         message = format('schedule %L: %s',
             case
-                when char_length(_refuse_schedule.schedule) <= 255
+                when octet_length(_refuse_schedule.schedule) <= 255
                 then _refuse_schedule.schedule
                 else left(_refuse_schedule.schedule, 80) || '...'
             end,

@@ -312,10 +312,12 @@ create or replace function rota._check_result(argument text, result jsonb)
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_size constant integer := octet_length(_check_result.result::text);
 begin
-    if octet_length(_check_result.result::text) > 1048576 then
+    if v_size > 1048576 then
         perform rota._refuse(_check_result.argument, format(
-            'must be at most 1 MiB, got %s bytes', octet_length(_check_result.result::text)));
+            'must be at most 1 MiB, got %s bytes', v_size));
     end if;
 end;
 $$;

@@ -234,6 +234,7 @@ def test_a_cancelled_async_block_stays_unknown(
     assert db.execute("select status, attempts from rota.jobs").fetchone() == ("queued", 0)
 
 
+@pytest.mark.own_session
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_effect_is_completed_once_the_database_takes_writes_again(
     client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str

@@ -593,6 +593,7 @@ def test_grace_period_ends_in_release(
     leave.set()
 
 
+@pytest.mark.own_session
 def test_progress_that_a_read_only_database_refuses_is_no_failure(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 from psycopg.rows import namedtuple_row
 
-pytestmark = pytest.mark.plain_session
+pytestmark = [pytest.mark.plain_session, pytest.mark.own_session]
 
 Db = psycopg.Connection[Any]
 

@@ -35,7 +35,11 @@ def note(job: rota.Job) -> psycopg.Connection:
     """Write down that the job runs; return a connection for more."""
     with _opening:
         if not _connections:
-            _connections.append(psycopg.connect(os.environ["DATABASE_URL"], autocommit=True))
+            # A pooler gives it another session each time, which has prepared nothing.
+            connection = psycopg.connect(
+                os.environ["DATABASE_URL"], autocommit=True, prepare_threshold=None
+            )
+            _connections.append(connection)
     _connections[0].execute(
         "insert into faults.executions values (%s, %s, %s, %s)",
         (job.job_id, job.lease_token, job.attempt, os.getpid()),

@@ -18,6 +18,8 @@ from invariants import check_invariants
 from races.harness import call
 from rota._embedded import EmbeddedPostgres
 
+pytestmark = pytest.mark.own_session
+
 Connect = Callable[..., psycopg.Connection[Any]]
 
 

@@ -156,6 +156,7 @@ def test_terminated_worker_gives_back_what_it_has_not_begun(
     assert db.execute("select distinct attempts from rota.jobs").fetchall() == [(0,)]
 
 
+@pytest.mark.own_session
 def test_worker_goes_on_after_its_connections_are_cut(
     db: psycopg.Connection[Any], start: Start
 ) -> None:

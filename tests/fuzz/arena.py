@@ -15,7 +15,6 @@ from fuzz.calls import Call
 from fuzz.shrink import smaller_values
 
 LONGEST_MS = 100.0
-LONGEST_BIG_MS = 1000.0  # for a text or json of 10 MB
 # Who may refuse an argument after it has written; the statement undoes that as any error does.
 LATE = {
     "finish_and_claim": "",  # is three calls in one, and the last of them refuses
@@ -119,8 +118,7 @@ class Arena:
         function = call.function
         if verdict.step == "after" and verdict.state != "00000":
             return f"what it did stops others later with {verdict.state}"
-        longest = LONGEST_BIG_MS if call.is_big else LONGEST_MS
-        if verdict.milliseconds > longest * self._patience:
+        if verdict.milliseconds > LONGEST_MS * self._patience:
             return "slow"
         if verdict.state == "00000":
             return None

@@ -131,6 +131,7 @@ def test_transaction_without_a_commit_never_was(connect: Connect, operations: Re
     assert outcomes(operations()) == {"undone": 1}
 
 
+@pytest.mark.own_session
 def test_call_whose_connection_breaks_is_unknown(
     db: psycopg.Connection[Any], connect: Connect, operations: Read
 ) -> None:
@@ -142,6 +143,7 @@ def test_call_whose_connection_breaks_is_unknown(
     assert outcomes(operations()) == {"unknown": 1}
 
 
+@pytest.mark.own_session
 def test_commit_whose_connection_breaks_is_unknown(
     db: psycopg.Connection[Any], connect: Connect, operations: Read
 ) -> None:

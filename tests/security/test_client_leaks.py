@@ -20,6 +20,7 @@ from sql.helpers import scalar
 Db = psycopg.Connection[Any]
 
 
+@pytest.mark.own_session
 def test_no_statement_of_the_client_holds_a_value(
     loud: Db, db: Db, secrets: dict[str, Any]
 ) -> None:

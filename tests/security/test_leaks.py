@@ -19,6 +19,8 @@ from security.leaks import BAD_CALLS, DEFAULTS, KEY, SECRET, ServerLog, mistaken
 from security.scene import CALLS
 from sql.helpers import call, enqueue, scalar
 
+pytestmark = pytest.mark.own_session
+
 Db = psycopg.Connection[Any]
 
 

@@ -86,6 +86,7 @@ def test_no_type_is_granted_to_anybody(db: Db) -> None:
     assert granted(db, types=True) == []
 
 
+@pytest.mark.own_session
 def test_a_producer_cannot_stop_an_upgrade(db: Db, connect: Callable[..., Db]) -> None:
     """A column of our row type would forbid to change the type of a column of ours."""
     make_producer(db)

@@ -19,6 +19,8 @@ from security.rights import CALLERS, READABLE, ROLES
 from security.scene import CALLS, UNAVAILABLE, as_role, attempt, grant, set_scene
 from sql.helpers import rows
 
+pytestmark = pytest.mark.own_session
+
 Db = psycopg.Connection[Any]
 
 ATTACKER = "gate_attacker"
