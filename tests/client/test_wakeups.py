@@ -433,9 +433,10 @@ def test_starts_at_a_rate_come_at_that_rate_and_not_at_the_polls(
     assert starts.at[9] - starts.at[0] > 8 / rate
 
 
-def test_a_ring_while_a_claim_is_under_way_brings_another_claim() -> None:
-    """Claim looks -- job comes and rings -- claim has found nothing."""
-    door = SimpleNamespace(is_first=True)
+@pytest.mark.parametrize("event", ["ring", "arrival"])
+def test_what_comes_while_a_claim_is_under_way_brings_another_claim(event: str) -> None:
+    """Claim looks -- job comes, and rings or has come unheard -- claim has found nothing."""
+    door = SimpleNamespace(is_first=True, channel="rota_1", is_sure=True)
     listener: Any = SimpleNamespace(
         is_on=True,
         place=Place.DOOR,
@@ -448,7 +449,7 @@ def test_a_ring_while_a_claim_is_under_way_brings_another_claim() -> None:
     pace.start(lambda: None)
     assert pace.is_due()
 
-    listener.on_ring("")
+    listener.on_ring("") if event == "ring" else listener.on_arrival()
     pace.end(0, is_full=False)
 
     assert pace.is_due()

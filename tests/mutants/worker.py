@@ -256,7 +256,9 @@ WORKER = (
         "ring-lost-in-a-claim",
         "A job that comes while the worker looks waits until the next poll.",
         "client/test_wakeups.py",
-        client("pace", "self.claim_at = 0.0 if self._is_rung else now", "self.claim_at = now"),
+        client(
+            "pace", "self.claim_at = 0.0 if self._must_come else now", "self.claim_at = now"
+        ),
     ),
     mutant(
         "door-without-a-look",

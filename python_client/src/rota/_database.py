@@ -101,9 +101,10 @@ class Database:
         """Run *action*; after a database error the next call opens a new connection."""
         async with self._turn:
             try:
-                if self._connection is None or self._connection.closed:
-                    self._connection = await self._open()
-                value = await action(AsyncClient(self._connection))
+                connection = self._connection
+                if connection is None or connection.closed:
+                    connection = await self._open()
+                value = await action(AsyncClient(connection))
             except (psycopg.Error, asyncio.CancelledError) as error:
                 if isinstance(error, psycopg.Error) and is_lost(error):
                     self._outage.begin(error, self._opened_at)
@@ -134,7 +135,8 @@ class Database:
 
     async def _open(self) -> AsyncConnection[Any]:
         self._opened_at = time.monotonic()
-        connection = await connect_async(self._conninfo, "rota worker")
+        # Ours from here on: the questions below may fail or be cancelled.
+        self._connection = connection = await connect_async(self._conninfo, "rota worker")
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
         self.name = connection.info.dbname
         if await _is_direct(connection):

@@ -48,7 +48,7 @@ class Pace:
         self._listener = listener
         self._poll_interval = poll_interval
         self._wake: Callable[[], None] = lambda: None
-        self._is_rung = self._was_rung = False
+        self._must_come = self._is_rung = self._was_rung = False
         self._is_expected = self._was_expected = False
         self._looked_at, self._shortest_wait = -inf, SHORTEST_WAIT
         self._may_pass_on = self._must_move_up = self._is_busy = False
@@ -86,6 +86,7 @@ class Pace:
             self._listener.go(Place.DOOR)
             self.claim_at = now + self._poll_interval
             return False
+        self._must_come = False
         self._was_rung, self._is_rung = self._is_rung, False
         self._was_expected, self._is_expected = self._is_expected, False
         self._looked_at = now
@@ -115,7 +116,7 @@ class Pace:
             pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
             if self._listener is not None and self._listener.is_on:
                 pause = self._wait(self._listener, pause, is_empty=found == 0, is_near=is_near)
-            self.claim_at = 0.0 if self._is_rung else now + pause
+            self.claim_at = 0.0 if self._must_come else now + pause
 
     def _wait(
         self, listener: Listener, pause: float, *, is_empty: bool, is_near: bool
@@ -195,7 +196,7 @@ class Pace:
         self._doubts = chain(() if is_sure else DOUBTS, repeat(inf))
 
     def _come(self) -> None:
-        self._must_move_up = False
+        self._must_come, self._must_move_up = True, False
         self.claim_at = 0.0
         self._wake()
 
