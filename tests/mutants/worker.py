@@ -242,8 +242,8 @@ WORKER = (
         ),
         client(
             "database",
-            "if self._connection is None or self._connection.closed:",
-            "if self._connection is None:",
+            "if connection is None or connection.closed:",
+            "if connection is None:",
         ),
     ),
     mutant(
