@@ -75,6 +75,31 @@ begin
 end;
 $$;
 
+/*
+ * A payload or a result, by the length of its text.  That is at least a quarter of the binary
+ * form, as in [0, 0]; so what is far too long need not be made a text to be refused.
+ */
+create or replace function rota._check_size(argument text, value jsonb, advice text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_size constant text := case
+        when pg_column_size(_check_size.value) > 5242880
+        then pg_size_pretty(pg_column_size(_check_size.value)::bigint) || ' in binary form'
+        when octet_length(_check_size.value::text) > 1048576
+        then octet_length(_check_size.value::text) || ' bytes'
+    end;
+begin
+    if v_size is not null then
+        perform rota._refuse(_check_size.argument, format(
+            'must be at most 1 MiB, got %s%s', v_size, _check_size.advice));
+    end if;
+end;
+$$;
+
 create or replace function rota._check_interval(
     argument text,
     value interval,
@@ -199,7 +224,7 @@ begin
     if _check_waits.if_parent_dead is null
       or _check_waits.if_parent_dead not in ('cancel', 'run', 'wait') then
         perform rota._refuse(_check_waits.prefix || 'if_parent_dead', format(
-            'must be cancel, run or wait, got %L', _check_waits.if_parent_dead));
+            'must be cancel, run or wait, got %L', left(_check_waits.if_parent_dead, 80)));
     end if;
     if _check_waits.limit_key is not null then
         perform rota._check_text(

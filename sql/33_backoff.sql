@@ -147,7 +147,7 @@ begin
             limit 1
         );
     elsif _backoff_problem.key not in ('base_seconds', 'cap_seconds', 'jitter') then
-        return format('has an unknown key %L', _backoff_problem.key);
+        return format('has an unknown key %L', left(_backoff_problem.key, 80));
     elsif jsonb_typeof(_backoff_problem.value) <> 'number' then
         return format('needs %s to be a number', _backoff_problem.key);
     elsif _backoff_problem.key = 'jitter' then

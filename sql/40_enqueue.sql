@@ -58,6 +58,7 @@ begin
     if (enqueue.job_type || ' ' || enqueue.queue
             ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62} [A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$'
         and jsonb_typeof(enqueue.payload) = 'object'
+        and pg_column_size(enqueue.payload) <= 5242880
         and octet_length(enqueue.payload::text) <= 1048576
         and enqueue.priority between -32768 and 32767
         and num_nonnulls(enqueue.run_at, enqueue.delay, enqueue.max_attempts, enqueue.lease,
@@ -72,13 +73,15 @@ begin
       is distinct from ('keep', false, 'cancel') or num_nonnulls(
         enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
         enqueue.after, enqueue.before, enqueue.limit_key) > 0 then
+        perform rota._check_waits('', enqueue.ordering_key, enqueue.skip_dead, enqueue.after,
+            enqueue.if_parent_dead, enqueue.limit_key);
         return rota._enqueue_special(rota._new_job(enqueue.job_type, enqueue.payload,
                 enqueue.queue, enqueue.run_at, enqueue.delay, enqueue.priority,
                 enqueue.max_attempts, enqueue.lease, enqueue.backoff, enqueue.idempotency_key,
                 enqueue.ordering_key, enqueue.skip_dead, enqueue.after, enqueue.if_parent_dead,
                 enqueue.limit_key), enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at,
             enqueue.max_wait, enqueue.run_at is not null or enqueue.delay is not null,
-            enqueue.skip_dead, enqueue.after, enqueue.before, enqueue.if_parent_dead);
+            enqueue.after, enqueue.before);
     end if;
     loop
         insert into rota.jobs as j (
@@ -431,7 +434,7 @@ begin
     loop
         perform rota._refuse(format('jobs[%s]', v_ordinal), coalesce(
             (
-                select format('has an unknown key %L', k.key)
+                select format('has an unknown key %L', left(k.key, 80))
                 from jsonb_each(
                     case jsonb_typeof(v_job) when 'object' then v_job - c_keys end) as k
                 limit 1
@@ -522,11 +525,9 @@ begin
     perform rota._check_name(_check_new_job.prefix || 'job_type', _check_new_job.job_type);
     if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then
         perform rota._refuse(_check_new_job.prefix || 'payload', 'must be a JSON object');
-    elsif octet_length(_check_new_job.payload::text) > 1048576 then
-        perform rota._refuse(_check_new_job.prefix || 'payload', format(
-            'must be at most 1 MiB, got %s bytes; keep the blob elsewhere and send its id',
-            octet_length(_check_new_job.payload::text)));
     end if;
+    perform rota._check_size(_check_new_job.prefix || 'payload', _check_new_job.payload,
+        '; keep the blob elsewhere and send its id');
     perform rota._check_name(_check_new_job.prefix || 'queue', _check_new_job.queue);
     if _check_new_job.run_at is not null then
         perform rota._check_run_at(_check_new_job.prefix || 'run_at', _check_new_job.run_at);

@@ -34,7 +34,7 @@ begin
     if finish_job.job_id is null or finish_job.lease_token is null
       or finish_job.result is not null then
         perform rota._check_job_ref(finish_job.job_id, finish_job.lease_token);
-        perform rota._check_result('result', finish_job.result);
+        perform rota._check_size('result', finish_job.result, '');
     end if;
     if finish_job.next_stage is not null then
         perform rota._check_next_stage(
@@ -306,22 +306,6 @@ begin
 end;
 $$;
 
-create or replace function rota._check_result(argument text, result jsonb)
-    returns void
-    language plpgsql
-    security definer
-    set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_size constant integer := octet_length(_check_result.result::text);
-begin
-    if v_size > 1048576 then
-        perform rota._refuse(_check_result.argument, format(
-            'must be at most 1 MiB, got %s bytes', v_size));
-    end if;
-end;
-$$;
-
 create or replace function rota._check_results(results jsonb, expected integer)
     returns void
     language plpgsql
@@ -336,7 +320,7 @@ begin
         perform rota._refuse('results', format(
             'must be an array as long as job_ids (%s)', _check_results.expected));
     end if;
-    perform rota._check_result(format('results[%s]', r.ordinal), r.result)
+    perform rota._check_size(format('results[%s]', r.ordinal), r.result, '')
     from jsonb_array_elements(_check_results.results) with ordinality as r (result, ordinal);
 end;
 $$;

@@ -148,7 +148,7 @@ begin
     perform rota._check_job_ref(set_progress.job_id, set_progress.lease_token);
     if set_progress.percent is null or not set_progress.percent between 0 and 100 then
         perform rota._refuse('percent', format('must be 0 to 100, got %s',
-            coalesce(set_progress.percent::text, 'null')));
+            coalesce(left(set_progress.percent::text, 80), 'null')));
     end if;
 
     update rota.jobs as j

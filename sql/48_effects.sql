@@ -43,7 +43,7 @@ begin
     if record_effect.if_unknown is null
       or record_effect.if_unknown not in ('skip', 'again') then
         perform rota._refuse('if_unknown', format(
-            'must be skip or again, got %L', record_effect.if_unknown));
+            'must be skip or again, got %L', left(record_effect.if_unknown, 80)));
     end if;
     perform rota._check_interval('keep', record_effect.keep, '1 second', '100 years');
     v_kept_until := v_now + rota._exact(record_effect.keep);
@@ -119,7 +119,7 @@ declare
 begin
     perform rota._check_effect(complete_effect.scope, complete_effect.key);
     perform rota._check_job_ref(complete_effect.job_id, complete_effect.lease_token);
-    perform rota._check_result('result', complete_effect.result);
+    perform rota._check_size('result', complete_effect.result, '');
 
     v_is_leased := rota._lock_lease(complete_effect.job_id, complete_effect.lease_token);
     update rota.effects as e

@@ -84,10 +84,8 @@ create or replace function rota._enqueue_special(
     updated_at timestamptz,
     max_wait interval,
     has_time boolean,
-    skip_dead boolean,
     after bigint[],
-    before bigint,
-    if_parent_dead text
+    before bigint
 )
     returns bigint
     language plpgsql
@@ -101,9 +99,6 @@ begin
     perform rota._check_key_rule(
         '', job.idempotency_key, _enqueue_special.unique_for, _enqueue_special.on_conflict,
         _enqueue_special.updated_at, _enqueue_special.max_wait);
-    perform rota._check_waits(
-        '', job.ordering_key, _enqueue_special.skip_dead, _enqueue_special.after,
-        _enqueue_special.if_parent_dead, job.limit_key);
     perform rota._check_queues('producer', array[job.queue]);
 
     if _enqueue_special.before is not null
@@ -438,7 +433,7 @@ begin
     elsif _check_key_rule.on_conflict is null
       or _check_key_rule.on_conflict not in ('keep', 'replace', 'rerun') then
         perform rota._refuse(_check_key_rule.prefix || 'on_conflict', format(
-            'must be keep, replace or rerun, got %L', _check_key_rule.on_conflict));
+            'must be keep, replace or rerun, got %L', left(_check_key_rule.on_conflict, 80)));
     elsif _check_key_rule.idempotency_key is null then
         perform rota._refuse(_check_key_rule.prefix || 'idempotency_key',
             'is needed for on_conflict, unique_for, updated_at and max_wait');

@@ -100,13 +100,13 @@ as $$
 begin
     if (_check_policies.catch_up in ('skip', 'one', 'all')) is not true then
         perform rota._refuse('catch_up', format(
-            'must be skip, one or all, got %L', _check_policies.catch_up));
+            'must be skip, one or all, got %L', left(_check_policies.catch_up, 80)));
     elsif (_check_policies.catch_up_max between 1 and 1000) is not true then
         perform rota._refuse('catch_up_max', format('must be 1 to 1000, got %s',
             coalesce(_check_policies.catch_up_max::text, 'null')));
     elsif (_check_policies.overlap in ('allow', 'skip', 'queue')) is not true then
         perform rota._refuse('overlap', format(
-            'must be allow, skip or queue, got %L', _check_policies.overlap));
+            'must be allow, skip or queue, got %L', left(_check_policies.overlap, 80)));
     end if;
     if _check_policies.catch_up_window is not null then
         perform rota._check_interval(

@@ -145,6 +145,9 @@ begin
         '', v_stage.job_type, start_pipeline.payload, v_stage.queue, start_pipeline.run_at,
         start_pipeline.delay, start_pipeline.priority, null, null, null,
         start_pipeline.idempotency_key);
+    perform rota._check_waits(
+        '', start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.after,
+        start_pipeline.if_parent_dead, start_pipeline.limit_key);
 
     v_job := rota._new_job(
         v_stage.job_type, start_pipeline.payload, v_stage.queue, start_pipeline.run_at,
@@ -155,8 +158,8 @@ begin
     return rota._enqueue_special(
         jsonb_populate_record(v_job, jsonb_build_object(
             'pipeline', v_stage.pipeline, 'stage', v_stage.stage)),
-        start_pipeline.unique_for, 'keep', null, null, false, start_pipeline.skip_dead,
-        start_pipeline.after, start_pipeline.before, start_pipeline.if_parent_dead);
+        start_pipeline.unique_for, 'keep', null, null, false, start_pipeline.after,
+        start_pipeline.before);
 end;
 $$;
 
@@ -630,7 +633,7 @@ begin
     perform case jsonb_typeof(e.stage)
         when 'object' then rota._refuse(
             format('stages[%s]', e.ordinal), format('has an unknown key %L', (
-                select k.key from jsonb_each(e.stage - c_keys) as k limit 1)))
+                select left(k.key, 80) from jsonb_each(e.stage - c_keys) as k limit 1)))
         else rota._refuse(format('stages[%s]', e.ordinal), 'must be an object')
     end
     from jsonb_array_elements(_check_stages.stages) with ordinality as e (stage, ordinal)

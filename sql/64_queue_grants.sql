@@ -85,7 +85,7 @@ begin
     elsif _check_queue_grant.access is null
       or _check_queue_grant.access not in ('producer', 'worker') then
         perform rota._refuse('access', format(
-            'must be producer or worker, got %L', _check_queue_grant.access));
+            'must be producer or worker, got %L', left(_check_queue_grant.access, 80)));
     elsif _check_queue_grant.queue is distinct from '*' then
         perform rota._check_name('queue', _check_queue_grant.queue);
     end if;

@@ -91,7 +91,8 @@ begin
     if grant_statements.access is null or grant_statements.access
       not in ('producer', 'worker', 'operator', 'observer') then
         perform rota._refuse('access', format(
-            'must be producer, worker, operator or observer, got %L', grant_statements.access));
+            'must be producer, worker, operator or observer, got %L',
+            left(grant_statements.access, 80)));
     elsif grant_statements.role is null
       or to_regrole(quote_ident(grant_statements.role)) is null then
         perform rota._refuse('role', format('%L does not exist', grant_statements.role));

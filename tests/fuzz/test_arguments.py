@@ -28,6 +28,10 @@ CANARIES = {
         "begin delete from rota.workers; perform rota._refuse('worker', 'is bad'); end",
         "writes before it refuses",
     ),
+    "resume_key": (
+        "begin perform rota._refuse('ordering_key', 'is not ' || ordering_key); end",
+        "tells what it was given whole",
+    ),
     "resume_queue": (
         "begin perform rota._refuse('it', 'is bad'); end",
         "refuses without naming an argument",

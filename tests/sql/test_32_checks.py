@@ -37,3 +37,36 @@ def test_check_time_zone_is_soon_done_with_a_long_text(db: Db) -> None:
 
     with refused("time_zone"):
         rows(db, "select rota.next_run('@daily', repeat('x', 20000000))")
+
+
+@pytest.mark.parametrize(
+    "element",
+    ["0", "1", "-1", "0.5", "9999", '""', '"a"', "[]", "{}", "[1]", "[[0]]", '{"": 1}', "null"],
+)
+def test_no_json_is_four_times_as_long_in_binary_form(read_only_db: Db, element: str) -> None:
+    query = """
+        select pg_column_size(jsonb_agg(%(element)s::jsonb)) as binary_form,
+            octet_length(jsonb_agg(%(element)s::jsonb)::text) as text_form
+        from generate_series(1, 100000)
+    """
+    ((binary_form, text_form),) = read_only_db.execute(query, {"element": element}).fetchall()
+
+    assert binary_form <= 4 * text_form + 8
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(100_000, None), (200_000, "got 1488895"), (900_000, "got 14 MB in binary")],
+)
+def test_check_size_refuses_what_is_over_a_mebibyte_of_text(
+    read_only_db: Db, count: int, told: str | None
+) -> None:
+    query = (
+        "select rota._check_size('result', jsonb_agg(n), '') from generate_series(1, %s) as n"
+    )
+
+    if told is None:
+        rows(read_only_db, query, count)
+    else:
+        with raises("22023", "result must be at most 1 MiB, " + told):
+            rows(read_only_db, query, count)
