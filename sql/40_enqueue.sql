@@ -498,7 +498,7 @@ begin
     return null;
 exception
     when data_exception or program_limit_exceeded then
-        return format('is not valid: %s', sqlerrm);
+        return format('is not valid: %s', left(sqlerrm, 200));
 end;
 $$;
 

@@ -407,3 +407,10 @@ def test_enqueue_counts_durations_in_seconds_whatever_the_calendar_says(db, cloc
 
     found = rows(db, "select run_at - created_at, lease from rota.jobs order by id")
     assert found == [(timedelta(hours=24), timedelta(hours=24)), (timedelta(days=1), None)]
+
+
+def test_enqueue_many_tells_no_long_value_whole(db):
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as caught:
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "t", "delay": [1] * 100_000}]))
+
+    assert len(str(caught.value.diag.message_primary)) < 300
