@@ -1,6 +1,6 @@
 VENV := .venv
 BIN := $(VENV)/bin
-VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/31_version.sql)
+VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/base/version.sql)
 PYTEST = cd tests && ../$(BIN)/python -m pytest
 
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)

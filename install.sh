@@ -115,7 +115,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-version=$(sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" "$here/sql/31_version.sql" 2>/dev/null)
+version=$(sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" "$here/sql/base/version.sql" 2>/dev/null)
 [ -n "$version" ] || fail 2 "the folder sql is not beside this script; run it from its own checkout"
 if [ "$action" = version ]; then
     say "rota $version"

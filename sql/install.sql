@@ -22,64 +22,78 @@ set local search_path = pg_catalog, pg_temp;
 do $$ begin perform pg_advisory_xact_lock(hashtextextended('rota.install', 0)); end $$;
 select to_regnamespace('rota') is null as fresh \gset
 
+-- tables/: what is stored.  Made once, and changed by upgrades/ only.
 \if :fresh
-\ir 10_schema.sql
-\ir 30_clock.sql
-\ir 20_tables.sql
-\ir 21_finished_jobs.sql
-\ir 22_effects.sql
-\ir 23_waiting.sql
-\ir 24_limits.sql
-\ir 25_pipelines.sql
-\ir 26_job_definitions.sql
-\ir 27_queue_grants.sql
+\ir tables/schema.sql
+\ir base/clock.sql
+\ir tables/jobs.sql
+\ir tables/history.sql
+\ir tables/effects.sql
+\ir tables/waiting.sql
+\ir tables/limits.sql
+\ir tables/pipelines.sql
+\ir tables/schedules.sql
+\ir tables/access.sql
 \else
 \ir upgrades/all.sql
-\ir 30_clock.sql
+\ir base/clock.sql
 \endif
 
-\ir 31_version.sql
-\ir 32_checks.sql
-\ir 33_backoff.sql
-\ir 34_schedule_text.sql
-\ir 35_calendar.sql
-\ir 36_time_zones.sql
-\ir 37_next_run.sql
-\ir 38_describe.sql
-\ir 39_buckets.sql
-\ir 40_enqueue.sql
-\ir 41_claim.sql
-\ir 42_finish.sql
-\ir 43_heartbeat.sql
-\ir 44_control.sql
-\ir 45_fail.sql
-\ir 46_queues.sql
-\ir 47_workers.sql
-\ir 48_effects.sql
-\ir 49_keys.sql
-\ir 50_sweep.sql
-\ir 51_schedule.sql
-\ir 52_retention.sql
-\ir 53_tick.sql
-\ir 55_rechecks.sql
-\ir 56_order.sql
-\ir 57_dependencies.sql
-\ir 58_limits.sql
-\ir 59_pipelines.sql
+-- base/: what every other folder uses.
+\ir base/version.sql
+\ir base/checks.sql
+\ir base/backoff.sql
+
+-- jobs/: from enqueue to the end of a job.
+\ir jobs/enqueue.sql
+\ir jobs/keys.sql
+\ir jobs/claim.sql
+\ir jobs/finish.sql
+\ir jobs/lease.sql
+\ir jobs/fail.sql
+\ir jobs/control.sql
+\ir jobs/queues.sql
+\ir jobs/workers.sql
+\ir jobs/effects.sql
+\ir jobs/round_trip.sql
+
+-- waiting/: jobs that wait for more than their time.
+\ir waiting/pending.sql
+\ir waiting/order.sql
+\ir waiting/dependencies.sql
+\ir waiting/limits.sql
+\ir waiting/fairness.sql
+\ir waiting/pipelines.sql
+
+-- schedules/: jobs that are made again and again.
+\ir schedules/text.sql
+\ir schedules/calendar.sql
+\ir schedules/zones.sql
+\ir schedules/next.sql
+\ir schedules/describe.sql
+\ir schedules/definitions.sql
+\ir schedules/occurrences.sql
+
+-- maintenance/: what has to be done from time to time, by whoever ticks.
+\ir maintenance/sweep.sql
+\ir maintenance/retention.sql
+\ir maintenance/tick.sql
+\ir maintenance/wakeups.sql
+\ir maintenance/next_due.sql
+\ir maintenance/pg_cron.sql
 \if :fresh
-\ir 54_first_run.sql
+\ir tables/first_run.sql
 \endif
-\ir 60_pg_cron.sql
-\ir 61_fire.sql
-\ir 62_wakeups.sql
-\ir 63_round_trip.sql
-\ir 64_queue_grants.sql
-\ir 65_next_due.sql
-\ir 70_views.sql
+
+-- operations/: what people and dashboards read.
+\ir operations/views.sql
+
+-- access/: who may do what.
+\ir access/queue_grants.sql
 \if :{?with_roles}
-\ir 80_roles.sql
+\ir access/roles.sql
 \endif
-\ir 90_grants.sql
+\ir access/grants.sql
 \if :{?with_cron}
 do $$ begin perform rota.start_ticker(); end $$;
 \endif

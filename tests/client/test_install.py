@@ -97,7 +97,7 @@ def test_failed_install_leaves_nothing(
 ) -> None:
     own = _empty(empty_database, request)
     subprocess.run(["cp", "-r", f"{_install.sql_dir()}/.", str(tmp_path)], check=True)
-    part = tmp_path / "70_views.sql"
+    part = tmp_path / "operations/views.sql"
     part.write_text(part.read_text() + "\nselect no_such_function();\n")
     monkeypatch.setattr(_install, "sql_dir", lambda: tmp_path)
 

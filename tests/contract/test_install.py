@@ -77,7 +77,7 @@ def test_install_works_from_any_directory(
 
 
 def test_a_broken_part_leaves_nothing_behind(empty: str, psql: Any, copied: Path) -> None:
-    with (copied / "90_grants.sql").open("a") as part:
+    with (copied / "access/grants.sql").open("a") as part:
         part.write("\nselect no_such_column;\n")
 
     done = psql(empty, "-f", copied / "install.sql", check=False)
@@ -91,9 +91,9 @@ def test_a_broken_part_leaves_an_installed_one_as_it_was(
 ) -> None:
     psql(empty, "-f", sql_dir / "install.sql")
     before = dump(empty)
-    version = copied / "31_version.sql"
+    version = copied / "base/version.sql"
     version.write_text(version.read_text().replace("select '", "select '99."))
-    with (copied / "90_grants.sql").open("a") as part:
+    with (copied / "access/grants.sql").open("a") as part:
         part.write("\nselect no_such_column;\n")
 
     done = psql(empty, "-f", copied / "install.sql", check=False)

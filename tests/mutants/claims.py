@@ -8,9 +8,9 @@ CLAIMS = (
     mutant(
         "claim-waits",
         "A claim waits for a row that another one has locked.",
-        "races/test_claim.py sql/test_41_claim.py",
+        "races/test_claim.py sql/jobs/test_claim.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             """\
             limit _lock_lane.max_jobs
             for update skip locked""",
@@ -22,9 +22,9 @@ CLAIMS = (
     mutant(
         "claim-of-many-queues-waits",
         "A claim from several queues waits for a row that another one has locked.",
-        "races/test_claim.py sql/test_41_claim.py",
+        "races/test_claim.py sql/jobs/test_claim.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             """\
             limit _lock_merged.max_jobs - cardinality(ids)
             for update skip locked""",
@@ -36,15 +36,15 @@ CLAIMS = (
     mutant(
         "claim-with-a-hint-waits",
         "A claim that begins at its hint waits for a row that another one has locked.",
-        "sql/test_41_lane_hint.py races/test_claim.py",
-        sql("41_claim", "for update of j skip locked", "for update of j"),
+        "sql/jobs/test_scan_start.py races/test_claim.py",
+        sql("jobs/claim", "for update of j skip locked", "for update of j"),
     ),
     mutant(
         "claim-without-lock",
         "Two claims at once take the same rows.",
         "races/test_claim.py races/test_load.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             """\
             limit _lock_lane.max_jobs
             for update skip locked""",
@@ -56,14 +56,14 @@ CLAIMS = (
         "claim-trusts-its-candidates",
         "A job that another session took between look and lock is given out again.",
         "races/test_claim.py races/test_load.py races/test_interleavings.py",
-        sql("41_claim", "and j.status = any(c_waiting)", "and true"),
+        sql("jobs/claim", "and j.status = any(c_waiting)", "and true"),
     ),
     mutant(
         "claim-in-a-subquery",
         "The update chooses its rows itself, and a plan that looks twice takes too many.",
-        "sql/test_41_claim.py",
+        "sql/jobs/test_claim.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             "where j.ctid = any(v_rows)\n",
             """\
 where j.id in (
@@ -84,21 +84,21 @@ where j.id in (
     mutant(
         "claim-before-its-time",
         "A job is claimed before its run_at.",
-        "sql/test_41_claim.py",
-        sql("41_claim", "and j.run_at <= _lock_lane.due", "and true"),
+        "sql/jobs/test_claim.py",
+        sql("jobs/claim", "and j.run_at <= _lock_lane.due", "and true"),
     ),
     mutant(
         "claim-with-a-hint-before-its-time",
         "A claim that begins at its hint takes jobs of later.",
-        "sql/test_41_lane_hint.py",
-        sql("41_claim", "and j.run_at <= _lock_head.due", "and true"),
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "and j.run_at <= _lock_head.due", "and true"),
     ),
     mutant(
         "claim-of-many-queues-before-its-time",
         "A claim from several queues takes jobs of later.",
-        "sql/test_41_claim.py",
+        "sql/jobs/test_claim.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             """\
                   and j.run_at <= _lock_merged.due
                   and (j.run_at, j.id)""",
@@ -106,7 +106,7 @@ where j.id in (
                   and (j.run_at, j.id)""",
         ),
         sql(
-            "41_claim",
+            "jobs/claim",
             """\
               and j.run_at <= _lock_merged.due
             order by""",
@@ -117,27 +117,27 @@ where j.id in (
     mutant(
         "claim-a-moment-late",
         "A job that is due this very microsecond is not claimed.",
-        "sql/test_41_claim.py",
-        sql("41_claim", "and j.run_at <= _lock_lane.due", "and j.run_at < _lock_lane.due"),
+        "sql/jobs/test_claim.py",
+        sql("jobs/claim", "and j.run_at <= _lock_lane.due", "and j.run_at < _lock_lane.due"),
     ),
     mutant(
         "claim-from-a-paused-queue",
         "A paused queue goes on.",
-        "sql/test_46_queues.py",
-        sql("41_claim", "where q.is_paused is not true", "where true"),
+        "sql/jobs/test_queues.py",
+        sql("jobs/claim", "where q.is_paused is not true", "where true"),
     ),
     mutant(
         "claim-with-a-hint-from-a-paused-queue",
         "A paused queue goes on for who has a hint.",
-        "sql/test_41_lane_hint.py sql/test_46_queues.py",
-        sql("41_claim", "(q.is_paused or q.ageing", "(q.ageing"),
+        "sql/jobs/test_scan_start.py sql/jobs/test_queues.py",
+        sql("jobs/claim", "(q.is_paused or q.ageing", "(q.ageing"),
     ),
     mutant(
         "claim-without-isolation",
         "A claim from an old snapshot is let through.",
-        "sql/test_41_claim.py sql/test_63_round_trip.py",
+        "sql/jobs/test_claim.py sql/jobs/test_round_trip.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             "    if current_setting('transaction_isolation') <> 'read committed' then",
             "    if false then",
         ),
@@ -145,9 +145,9 @@ where j.id in (
     mutant(
         "hint-for-ever",
         "A session never looks again from the start of a lane.",
-        "sql/test_41_lane_hint.py",
+        "sql/jobs/test_scan_start.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             "v_hint[2] > c_due and v_hint[2] <= c_due + 60000000) is not true",
             "v_hint[2] > 0) is not true",
         ),
@@ -155,21 +155,21 @@ where j.id in (
     mutant(
         "hint-that-is-over",
         "The place that a hint tells is good after its end.",
-        "sql/test_41_lane_hint.py",
-        sql("41_claim", "_lock_head.hint[1] > c_due and _lock_head.hint", "_lock_head.hint"),
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "_lock_head.hint[1] > c_due and _lock_head.hint", "_lock_head.hint"),
     ),
     mutant(
         "hint-from-the-future",
         "The clock went back, and the hint is good until it is there again.",
-        "sql/test_41_lane_hint.py",
-        sql("41_claim", "and _lock_head.hint[1] <= c_due + 60000000", "and true"),
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "and _lock_head.hint[1] <= c_due + 60000000", "and true"),
     ),
     mutant(
         "hint-of-another-call",
         "What another claim remembers is taken for this one's.",
-        "sql/test_41_lane_hint.py",
+        "sql/jobs/test_scan_start.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             "if split_part(v_text, '#', 2) = hashtext(v_hint || _hint.call)::text",
             "if v_hint <> ''",
         ),
@@ -177,39 +177,39 @@ where j.id in (
     mutant(
         "hint-before-the-urgent",
         "Who has a hint does not see a more urgent lane.",
-        "sql/test_41_lane_hint.py",
-        sql("41_claim", "and u.priority < _lock_head.hint[3]::integer", "and false"),
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "and u.priority < _lock_head.hint[3]::integer", "and false"),
     ),
     mutant(
         "hint-of-all-there-is",
         "What was found in the lane of the hint is taken for all that is due.",
-        "sql/test_41_lane_hint.py",
-        sql("41_claim", "              and j.priority > v_hint[3]::integer\n", "and false\n"),
+        "sql/jobs/test_scan_start.py",
+        sql("jobs/claim", "              and j.priority > v_hint[3]::integer\n", "and false\n"),
     ),
     mutant(
         "clock-of-the-transaction",
         "All functions take the begin of the transaction for the time of day.",
-        "sql/test_41_claim.py sql/test_43_heartbeat.py",
-        sql("30_clock", "return clock_timestamp();", "return now();"),
+        "sql/jobs/test_claim.py sql/jobs/test_lease.py",
+        sql("base/clock", "return clock_timestamp();", "return now();"),
     ),
     mutant(
         "lease-of-the-transaction",
         "A lease begins with the transaction, and may be over when it is given.",
-        "sql/test_41_claim.py",
-        sql("41_claim", "locked_until = v_now + greatest(", "locked_until = now() + greatest("),
+        "sql/jobs/test_claim.py",
+        sql("jobs/claim", "locked_until = v_now + greatest(", "locked_until = now() + greatest("),
     ),
     mutant(
         "heartbeat-of-the-transaction",
         "A heartbeat in a long transaction extends the lease by less than it says.",
-        "sql/test_43_heartbeat.py",
-        sql("43_heartbeat", "    v_now := rota.now();\n", "    v_now := now();\n"),
+        "sql/jobs/test_lease.py",
+        sql("jobs/lease", "    v_now := rota.now();\n", "    v_now := now();\n"),
     ),
     mutant(
         "lease-before-the-wait",
         "The lease of a heartbeat begins before the wait for the row.",
-        "races/test_ending.py sql/test_43_heartbeat.py",
+        "races/test_ending.py sql/jobs/test_lease.py",
         sql(
-            "43_heartbeat",
+            "jobs/lease",
             """\
     perform from rota.jobs as j where j.id = heartbeat.job_id for update;
     v_now := rota.now();
@@ -223,9 +223,9 @@ where j.id in (
     mutant(
         "heartbeat-keeps-quiet",
         "A worker is not told that its job shall be cancelled.",
-        "sql/test_43_heartbeat.py",
+        "sql/jobs/test_lease.py",
         sql(
-            "43_heartbeat",
+            "jobs/lease",
             "returning j.locked_until, j.cancel_requested_at is not null",
             "returning j.locked_until, false",
         ),
@@ -233,15 +233,15 @@ where j.id in (
     mutant(
         "heartbeats-keep-quiet",
         "A worker of many jobs is not told that one of them shall be cancelled.",
-        "sql/test_43_heartbeat.py client/test_worker.py",
-        sql("43_heartbeat", "        b.cancel_requested_at is not null\n", "        false\n"),
+        "sql/jobs/test_lease.py client/test_worker.py",
+        sql("jobs/lease", "        b.cancel_requested_at is not null\n", "        false\n"),
     ),
     mutant(
         "claim-of-any-type",
         "A worker gets jobs for which it has no handler.",
-        "sql/test_41_claim.py sql/test_59_pipelines.py client/test_worker.py",
+        "sql/jobs/test_claim.py sql/waiting/test_pipelines.py client/test_worker.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             "and (_lock_lane.job_types is null or j.job_type = any(_lock_lane.job_types))",
             "and true",
         ),
@@ -249,9 +249,9 @@ where j.id in (
     mutant(
         "claim-with-a-hint-of-any-type",
         "A worker that has a hint gets jobs for which it has no handler.",
-        "sql/test_41_lane_hint.py",
+        "sql/jobs/test_scan_start.py",
         sql(
-            "41_claim",
+            "jobs/claim",
             "and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))",
             "and true",
         ),
@@ -259,19 +259,19 @@ where j.id in (
     mutant(
         "claim-of-one-too-many",
         "A claim takes one job more than was asked for.",
-        "sql/test_41_claim.py",
-        sql("41_claim", "limit _lock_lane.max_jobs\n", "limit _lock_lane.max_jobs + 1\n"),
+        "sql/jobs/test_claim.py",
+        sql("jobs/claim", "limit _lock_lane.max_jobs\n", "limit _lock_lane.max_jobs + 1\n"),
     ),
     mutant(
         "claim-of-the-least-urgent",
         "The lane with the highest number goes first.",
-        "sql/test_41_claim.py",
-        sql("41_claim", "select min(l.priority)", "select max(l.priority)"),
+        "sql/jobs/test_claim.py",
+        sql("jobs/claim", "select min(l.priority)", "select max(l.priority)"),
     ),
     mutant(
         "claim-in-any-order",
         "A worker gets the jobs of its claim in the order of the table.",
-        "sql/test_41_claim.py",
-        sql("41_claim", "    order by c.priority, c.run_at, c.id;", "    order by c.id desc;"),
+        "sql/jobs/test_claim.py",
+        sql("jobs/claim", "    order by c.priority, c.run_at, c.id;", "    order by c.id desc;"),
     ),
 )

@@ -10,7 +10,7 @@ ENDINGS = (
         "A batch that holds some jobs waits for another: two of them may wait in a circle.",
         "races/test_ending.py",
         sql(
-            "32_checks",
+            "base/checks",
             """\
               and j.id <> all(v_held)
             for update skip locked
@@ -25,14 +25,14 @@ ENDINGS = (
         "batch-tries-once",
         "What a claim holds until its commit is told to be busy at once.",
         "races/test_ending.py",
-        sql("32_checks", "exit when v_try = 11 or", "exit when true or"),
+        sql("base/checks", "exit when v_try = 11 or", "exit when true or"),
     ),
     mutant(
         "finish-apart",
         "The job is written to the history first and deleted after it, so two may write it.",
         "races/test_ending.py",
         sql(
-            "42_finish",
+            "jobs/finish",
             """\
         delete from rota.jobs as j
         where j.id = any(_end_jobs.job_ids)""",
@@ -42,7 +42,7 @@ ENDINGS = (
         where j.id = any(_end_jobs.job_ids)""",
         ),
         sql(
-            "42_finish",
+            "jobs/finish",
             """\
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
@@ -55,7 +55,7 @@ ENDINGS = (
             "",
         ),
         sql(
-            "42_finish",
+            "jobs/finish",
             "    v_over := v_ended;\n",
             """\
     delete from rota.jobs as j where j.id = any(v_ended);
@@ -68,7 +68,7 @@ ENDINGS = (
         "The commit of a finish is answered before it is on the disk.",
         "faults/test_sessions.py",
         sql(
-            "42_finish",
+            "jobs/finish",
             "begin\n    with ended as (",
             """\
 begin
@@ -79,15 +79,15 @@ begin
     mutant(
         "finish-waits-for-a-locked-row",
         "One row that somebody holds keeps a worker from finishing all its jobs.",
-        "sql/test_42_finish.py client/test_locked_rows.py",
-        sql("42_finish", "finish_jobs.next_stages, true);", "finish_jobs.next_stages);"),
+        "sql/jobs/test_finish.py client/test_locked_rows.py",
+        sql("jobs/finish", "finish_jobs.next_stages, true);", "finish_jobs.next_stages);"),
     ),
     mutant(
         "finish-in-the-order-given",
         "Two batches that share jobs lock them in the order in which they were named.",
-        "sql/test_42_finish.py races/test_load.py",
+        "sql/jobs/test_finish.py races/test_load.py",
         sql(
-            "42_finish",
+            "jobs/finish",
             """\
         delete from rota.jobs as j
         where j.id = any(_end_jobs.job_ids)""",
@@ -100,15 +100,15 @@ begin
     mutant(
         "finish-of-what-waits",
         "A job that waits is ended as if it ran.",
-        "sql/test_42_finish.py",
-        sql("42_finish", "and j.status = _end_jobs.old_status", "and true"),
+        "sql/jobs/test_finish.py",
+        sql("jobs/finish", "and j.status = _end_jobs.old_status", "and true"),
     ),
     mutant(
         "rerun-lost",
         "The run that was asked for while the job ran never comes.",
-        "sql/test_49_keys.py races/test_keys.py",
+        "sql/jobs/test_keys.py races/test_keys.py",
         sql(
-            "42_finish",
+            "jobs/finish",
             """\
     where e.rerun_payload is not null;
     perform""",
@@ -120,53 +120,53 @@ begin
     mutant(
         "attempts-counted-by-fail",
         "An attempt counts when a failure is told, and who dies tells nothing.",
-        "sql/test_41_claim.py sql/test_45_fail.py",
-        sql("41_claim", "least(j.attempts, 2147483646) + 1,", "j.attempts,"),
-        sql("45_fail", "case when v_is_rerun then 0 else j.attempts end", "j.attempts + 1"),
-        sql("45_fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
+        "sql/jobs/test_claim.py sql/jobs/test_fail.py",
+        sql("jobs/claim", "least(j.attempts, 2147483646) + 1,", "j.attempts,"),
+        sql("jobs/fail", "case when v_is_rerun then 0 else j.attempts end", "j.attempts + 1"),
+        sql("jobs/fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
     ),
     mutant(
         "one-attempt-more",
         "A job has one attempt more than it may have.",
-        "sql/test_45_fail.py sql/test_41_claim.py",
-        sql("45_fail", "job.attempts >= job.max_attempts", "job.attempts > job.max_attempts"),
+        "sql/jobs/test_fail.py sql/jobs/test_claim.py",
+        sql("jobs/fail", "job.attempts >= job.max_attempts", "job.attempts > job.max_attempts"),
     ),
     mutant(
         "fatal-tried-again",
         "What can never succeed is tried again.",
-        "sql/test_45_fail.py",
-        sql("45_fail", "when _fail_running.is_fatal or job.attempts", "when job.attempts"),
+        "sql/jobs/test_fail.py",
+        sql("jobs/fail", "when _fail_running.is_fatal or job.attempts", "when job.attempts"),
     ),
     mutant(
         "cancelled-tried-again",
         "A job whose cancel was asked for is tried again when it fails.",
-        "sql/test_44_control.py sql/test_50_sweep.py",
-        sql("45_fail", "when job.cancel_requested_at is not null then 'cancelled'", ""),
+        "sql/jobs/test_control.py sql/maintenance/test_sweep.py",
+        sql("jobs/fail", "when job.cancel_requested_at is not null then 'cancelled'", ""),
     ),
     mutant(
         "failure-told-twice",
         "A failure that is told again, because the answer was lost, is refused.",
-        "sql/test_45_fail.py client/test_worker.py",
-        sql("45_fail", "and r.status in ('failed', 'dead', 'cancelled')", "and false"),
+        "sql/jobs/test_fail.py client/test_worker.py",
+        sql("jobs/fail", "and r.status in ('failed', 'dead', 'cancelled')", "and false"),
     ),
     mutant(
         "snooze-burns-the-attempt",
         "A job that is put off or given back has lost an attempt.",
-        "sql/test_45_fail.py",
-        sql("45_fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
+        "sql/jobs/test_fail.py",
+        sql("jobs/fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
     ),
     mutant(
         "give-back-forgets-the-cancel",
         "A job whose cancel was asked for is given back and runs again.",
-        "sql/test_45_fail.py sql/test_44_control.py races/test_ending.py",
-        sql("45_fail", "where h.cancel_requested_at is not null;", "where false;"),
+        "sql/jobs/test_fail.py sql/jobs/test_control.py races/test_ending.py",
+        sql("jobs/fail", "where h.cancel_requested_at is not null;", "where false;"),
     ),
     mutant(
         "release-waits-for-what-is-held",
         "Who gives jobs back waits for one and holds the others: two may wait in a circle.",
         "races/test_ending.py",
         sql(
-            "45_fail",
+            "jobs/fail",
             """\
     v_ids := rota._hold_jobs(
         rota._newest_refs(release_jobs.job_ids, release_jobs.lease_tokens),
@@ -180,9 +180,9 @@ begin
     mutant(
         "sweep-of-live-leases",
         "The sweep takes jobs whose lease is not over.",
-        "sql/test_50_sweep.py",
+        "sql/maintenance/test_sweep.py",
         sql(
-            "50_sweep",
+            "maintenance/sweep",
             """\
           and j.locked_until < v_now
           and j.locked_until >= v_since
@@ -195,9 +195,9 @@ begin
     mutant(
         "sweep-a-moment-early",
         "A lease that ends this very microsecond is taken back.",
-        "sql/test_50_sweep.py",
+        "sql/maintenance/test_sweep.py",
         sql(
-            "50_sweep",
+            "maintenance/sweep",
             """\
           and j.locked_until < v_now
           and j.locked_until >= v_since
@@ -212,26 +212,26 @@ begin
         "sweep-without-lock",
         "A heartbeat that comes while the sweep looks saves the job no more.",
         "races/test_ending.py",
-        sql("50_sweep", "        for update skip locked\n", ""),
+        sql("maintenance/sweep", "        for update skip locked\n", ""),
     ),
     mutant(
         "sweep-waits",
         "The sweep waits for a row that somebody holds, and all others with it.",
-        "sql/test_50_sweep.py races/test_ending.py",
-        sql("50_sweep", "for update skip locked", "for update"),
+        "sql/maintenance/test_sweep.py races/test_ending.py",
+        sql("maintenance/sweep", "for update skip locked", "for update"),
     ),
     mutant(
         "sweep-stops-at-a-bad-row",
         "One row that cannot be swept keeps all others.",
-        "sql/test_50_sweep.py sql/test_53_tick.py",
-        sql("50_sweep", "return rota._sweep(sweep_stale_leases.max_jobs, true);", "return 0;"),
+        "sql/maintenance/test_sweep.py sql/maintenance/test_tick.py",
+        sql("maintenance/sweep", "return rota._sweep(sweep_stale_leases.max_jobs, true);", "return 0;"),
     ),
     mutant(
         "sweep-hint-for-ever",
         "A session never looks again from the first lease on.",
-        "sql/test_41_lane_hint.py",
+        "sql/jobs/test_scan_start.py",
         sql(
-            "50_sweep",
+            "maintenance/sweep",
             "v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000",
             "v_hint[1] > 0",
         ),
@@ -239,33 +239,33 @@ begin
     mutant(
         "backoff-without-cap",
         "The next try is put off without bounds.",
-        "sql/test_33_backoff.py",
-        sql("33_backoff", "v_delay := least(v_delay, v_cap / (1 + v_jitter));", "null;"),
+        "sql/base/test_backoff.py",
+        sql("base/backoff", "v_delay := least(v_delay, v_cap / (1 + v_jitter));", "null;"),
     ),
     mutant(
         "backoff-above-its-cap",
         "The jitter goes beyond the cap.",
-        "sql/test_33_backoff.py",
-        sql("33_backoff", "v_cap / (1 + v_jitter)", "v_cap"),
+        "sql/base/test_backoff.py",
+        sql("base/backoff", "v_cap / (1 + v_jitter)", "v_cap"),
     ),
     mutant(
         "backoff-without-jitter",
         "What failed together comes back together.",
-        "sql/test_33_backoff.py",
-        sql("33_backoff", "v_delay * (1 + v_jitter * (2 * random() - 1))", "v_delay"),
+        "sql/base/test_backoff.py",
+        sql("base/backoff", "v_delay * (1 + v_jitter * (2 * random() - 1))", "v_delay"),
     ),
     mutant(
         "backoff-without-bounds",
         "After a thousand attempts a job that fails cannot even fail.",
-        "sql/test_33_backoff.py",
-        sql("33_backoff", "power(2, least(v_attempt - 1, 62))", "power(2, v_attempt - 1)"),
+        "sql/base/test_backoff.py",
+        sql("base/backoff", "power(2, least(v_attempt - 1, 62))", "power(2, v_attempt - 1)"),
     ),
     mutant(
         "results-shifted",
         "Each job of a batch gets the result of the next one.",
-        "sql/test_42_finish.py client/test_worker.py",
+        "sql/jobs/test_finish.py client/test_worker.py",
         sql(
-            "42_finish",
+            "jobs/finish",
             "(array_position(_end_jobs.job_ids, e.id) - 1)",
             "array_position(_end_jobs.job_ids, e.id)",
         ),

@@ -8,9 +8,9 @@ FENCE = (
     mutant(
         "finish-without-token",
         "Whoever had the job once may finish it under its new owner.",
-        "sql/test_42_finish.py races/test_ending.py",
+        "sql/jobs/test_finish.py races/test_ending.py",
         sql(
-            "42_finish",
+            "jobs/finish",
             """\
           and j.lease_token = coalesce(
             v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])
@@ -21,32 +21,32 @@ FENCE = (
     mutant(
         "finish-answered-without-token",
         "A worker that lost its job is told that its own finish counted.",
-        "sql/test_42_finish.py races/test_ending.py",
-        sql("42_finish", "and f.lease_token = _is_finished.lease_token", "and true"),
+        "sql/jobs/test_finish.py races/test_ending.py",
+        sql("jobs/finish", "and f.lease_token = _is_finished.lease_token", "and true"),
     ),
     mutant(
         "fail-without-token",
         "Whoever had the job once may fail it under its new owner.",
-        "sql/test_42_finish.py sql/test_45_fail.py",
-        sql("45_fail", "and j.lease_token = fail_job.lease_token", "and true"),
+        "sql/jobs/test_finish.py sql/jobs/test_fail.py",
+        sql("jobs/fail", "and j.lease_token = fail_job.lease_token", "and true"),
     ),
     mutant(
         "heartbeat-without-token",
         "A worker that was given up for dead goes on as if it had the lease.",
-        "sql/test_42_finish.py sql/test_43_heartbeat.py",
-        sql("43_heartbeat", "and j.lease_token = heartbeat.lease_token", "and true"),
+        "sql/jobs/test_finish.py sql/jobs/test_lease.py",
+        sql("jobs/lease", "and j.lease_token = heartbeat.lease_token", "and true"),
     ),
     mutant(
         "heartbeats-without-token",
         "One heartbeat for many extends the leases of others.",
-        "sql/test_42_finish.py sql/test_43_heartbeat.py",
+        "sql/jobs/test_finish.py sql/jobs/test_lease.py",
         sql(
-            "43_heartbeat",
+            "jobs/lease",
             "and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]",
             "and true",
         ),
         sql(
-            "32_checks",
+            "base/checks",
             """\
               and j.lease_token
                 = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
@@ -64,15 +64,15 @@ FENCE = (
     mutant(
         "old-lease-hides-the-new",
         "A worker that names an old and a new lease of a job is heard for the old one.",
-        "sql/test_42_finish.py sql/test_43_heartbeat.py sql/test_45_fail.py",
-        sql("32_checks", "partition by r.job_id", "partition by r.ordinal"),
+        "sql/jobs/test_finish.py sql/jobs/test_lease.py sql/jobs/test_fail.py",
+        sql("base/checks", "partition by r.job_id", "partition by r.ordinal"),
     ),
     mutant(
         "token-that-never-was-hides-the-live",
         "The token of a claim that was rolled back is taken for the newest of its job.",
-        "sql/test_42_finish.py sql/test_43_heartbeat.py sql/test_45_fail.py",
+        "sql/jobs/test_finish.py sql/jobs/test_lease.py sql/jobs/test_fail.py",
         sql(
-            "32_checks",
+            "base/checks",
             "where j.id = r.job_id\n                    ) desc",
             "where false\n                    ) desc",
         ),
@@ -80,9 +80,9 @@ FENCE = (
     mutant(
         "give-back-without-token",
         "Whoever had the job once may snooze it or give it back under its new owner.",
-        "sql/test_42_finish.py sql/test_45_fail.py",
+        "sql/jobs/test_finish.py sql/jobs/test_fail.py",
         sql(
-            "45_fail",
+            "jobs/fail",
             """\
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running'
@@ -95,9 +95,9 @@ FENCE = (
     mutant(
         "give-back-cancels-without-token",
         "Whoever had the job once ends it as cancelled, under its new owner.",
-        "sql/test_42_finish.py sql/test_45_fail.py races/test_ending.py",
+        "sql/jobs/test_finish.py sql/jobs/test_fail.py races/test_ending.py",
         sql(
-            "45_fail",
+            "jobs/fail",
             """\
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
           and j.status = 'running'
@@ -110,27 +110,27 @@ FENCE = (
     mutant(
         "progress-without-token",
         "The progress of a job is that of a worker that lost it.",
-        "sql/test_42_finish.py sql/test_43_heartbeat.py",
-        sql("43_heartbeat", "and j.lease_token = set_progress.lease_token", "and true"),
+        "sql/jobs/test_finish.py sql/jobs/test_lease.py",
+        sql("jobs/lease", "and j.lease_token = set_progress.lease_token", "and true"),
     ),
     mutant(
         "effects-without-token",
         "A worker that lost its lease records effects, and completes and withdraws them.",
-        "sql/test_48_effects.py races/test_effects.py",
-        sql("48_effects", "and j.lease_token = _lock_lease.lease_token", "and true"),
+        "sql/jobs/test_effects.py races/test_effects.py",
+        sql("jobs/effects", "and j.lease_token = _lock_lease.lease_token", "and true"),
     ),
     mutant(
         "effect-holder-without-token",
         "The record of a lost lease is held as long as anybody runs the job.",
-        "sql/test_48_effects.py races/test_effects.py",
-        sql("48_effects", "and j.lease_token = _is_leased.lease_token", "and true"),
+        "sql/jobs/test_effects.py races/test_effects.py",
+        sql("jobs/effects", "and j.lease_token = _is_leased.lease_token", "and true"),
     ),
     mutant(
         "effect-completed-by-another",
         "The next run of a job completes the effect that the one before has recorded.",
-        "sql/test_48_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_effects.py",
         sql(
-            "48_effects",
+            "jobs/effects",
             """\
       and e.lease_token = complete_effect.lease_token
       and e.completed_at is null""",
@@ -141,15 +141,15 @@ FENCE = (
     mutant(
         "effect-withdrawn-by-another",
         "The next run of a job withdraws the effect that the one before has recorded.",
-        "sql/test_48_effects.py races/test_effects.py",
-        sql("48_effects", "and e.lease_token = withdraw_effect.lease_token", "and true"),
+        "sql/jobs/test_effects.py races/test_effects.py",
+        sql("jobs/effects", "and e.lease_token = withdraw_effect.lease_token", "and true"),
     ),
     mutant(
         "cancel-without-lock",
         "A cancel that meets a claim says that the job is cancelled, and it runs.",
         "races/test_claim.py races/test_ending.py",
         sql(
-            "44_control",
+            "jobs/control",
             """\
         where j.id = cancel_job.job_id
         for update;
@@ -162,15 +162,15 @@ FENCE = (
     mutant(
         "token-stands-still",
         "The token follows the clock alone: two claims in one moment have the same.",
-        "sql/test_41_claim.py races/test_claim.py",
-        sql("41_claim", "least(j.lease_token, 9223372036854775806) + 1,", "j.lease_token,"),
+        "sql/jobs/test_claim.py races/test_claim.py",
+        sql("jobs/claim", "least(j.lease_token, 9223372036854775806) + 1,", "j.lease_token,"),
     ),
     mutant(
         "token-forgotten-by-retry",
         "A job that is brought back to life begins with a token that it may have had.",
-        "sql/test_44_control.py sql/test_41_claim.py races/test_claim.py",
+        "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_claim.py",
         sql(
-            "44_control",
+            "jobs/control",
             """\
             e.lease_token,
             e.last_error""",
@@ -182,9 +182,9 @@ FENCE = (
     mutant(
         "token-kept-by-force",
         "The worker of a job that was taken away by force has the token of the waiting job.",
-        "sql/test_44_control.py sql/test_41_claim.py races/test_claim.py",
+        "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_claim.py",
         sql(
-            "44_control",
+            "jobs/control",
             "lease_token = j.lease_token + (j.status = 'running')::integer,",
             "lease_token = j.lease_token,",
         ),
@@ -192,31 +192,31 @@ FENCE = (
     mutant(
         "forced-without-force",
         "A retry takes a running job away from its worker without being told to.",
-        "sql/test_44_control.py",
-        sql("44_control", "if v_status = 'running' and not retry_job.is_forced", "if false"),
+        "sql/jobs/test_control.py",
+        sql("jobs/control", "if v_status = 'running' and not retry_job.is_forced", "if false"),
     ),
     mutant(
         "lost-taken-for-held",
         "A job that another one runs by now is told to be busy, and not to be lost.",
-        "sql/test_42_finish.py sql/test_43_heartbeat.py",
-        sql("32_checks", "and j.lease_token = _is_running.lease_token", "and true"),
+        "sql/jobs/test_finish.py sql/jobs/test_lease.py",
+        sql("base/checks", "and j.lease_token = _is_running.lease_token", "and true"),
     ),
     mutant(
         "lost-taken-for-ended",
         "Whoever lost a job that another one has ended is told that he ended it himself.",
-        "sql/test_42_finish.py sql/test_45_fail.py",
-        sql("32_checks", "elsif v_lease_token = _raise_lost.lease_token\n", "elsif true\n"),
+        "sql/jobs/test_finish.py sql/jobs/test_fail.py",
+        sql("base/checks", "elsif v_lease_token = _raise_lost.lease_token\n", "elsif true\n"),
     ),
     mutant(
         "failure-of-another-is-the-answer",
         "Whoever lost a job that failed again since is told of the failure of another.",
-        "sql/test_45_fail.py sql/test_42_finish.py",
-        sql("45_fail", "and r.lease_token = fail_job.lease_token", "and true"),
+        "sql/jobs/test_fail.py sql/jobs/test_finish.py",
+        sql("jobs/fail", "and r.lease_token = fail_job.lease_token", "and true"),
     ),
     mutant(
         "stage-checked-without-token",
         "A worker that lost its job is told that its stage is wrong, and not that it is lost.",
-        "sql/test_59_pipelines.py",
-        sql("59_pipelines", "and j.lease_token = _check_next_stage.lease_token", "and true"),
+        "sql/waiting/test_pipelines.py",
+        sql("waiting/pipelines", "and j.lease_token = _check_next_stage.lease_token", "and true"),
     ),
 )

@@ -8,14 +8,14 @@ ONCE = (
     mutant(
         "key-not-unique",
         "A key has as many live jobs as one likes.",
-        "sql/test_20_tables.py sql/test_40_enqueue.py",
+        "sql/tables/test_jobs.py sql/jobs/test_enqueue.py",
         sql(
-            "20_tables",
+            "tables/jobs",
             "create unique index jobs_idempotency_key_idx",
             "create index jobs_idempotency_key_idx",
         ),
         sql(
-            "40_enqueue",
+            "jobs/enqueue",
             """\
         on conflict (idempotency_key) where idempotency_key is not null do nothing
         returning""",
@@ -23,7 +23,7 @@ ONCE = (
         returning""",
         ),
         sql(
-            "40_enqueue",
+            "jobs/enqueue",
             """\
     order by n.idempotency_key, n.ordinal
     on conflict (idempotency_key) where idempotency_key is not null do nothing;""",
@@ -35,20 +35,20 @@ ONCE = (
         "batch-in-the-order-given",
         "Two batches that share keys insert them in any order, and wait in a circle.",
         "races/test_enqueue.py races/test_load.py",
-        sql("40_enqueue", "order by n.idempotency_key, n.ordinal", "order by n.ordinal"),
+        sql("jobs/enqueue", "order by n.idempotency_key, n.ordinal", "order by n.ordinal"),
     ),
     mutant(
         "batch-of-rules-in-the-order-given",
         "Two batches with rules for shared keys take them in any order.",
         "races/test_enqueue.py races/test_keys.py",
-        sql("49_keys", "order by m.idempotency_key, m.ordinal", "order by m.ordinal"),
+        sql("jobs/keys", "order by m.idempotency_key, m.ordinal", "order by m.ordinal"),
     ),
     mutant(
         "version-seen-twice",
         "An update of the version that was seen last runs once more.",
-        "sql/test_49_keys.py races/test_keys.py",
+        "sql/jobs/test_keys.py races/test_keys.py",
         sql(
-            "49_keys",
+            "jobs/keys",
             "coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at",
             "coalesce(k.source_updated_at, '-infinity') <= excluded.source_updated_at",
         ),
@@ -56,9 +56,9 @@ ONCE = (
     mutant(
         "unique-for-no-time",
         "A key makes another job before its time is over.",
-        "sql/test_49_keys.py",
+        "sql/jobs/test_keys.py",
         sql(
-            "49_keys",
+            "jobs/keys",
             "coalesce(k.unique_until, '-infinity') <= v_now",
             "coalesce(k.unique_until, '-infinity') <= 'infinity'",
         ),
@@ -66,15 +66,15 @@ ONCE = (
     mutant(
         "replace-reaches-a-running-job",
         "A replace makes a running job run again.",
-        "sql/test_49_keys.py",
-        sql("49_keys", "and (j.status <> 'running' or _update_keyed.is_rerun)", "and true"),
+        "sql/jobs/test_keys.py",
+        sql("jobs/keys", "and (j.status <> 'running' or _update_keyed.is_rerun)", "and true"),
     ),
     mutant(
         "cancel-keeps-the-rerun",
         "A job is cancelled, and the run that was asked for before it comes all the same.",
-        "sql/test_49_keys.py",
+        "sql/jobs/test_keys.py",
         sql(
-            "44_control",
+            "jobs/control",
             """\
         -- What was asked for before the cancel is cancelled with it.
         rerun_payload = null,
@@ -87,15 +87,15 @@ ONCE = (
     mutant(
         "effect-not-unique",
         "The same effect is recorded as often as one likes.",
-        "sql/test_48_effects.py races/test_effects.py",
-        sql("22_effects", "    constraint effects_pkey primary key (scope, key),\n", ""),
+        "sql/jobs/test_effects.py races/test_effects.py",
+        sql("tables/effects", "    constraint effects_pkey primary key (scope, key),\n", ""),
     ),
     mutant(
         "effect-taken-from-its-holder",
         "An effect is done again while its first worker is at it.",
-        "sql/test_48_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_effects.py",
         sql(
-            "48_effects",
+            "jobs/effects",
             "and rota._is_leased(v_effect.job_id, v_effect.lease_token)",
             "and false",
         ),
@@ -105,7 +105,7 @@ ONCE = (
         "Two that come upon an effect of unknown outcome both do it again.",
         "races/test_effects.py",
         sql(
-            "48_effects",
+            "jobs/effects",
             """\
           and e.key = record_effect.key
         for update;""",
@@ -116,14 +116,14 @@ ONCE = (
     mutant(
         "effect-forgotten-in-use",
         "Retention forgets a record whose effect is just being done.",
-        "sql/test_48_effects.py races/test_effects.py",
+        "sql/jobs/test_effects.py races/test_effects.py",
         sql(
-            "52_retention",
+            "maintenance/retention",
             "not rota._is_leased(e.job_id, e.lease_token))\n        order by",
             "true)\n        order by",
         ),
         sql(
-            "52_retention",
+            "maintenance/retention",
             "not rota._is_leased(e.job_id, e.lease_token));",
             "true);",
         ),
@@ -133,7 +133,7 @@ ONCE = (
         "Retention forgets a record that another lease has taken over since it looked.",
         "races/test_effects.py",
         sql(
-            "52_retention",
+            "maintenance/retention",
             "not rota._is_leased(e.job_id, e.lease_token));",
             "true);",
         ),
@@ -141,9 +141,9 @@ ONCE = (
     mutant(
         "two-heads",
         "No index keeps two jobs of an ordering key from running at once.",
-        "sql/test_20_tables.py sql/test_56_order.py races/test_waiting.py",
+        "sql/tables/test_jobs.py sql/waiting/test_order.py races/test_waiting.py",
         sql(
-            "20_tables",
+            "tables/jobs",
             "create unique index jobs_ordering_key_head_idx",
             "create index jobs_ordering_key_head_idx",
         ),
@@ -151,9 +151,9 @@ ONCE = (
     mutant(
         "order-from-the-end",
         "The last job of an ordering key goes first.",
-        "sql/test_56_order.py",
+        "sql/waiting/test_order.py",
         sql(
-            "56_order",
+            "waiting/order",
             "    order by coalesce(j.first_job_id, j.id)\n    limit 1;",
             "    order by coalesce(j.first_job_id, j.id) desc\n    limit 1;",
         ),
@@ -161,15 +161,15 @@ ONCE = (
     mutant(
         "dead-head-lets-go",
         "The jobs behind a dead one go on, though nobody said so.",
-        "sql/test_56_order.py",
-        sql("42_finish", "      and not e.skip_dead\n", "      and false\n"),
+        "sql/waiting/test_order.py",
+        sql("jobs/finish", "      and not e.skip_dead\n", "      and false\n"),
     ),
     mutant(
         "turn-not-passed-on",
         "The job behind one that has ended waits for ever.",
-        "sql/test_56_order.py",
+        "sql/waiting/test_order.py",
         sql(
-            "42_finish",
+            "jobs/finish",
             """\
     where e.ordering_key is not null;
 
@@ -183,21 +183,21 @@ ONCE = (
     mutant(
         "child-before-its-parents",
         "A job starts when the first of its parents has ended.",
-        "sql/test_57_dependencies.py",
-        sql("57_dependencies", "if rota._has_parents(v_job.id) then", "if false then"),
+        "sql/waiting/test_dependencies.py",
+        sql("waiting/dependencies", "if rota._has_parents(v_job.id) then", "if false then"),
     ),
     mutant(
         "dead-parent-is-well",
         "A job runs although one that it waits for is dead.",
-        "sql/test_57_dependencies.py",
-        sql("57_dependencies", "and v_job.if_parent_dead is distinct from 'run'", "and false"),
+        "sql/waiting/test_dependencies.py",
+        sql("waiting/dependencies", "and v_job.if_parent_dead is distinct from 'run'", "and false"),
     ),
     mutant(
         "parent-ends-unheard",
         "A parent is not locked while a job comes to wait for it, and ends without a word.",
         "races/test_waiting.py",
         sql(
-            "57_dependencies",
+            "waiting/dependencies",
             """\
         where j.id = any(_depend.parent_ids)
         order by j.id
@@ -211,9 +211,9 @@ ONCE = (
     mutant(
         "two-stages-at-once",
         "No index keeps a run of a pipeline from being in two stages.",
-        "sql/test_59_pipelines.py",
+        "sql/waiting/test_pipelines.py",
         sql(
-            "20_tables",
+            "tables/jobs",
             "create unique index jobs_first_job_id_idx",
             "create index jobs_first_job_id_idx",
         ),
@@ -221,15 +221,15 @@ ONCE = (
     mutant(
         "limit-plus-one",
         "One job more than the limit runs.",
-        "sql/test_58_limits.py",
-        sql("58_limits", "room := _room.max_running -", "room := 1 + _room.max_running -"),
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "room := _room.max_running -", "room := 1 + _room.max_running -"),
     ),
     mutant(
         "limit-blind-to-what-ran",
         "What ran before a limit was set counts only once somebody has committed a look at it.",
-        "sql/test_58_limits.py",
+        "sql/waiting/test_limits.py",
         sql(
-            "58_limits",
+            "waiting/limits",
             "+ rota._count_unseen(_count_running.limit_name, c_kind, c_subject)",
             "+ 0",
         ),
@@ -237,9 +237,9 @@ ONCE = (
     mutant(
         "limit-settled-before-its-commit",
         "Who looks at a limit that he has set himself takes all others to know of it.",
-        "sql/test_58_limits.py",
+        "sql/waiting/test_limits.py",
         sql(
-            "58_limits",
+            "waiting/limits",
             "                  and r.made_by = pg_current_xact_id()\n            ) then",
             "                  and false\n            ) then",
         ),
@@ -247,15 +247,15 @@ ONCE = (
     mutant(
         "class-looked-at-once",
         "A key of a class is looked at under the limit of before, and nobody looks again.",
-        "sql/test_58_limits.py",
-        sql("58_limits", "like '%:*' and v_is_new then", "like '%:*' and false then"),
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "like '%:*' and v_is_new then", "like '%:*' and false then"),
     ),
     mutant(
         "walk-gives-up",
         "A claim that has seen many keys of types that it does not take looks no further.",
-        "sql/test_58_limits.py",
+        "sql/waiting/test_limits.py",
         sql(
-            "39_buckets",
+            "waiting/fairness",
             """\
         exit when cardinality(v_ids) > 0
           and cardinality(v_seen)""",
@@ -268,7 +268,7 @@ ONCE = (
         "Two claims count at once, and both find room.",
         "races/test_limits.py",
         sql(
-            "58_limits",
+            "waiting/limits",
             """\
     where s.limit_name = _hold_limit.limit_name
     for update skip locked;""",
@@ -279,15 +279,15 @@ ONCE = (
     mutant(
         "free-slot-not-told",
         "A place under a limit gets free, and nobody is told.",
-        "sql/test_58_limits.py",
-        sql("58_limits", "continue when v_limit_name like 'queue %'", "continue when true"),
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"),
     ),
     mutant(
         "limits-kept-by-origin-only",
         "Where session_replication_role is replica, a job of a limit is never found.",
-        "sql/test_54_first_run.py",
+        "sql/tables/test_first_run.py",
         sql(
-            "54_first_run",
+            "tables/first_run",
             """
 alter table rota.jobs
     enable always trigger on_insert,
@@ -300,21 +300,21 @@ alter table rota.jobs
     mutant(
         "replicated-rows-are-noted-again",
         "What comes by logical replication makes notes beside those that come with it.",
-        "sql/test_54_first_run.py",
-        sql("58_limits", "and current_query() is null", "and false"),
+        "sql/tables/test_first_run.py",
+        sql("waiting/limits", "and current_query() is null", "and false"),
     ),
     mutant(
         "rate-without-end",
         "Starts are not counted, so a rate holds nobody up.",
-        "sql/test_58_limits.py",
-        sql("58_limits", "and _use_rate.starts > 0", "and false"),
+        "sql/waiting/test_limits.py",
+        sql("waiting/limits", "and _use_rate.starts > 0", "and false"),
     ),
     mutant(
         "planned-time-fired-twice",
         "Nothing says that a planned time has its job already.",
-        "sql/test_61_fire.py races/test_tickers.py",
+        "sql/schedules/test_occurrences.py races/test_tickers.py",
         sql(
-            "26_job_definitions",
+            "tables/schedules",
             "    constraint fires_pkey primary key (definition, scheduled_for),\n",
             "",
         ),
@@ -322,9 +322,9 @@ alter table rota.jobs
     mutant(
         "schedule-not-moved-on",
         "A planned time stays the next one when its job was made.",
-        "sql/test_61_fire.py",
+        "sql/schedules/test_occurrences.py",
         sql(
-            "61_fire",
+            "schedules/occurrences",
             "when u.job_id is null or d.kind <> 'after' then u.next_run_at",
             "when u.job_id is null then u.next_run_at else d.next_run_at",
         ),
@@ -332,15 +332,15 @@ alter table rota.jobs
     mutant(
         "overlap-not-skipped",
         "A schedule that shall skip makes a job beside the live one.",
-        "sql/test_61_fire.py",
-        sql("61_fire", "when _outcomes.is_live then 'skipped'", ""),
+        "sql/schedules/test_occurrences.py",
+        sql("schedules/occurrences", "when _outcomes.is_live then 'skipped'", ""),
     ),
     mutant(
         "ticks-wait-for-ticks",
         "A tick waits for a schedule that another one has locked.",
         "races/test_schedules.py races/test_tickers.py",
         sql(
-            "61_fire",
+            "schedules/occurrences",
             """\
                 limit _fire_schedules.max_jobs - v_fired
                 for update skip locked""",

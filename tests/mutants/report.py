@@ -19,7 +19,7 @@ from mutants.trial import Verdict
 
 README = Path(__file__).with_name("README.md")
 HEADING = "## Who killed whom\n"
-ROW = re.compile(r"^\| ([a-z-]+) \| .*? \| `(\w+/\w+\.py)::(\w+)`", re.MULTILINE)
+ROW = re.compile(r"^\| ([a-z-]+) \| .*? \| `([\w/]+\.py)::(\w+)`", re.MULTILINE)
 
 
 class Bar:

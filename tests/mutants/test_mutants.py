@@ -11,7 +11,7 @@ from mutants.mutant import Edit, Mutant, mutant, sql
 from mutants.report import last_killers
 from mutants.trial import ROOT, is_tested, judge, tree, try_mutant
 
-FAIL = "sql/test_45_fail.py::test_fail_job_gives_up_after_the_last_attempt"
+FAIL = "sql/jobs/test_fail.py::test_fail_job_gives_up_after_the_last_attempt"
 LEASES = (
     "client/test_leases.py::"
     "test_a_heartbeat_extends_from_when_it_was_sent_and_only_what_was_not_locked"
@@ -20,7 +20,7 @@ HARMLESS = mutant(
     "harmless",
     "Nothing.",
     FAIL,
-    sql("45_fail", "job.attempts >= job.max_attempts", "not job.attempts < job.max_attempts"),
+    sql("jobs/fail", "job.attempts >= job.max_attempts", "not job.attempts < job.max_attempts"),
 )
 
 

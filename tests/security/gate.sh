@@ -20,9 +20,21 @@ spot() {
     "$bin/pgspot" "$@" \
         --proc-without-search-path 'rota.tick_loop(duration interval,every interval)' "$flat"
 }
-awk -v vars="fresh with_roles with_cron" -f "$root/sql/flatten.awk" "$root/sql/install.sql" >"$flat"
+# A private function has the owner and the path of the public one that called it, and nobody
+# else may execute it (test_catalog.py): so it is read as if it had that path itself.
+flatten() {
+    awk -v vars="$1" -f "$root/sql/flatten.awk" "$root/sql/install.sql" | awk '
+        /^create or replace function rota[.]_/ { is_private = 1; has_path = 0 }
+        is_private && /set search_path/ { has_path = 1 }
+        is_private && /^as \$\$/ {
+            if (!has_path) print "    set search_path = pg_catalog, pg_temp"
+            is_private = 0
+        }
+        { print }' >"$flat"
+}
+flatten "fresh with_roles with_cron"
 spot --ignore PS002
-awk -v vars="with_roles with_cron" -f "$root/sql/flatten.awk" "$root/sql/install.sql" >"$flat"
+flatten "with_roles with_cron"
 spot --ignore PS002 --ignore PS015
 awk -f "$root/sql/flatten.awk" "$root/sql/uninstall.sql" >"$flat"
 spot

@@ -198,7 +198,7 @@ def _in_pg_temp(schema: str) -> Iterator[str]:
 
 def _words(after: str = r"\s*\(") -> set[str]:
     """Names in the text of the parts that have no schema before them."""
-    text = " ".join(part.read_text() for part in SQL.glob("[0-9][0-9]_*.sql"))
+    text = " ".join(part.read_text() for part in SQL.glob("*/*.sql"))
     return set(re.findall(rf"(?<![\w.])([a-z_][a-z0-9_]*)\b{after}", text))
 
 

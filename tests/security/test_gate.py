@@ -38,8 +38,8 @@ def test_nothing_is_to_be_said_of_the_sql_and_the_client() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "told"),
     [
-        ("sql/30_clock.sql", "set search_path = pg_catalog, pg_temp", "", "PS003"),
-        ("sql/90_grants.sql", "", "create table if not exists t ();", "PS012"),
+        ("sql/base/clock.sql", "set search_path = pg_catalog, pg_temp", "", "PS003"),
+        ("sql/access/grants.sql", "", "create table if not exists t ();", "PS012"),
         ("python_client/src/rota/_job.py", "", "\neval(input())\n", "B307"),
     ],
 )

@@ -1,0 +1,154 @@
+/*
+ * access/grants.sql -- who may do what.
+ *
+ * One list, _access(), says which kind of access needs which function or view.  All functions
+ * run with the owner's rights, so execute is all that anybody needs; no table is granted to
+ * anybody.  `create or replace` keeps old grants, so each install takes everything away from
+ * public and from our roles, and grants it again from the list.
+ *
+ * Where the roles cannot be created, grant_statements() prints the same list for any role.
+ */
+
+create or replace function rota._access()
+    returns table (access text, kind text, name text)
+    language sql
+    immutable
+as $$
+values
+    ('producer', 'function', 'enqueue'),
+    ('producer', 'function', 'enqueue_many'),
+    ('producer', 'function', 'start_pipeline'),
+    ('worker', 'procedure', 'tick_loop'),
+    ('observer', 'view', 'job_runs'),
+    ('observer', 'view', 'queue_stats'),
+    ('observer', 'view', 'running_jobs'),
+    ('observer', 'view', 'stale_jobs'),
+    ('observer', 'view', 'dead_jobs'),
+    ('observer', 'view', 'error_groups'),
+    ('observer', 'view', 'hourly_stats'),
+    ('observer', 'view', 'workers'),
+    ('observer', 'view', 'queues'),
+    ('observer', 'view', 'job_errors'),
+    ('observer', 'view', 'effects'),
+    ('observer', 'view', 'dependencies'),
+    ('observer', 'view', 'stuck_keys'),
+    ('observer', 'view', 'pipeline_stages'),
+    ('observer', 'view', 'limits'),
+    ('observer', 'view', 'job_definitions'),
+    ('observer', 'view', 'fires'),
+    ('observer', 'view', 'queue_grants'),
+    ('observer', 'view', 'limit_stats'),
+    ('observer', 'view', 'ticker_health'),
+    ('operator', 'function', 'retry_job'),
+    ('operator', 'function', 'cancel_job'),
+    ('operator', 'function', 'set_priority'),
+    ('operator', 'function', 'reschedule_job'),
+    ('operator', 'function', 'pause_queue'),
+    ('operator', 'function', 'resume_queue'),
+    ('operator', 'function', 'set_queue'),
+    ('operator', 'function', 'set_limit'),
+    ('operator', 'function', 'resume_key'),
+    ('operator', 'function', 'define_pipeline'),
+    ('operator', 'function', 'drop_pipeline'),
+    ('operator', 'function', 'rerun_from'),
+    ('operator', 'function', 'schedule_job'),
+    ('operator', 'function', 'unschedule_job'),
+    ('operator', 'function', 'enable_schedule'),
+    ('operator', 'function', 'disable_schedule'),
+    ('operator', 'function', 'run_schedule_now'),
+    ('operator', 'function', 'tick'),
+    ('operator', 'procedure', 'tick_loop'),
+    ('operator', 'function', 'start_ticker'),
+    ('operator', 'function', 'stop_ticker'),
+    ('operator', 'function', 'sweep_stale_leases'),
+    ('operator', 'function', 'grant_statements')
+union all
+select 'worker', 'function', f.name
+from unnest(
+    '{claim_jobs,finish_job,finish_jobs,finish_and_claim,fail_job,snooze_job,release_jobs,'
+    'heartbeat,'
+    'heartbeat_jobs,set_progress,record_effect,complete_effect,withdraw_effect,effect_result,'
+    'report_worker,forget_worker,wait_for_jobs,stop_waiting,ring_others,next_due_in,'
+    'sweep_stale_leases,tick}'::text[]) as f (name)
+union all
+-- The views compute ages with now(), as whoever asks.
+select a.access, 'function', f.name
+from unnest('{producer,worker,observer}'::text[]) as a (access)
+cross join unnest(
+    '{version,now,next_run,upcoming_runs,describe_schedule}'::text[]) as f (name)
+$$;
+
+create or replace function rota.grant_statements(access text, role name)
+    returns setof text
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if grant_statements.access is null or grant_statements.access
+      not in ('producer', 'worker', 'operator', 'observer') then
+        perform rota._refuse('access', format(
+            'must be producer, worker, operator or observer, got %L',
+            left(grant_statements.access, 80)));
+    elsif grant_statements.role is null
+      or to_regrole(quote_ident(grant_statements.role)) is null then
+        perform rota._refuse('role', format('%L does not exist', grant_statements.role));
+    end if;
+
+    return query
+    select format('grant usage on schema rota to %I;', grant_statements.role);
+    return query
+    select format('grant select on rota.%I to %I;', a.name, grant_statements.role)
+    from rota._access() as a
+    where a.kind = 'view'
+      and (a.access = grant_statements.access
+        or (a.access = 'observer' and grant_statements.access = 'operator'));
+    return query
+    select format(
+        'grant execute on %s %s to %I;', a.kind, p.oid::regprocedure, grant_statements.role)
+    from rota._access() as a
+    join pg_proc as p on p.proname = a.name and p.pronamespace = 'rota'::regnamespace
+    where a.kind in ('function', 'procedure')
+      and (a.access = grant_statements.access
+        or (a.access = 'observer' and grant_statements.access = 'operator'));
+end;
+$$;
+
+comment on function rota.grant_statements(text, name) is
+    'The grants that a role needs to be a producer, worker, operator or observer, to be run by '
+    'the owner of the schema; raises 22023.';
+
+do $$
+declare
+    v_role text;
+    v_type regtype;
+    v_grant text;
+begin
+    revoke all on schema rota from public;
+    revoke all on all tables in schema rota from public;
+    revoke all on all sequences in schema rota from public;
+    revoke all on all routines in schema rota from public;
+    -- A column of the type of a row of ours would keep an upgrade from changing the table.
+    for v_type in
+        select t.oid::regtype
+        from pg_type as t
+        where t.typnamespace = 'rota'::regnamespace
+          and t.typelem = 0
+    loop
+        execute format('revoke all on type %s from public', v_type);
+    end loop;
+
+    foreach v_role in array array['producer', 'worker', 'operator', 'observer'] loop
+        continue when to_regrole('rota_' || v_role) is null;
+        execute format('revoke all on all tables in schema rota from %I', 'rota_' || v_role);
+        execute format('revoke all on all sequences in schema rota from %I', 'rota_' || v_role);
+        execute format('revoke all on all routines in schema rota from %I', 'rota_' || v_role);
+        for v_grant in
+            select g from rota.grant_statements(v_role, ('rota_' || v_role)::name) as g
+        loop
+            execute v_grant;
+        end loop;
+    end loop;
+end;
+$$;

@@ -1,0 +1,231 @@
+/*
+ * access/queue_grants.sql -- confine a role to some queues.
+ *
+ * The grants of the schema say what a role may call (access/grants.sql), these in which queues.
+ * Nothing is asked as long as the table is empty: whoever is fast asks first of all whether it
+ * is, in a statement that he makes anyway.
+ *
+ * A function that runs with its owner's rights does not see who called it as current_user.
+ * The caller is the role that he has set, and else the one that he came as.  He can set only a
+ * role that he is a member of; but that of all workers is one too, so who sets a role that is
+ * confined to nothing is still confined as the one that he came as.
+ *
+ * A job of another queue is for a confined worker not there: RT001.  The upkeep that his tick()
+ * does is for all queues, since recovery must not depend on who is there.
+ */
+
+create or replace function rota.grant_queue(
+    role name,
+    queue text,
+    access text default 'worker'
+)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform rota._check_queue_grant(grant_queue.role, grant_queue.queue, grant_queue.access);
+
+    insert into rota.queue_grants as g (role, access, queue, granted_at)
+    values (
+        to_regrole(quote_ident(grant_queue.role)), grant_queue.access, grant_queue.queue,
+        rota.now()
+    )
+    on conflict on constraint queue_grants_pkey do update
+    set granted_at = rota.now(),
+        revoked_at = null
+    where g.revoked_at is not null;
+    return found;
+end;
+$$;
+
+comment on function rota.grant_queue(name, text, text) is
+    'Let a role work in a queue, or enqueue to it with the access producer, and from then on '
+    'in no queue that was not granted; * is all queues; false if it may already; for the owner '
+    'alone; raises 22023.';
+
+create or replace function rota.revoke_queue(
+    role name,
+    queue text,
+    access text default 'worker'
+)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_queue_grant(revoke_queue.role, revoke_queue.queue, revoke_queue.access);
+
+    update rota.queue_grants as g
+    set revoked_at = rota.now()
+    where g.role = to_regrole(quote_ident(revoke_queue.role))
+      and g.access = revoke_queue.access
+      and g.queue = revoke_queue.queue
+      and g.revoked_at is null;
+    return found;
+end;
+$$;
+
+comment on function rota.revoke_queue(name, text, text) is
+    'Take back what grant_queue() gave: the role stays confined to its other queues, also if '
+    'there is none; false if there was nothing to take; for the owner alone; raises 22023.';
+
+create or replace function rota._check_queue_grant(role name, queue text, access text)
+    returns void
+    language plpgsql
+as $$
+begin
+    if to_regrole(quote_ident(_check_queue_grant.role)) is null then
+        perform rota._refuse('role', format('%L does not exist', _check_queue_grant.role));
+    elsif _check_queue_grant.access is null
+      or _check_queue_grant.access not in ('producer', 'worker') then
+        perform rota._refuse('access', format(
+            'must be producer or worker, got %L', left(_check_queue_grant.access, 80)));
+    elsif _check_queue_grant.queue is distinct from '*' then
+        perform rota._check_name('queue', _check_queue_grant.queue);
+    end if;
+end;
+$$;
+
+/* The queues in which whoever calls may do this; null for all. */
+create or replace function rota._allowed_queues(access text)
+    returns text[]
+    language plpgsql
+    stable
+as $$
+declare
+    v_role constant name := nullif(current_setting('role'), 'none')::name;
+    v_queues text[];
+begin
+    if v_role is not null then
+        v_queues := rota._granted_queues(v_role, _allowed_queues.access);
+    end if;
+    if v_queues is null then
+        v_queues := rota._granted_queues(session_user, _allowed_queues.access);
+    end if;
+    return case when '*' <> all(v_queues) then v_queues end;
+end;
+$$;
+
+/* The queues that a role was granted, itself or as a member of others; null if it never was. */
+create or replace function rota._granted_queues(role name, access text)
+    returns text[]
+    language plpgsql
+    stable
+as $$
+begin
+    return (
+        select case
+            when count(*) > 0
+            then coalesce(array_agg(g.queue) filter (where g.revoked_at is null), '{}')
+        end
+        from rota.queue_grants as g
+        join pg_roles as r on r.oid = g.role
+        join pg_roles as me on me.rolname = _granted_queues.role and not me.rolsuper
+        where g.access = _granted_queues.access
+          and pg_has_role(me.oid, r.oid, 'member')
+    );
+end;
+$$;
+
+/* Refuse queues in which whoever calls may not do this. */
+create or replace function rota._check_queues(access text, queues text[])
+    returns void
+    language plpgsql
+as $$
+declare
+    v_allowed text[];
+    v_queue text;
+begin
+    if not exists (select from rota.queue_grants) then
+        return;
+    end if;
+    v_allowed := rota._allowed_queues(_check_queues.access);
+    select q.queue into v_queue
+    from unnest(_check_queues.queues) as q (queue)
+    where q.queue <> all(v_allowed)
+    limit 1;
+    if found then
+        raise exception using
+            errcode = 'insufficient_privilege',
+            message = format('no right to %s queue %s',
+                case _check_queues.access when 'worker' then 'work in' else 'enqueue to' end,
+                v_queue),
+            hint = 'This role is confined to the queues that grant_queue() gave it; name them.';
+    end if;
+end;
+$$;
+
+/* Refuse a queue to whoever may not enqueue to it, as part of a statement. */
+create or replace function rota._checked_queue(queue text)
+    returns text
+    language plpgsql
+as $$
+begin
+    perform rota._check_queues('producer', array[_checked_queue.queue]);
+    return _checked_queue.queue;
+end;
+$$;
+
+/* The same for new jobs in the form of enqueue_many(). */
+create or replace function rota._check_queues_of(jobs jsonb)
+    returns void
+    language plpgsql
+as $$
+begin
+    if exists (select from rota.queue_grants) then
+        perform rota._check_queues('producer', array(
+            select distinct coalesce(j.job ->> 'queue', 'default')
+            from jsonb_array_elements(_check_queues_of.jobs) as j (job)
+        ));
+    end if;
+end;
+$$;
+
+/* The same for jobs that are there. */
+create or replace function rota._check_queues_of_jobs(job_ids bigint[])
+    returns void
+    language plpgsql
+    set enable_seqscan = off
+as $$
+begin
+    if exists (select from rota.queue_grants) then
+        perform rota._check_queues('producer', array(
+            select distinct j.queue
+            from rota.jobs as j
+            where j.id = any(_check_queues_of_jobs.job_ids)
+        ));
+    end if;
+end;
+$$;
+
+/* Of these jobs those that are of queues in which whoever calls may not work. */
+create or replace function rota._foreign_jobs(job_ids bigint[])
+    returns bigint[]
+    language plpgsql
+    stable
+    set enable_seqscan = off
+as $$
+declare
+    v_allowed text[];
+begin
+    if not exists (select from rota.queue_grants) then
+        return '{}'::bigint[];
+    end if;
+    v_allowed := rota._allowed_queues('worker');
+    return array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_foreign_jobs.job_ids)
+          and j.queue <> all(v_allowed)
+        union all
+        select f.id
+        from rota.finished_jobs as f
+        where f.id = any(_foreign_jobs.job_ids)
+          and f.queue <> all(v_allowed)
+    );
+end;
+$$;

@@ -1,0 +1,441 @@
+/*
+ * base/checks.sql -- how a bad argument is refused.
+ *
+ * Every public function looks at its arguments before it touches a row, and refuses with
+ * SQLSTATE 22023 and a message that begins with the argument's name.  null for a required
+ * argument is an error and never means "everything".
+ */
+
+create or replace function rota._refuse(argument text, problem text)
+    returns void
+    language plpgsql
+as $$
+begin
+    raise exception using
+        errcode = 'invalid_parameter_value',
+        message = format('%s %s', _refuse.argument, _refuse.problem);
+end;
+$$;
+
+create or replace function rota._check_name(argument text, name text)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _check_name.name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$' then
+        return;
+    end if;
+
+    perform rota._refuse(_check_name.argument, format(
+        'must be 1 to 63 of the characters A-Z a-z 0-9 _ . : / - and begin with a letter or '
+        'digit, got %L', left(_check_name.name, 80)));
+end;
+$$;
+
+create or replace function rota._check_names(argument text, names text[])
+    returns void
+    language plpgsql
+as $$
+begin
+    if _check_names.names is null
+      or cardinality(_check_names.names) not between 1 and 1000 then
+        perform rota._refuse(_check_names.argument, format('must be 1 to 1000 names, got %s',
+            coalesce(cardinality(_check_names.names)::text, 'null')));
+    elsif array_ndims(_check_names.names) > 1 or array_lower(_check_names.names, 1) <> 1 then
+        perform rota._refuse(_check_names.argument, 'must be a plain list of names');
+    end if;
+    -- A call costs more than the pattern.
+    perform rota._check_name(_check_names.argument, n.name)
+    from unnest(_check_names.names) as n (name)
+    where (n.name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$') is not true;
+end;
+$$;
+
+create or replace function rota._check_text(argument text, value text, longest integer)
+    returns void
+    language plpgsql
+as $$
+begin
+    -- The bytes first: there can be megabytes, and characters have to be counted.
+    if octet_length(_check_text.value) <= 4 * _check_text.longest
+      and char_length(_check_text.value) between 1 and _check_text.longest then
+        return;
+    end if;
+
+    perform rota._refuse(_check_text.argument, format('must be 1 to %s characters, got %s',
+        _check_text.longest, coalesce(char_length(_check_text.value)::text, 'null')));
+end;
+$$;
+
+/*
+ * A payload or a result, by the length of its text.  That is at least a quarter of the binary
+ * form, as in [0, 0]; so what is far too long need not be made a text to be refused.
+ */
+create or replace function rota._check_size(argument text, value jsonb, advice text)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_size constant text := case
+        when pg_column_size(_check_size.value) > 5242880
+        then pg_size_pretty(pg_column_size(_check_size.value)::bigint) || ' in binary form'
+        when octet_length(_check_size.value::text) > 1048576
+        then octet_length(_check_size.value::text) || ' bytes'
+    end;
+begin
+    if v_size is not null then
+        perform rota._refuse(_check_size.argument, format(
+            'must be at most 1 MiB, got %s%s', v_size, _check_size.advice));
+    end if;
+end;
+$$;
+
+create or replace function rota._check_interval(
+    argument text,
+    value interval,
+    shortest interval,
+    longest interval
+)
+    returns void
+    language plpgsql
+as $$
+begin
+    -- Twice: an infinite one has no seconds, and the seconds of '1 year -330 days' are few.
+    if _check_interval.value >= _check_interval.shortest
+      and _check_interval.value <= _check_interval.longest
+      and rota._exact(_check_interval.value)
+        between rota._exact(_check_interval.shortest)
+        and rota._exact(_check_interval.longest) then
+        return;
+    end if;
+
+    perform rota._refuse(_check_interval.argument, format('must be %s to %s, got %s',
+        _check_interval.shortest, _check_interval.longest,
+        coalesce(_check_interval.value::text, 'null')));
+end;
+$$;
+
+/*
+ * A duration as seconds.  A day of an interval has 23 hours when the session's time zone says
+ * so, and '1 month -29 days' is a positive interval that ends in the past in February.
+ */
+create or replace function rota._exact(duration interval)
+    returns interval
+    language plpgsql
+    immutable
+as $$
+begin
+    return make_interval(secs => extract(epoch from _exact.duration)::float8);
+end;
+$$;
+
+create or replace function rota._check_lease(argument text, lease interval)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _check_lease.lease is not null then
+        perform rota._check_interval(
+            _check_lease.argument, _check_lease.lease, '1 millisecond', '30 days');
+    end if;
+end;
+$$;
+
+create or replace function rota._check_run_at(argument text, run_at timestamptz)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _check_run_at.run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00' then
+        return;
+    end if;
+
+    perform rota._refuse(_check_run_at.argument, format(
+        'must be a time from 1970 to 9998, got %s',
+        coalesce(_check_run_at.run_at::text, 'null')));
+end;
+$$;
+
+create or replace function rota._check_priority(argument text, priority integer)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _check_priority.priority is null
+      or _check_priority.priority not between -32768 and 32767 then
+        perform rota._refuse(_check_priority.argument, format('must be -32768 to 32767, got %s',
+            coalesce(_check_priority.priority::text, 'null')));
+    end if;
+end;
+$$;
+
+/* What a new job may have to wait for; *prefix* says which of many it is. */
+create or replace function rota._check_waits(
+    prefix text,
+    ordering_key text,
+    skip_dead boolean,
+    after bigint[],
+    if_parent_dead text,
+    limit_key text
+)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _check_waits.ordering_key is not null then
+        perform rota._check_text(
+            _check_waits.prefix || 'ordering_key', _check_waits.ordering_key, 255);
+    end if;
+    if _check_waits.skip_dead is null then
+        perform rota._refuse(_check_waits.prefix || 'skip_dead', 'must not be null');
+    elsif _check_waits.skip_dead and _check_waits.ordering_key is null then
+        perform rota._refuse(_check_waits.prefix || 'skip_dead', 'goes with ordering_key only');
+    end if;
+    if _check_waits.after is not null then
+        if array_ndims(_check_waits.after) > 1
+          or array_position(_check_waits.after, null) is not null
+          or cardinality(_check_waits.after) > 10000 then
+            perform rota._refuse(
+                _check_waits.prefix || 'after', 'must be a plain list of at most 10000 ids');
+        end if;
+    end if;
+    if _check_waits.if_parent_dead is null
+      or _check_waits.if_parent_dead not in ('cancel', 'run', 'wait') then
+        perform rota._refuse(_check_waits.prefix || 'if_parent_dead', format(
+            'must be cancel, run or wait, got %L', left(_check_waits.if_parent_dead, 80)));
+    end if;
+    if _check_waits.limit_key is not null then
+        perform rota._check_text(
+            _check_waits.prefix || 'limit_key', _check_waits.limit_key, 255);
+        if _check_waits.limit_key like '%:*' then
+            perform rota._refuse(
+                _check_waits.prefix || 'limit_key', 'must not end with :*, as classes do');
+        end if;
+    end if;
+end;
+$$;
+
+create or replace function rota._check_job_id(job_id bigint)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _check_job_id.job_id is null then
+        perform rota._refuse('job_id', 'must not be null');
+    end if;
+end;
+$$;
+
+/* The job of a worker, which is not there if it is in a queue that he is kept from. */
+create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform rota._check_job_id(_check_job_ref.job_id);
+    if _check_job_ref.lease_token is null then
+        perform rota._refuse('lease_token', 'must not be null');
+    elsif rota._foreign_jobs(array[_check_job_ref.job_id]) <> '{}' then
+        perform rota._raise_not_found(_check_job_ref.job_id);
+    end if;
+end;
+$$;
+
+create or replace function rota._check_job_refs(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    prefix text default ''
+)
+    returns void
+    language plpgsql
+as $$
+begin
+    if array_ndims(_check_job_refs.job_ids) > 1
+      or array_ndims(_check_job_refs.lease_tokens) > 1
+      or array_lower(_check_job_refs.job_ids, 1) <> 1
+      or array_lower(_check_job_refs.lease_tokens, 1) <> 1 then
+        perform rota._refuse(
+            _check_job_refs.prefix || 'job_ids', format(
+                'and %slease_tokens must be plain lists', _check_job_refs.prefix));
+    elsif _check_job_refs.job_ids is null
+      or array_position(_check_job_refs.job_ids, null) is not null then
+        perform rota._refuse(
+            _check_job_refs.prefix || 'job_ids', 'must not be null or hold a null');
+    elsif _check_job_refs.lease_tokens is null
+      or array_position(_check_job_refs.lease_tokens, null) is not null then
+        perform rota._refuse(
+            _check_job_refs.prefix || 'lease_tokens', 'must not be null or hold a null');
+    elsif cardinality(_check_job_refs.job_ids) > 1000 then
+        perform rota._refuse(
+            _check_job_refs.prefix || 'job_ids', format(
+                'must be at most 1000, got %s', cardinality(_check_job_refs.job_ids)));
+    elsif cardinality(_check_job_refs.job_ids) <> cardinality(_check_job_refs.lease_tokens) then
+        perform rota._refuse(
+            _check_job_refs.prefix || 'lease_tokens', format(
+                'must be as many as %sjob_ids (%s), got %s', _check_job_refs.prefix,
+                cardinality(_check_job_refs.job_ids),
+                cardinality(_check_job_refs.lease_tokens)));
+    end if;
+end;
+$$;
+
+/*
+ * The ids of the leases that may be alive, null for the others, in the order given.  A worker
+ * can hold an old and a new lease of one job and report both together; only that counts which
+ * the job has, and else the newest, which may just be in the making.  None is alive for who may
+ * not work there.
+ */
+create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
+    returns bigint[]
+    language plpgsql
+    stable
+as $$
+declare
+    v_foreign constant bigint[] := rota._foreign_jobs(_newest_refs.job_ids);
+begin
+    return array(
+        select
+            case rank() over (
+                partition by r.job_id
+                order by
+                    r.lease_token = (
+                        select j.lease_token
+                        from rota.jobs as j
+                        where j.id = r.job_id
+                    ) desc nulls last,
+                    r.lease_token desc
+            )
+                when 1 then nullif(r.job_id, v_foreign[array_position(v_foreign, r.job_id)])
+            end
+        from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
+            with ordinality as r (job_id, lease_token, ordinal)
+        order by r.ordinal
+    );
+end;
+$$;
+
+/*
+ * Lock those running jobs of a batch that nobody else has locked; returns the ids in the order
+ * given, null where it could not be.  A row that somebody holds for long, as an operator who
+ * forgets to commit a cancel does, must not hold up the others of its worker.  But a claim that
+ * came upon the row while it was being claimed holds it too, and only until its commit: so
+ * those that are held are tried again, for 20 ms.
+ *
+ * Tried, and not waited for: who waits while he holds others can be part of a circle, and on a
+ * machine that is slow enough the server breaks it before the wait is over.  An order of the
+ * locks would not help, because a claim is in no order, and `skip locked` does wait, though
+ * seldom: if the transaction that it would pass over ends in that very moment, it waits for
+ * whoever has locked the row after that.
+ */
+create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
+    returns bigint[]
+    language plpgsql
+as $$
+declare
+    v_held bigint[] := '{}'::bigint[];
+begin
+    for v_try in 1..11 loop
+        v_held := v_held || array(
+            select j.id
+            from rota.jobs as j
+            where j.id = any(_hold_jobs.job_ids)
+              and j.lease_token
+                = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
+              and j.status = 'running'
+              and j.id <> all(v_held)
+            for update skip locked
+        );
+        exit when v_try = 11 or not exists (
+            select
+            from rota.jobs as j
+            where j.id = any(_hold_jobs.job_ids)
+              and j.lease_token
+                = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
+              and j.status = 'running'
+              and j.id <> all(v_held)
+        );
+        perform pg_sleep(0.002);
+    end loop;
+    return array(
+        select h.id
+        from unnest(_hold_jobs.job_ids) with ordinality as i (id, ordinal)
+        left join unnest(v_held) as h (id) on h.id = i.id
+        order by i.ordinal
+    );
+end;
+$$;
+
+create or replace function rota._is_running(job_id bigint, lease_token bigint)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return exists (
+        select
+        from rota.jobs as j
+        where j.id = _is_running.job_id
+          and j.lease_token = _is_running.lease_token
+          and j.status = 'running'
+          and (
+            not exists (select from rota.queue_grants)
+            or rota._foreign_jobs(array[j.id]) = '{}'
+          )
+    );
+end;
+$$;
+
+/*
+ * The answer to a caller whose (job_id, lease_token) matched no running job.  A job that
+ * ended under this very token is RT003; anything else was claimed by somebody else or given
+ * back since, and is RT002.
+ */
+create or replace function rota._raise_lost(job_id bigint, lease_token bigint)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_status text;
+    v_lease_token bigint;
+begin
+    perform rota._check_job_ref(_raise_lost.job_id, _raise_lost.lease_token);
+    select r.status, r.lease_token
+    into v_status, v_lease_token
+    from (
+        select j.status, j.lease_token from rota.jobs as j where j.id = _raise_lost.job_id
+        union all
+        select f.status, f.lease_token
+        from rota.finished_jobs as f
+        where f.id = _raise_lost.job_id
+    ) as r
+    limit 1;
+
+    if v_status is null then
+        perform rota._raise_not_found(_raise_lost.job_id);
+    elsif v_lease_token = _raise_lost.lease_token
+      and v_status in ('succeeded', 'dead', 'cancelled') then
+        raise exception using
+            errcode = 'RT003',
+            message = format('job %s already ended as %s', _raise_lost.job_id, v_status),
+            hint = 'Its outcome stands; retry_job() runs it again.';
+    else
+        raise exception using
+            errcode = 'RT002',
+            message = format('job %s: lease %s is lost, the job is now %s',
+                _raise_lost.job_id, _raise_lost.lease_token, v_status),
+            hint = 'Stop working on it and roll back: the lease ended or was given back.';
+    end if;
+end;
+$$;
+
+create or replace function rota._raise_not_found(job_id bigint)
+    returns void
+    language plpgsql
+as $$
+begin
+    raise exception using
+        errcode = 'RT001',
+        message = format('job %s not found', _raise_not_found.job_id),
+        hint = 'It never existed, or retention has removed it.';
+end;
+$$;

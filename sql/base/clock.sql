@@ -1,0 +1,25 @@
+/*
+ * base/clock.sql -- the one clock.
+ *
+ * Every time that rota writes or compares comes from rota.now(), so no clock of a worker or
+ * a web server ever decides anything.  It is the wall clock and not the start of the
+ * transaction: a lease taken at the end of a long transaction must not be born expired.
+ *
+ * It is declared stable although the wall clock moves: then `run_at <= rota.now()` is an
+ * index condition.  A statement that needs one instant for all its rows reads it once.
+ */
+
+create or replace function rota.now()
+    returns timestamptz
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return clock_timestamp();
+end;
+$$;
+
+comment on function rota.now() is
+    'The wall clock of the database, the only clock that rota reads.';

@@ -1,0 +1,406 @@
+/*
+ * jobs/control.sql -- what an operator does to one job.
+ *
+ * Each of these locks the job's row first, so it happens wholly before or wholly after a
+ * claim, a finish or a sweep of the same job, and says what it found.  A job that moves
+ * between jobs and finished_jobs while we look is looked for again.
+ *
+ * Nobody can stop a worker from outside.  cancel_job() therefore ends a waiting job at once,
+ * but of a running one it only asks; the worker learns of it at its next heartbeat.
+ */
+
+create or replace function rota.retry_job(job_id bigint, is_forced boolean default false)
+    returns text
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_status text;
+begin
+    perform rota._check_job_id(retry_job.job_id);
+    if retry_job.is_forced is null then
+        perform rota._refuse('is_forced', 'must not be null');
+    end if;
+
+    for v_round in 1..3 loop
+        select j.status
+        into v_status
+        from rota.jobs as j
+        where j.id = retry_job.job_id
+        for update;
+
+        if found then
+            if v_status = 'running' and not retry_job.is_forced then
+                perform rota._raise_running(retry_job.job_id);
+            end if;
+            return rota._requeue(retry_job.job_id);
+        end if;
+        v_status := rota._revive(retry_job.job_id);
+        exit when v_status is not null;
+        if v_round = 3 then
+            perform rota._raise_not_found(retry_job.job_id);
+        end if;
+    end loop;
+
+    return v_status;
+end;
+$$;
+
+comment on function rota.retry_job(bigint, boolean) is
+    'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
+    'one at once, an ended one with all its attempts, a running one only if forced (its worker '
+    'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
+    'running, RT014 if its run of a pipeline is in another job.';
+
+/* A live job, back to the head of its lane; whoever ran it has lost the lease. */
+create or replace function rota._requeue(job_id bigint)
+    returns text
+    language plpgsql
+as $$
+declare
+    v_status text;
+begin
+    update rota.jobs as j
+    set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
+        run_at = least(j.run_at, rota.now()),
+        attempts = least(j.attempts, j.max_attempts - 1),
+        payload = coalesce(j.rerun_payload, j.payload),
+        priority = coalesce(j.rerun_priority, j.priority),
+        rerun_payload = null,
+        rerun_run_at = null,
+        rerun_priority = null,
+        lease_token = j.lease_token + (j.status = 'running')::integer,
+        locked_by = null,
+        locked_until = null,
+        cancel_requested_at = null,
+        cancel_reason = null,
+        updated_at = rota.now()
+    where j.id = _requeue.job_id
+    returning j.status into v_status;
+    perform rota._ring_for(array[_requeue.job_id]);
+    return v_status;
+end;
+$$;
+
+/*
+ * An ended job, back to life with its id and its token; null if there is none.  Its id is lower
+ * than those of the jobs that came after it under its ordering key, so it is the next of them.
+ * A later stage of a pipeline is not, and takes the place that its dead job has kept.
+ */
+create or replace function rota._revive(job_id bigint)
+    returns text
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_key text;
+    v_ordering_key text;
+    v_first_job_id bigint;
+    v_found boolean;
+    v_status text;
+begin
+    with ended as (
+        delete from rota.finished_jobs as f
+        where f.id = _revive.job_id
+        returning
+            f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
+            f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead, f.limit_key,
+            f.pipeline, f.stage, f.stage_input, f.first_job_id, f.definition, f.scheduled_for,
+            f.lease_token, f.last_error, f.error_type, f.failed_at, f.created_at
+    ),
+    kept_place as (
+        delete from rota.stuck_keys as s
+        using ended as e
+        where s.ordering_key = e.ordering_key
+          and s.job_id = e.id
+          and e.pipeline is not null
+        returning s.job_id
+    ),
+    revived as (
+        insert into rota.jobs as j (
+            id, queue, job_type, payload, priority, max_attempts, lease,
+            backoff, idempotency_key, ordering_key, skip_dead, limit_key, bucket,
+            pipeline, stage, stage_input, first_job_id, definition, scheduled_for, lease_token,
+            last_error, error_type, failed_at, created_at,
+            status, run_at, updated_at
+        )
+        overriding system value
+        select
+            e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+            rota._bucket(e.job_type, e.limit_key),
+            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition, e.scheduled_for,
+            e.lease_token,
+            e.last_error, e.error_type, e.failed_at, e.created_at,
+            case when e.ordering_key is null or k.job_id = e.id then 'queued'
+                else 'blocked' end, v_now, v_now
+        from ended as e
+        left join kept_place as k on k.job_id = e.id
+        on conflict do nothing
+        returning j.id, j.status
+    )
+    select e.idempotency_key, e.ordering_key, e.first_job_id, true, r.status
+    into v_key, v_ordering_key, v_first_job_id, v_found, v_status
+    from ended as e
+    left join revived as r on r.id = e.id;
+
+    if v_found and v_status is null then
+        perform rota._raise_taken(_revive.job_id, v_key, v_first_job_id);
+    end if;
+    if v_ordering_key is not null then
+        perform rota._unstick(_revive.job_id, v_ordering_key);
+    end if;
+    perform rota._forget_parents(_revive.job_id);
+    update rota.dependencies as d
+    set is_failed = false
+    where d.parent_id = coalesce(v_first_job_id, _revive.job_id);
+    perform rota._ring_for(array[_revive.job_id]);
+    return v_status;
+end;
+$$;
+
+/* Why an ended job, or its run, cannot come back: something of it is live. */
+create or replace function rota._raise_taken(
+    job_id bigint,
+    idempotency_key text,
+    first_job_id bigint
+)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_run_job bigint;
+    v_key_job bigint;
+begin
+    v_run_job := (
+        select j.id from rota.jobs as j where j.first_job_id = _raise_taken.first_job_id
+    );
+    v_key_job := (
+        select j.id from rota.jobs as j where j.idempotency_key = _raise_taken.idempotency_key
+    );
+    -- What was in the way a moment ago may have ended since.  A run brings its key along.
+    if v_run_job is null and (v_key_job is not null or _raise_taken.first_job_id is null) then
+        raise exception using
+            errcode = 'RT007',
+            message = format('job %s: its idempotency_key %L is taken by %s',
+                _raise_taken.job_id, _raise_taken.idempotency_key,
+                coalesce('job ' || v_key_job, 'a job that has just ended')),
+            hint = 'Wait for that job, or cancel it first.';
+    end if;
+    raise exception using
+        errcode = 'RT014',
+        message = format('job %s: its run of the pipeline is under way, in %s',
+            _raise_taken.job_id, coalesce('job ' || v_run_job, 'a job that has just ended')),
+        hint = 'Wait for the end of that job, or cancel it first.';
+end;
+$$;
+
+create or replace function rota.cancel_job(job_id bigint, reason text default null)
+    returns text
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_status text;
+    v_lease_token bigint;
+begin
+    perform rota._check_job_id(cancel_job.job_id);
+
+    for v_round in 1..3 loop
+        select j.status, j.lease_token
+        into v_status, v_lease_token
+        from rota.jobs as j
+        where j.id = cancel_job.job_id
+        for update;
+
+        if found then
+            return rota._cancel(cancel_job.job_id, v_lease_token, v_status, cancel_job.reason);
+        end if;
+
+        select f.status
+        into v_status
+        from rota.finished_jobs as f
+        where f.id = cancel_job.job_id;
+        exit when v_status = 'cancelled';
+        if found or v_round = 3 then
+            perform rota._raise_not_live(cancel_job.job_id);
+        end if;
+    end loop;
+
+    return 'cancelled';
+end;
+$$;
+
+comment on function rota.cancel_job(bigint, text) is
+    'Cancel a waiting job and return cancelled, or ask for the cancel of a running one and '
+    'return running; raises RT001 if there is no such job, RT003 if it ended otherwise.';
+
+create or replace function rota._cancel(
+    job_id bigint,
+    lease_token bigint,
+    status text,
+    reason text
+)
+    returns text
+    language plpgsql
+as $$
+begin
+    update rota.jobs as j
+    set cancel_requested_at = case
+            when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now())
+        end,
+        cancel_reason = coalesce(left(_cancel.reason, 1000), j.cancel_reason),
+        -- What was asked for before the cancel is cancelled with it.
+        rerun_payload = null,
+        rerun_run_at = null,
+        rerun_priority = null,
+        updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
+    where j.id = _cancel.job_id
+      and j.lease_token = _cancel.lease_token;
+
+    if _cancel.status = 'running' then
+        return 'running';
+    end if;
+
+    perform rota._end_jobs(
+        array[_cancel.job_id], array[_cancel.lease_token], _cancel.status, 'cancelled');
+    if _cancel.status = 'blocked' then
+        -- The rows of what it waited for are taken away with the next look.
+        insert into rota.rechecks (due_at, kind, subject)
+        values (rota.now(), 'job', _cancel.job_id::text);
+        perform rota._ring('');
+    end if;
+    return 'cancelled';
+end;
+$$;
+
+create or replace function rota.set_priority(job_id bigint, priority integer)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform rota._check_job_id(set_priority.job_id);
+    perform rota._check_priority('priority', set_priority.priority);
+
+    update rota.jobs as j
+    set priority = set_priority.priority,
+        updated_at = rota.now()
+    where j.id = set_priority.job_id;
+
+    if not found then
+        perform rota._raise_not_live(set_priority.job_id);
+    end if;
+end;
+$$;
+
+comment on function rota.set_priority(bigint, integer) is
+    'Change the priority of a live job, for a running one that of its retries; raises RT001 if '
+    'there is no such job, RT003 if it has ended, 22023.';
+
+create or replace function rota.reschedule_job(
+    job_id bigint,
+    run_at timestamptz default null,
+    delay interval default null
+)
+    returns timestamptz
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_status text;
+    v_run_at timestamptz;
+begin
+    perform rota._check_job_id(reschedule_job.job_id);
+    if (reschedule_job.run_at is null) = (reschedule_job.delay is null) then
+        perform rota._refuse('run_at', 'or delay must be given, and not both');
+    elsif reschedule_job.delay is not null then
+        perform rota._check_interval('delay', reschedule_job.delay, '0', '100 years');
+    else
+        perform rota._check_run_at('run_at', reschedule_job.run_at);
+    end if;
+
+    select j.status
+    into v_status
+    from rota.jobs as j
+    where j.id = reschedule_job.job_id
+    for update;
+    if not found then
+        perform rota._raise_not_live(reschedule_job.job_id);
+    elsif v_status = 'running' then
+        perform rota._raise_running(reschedule_job.job_id);
+    end if;
+
+    update rota.jobs as j
+    set run_at = coalesce(
+            reschedule_job.run_at, rota.now() + rota._exact(reschedule_job.delay)),
+        updated_at = rota.now()
+    where j.id = reschedule_job.job_id
+    returning j.run_at into v_run_at;
+    perform rota._ring_for(array[reschedule_job.job_id]);
+    return v_run_at;
+end;
+$$;
+
+comment on function rota.reschedule_job(bigint, timestamptz, interval) is
+    'Move the next try of a waiting job and return its time; raises RT001 if there is no such '
+    'job, RT003 if it has ended, RT008 if it is running, 22023.';
+
+create or replace function rota._raise_running(job_id bigint)
+    returns void
+    language plpgsql
+as $$
+begin
+    raise exception using
+        errcode = 'RT008',
+        message = format('job %s is running', _raise_running.job_id),
+        hint = 'Wait for its end, or take it away from its worker with '
+            'retry_job(..., is_forced => true).';
+end;
+$$;
+
+/* For a job that is not in the live table: it has ended, or it does not exist. */
+create or replace function rota._raise_not_live(job_id bigint)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_status text;
+begin
+    select f.status
+    into v_status
+    from rota.finished_jobs as f
+    where f.id = _raise_not_live.job_id;
+    if not found then
+        -- Retried since we looked for it in jobs: then it had ended when we did.
+        select 'succeeded, dead or cancelled, and was retried since'
+        into v_status
+        from rota.jobs as j
+        where j.id = _raise_not_live.job_id;
+    end if;
+    if not found then
+        perform rota._raise_not_found(_raise_not_live.job_id);
+    end if;
+    raise exception using
+        errcode = 'RT003',
+        message = format('job %s already ended as %s', _raise_not_live.job_id, v_status),
+        hint = 'retry_job() runs it again.';
+end;
+$$;

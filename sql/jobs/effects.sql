@@ -1,0 +1,302 @@
+/*
+ * jobs/effects.sql -- do something outside of the database once.
+ *
+ * record_effect(), commit, do it, complete_effect().  What is promised:
+ *
+ * 1. Of all that record the same (scope, key) one is told true and holds the record, until it
+ *    is withdrawn, forgotten or taken over.
+ * 2. If the holder's lease is lost before it completes the record, nobody can know whether the
+ *    effect happened.  Neither answer is right for every effect, so who comes next chooses:
+ *    'skip' is told false, at most once; 'again' takes the record over, at least once.
+ * 3. As long as the holder's lease is not lost, other jobs get neither answer, but RT010; the
+ *    holder itself, should it ask again, chooses too.
+ * 4. A lease that is lost, or does not hold the record, changes nothing.
+ *
+ * Every call locks first the row of its own job, then that of the effect, and waits for no
+ * third; so calls cannot deadlock.  Whether the holder's lease is held is only read: once it is
+ * lost it stays so, because a token never comes back.
+ */
+
+create or replace function rota.record_effect(
+    scope text,
+    key text,
+    job_id bigint,
+    lease_token bigint,
+    if_unknown text default 'skip',
+    keep interval default '180 days'
+)
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_kept_until timestamptz;
+    v_effect rota.effects;
+begin
+    perform rota._check_effect(record_effect.scope, record_effect.key);
+    perform rota._check_job_ref(record_effect.job_id, record_effect.lease_token);
+    if record_effect.if_unknown is null
+      or record_effect.if_unknown not in ('skip', 'again') then
+        perform rota._refuse('if_unknown', format(
+            'must be skip or again, got %L', left(record_effect.if_unknown, 80)));
+    end if;
+    perform rota._check_interval('keep', record_effect.keep, '1 second', '100 years');
+    v_kept_until := v_now + rota._exact(record_effect.keep);
+
+    if not rota._lock_lease(record_effect.job_id, record_effect.lease_token) then
+        perform rota._raise_lost(record_effect.job_id, record_effect.lease_token);
+    end if;
+
+    loop
+        insert into rota.effects (scope, key, job_id, lease_token, recorded_at, kept_until)
+        values (
+            record_effect.scope, record_effect.key, record_effect.job_id,
+            record_effect.lease_token, v_now, v_kept_until
+        )
+        on conflict do nothing;
+        if found then
+            return true;
+        end if;
+
+        select e.*
+        into v_effect
+        from rota.effects as e
+        where e.scope = record_effect.scope
+          and e.key = record_effect.key
+        for update;
+        -- If it is not found, it was withdrawn or forgotten just now.
+        exit when found;
+    end loop;
+
+    if v_effect.completed_at is not null then
+        return false;
+    elsif (v_effect.job_id, v_effect.lease_token)
+      <> (record_effect.job_id, record_effect.lease_token)
+      and rota._is_leased(v_effect.job_id, v_effect.lease_token) then
+        perform rota._raise_in_progress(v_effect);
+    elsif record_effect.if_unknown = 'skip' then
+        return false;
+    end if;
+
+    update rota.effects as e
+    set job_id = record_effect.job_id,
+        lease_token = record_effect.lease_token,
+        recorded_at = v_now,
+        kept_until = v_kept_until
+    where e.scope = record_effect.scope
+      and e.key = record_effect.key;
+    return true;
+end;
+$$;
+
+comment on function rota.record_effect(text, text, bigint, bigint, text, interval) is
+    'Record that a running job is about to cause an effect and return true, or false if it '
+    'is not to: it is done, or its outcome unknown and if_unknown not again; raises RT002 if '
+    'the lease is lost, RT010 if another job is at it, RT001, RT003, 22023.';
+
+create or replace function rota.complete_effect(
+    scope text,
+    key text,
+    job_id bigint,
+    lease_token bigint,
+    result jsonb default null
+)
+    returns text
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_is_leased boolean;
+begin
+    perform rota._check_effect(complete_effect.scope, complete_effect.key);
+    perform rota._check_job_ref(complete_effect.job_id, complete_effect.lease_token);
+    perform rota._check_size('result', complete_effect.result, '');
+
+    v_is_leased := rota._lock_lease(complete_effect.job_id, complete_effect.lease_token);
+    update rota.effects as e
+    set completed_at = rota.now(),
+        result = complete_effect.result
+    where e.scope = complete_effect.scope
+      and e.key = complete_effect.key
+      and e.job_id = complete_effect.job_id
+      and e.lease_token = complete_effect.lease_token
+      and e.completed_at is null
+      and v_is_leased;
+    if found then
+        return 'completed';
+    end if;
+
+    -- Asked again, because the answer was lost.
+    perform
+    from rota.effects as e
+    where e.scope = complete_effect.scope
+      and e.key = complete_effect.key
+      and e.job_id = complete_effect.job_id
+      and e.lease_token = complete_effect.lease_token
+      and e.completed_at is not null;
+    if not found then
+        perform rota._raise_not_held(
+            complete_effect.scope, complete_effect.key, complete_effect.job_id,
+            complete_effect.lease_token, v_is_leased);
+    end if;
+    return 'already_completed';
+end;
+$$;
+
+comment on function rota.complete_effect(text, text, bigint, bigint, jsonb) is
+    'Say that an effect has happened and return completed, or already_completed if this token '
+    'said so before; raises RT002 if the lease is lost, RT011 if it does not hold the record, '
+    'RT001, RT003, 22023.';
+
+create or replace function rota.withdraw_effect(
+    scope text,
+    key text,
+    job_id bigint,
+    lease_token bigint
+)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_is_leased boolean;
+begin
+    perform rota._check_effect(withdraw_effect.scope, withdraw_effect.key);
+    perform rota._check_job_ref(withdraw_effect.job_id, withdraw_effect.lease_token);
+
+    v_is_leased := rota._lock_lease(withdraw_effect.job_id, withdraw_effect.lease_token);
+    delete from rota.effects as e
+    where e.scope = withdraw_effect.scope
+      and e.key = withdraw_effect.key
+      and e.job_id = withdraw_effect.job_id
+      and e.lease_token = withdraw_effect.lease_token
+      and e.completed_at is null
+      and v_is_leased;
+    if not found then
+        perform rota._raise_not_held(
+            withdraw_effect.scope, withdraw_effect.key, withdraw_effect.job_id,
+            withdraw_effect.lease_token, v_is_leased);
+    end if;
+end;
+$$;
+
+comment on function rota.withdraw_effect(text, text, bigint, bigint) is
+    'Take back the record of an effect that certainly did not happen; raises RT002 if the '
+    'lease is lost, RT011 if it does not hold the record, RT001, RT003, 22023.';
+
+create or replace function rota.effect_result(scope text, key text)
+    returns table (is_done boolean, result jsonb)
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform rota._check_effect(effect_result.scope, effect_result.key);
+
+    return query
+    select e.completed_at is not null, e.result
+    from rota.effects as e
+    where e.scope = effect_result.scope
+      and e.key = effect_result.key;
+end;
+$$;
+
+comment on function rota.effect_result(text, text) is
+    'Return whether a recorded effect is done, and with what result; no row if there is no '
+    'record; raises 22023.';
+
+create or replace function rota._check_effect(scope text, key text)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform rota._check_name('scope', _check_effect.scope);
+    perform rota._check_text('key', _check_effect.key, 255);
+end;
+$$;
+
+/* Whether a job runs under this token; a lease that is over but not taken back is held. */
+create or replace function rota._is_leased(job_id bigint, lease_token bigint)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return exists (
+        select
+        from rota.jobs as j
+        where j.id = _is_leased.job_id
+          and j.lease_token = _is_leased.lease_token
+          and j.status = 'running'
+    );
+end;
+$$;
+
+/* The same, and it stays so until the end of the transaction. */
+create or replace function rota._lock_lease(job_id bigint, lease_token bigint)
+    returns boolean
+    language plpgsql
+as $$
+begin
+    perform
+    from rota.jobs as j
+    where j.id = _lock_lease.job_id
+      and j.lease_token = _lock_lease.lease_token
+      and j.status = 'running'
+    for update;
+    return found;
+end;
+$$;
+
+create or replace function rota._raise_in_progress(effect rota.effects)
+    returns void
+    language plpgsql
+as $$
+begin
+    raise exception using
+        errcode = 'RT010',
+        message = format('effect %s %L is in progress: job %s has recorded it and still runs',
+            effect.scope, effect.key, effect.job_id),
+        hint = 'Try again when that job has ended.';
+end;
+$$;
+
+create or replace function rota._raise_not_held(
+    scope text,
+    key text,
+    job_id bigint,
+    lease_token bigint,
+    is_leased boolean
+)
+    returns void
+    language plpgsql
+as $$
+begin
+    if not _raise_not_held.is_leased then
+        perform rota._raise_lost(_raise_not_held.job_id, _raise_not_held.lease_token);
+    end if;
+    raise exception using
+        errcode = 'RT011',
+        message = format('effect %s %L has no open record of job %s', _raise_not_held.scope,
+            _raise_not_held.key, _raise_not_held.job_id),
+        hint = 'Only who was told true by record_effect() may go on; a record ends when it is '
+            'completed or withdrawn.';
+end;
+$$;

@@ -1,0 +1,540 @@
+/*
+ * jobs/enqueue.sql -- put a job in.
+ *
+ * Enqueue is part of the caller's transaction: rolled back means no job, and no worker sees
+ * it before the commit.
+ *
+ * An idempotency key is unique among live jobs, held by a unique index and nothing else.  If
+ * another transaction is just inserting the same key, the insert waits for its end: after its
+ * commit we return its job, after its rollback ours goes in.  The job found may end between
+ * the two statements; hence the loops, which turn only then.
+ *
+ * enqueue_many() inserts in the order of the keys.  Two calls that share keys therefore wait
+ * for each other in one direction only and cannot deadlock.  When a job that was found has
+ * ended meanwhile, all that was inserted is given up and the whole done again: to insert one
+ * more key while holding later ones would be the other direction.
+ *
+ * Last of all a due job asks whether a worker sleeps.  The question of _ring()
+ * (maintenance/wakeups.sql) stands here once more, because where nobody is to be rung it then
+ * costs no call.
+ */
+
+create or replace function rota.enqueue(
+    job_type text,
+    payload jsonb default '{}',
+    queue text default 'default',
+    run_at timestamptz default null,
+    delay interval default null,
+    priority integer default 0,
+    max_attempts integer default null,
+    lease interval default null,
+    backoff jsonb default null,
+    idempotency_key text default null,
+    unique_for interval default null,
+    on_conflict text default 'keep',
+    updated_at timestamptz default null,
+    max_wait interval default null,
+    ordering_key text default null,
+    skip_dead boolean default false,
+    after bigint[] default null,
+    before bigint default null,
+    if_parent_dead text default 'cancel',
+    limit_key text default null
+)
+    returns bigint
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+-- The conflict target names a column that is also an argument.
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := rota.now();
+    v_job_id bigint;
+begin
+    -- Most jobs have no more than this, and one expression costs less than the checks' calls.
+    if (enqueue.job_type || ' ' || enqueue.queue
+            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62} [A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$'
+        and jsonb_typeof(enqueue.payload) = 'object'
+        and pg_column_size(enqueue.payload) <= 5242880
+        and octet_length(enqueue.payload::text) <= 1048576
+        and enqueue.priority between -32768 and 32767
+        and num_nonnulls(enqueue.run_at, enqueue.delay, enqueue.max_attempts, enqueue.lease,
+            enqueue.backoff, enqueue.idempotency_key) = 0) is not true then
+        perform rota._check_new_job(
+            '', enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at,
+            enqueue.delay, enqueue.priority, enqueue.max_attempts, enqueue.lease,
+            enqueue.backoff, enqueue.idempotency_key);
+    end if;
+    -- Whatever else is said of the job takes another way; this one stays as short as it can be.
+    if (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
+      is distinct from ('keep', false, 'cancel') or num_nonnulls(
+        enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
+        enqueue.after, enqueue.before, enqueue.limit_key) > 0 then
+        perform rota._check_waits('', enqueue.ordering_key, enqueue.skip_dead, enqueue.after,
+            enqueue.if_parent_dead, enqueue.limit_key);
+        return rota._enqueue_special(rota._new_job(enqueue.job_type, enqueue.payload,
+                enqueue.queue, enqueue.run_at, enqueue.delay, enqueue.priority,
+                enqueue.max_attempts, enqueue.lease, enqueue.backoff, enqueue.idempotency_key,
+                enqueue.ordering_key, enqueue.skip_dead, enqueue.after, enqueue.if_parent_dead,
+                enqueue.limit_key), enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at,
+            enqueue.max_wait, enqueue.run_at is not null or enqueue.delay is not null,
+            enqueue.after, enqueue.before);
+    end if;
+    loop
+        insert into rota.jobs as j (
+            queue, job_type, payload, priority, max_attempts, lease, backoff,
+            idempotency_key, bucket, status, run_at, created_at, updated_at
+        ) values (
+            case when exists (select from rota.queue_grants)
+                then rota._checked_queue(enqueue.queue) else enqueue.queue end,
+            enqueue.job_type, enqueue.payload, enqueue.priority,
+            coalesce(enqueue.max_attempts, (
+                select q.max_attempts from rota.queues as q where q.queue = enqueue.queue), 10),
+            case when enqueue.lease is not null then rota._exact(enqueue.lease) end,
+            enqueue.backoff, enqueue.idempotency_key, (
+                select l.job_type || '|' from rota.limits as l
+                where l.job_type = enqueue.job_type), 'queued',
+            case when enqueue.delay is not null then v_now + rota._exact(enqueue.delay)
+                else coalesce(enqueue.run_at, v_now) end, v_now, v_now
+        )
+        on conflict (idempotency_key) where idempotency_key is not null do nothing
+        returning j.id into v_job_id;
+        exit when found;
+        select j.id into v_job_id from rota.jobs as j
+        where j.idempotency_key = enqueue.idempotency_key;
+        exit when found;
+    end loop;
+    if coalesce(enqueue.run_at, v_now + enqueue.delay, v_now) < v_now + rota._soon()
+      and not (pg_try_advisory_lock(1919907936, hashtext(enqueue.queue))
+        and pg_advisory_unlock(1919907936, hashtext(enqueue.queue)))
+      and pg_try_advisory_lock_shared(1919907937, hashtext(enqueue.queue))
+      and pg_advisory_unlock_shared(1919907937, hashtext(enqueue.queue)) then
+        perform rota._ring_doors(enqueue.queue, 1, '');
+    end if;
+    return v_job_id;
+end;
+$$;
+
+comment on function rota.enqueue(
+    text, jsonb, text, timestamptz, interval, integer, integer, interval, jsonb, text,
+    interval, text, timestamptz, interval, text, boolean, bigint[], bigint, text, text) is
+    'Add one job and return its id, or the id of the job that has its idempotency_key already, '
+    'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument, '
+    'RT001 for an unknown job in after or before, RT013 if before has started, RT003 if it '
+    'has ended.';
+
+create or replace function rota.enqueue_many(jobs jsonb)
+    returns table (ordinal integer, job_id bigint, is_new boolean)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_has_waits boolean;
+    v_new_ids bigint[];
+    v_ids bigint[];
+    v_news boolean[];
+begin
+    if rota._are_plain_jobs(enqueue_many.jobs) then
+        perform rota._check_queues_of(enqueue_many.jobs);
+        return query
+        select i.ordinal::integer, i.id, true
+        from unnest(rota._insert_plain_jobs(enqueue_many.jobs))
+            with ordinality as i (id, ordinal);
+        perform rota._ring_for_new(enqueue_many.jobs);
+        return;
+    end if;
+
+    perform rota._check_new_jobs(enqueue_many.jobs);
+    perform rota._check_queues_of(enqueue_many.jobs);
+    v_has_waits := jsonb_path_exists(enqueue_many.jobs,
+        '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
+            || exists(@.limit_key))');
+    if v_has_waits then
+        perform rota._lock_links_of(enqueue_many.jobs);
+    end if;
+    v_new_ids := array(
+        select nextval('rota.jobs_id_seq')
+        from generate_series(1, jsonb_array_length(enqueue_many.jobs))
+    );
+
+    -- Where no job has a key there is nothing to find, and no need of the subtransaction: a
+    -- caller may make thousands of such calls in one transaction.
+    if not jsonb_path_exists(enqueue_many.jobs, '$[*].idempotency_key ? (@ != null)') then
+        perform rota._insert_jobs(enqueue_many.jobs, v_new_ids);
+        v_ids := v_new_ids;
+    end if;
+    if jsonb_path_exists(enqueue_many.jobs, '$[*] ? (exists(@.unique_for)
+        || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
+        select array_agg(m.job_id order by m.ordinal), array_agg(m.is_new order by m.ordinal)
+        into v_ids, v_news
+        from rota._enqueue_many_keyed(enqueue_many.jobs) as m;
+    end if;
+    while v_ids is null loop
+        begin
+            perform rota._insert_jobs(enqueue_many.jobs, v_new_ids);
+            v_ids := rota._find_jobs(enqueue_many.jobs, v_new_ids);
+            if array_position(v_ids, null) is not null then
+                raise no_data_found;
+            end if;
+        exception
+            when no_data_found then
+                v_ids := null;
+        end;
+    end loop;
+
+    if v_news is null then
+        v_news := array(
+            select i.id = i.new_id
+            from unnest(v_ids, v_new_ids) with ordinality as i (id, new_id, ordinal)
+            order by i.ordinal
+        );
+    end if;
+    if v_has_waits then
+        perform rota._link_jobs(enqueue_many.jobs, v_ids, v_news);
+    end if;
+    perform rota._ring_for_new(enqueue_many.jobs);
+    return query
+    select i.ordinal::integer, i.id, i.is_new
+    from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal)
+    order by i.ordinal;
+end;
+$$;
+
+comment on function rota.enqueue_many(jsonb) is
+    'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
+    'return one row for each in the same order; raises 22023 for a bad one, naming it, RT001, '
+    'RT013, RT003.';
+
+/*
+ * Whether all have a type, and at most a payload, a queue and a priority besides, and none is
+ * wrong: then they need no keys looked up, and nobody to say which of them is wrong.
+ */
+create or replace function rota._are_plain_jobs(jobs jsonb)
+    returns boolean
+    language plpgsql
+    immutable
+as $$
+begin
+    if jsonb_typeof(_are_plain_jobs.jobs) is distinct from 'array'
+      or jsonb_array_length(_are_plain_jobs.jobs) > 10000 then
+        return false;
+    end if;
+    return coalesce(bool_and((
+        jsonb_typeof(j.job) = 'object'
+        and j.job - '{job_type,payload,queue,priority}'::text[] = '{}'
+        and (j.job ->> 'job_type') || ' ' || coalesce(j.job ->> 'queue', 'default')
+            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62} [A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$'
+        and coalesce(jsonb_typeof(j.job -> 'payload'), 'object') = 'object'
+        and octet_length(j.job::text) <= 1048576
+        and coalesce(j.job ->> 'priority', '0') ~ '^-?[0-9]{1,4}$'
+    ) is true), false)
+    from jsonb_array_elements(_are_plain_jobs.jobs) as j (job);
+end;
+$$;
+
+/* Insert plain jobs; returns their ids in the order given. */
+create or replace function rota._insert_plain_jobs(jobs jsonb)
+    returns bigint[]
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_has_settings constant boolean := exists (select from rota.queues);
+    v_has_limits constant boolean := exists (select from rota.limits);
+    v_ids bigint[];
+begin
+    with added as (
+        insert into rota.jobs (
+            queue, job_type, payload, priority, max_attempts, bucket, status, run_at,
+            created_at, updated_at
+        )
+        select
+            coalesce(j.job ->> 'queue', 'default'), j.job ->> 'job_type',
+            coalesce(j.job -> 'payload', '{}'),
+            coalesce((j.job ->> 'priority')::smallint, 0::smallint),
+            coalesce(
+                case when v_has_settings then (
+                    select q.max_attempts
+                    from rota.queues as q
+                    where q.queue = coalesce(j.job ->> 'queue', 'default')
+                ) end, 10),
+            case when v_has_limits then (
+                select l.job_type || '|'
+                from rota.limits as l
+                where l.job_type = j.job ->> 'job_type'
+            ) end,
+            'queued', v_now, v_now, v_now
+        from jsonb_array_elements(_insert_plain_jobs.jobs) as j (job)
+        returning id
+    )
+    -- Ids are drawn in the order of the rows.
+    select array_agg(a.id) into v_ids from added as a;
+    return v_ids;
+end;
+$$;
+
+/* Insert what is not there, in the order of the keys. */
+create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
+    returns void
+    language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    insert into rota.jobs (
+        id, queue, job_type, payload, priority, max_attempts, lease, backoff,
+        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, bucket, status,
+        run_at, created_at, updated_at
+    )
+    overriding system value
+    select
+        _insert_jobs.new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
+        coalesce(n.max_attempts, q.max_attempts, 10), rota._exact(n.lease), n.backoff,
+        n.idempotency_key, n.ordering_key,
+        case when n.ordering_key is not null then n.skip_dead end,
+        case
+            when n.ordering_key is not null or n.after is not null then n.if_parent_dead
+        end,
+        n.limit_key,
+        case
+            when l.job_type is not null or n.limit_key is not null
+            then format('%s|%s', l.job_type, n.limit_key)
+        end,
+        case when n.ordering_key is null and n.after is null then 'queued' else 'blocked' end,
+        coalesce(n.run_at, v_now + rota._exact(n.delay), v_now), v_now, v_now
+    from rota._new_jobs(_insert_jobs.jobs) as n
+    left join rota.queues as q on q.queue = n.queue
+    left join rota.limits as l on l.job_type = n.job_type
+    order by n.idempotency_key, n.ordinal
+    on conflict (idempotency_key) where idempotency_key is not null do nothing;
+end;
+$$;
+
+/* The ids of the jobs now there, null where the one that was found has ended just now. */
+create or replace function rota._find_jobs(jobs jsonb, new_ids bigint[])
+    returns bigint[]
+    language plpgsql
+    stable
+as $$
+begin
+    return array(
+        -- The newest: an older snapshot may have the one that has ended, too.
+        select distinct on (n.ordinal)
+            case
+                when n.idempotency_key is null then _find_jobs.new_ids[n.ordinal]
+                else j.id
+            end
+        from rota._new_jobs(_find_jobs.jobs) as n
+        left join rota.jobs as j on j.idempotency_key = n.idempotency_key
+        order by n.ordinal, j.id desc
+    );
+end;
+$$;
+
+/* The objects as typed rows, defaults filled in. */
+create or replace function rota._new_jobs(jobs jsonb)
+    returns table (
+        ordinal bigint,
+        job_type text,
+        payload jsonb,
+        queue text,
+        run_at timestamptz,
+        delay interval,
+        priority integer,
+        max_attempts integer,
+        lease interval,
+        backoff jsonb,
+        idempotency_key text,
+        unique_for interval,
+        on_conflict text,
+        updated_at timestamptz,
+        max_wait interval,
+        ordering_key text,
+        skip_dead boolean,
+        after bigint[],
+        before bigint,
+        if_parent_dead text,
+        limit_key text
+    )
+    language plpgsql
+    stable
+as $$
+begin
+    return query
+    select
+        n.ordinal, n.job_type,
+        case when jsonb_typeof(n.payload) = 'null' then '{}' else coalesce(n.payload, '{}') end,
+        coalesce(n.queue, 'default'), n.run_at, n.delay, coalesce(n.priority, 0),
+        n.max_attempts, n.lease, nullif(n.backoff, 'null'), n.idempotency_key,
+        n.unique_for, coalesce(n.on_conflict, 'keep'), n.updated_at, n.max_wait,
+        n.ordering_key, coalesce(n.skip_dead, false), n.after, n.before,
+        coalesce(n.if_parent_dead, 'cancel'), n.limit_key
+    from rows from (
+        jsonb_to_recordset(_new_jobs.jobs) as (
+            job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
+            priority integer, max_attempts integer, lease interval, backoff jsonb,
+            idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
+            max_wait interval, ordering_key text, skip_dead boolean, after bigint[],
+            before bigint, if_parent_dead text, limit_key text
+        )
+    ) with ordinality as n (
+        job_type, payload, queue, run_at, delay, priority, max_attempts, lease, backoff,
+        idempotency_key, unique_for, on_conflict, updated_at, max_wait, ordering_key,
+        skip_dead, after, before, if_parent_dead, limit_key, ordinal
+    );
+end;
+$$;
+
+create or replace function rota._check_new_jobs(jobs jsonb)
+    returns void
+    language plpgsql
+as $$
+declare
+    c_keys constant text[] := array[
+        'job_type', 'payload', 'queue', 'run_at', 'delay', 'priority', 'max_attempts',
+        'lease', 'backoff', 'idempotency_key', 'unique_for', 'on_conflict', 'updated_at',
+        'max_wait', 'ordering_key', 'skip_dead', 'after', 'before', 'if_parent_dead',
+        'limit_key'];
+    v_ordinal bigint;
+    v_job jsonb;
+begin
+    if jsonb_typeof(_check_new_jobs.jobs) is distinct from 'array' then
+        perform rota._refuse('jobs', 'must be an array of objects');
+    elsif jsonb_array_length(_check_new_jobs.jobs) > 10000 then
+        perform rota._refuse('jobs', format('must be at most 10000, got %s',
+            jsonb_array_length(_check_new_jobs.jobs)));
+    end if;
+
+    for v_ordinal, v_job in
+        select e.ordinal, e.job
+        from jsonb_array_elements(_check_new_jobs.jobs) with ordinality as e (job, ordinal)
+        where case jsonb_typeof(e.job) when 'object' then e.job - c_keys <> '{}' else true end
+        limit 1
+    loop
+        perform rota._refuse(format('jobs[%s]', v_ordinal), coalesce(
+            (
+                select format('has an unknown key %L', left(k.key, 80))
+                from jsonb_each(
+                    case jsonb_typeof(v_job) when 'object' then v_job - c_keys end) as k
+                limit 1
+            ),
+            'must be an object'));
+    end loop;
+
+    -- Nothing is written in this block, so it costs no transaction id.
+    begin
+        perform rota._check_new_job(
+            format('jobs[%s].', n.ordinal), n.job_type, n.payload, n.queue, n.run_at, n.delay,
+            n.priority, n.max_attempts, n.lease, n.backoff, n.idempotency_key),
+            rota._check_key_rule(
+                format('jobs[%s].', n.ordinal), n.idempotency_key, n.unique_for, n.on_conflict,
+                n.updated_at, n.max_wait),
+            rota._check_waits(
+                format('jobs[%s].', n.ordinal), n.ordering_key, n.skip_dead, n.after,
+                n.if_parent_dead, n.limit_key)
+        from rota._new_jobs(_check_new_jobs.jobs) as n;
+    exception
+        -- An unknown time zone is an invalid_parameter_value too, so no error is let through
+        -- before all texts are known to be values.
+        when data_exception or program_limit_exceeded then
+            perform rota._refuse(format('jobs[%s].%s', f.ordinal, f.key), f.problem)
+            from (
+                select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
+                from jsonb_array_elements(_check_new_jobs.jobs)
+                    with ordinality as e (job, ordinal)
+                cross join jsonb_each(e.job) as k
+            ) as f
+            where f.problem is not null
+            limit 1;
+            raise;
+    end;
+end;
+$$;
+
+/* Why this is no value of the argument's type; null if it is one. */
+create or replace function rota._cast_problem(argument text, value jsonb)
+    returns text
+    language plpgsql
+    stable
+as $$
+declare
+    v_text constant text := _cast_problem.value #>> '{}';
+begin
+    case _cast_problem.argument
+        when 'run_at', 'updated_at' then perform v_text::timestamptz;
+        when 'delay', 'lease', 'unique_for', 'max_wait' then perform v_text::interval;
+        when 'priority', 'max_attempts' then perform v_text::integer;
+        when 'before' then perform v_text::bigint;
+        when 'skip_dead' then perform v_text::boolean;
+        when 'after' then
+            perform n.after
+            from rota._new_jobs(jsonb_build_array(jsonb_build_object(
+                'after', _cast_problem.value))) as n;
+        else null;
+    end case;
+    return null;
+exception
+    when data_exception or program_limit_exceeded then
+        return format('is not valid: %s', left(sqlerrm, 200));
+end;
+$$;
+
+/* The rules for one new job; *prefix* says which of many it is. */
+create or replace function rota._check_new_job(
+    prefix text,
+    job_type text,
+    payload jsonb,
+    queue text,
+    run_at timestamptz,
+    delay interval,
+    priority integer,
+    max_attempts integer,
+    lease interval,
+    backoff jsonb,
+    idempotency_key text
+)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform rota._check_name(_check_new_job.prefix || 'job_type', _check_new_job.job_type);
+    if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then
+        perform rota._refuse(_check_new_job.prefix || 'payload', 'must be a JSON object');
+    end if;
+    perform rota._check_size(_check_new_job.prefix || 'payload', _check_new_job.payload,
+        '; keep the blob elsewhere and send its id');
+    perform rota._check_name(_check_new_job.prefix || 'queue', _check_new_job.queue);
+    if _check_new_job.run_at is not null then
+        perform rota._check_run_at(_check_new_job.prefix || 'run_at', _check_new_job.run_at);
+    end if;
+    if _check_new_job.delay is not null then
+        perform rota._check_interval(
+            _check_new_job.prefix || 'delay', _check_new_job.delay, '0', '100 years');
+        if _check_new_job.run_at is not null then
+            perform rota._refuse(
+                _check_new_job.prefix || 'delay', 'and run_at must not both be given');
+        end if;
+    end if;
+    perform rota._check_priority(_check_new_job.prefix || 'priority', _check_new_job.priority);
+    if _check_new_job.max_attempts < 1 then
+        perform rota._refuse(_check_new_job.prefix || 'max_attempts',
+            format('must be at least 1, got %s', _check_new_job.max_attempts));
+    end if;
+    perform rota._check_lease(_check_new_job.prefix || 'lease', _check_new_job.lease);
+    perform rota._check_backoff(_check_new_job.prefix || 'backoff', _check_new_job.backoff);
+    if _check_new_job.idempotency_key is not null then
+        perform rota._check_text(
+            _check_new_job.prefix || 'idempotency_key', _check_new_job.idempotency_key, 255);
+    end if;
+end;
+$$;

@@ -1,0 +1,297 @@
+/*
+ * jobs/fail.sql -- a job did not do its work, or not yet.
+ *
+ * fail: the attempt counts; the job waits for its next try, or is dead after the last one.
+ * snooze and release: the attempt is given back, because nothing went wrong.
+ *
+ * _fail_running() is the only place where it is decided what a failure leads to.  fail_job()
+ * and the sweep both go through it, so a job whose worker vanished is treated exactly like one
+ * whose worker reported an error.  No way leads past max_attempts, also not retry_in.
+ *
+ * A job whose cancel was requested is not tried again: it ends as cancelled, and what its
+ * worker reported then is no failure that anybody has to look at.
+ */
+
+create or replace function rota.fail_job(
+    job_id bigint,
+    lease_token bigint,
+    error text,
+    error_type text default null,
+    stack text default null,
+    retry_in interval default null,
+    is_fatal boolean default false
+)
+    returns table (status text, run_at timestamptz)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_job rota.jobs;
+begin
+    perform rota._check_job_ref(fail_job.job_id, fail_job.lease_token);
+    if fail_job.error is null then
+        perform rota._refuse('error', 'must not be null');
+    elsif fail_job.is_fatal is null then
+        perform rota._refuse('is_fatal', 'must not be null');
+    elsif fail_job.retry_in is not null then
+        perform rota._check_interval('retry_in', fail_job.retry_in, '0', '1 year');
+    end if;
+
+    select j.*
+    into v_job
+    from rota.jobs as j
+    where j.id = fail_job.job_id
+      and j.lease_token = fail_job.lease_token
+      and j.status = 'running'
+    for update;
+
+    if found then
+        return query
+        select f.status, f.run_at
+        from rota._fail_running(
+            v_job, fail_job.error, fail_job.error_type, fail_job.stack, fail_job.retry_in,
+            fail_job.is_fatal) as f;
+        return;
+    end if;
+
+    -- The same report again, because its answer was lost.
+    return query
+    select r.status, case when r.status = 'failed' then r.run_at end
+    from rota.job_runs as r
+    where r.id = fail_job.job_id
+      and r.lease_token = fail_job.lease_token
+      and r.status in ('failed', 'dead', 'cancelled')
+      and (r.status = 'cancelled' and r.cancel_requested_at is not null or exists (
+        select
+        from rota.job_errors as e
+        where e.job_id = fail_job.job_id
+          and e.lease_token = fail_job.lease_token
+          and e.message = left(fail_job.error, 10000)
+      ));
+    if not found then
+        perform rota._raise_lost(fail_job.job_id, fail_job.lease_token);
+    end if;
+end;
+$$;
+
+comment on function rota.fail_job(bigint, bigint, text, text, text, interval, boolean) is
+    'Report a failed attempt and return failed with the next run_at, or dead or cancelled '
+    'with null; error is cut to 10000 characters and stack to 20000; raises RT002 if the lease '
+    'is lost, RT001, RT003, 22023.';
+
+create or replace function rota._fail_running(
+    job rota.jobs,
+    error text,
+    error_type text,
+    stack text,
+    retry_in interval,
+    is_fatal boolean
+)
+    returns table (status text, run_at timestamptz)
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_error_type constant text := left(_fail_running.error_type, 200);
+    v_is_rerun boolean;
+begin
+    status := case
+        when job.cancel_requested_at is not null then 'cancelled'
+        when _fail_running.is_fatal or job.attempts >= job.max_attempts then 'dead'
+        else 'failed'
+    end;
+    v_is_rerun := status = 'failed' and job.rerun_payload is not null;
+    if status = 'failed' then
+        run_at := v_now + coalesce(
+            rota._exact(_fail_running.retry_in),
+            rota._backoff(
+                coalesce(
+                    job.backoff,
+                    (select q.backoff from rota.queues as q where q.queue = job.queue)),
+                job.attempts));
+        if v_is_rerun then
+            run_at := greatest(run_at, job.rerun_run_at);
+        end if;
+    end if;
+
+    if status = 'cancelled' then
+        perform rota._end_jobs(array[job.id], array[job.lease_token], 'running', status);
+        return next;
+        return;
+    end if;
+
+    insert into rota.job_errors (
+        job_id, lease_token, attempt, queue, job_type, worker, started_at, failed_at,
+        error_type, message, stack
+    )
+    values (
+        job.id, job.lease_token, job.attempts, job.queue, job.job_type,
+        coalesce(job.locked_by, ''), coalesce(job.started_at, v_now), v_now, v_error_type,
+        left(_fail_running.error, 10000), left(_fail_running.stack, 20000)
+    )
+    on conflict do nothing;
+
+    update rota.jobs as j
+    set status = case when _fail_running.status = 'failed' then 'failed' else j.status end,
+        run_at = coalesce(_fail_running.run_at, j.run_at),
+        -- The next try is also the run that somebody asked for meanwhile.
+        attempts = case when v_is_rerun then 0 else j.attempts end,
+        payload = case when v_is_rerun then j.rerun_payload else j.payload end,
+        priority = case when v_is_rerun then j.rerun_priority else j.priority end,
+        rerun_payload = case when not v_is_rerun then j.rerun_payload end,
+        rerun_run_at = case when not v_is_rerun then j.rerun_run_at end,
+        rerun_priority = case when not v_is_rerun then j.rerun_priority end,
+        locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
+        locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
+        last_error = left(_fail_running.error, 1000),
+        error_type = v_error_type,
+        failed_at = v_now,
+        updated_at = v_now
+    where j.id = job.id
+      and j.lease_token = job.lease_token
+      and j.status = 'running';
+
+    if status <> 'failed' then
+        perform rota._end_jobs(array[job.id], array[job.lease_token], 'running', status);
+    elsif run_at < v_now + rota._soon() then
+        perform rota._ring_for(array[job.id]);
+    end if;
+    return next;
+end;
+$$;
+
+create or replace function rota.snooze_job(job_id bigint, lease_token bigint, delay interval)
+    returns timestamptz
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_run_at timestamptz;
+begin
+    perform rota._check_job_ref(snooze_job.job_id, snooze_job.lease_token);
+    perform rota._check_interval('delay', snooze_job.delay, '0', '100 years');
+
+    v_run_at := (
+        select g.next_run_at
+        from rota._give_back(
+            array[snooze_job.job_id], array[snooze_job.lease_token],
+            rota.now() + rota._exact(snooze_job.delay)) as g
+    );
+    if v_run_at is null then
+        perform rota._raise_lost(snooze_job.job_id, snooze_job.lease_token);
+    end if;
+    return nullif(v_run_at, 'infinity');
+end;
+$$;
+
+comment on function rota.snooze_job(bigint, bigint, interval) is
+    'Put a running job off without burning the attempt and return when it runs, or null if it '
+    'was cancelled by request; raises RT002 if the lease is lost, RT001, RT003, 22023.';
+
+create or replace function rota.release_jobs(job_ids bigint[], lease_tokens bigint[])
+    returns table (job_id bigint, is_released boolean)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_ids bigint[];
+begin
+    perform rota._check_job_refs(release_jobs.job_ids, release_jobs.lease_tokens);
+    v_ids := rota._hold_jobs(
+        rota._newest_refs(release_jobs.job_ids, release_jobs.lease_tokens),
+        release_jobs.lease_tokens);
+
+    return query
+    select
+        t.job_id,
+        case
+            when g.next_run_at is not null then true
+            when not rota._is_running(t.job_id, t.lease_token) then false
+        end
+    from unnest(release_jobs.job_ids, release_jobs.lease_tokens, v_ids)
+        with ordinality as t (job_id, lease_token, held_id, ordinal)
+    left join rota._give_back(v_ids, release_jobs.lease_tokens, null) as g
+      on g.job_id = t.held_id
+    order by t.ordinal;
+end;
+$$;
+
+comment on function rota.release_jobs(bigint[], bigint[]) is
+    'Give up to 1000 running jobs back unburnt, to be claimed by anybody at once; one row for '
+    'each in the order given: is_released is false where the lease is lost, null where another '
+    'session has the row locked just now, ask again; raises 22023.';
+
+/*
+ * Running jobs back to queued with their attempt returned; one row for each that was ours.
+ * run_at null leaves the time as it is.  One whose cancel was requested ends instead, and is
+ * answered with infinity.  Of several jobs each is already locked: nobody waits for a row while
+ * he holds others.
+ */
+create or replace function rota._give_back(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    run_at timestamptz
+)
+    returns table (job_id bigint, next_run_at timestamptz)
+    language plpgsql
+as $$
+declare
+    v_cancelled_ids bigint[];
+    v_cancelled_tokens bigint[];
+begin
+    -- Each is locked before it is looked at: the planner moves a condition on a subquery into
+    -- it, in front of the lock, but not on a CTE.
+    with held as (
+        select j.id, j.lease_token, j.cancel_requested_at
+        from rota.jobs as j
+        where j.id = any(_give_back.job_ids)
+          and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
+          and j.status = 'running'
+        for update
+    )
+    select array_agg(h.id), array_agg(h.lease_token)
+    into v_cancelled_ids, v_cancelled_tokens
+    from held as h
+    where h.cancel_requested_at is not null;
+
+    return query
+    select e.job_id, timestamptz 'infinity'
+    from unnest(
+        rota._end_jobs(v_cancelled_ids, v_cancelled_tokens, 'running', 'cancelled')
+    ) as e (job_id);
+
+    return query
+    update rota.jobs as j
+    set status = 'queued',
+        run_at = greatest(coalesce(_give_back.run_at, j.run_at), j.rerun_run_at),
+        attempts = j.attempts - 1,
+        payload = coalesce(j.rerun_payload, j.payload),
+        priority = coalesce(j.rerun_priority, j.priority),
+        rerun_payload = null,
+        rerun_run_at = null,
+        rerun_priority = null,
+        locked_by = null,
+        locked_until = null,
+        updated_at = rota.now()
+    where j.id = any(_give_back.job_ids)
+      and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
+      and j.status = 'running'
+    returning j.id, j.run_at;
+    perform rota._ring_for(_give_back.job_ids);
+end;
+$$;

@@ -1,0 +1,318 @@
+/*
+ * jobs/finish.sql -- a job did its work.
+ *
+ * Every way out of the live table is one statement in _end_jobs(): it deletes the row and
+ * writes it to the history.  The deleted row is the proof that the job was there, with this
+ * token and in this state; so of two that want to end a job exactly one does, and what the
+ * other had written in its transaction rolls back with the error it gets.
+ *
+ * A worker whose answer was lost asks again with the same token and is told
+ * already_finished.
+ *
+ * What a job leads to is made in the same transaction: a run that was asked for meanwhile, the
+ * next stage of its pipeline, a note for those that wait for it.
+ */
+
+create or replace function rota.finish_job(
+    job_id bigint,
+    lease_token bigint,
+    result jsonb default null,
+    next_stage text default null
+)
+    returns text
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_ended bigint[];
+begin
+    if finish_job.job_id is null or finish_job.lease_token is null
+      or finish_job.result is not null then
+        perform rota._check_job_ref(finish_job.job_id, finish_job.lease_token);
+        perform rota._check_size('result', finish_job.result, '');
+    end if;
+    if finish_job.next_stage is not null then
+        perform rota._check_next_stage(
+            'next_stage', finish_job.job_id, finish_job.lease_token, finish_job.next_stage);
+    end if;
+
+    v_ended := rota._end_jobs(
+        array[finish_job.job_id], array[finish_job.lease_token], 'running', 'succeeded',
+        case when finish_job.result is not null then jsonb_build_array(finish_job.result) end,
+        array[finish_job.next_stage]);
+    if cardinality(v_ended) = 1 then
+        return 'finished';
+    elsif not rota._is_finished(finish_job.job_id, finish_job.lease_token) then
+        perform rota._raise_lost(finish_job.job_id, finish_job.lease_token);
+    end if;
+    return 'already_finished';
+end;
+$$;
+
+comment on function rota.finish_job(bigint, bigint, jsonb, text) is
+    'End a running job as succeeded and return finished, or already_finished if this token '
+    'did so before; its run of a pipeline goes on to next_stage, to the next in order if that '
+    'is null, to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
+    'otherwise, RT001, 22023.';
+
+create or replace function rota.finish_jobs(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    results jsonb default null,
+    next_stages text[] default null
+)
+    returns table (job_id bigint, outcome text)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_hasty bigint[];
+    v_newest bigint[];
+    v_ended bigint[];
+begin
+    perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
+    perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
+    if finish_jobs.next_stages is not null then
+        perform rota._check_next_stages(
+            finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.next_stages);
+    end if;
+
+    v_hasty := rota._end_jobs(
+        finish_jobs.job_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
+        finish_jobs.results, finish_jobs.next_stages, true);
+    if cardinality(v_hasty) = cardinality(finish_jobs.job_ids) then
+        return query
+        select i.job_id, 'finished' from unnest(finish_jobs.job_ids) as i (job_id);
+        return;
+    end if;
+
+    -- Some are not ours any more, or locked by somebody, or were.
+    v_newest := rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
+    v_ended := rota._end_jobs(
+        rota._hold_jobs(v_newest, finish_jobs.lease_tokens), finish_jobs.lease_tokens,
+        'running', 'succeeded', finish_jobs.results, finish_jobs.next_stages);
+    return query
+    select
+        t.job_id,
+        case
+            when h.job_id is not null and t.lease_token = t.first_token then 'finished'
+            when e.job_id is not null then 'finished'
+            when rota._is_running(t.job_id, t.lease_token) then 'busy'
+            when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
+            else 'lost'
+        end
+    from (
+        select
+            i.*,
+            first_value(i.lease_token)
+                over (partition by i.job_id order by i.ordinal) as first_token
+        from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens, v_newest)
+            with ordinality as i (job_id, lease_token, newest_id, ordinal)
+    ) as t
+    -- Of a job that was given twice, the first token is the one that was tried in haste.
+    left join unnest(v_hasty) as h (job_id) on h.job_id = t.job_id
+    left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id
+    order by t.ordinal;
+end;
+$$;
+
+comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
+    'End up to 1000 running jobs as succeeded and return finished, already_finished, lost, or '
+    'busy (another session has the row locked, ask again) for each in the order given; results '
+    'and next_stages are as long as job_ids; raises 22023.';
+
+/*
+ * Move jobs from old_status to new_status and into the history; returns the ids moved.
+ *
+ * An index scan for `= any` goes in the order of the key, so two batches that share jobs lock
+ * them in the same order and cannot deadlock; any other kind of scan would not.
+ * The pair (id, token) is matched by position, which keeps the statement free of joins whose
+ * cost the planner could misjudge.
+ *
+ * In haste it goes past rows that somebody may have locked: a mark of whoever locked a row last
+ * is left in its xmax, and that of its own claim is none.
+ */
+create or replace function rota._end_jobs(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    old_status text,
+    new_status text,
+    results jsonb default null,
+    next_stages text[] default null,
+    is_hasty boolean default false
+)
+    returns bigint[]
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    -- All of one claim, mostly.
+    v_token constant bigint := case when _end_jobs.lease_tokens[1]
+        = all(_end_jobs.lease_tokens) then _end_jobs.lease_tokens[1] end;
+    v_ended bigint[];
+    v_over bigint[];
+    v_leading jsonb;
+begin
+    with ended as (
+        delete from rota.jobs as j
+        where j.id = any(_end_jobs.job_ids)
+          and j.lease_token = coalesce(
+            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])
+          and j.status = _end_jobs.old_status
+          and (not _end_jobs.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
+          -- Only a worker succeeds; other ends may be of a sweep, which is for all queues.
+          and (_end_jobs.new_status <> 'succeeded' or not exists (select from rota.queue_grants)
+            or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
+        returning
+            j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
+            j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.pipeline,
+            j.stage, j.stage_input, j.first_job_id, j.definition, j.scheduled_for, j.run_at,
+            j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
+            j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
+            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
+    ),
+    archived as (
+        insert into rota.finished_jobs (
+            id, queue, job_type, payload, priority, max_attempts, lease,
+            backoff, idempotency_key, ordering_key, skip_dead, limit_key,
+            pipeline, stage, stage_input, first_job_id, definition,
+            scheduled_for, run_at, attempts, lease_token, locked_by,
+            cancel_requested_at, cancel_reason, progress_percent, progress_message,
+            last_error, error_type, failed_at, created_at, started_at,
+            status, updated_at, finished_at, result
+        )
+        select
+            e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition,
+            e.scheduled_for, e.run_at, e.attempts, e.lease_token, e.locked_by,
+            e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
+            e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
+            _end_jobs.new_status, v_now, v_now,
+            case when _end_jobs.results is not null then nullif(
+                _end_jobs.results -> (array_position(_end_jobs.job_ids, e.id) - 1), 'null') end
+        from ended as e
+    )
+    select
+        coalesce(array_agg(e.id), '{}'),
+        -- Of what may be large only what goes on: a jsonb holds 256 MB.
+        jsonb_agg(to_jsonb(e) - array['stage_input', case when e.pipeline is null
+            then 'payload' end]) filter (where num_nonnulls(
+            e.rerun_payload, e.ordering_key, e.pipeline, e.definition) > 0)
+    into v_ended, v_leading
+    from ended as e;
+
+    v_over := v_ended;
+    if v_leading is not null then
+        perform rota._follow_up(v_leading, _end_jobs.new_status);
+        v_over := rota._advance_runs(
+            v_leading, v_ended, _end_jobs.new_status, _end_jobs.job_ids, _end_jobs.results,
+            _end_jobs.next_stages);
+    end if;
+
+    -- A statement of its own: it sees those that came to wait while we waited for the rows.
+    if current_setting('transaction_isolation') <> 'read committed' or exists (
+        select from rota.dependencies as d where d.parent_id = any(v_over)
+    ) then
+        perform rota._settle_parents(v_over, _end_jobs.new_status);
+    end if;
+    return v_ended;
+end;
+$$;
+
+/* What ended jobs lead to, given as rows of jobs: a run after them, a turn for the next. */
+create or replace function rota._follow_up(jobs jsonb, status text)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    -- Somebody asked for another run meanwhile; it begins where this one ends.
+    insert into rota.jobs (
+        queue, job_type, payload, priority, max_attempts, lease, backoff,
+        idempotency_key, ordering_key, skip_dead, limit_key, bucket, lease_token,
+        status, run_at, created_at, updated_at
+    )
+    select
+        e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
+        e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+        rota._bucket(e.job_type, e.limit_key), e.lease_token,
+        case when e.ordering_key is null then 'queued' else 'blocked' end,
+        e.rerun_run_at, v_now, v_now
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where e.rerun_payload is not null;
+    perform rota._ring(e.queue)
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where e.rerun_payload is not null
+      and e.rerun_run_at <= v_now;
+
+    insert into rota.stuck_keys (ordering_key, job_id, stuck_since)
+    select e.ordering_key, e.id, v_now
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where _follow_up.status = 'dead'
+      and not e.skip_dead
+    on conflict do nothing;
+
+    insert into rota.rechecks (due_at, kind, subject)
+    select v_now, 'order', e.ordering_key
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where e.ordering_key is not null;
+
+    -- What follows its last run is planned by the end of that.
+    insert into rota.rechecks (due_at, kind, subject)
+    select v_now, 'schedule', e.definition
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    join rota.job_definitions as d on d.name = e.definition
+    where d.last_job_id = e.id
+      -- An older snapshot does not show who has come to wait for it.
+      and (d.next_run_at is null
+        or current_setting('transaction_isolation') <> 'read committed');
+    perform rota._ring('');
+end;
+$$;
+
+create or replace function rota._is_finished(job_id bigint, lease_token bigint)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return exists (
+        select
+        from rota.finished_jobs as f
+        where f.id = _is_finished.job_id
+          and f.lease_token = _is_finished.lease_token
+          and f.status = 'succeeded'
+    );
+end;
+$$;
+
+create or replace function rota._check_results(results jsonb, expected integer)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _check_results.results is null then
+        return;
+    elsif jsonb_typeof(_check_results.results) <> 'array'
+      or jsonb_array_length(_check_results.results) <> _check_results.expected then
+        perform rota._refuse('results', format(
+            'must be an array as long as job_ids (%s)', _check_results.expected));
+    end if;
+    perform rota._check_size(format('results[%s]', r.ordinal), r.result, '')
+    from jsonb_array_elements(_check_results.results) with ordinality as r (result, ordinal);
+end;
+$$;

@@ -1,0 +1,168 @@
+/*
+ * jobs/lease.sql -- keep a claimed job alive, and say how far it is.
+ *
+ * A claim is a lease: the worker owns the job until jobs.locked_until, and
+ * sweep_stale_leases() takes back whatever runs past it.  A handler that needs longer moves
+ * the deadline with a heartbeat, every quarter to half a lease.
+ *
+ * The lease token is the fence.  Every claim draws a new one and it never goes back, so a
+ * worker that was given up for dead and wakes up late matches no row: it is told to stop, and
+ * cannot take the job back from its new owner.
+ *
+ * The heartbeat is also how a worker learns that somebody wants the job cancelled.
+ */
+
+create or replace function rota.heartbeat(
+    job_id bigint,
+    lease_token bigint,
+    lease interval default null
+)
+    returns table (locked_until timestamptz, is_cancel_requested boolean)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now timestamptz;
+    v_lease interval;
+begin
+    perform rota._check_job_ref(heartbeat.job_id, heartbeat.lease_token);
+    perform rota._check_lease('lease', heartbeat.lease);
+    v_lease := rota._exact(heartbeat.lease);
+
+    -- The lease begins after the wait for whoever has the row locked.
+    perform from rota.jobs as j where j.id = heartbeat.job_id for update;
+    v_now := rota.now();
+    return query
+    update rota.jobs as j
+    set locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
+            v_lease, j.lease, rota._queue_lease(j.queue)))),
+        updated_at = v_now
+    where j.id = heartbeat.job_id
+      and j.lease_token = heartbeat.lease_token
+      and j.status = 'running'
+    returning j.locked_until, j.cancel_requested_at is not null;
+
+    if not found then
+        perform rota._raise_lost(heartbeat.job_id, heartbeat.lease_token);
+    end if;
+end;
+$$;
+
+comment on function rota.heartbeat(bigint, bigint, interval) is
+    'Extend the lease of a running job, by the argument, else as the job says, else its queue, '
+    'and tell whether a cancel was requested; raises RT002 if the lease is lost, RT001, RT003.';
+
+create or replace function rota.heartbeat_jobs(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    lease interval default null
+)
+    returns table (
+        job_id bigint,
+        locked_until timestamptz,
+        is_lost boolean,
+        is_cancel_requested boolean
+    )
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_lease interval;
+    v_ids bigint[];
+begin
+    perform rota._check_job_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens);
+    perform rota._check_lease('lease', heartbeat_jobs.lease);
+    v_lease := rota._exact(heartbeat_jobs.lease);
+    v_ids := rota._hold_jobs(
+        rota._newest_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens),
+        heartbeat_jobs.lease_tokens);
+
+    return query
+    with beaten as (
+        update rota.jobs as j
+        -- A lease that somebody wrote by hand must not stop those of the other jobs.
+        set locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
+                v_lease, j.lease, rota._queue_lease(j.queue)))),
+            updated_at = v_now
+        where j.id = any(v_ids)
+          and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]
+          and j.status = 'running'
+        returning j.id, j.lease_token, j.locked_until, j.cancel_requested_at
+    )
+    select
+        t.job_id, b.locked_until,
+        b.id is null and not rota._is_running(t.job_id, t.lease_token),
+        b.cancel_requested_at is not null
+    from unnest(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens)
+        with ordinality as t (job_id, lease_token, ordinal)
+    left join beaten as b on b.id = t.job_id and b.lease_token = t.lease_token
+    order by t.ordinal;
+end;
+$$;
+
+comment on function rota.heartbeat_jobs(bigint[], bigint[], interval) is
+    'heartbeat() for up to 1000 jobs, one row for each in the order given: is_lost where the '
+    'lease is lost, locked_until null where another session has the row locked just now; '
+    'raises 22023 for a bad argument.';
+
+/* The length of a lease where neither job nor caller says one. */
+create or replace function rota._queue_lease(queue text)
+    returns interval
+    language plpgsql
+    stable
+as $$
+begin
+    return coalesce(
+        (select q.lease from rota.queues as q where q.queue = _queue_lease.queue),
+        '1 minute');
+end;
+$$;
+
+create or replace function rota.set_progress(
+    job_id bigint,
+    lease_token bigint,
+    percent numeric,
+    message text default null
+)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform rota._check_job_ref(set_progress.job_id, set_progress.lease_token);
+    if set_progress.percent is null or not set_progress.percent between 0 and 100 then
+        perform rota._refuse('percent', format('must be 0 to 100, got %s',
+            coalesce(left(set_progress.percent::text, 80), 'null')));
+    end if;
+
+    update rota.jobs as j
+    set progress_percent = set_progress.percent,
+        progress_message = left(set_progress.message, 1000),
+        updated_at = rota.now()
+    where j.id = set_progress.job_id
+      and j.lease_token = set_progress.lease_token
+      and j.status = 'running';
+
+    if not found then
+        perform rota._raise_lost(set_progress.job_id, set_progress.lease_token);
+    end if;
+end;
+$$;
+
+comment on function rota.set_progress(bigint, bigint, numeric, text) is
+    'Note how far a running job is, in percent and in words (cut to 1000 characters); raises '
+    'RT002 if the lease is lost, RT001, RT003, 22023.';

@@ -1,0 +1,103 @@
+/*
+ * jobs/round_trip.sql -- report, keep and claim in one call.
+ *
+ * A worker that finishes a job asks for the next one anyway.  In one call both are one round
+ * trip and, what counts for more, one commit: a job singly then costs one flush to disk and not
+ * two.  Nothing new is decided here: the call is finish_jobs(), heartbeat_jobs() and
+ * claim_jobs(), in this order, in one transaction.
+ *
+ * What went as asked is not told.  So most calls return new jobs and nothing else.
+ */
+
+create or replace function rota.finish_and_claim(
+    worker text,
+    job_ids bigint[] default '{}',
+    lease_tokens bigint[] default '{}',
+    results jsonb default null,
+    next_stages text[] default null,
+    kept_job_ids bigint[] default '{}',
+    kept_lease_tokens bigint[] default '{}',
+    queues text[] default '{default}',
+    max_jobs integer default 1,
+    lease interval default null,
+    job_types text[] default null
+)
+    returns table (
+        outcome text,
+        job_id bigint,
+        lease_token bigint,
+        queue text,
+        job_type text,
+        payload jsonb,
+        priority smallint,
+        attempt integer,
+        max_attempts integer,
+        run_at timestamptz,
+        locked_until timestamptz,
+        locked_for interval,
+        idempotency_key text,
+        created_at timestamptz,
+        pipeline text,
+        stage text,
+        stage_input jsonb,
+        definition text,
+        scheduled_for timestamptz
+    )
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if (finish_and_claim.job_ids = '{}' and finish_and_claim.lease_tokens = '{}'
+        and finish_and_claim.results is null
+        and finish_and_claim.next_stages is null) is not true then
+        return query
+        select
+            f.outcome, f.job_id, t.lease_token, null, null, null::jsonb, null::smallint,
+            null::integer, null::integer, null::timestamptz, null::timestamptz,
+            null::interval, null, null::timestamptz, null, null, null::jsonb, null,
+            null::timestamptz
+        from rota.finish_jobs(
+            finish_and_claim.job_ids, finish_and_claim.lease_tokens, finish_and_claim.results,
+            finish_and_claim.next_stages) with ordinality as f (job_id, outcome, ordinal)
+        join unnest(finish_and_claim.lease_tokens)
+            with ordinality as t (lease_token, ordinal) on t.ordinal = f.ordinal
+        where f.outcome in ('lost', 'busy');
+    end if;
+    if (finish_and_claim.kept_job_ids = '{}'
+        and finish_and_claim.kept_lease_tokens = '{}') is not true then
+        perform rota._check_job_refs(
+            finish_and_claim.kept_job_ids, finish_and_claim.kept_lease_tokens, 'kept_');
+        return query
+        select
+            case when h.is_lost then 'lost' when h.locked_until is null then 'busy'
+                else 'cancel_requested' end,
+            h.job_id, t.lease_token, null, null, null::jsonb, null::smallint,
+            null::integer, null::integer, null::timestamptz, h.locked_until,
+            null::interval, null, null::timestamptz, null, null, null::jsonb, null,
+            null::timestamptz
+        from rota.heartbeat_jobs(
+            finish_and_claim.kept_job_ids, finish_and_claim.kept_lease_tokens,
+            finish_and_claim.lease) with ordinality
+            as h (job_id, locked_until, is_lost, is_cancel_requested, ordinal)
+        join unnest(finish_and_claim.kept_lease_tokens)
+            with ordinality as t (lease_token, ordinal) on t.ordinal = h.ordinal
+        where h.is_lost or h.locked_until is null or h.is_cancel_requested;
+    end if;
+    return query
+    select
+        'claimed', c.job_id, c.lease_token, c.queue, c.job_type, c.payload, c.priority,
+        c.attempt, c.max_attempts, c.run_at, c.locked_until, c.locked_for, c.idempotency_key,
+        c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for
+    from rota.claim_jobs(
+        finish_and_claim.worker, finish_and_claim.queues, finish_and_claim.max_jobs,
+        finish_and_claim.lease, finish_and_claim.job_types) as c;
+end;
+$$;
+
+comment on function rota.finish_and_claim(
+    text, bigint[], bigint[], jsonb, text[], bigint[], bigint[], text[], integer, interval,
+    text[]) is
+    'Finish jobs, extend the leases of kept ones and claim new ones in one round trip: rows of '
+    'claim_jobs() with outcome claimed, and one for each job that is lost, busy (ask again) '
+    'or, of the kept ones, cancel_requested; raises 22023 or RT009.';

@@ -1,0 +1,260 @@
+/*
+ * maintenance/pg_cron.sql -- let pg_cron be the heartbeat.
+ *
+ * pg_cron only wakes the ticker.  Everything worth knowing is in our tables, since pg_cron
+ * forgets what it missed while it was down.  What it runs is always tick_loop(), which ticks
+ * again at once while there is more to do.  From 1.5 on pg_cron counts in seconds, and a call
+ * is one tick; older ones know minutes only, and a call ticks for a minute.  The entry is one
+ * of the owner of rota.
+ *
+ * The extension may be missing, so whatever touches it is dynamic.  It never empties its log
+ * of runs; retention forgets ours after a day.
+ */
+
+create or replace function rota.start_ticker(every interval default '1 second')
+    returns text
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_version constant text := rota._cron_version();
+    v_schedule text;
+    v_command text;
+begin
+    select e.schedule, e.command
+    into v_schedule, v_command
+    from rota._cron_entry(v_version, start_ticker.every) as e;
+    perform rota._check_cron(v_schedule, v_command);
+    perform rota._lock_ticker();
+
+    -- Scheduling again keeps an entry as active as it is.
+    perform cron.unschedule(j.jobid)
+    from cron.job as j
+    where j.jobname = 'rota tick'
+      and j.username = current_user
+      and not j.active;
+    perform cron.schedule('rota tick', v_schedule, v_command);
+    insert into rota.upkeep (task, done_at)
+    values ('pg_cron', rota.now())
+    on conflict (task) do nothing;
+    return format('pg_cron %s runs "%s" at "%s" as %s',
+        v_version, v_command, v_schedule, current_user);
+end;
+$$;
+
+comment on function rota.start_ticker(interval) is
+    'Let pg_cron tick, every 1 to 59 whole seconds or minutes, and say what was set up; raises '
+    '22023, 0A000.';
+
+create or replace function rota.stop_ticker()
+    returns boolean
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_is_stopped boolean := false;
+begin
+    if rota._has_cron() then
+        perform rota._lock_ticker();
+        perform cron.unschedule(j.jobid)
+        from cron.job as j
+        where j.jobname in ('rota tick', 'rota tick log')
+          and j.database = current_database()
+          and j.username = current_user;
+        v_is_stopped := found;
+    end if;
+    return v_is_stopped;
+end;
+$$;
+
+comment on function rota.stop_ticker() is
+    'Take away what start_ticker() set up in pg_cron, and return whether there was anything.';
+
+/* Wait for another who starts or stops: pg_cron fails on an entry that is just going. */
+create or replace function rota._lock_ticker()
+    returns void
+    language plpgsql
+as $$
+begin
+    perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
+end;
+$$;
+
+/* Whether pg_cron is in this database, with names and a log, for the owner of rota to use. */
+create or replace function rota._has_cron()
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return exists (
+        select
+        from pg_extension as e
+        join pg_namespace as n on n.nspname = 'cron'
+        join pg_class as c on c.relnamespace = n.oid and c.relname = 'job_run_details'
+        where e.extname = 'pg_cron'
+          and has_schema_privilege(n.oid, 'usage')
+    );
+end;
+$$;
+
+/* The version of the pg_cron of this database, else of the one that could be there. */
+create or replace function rota._cron_version()
+    returns text
+    language plpgsql
+    stable
+as $$
+begin
+    return coalesce(
+        (select e.extversion from pg_extension as e where e.extname = 'pg_cron'),
+        (select a.default_version from pg_available_extensions as a where a.name = 'pg_cron')
+    );
+end;
+$$;
+
+/* What to tell a pg_cron of this version, such as 1.4-1, to make it tick so often. */
+create or replace function rota._cron_entry(version text, every interval)
+    returns table (schedule text, command text)
+    language plpgsql
+    immutable
+as $$
+declare
+    c_with_seconds constant integer[] := array[1, 5];
+    v_version constant integer[] :=
+        string_to_array(substring(_cron_entry.version from '^[0-9]+[.][0-9]+'), '.')::integer[];
+    v_every constant numeric := extract(epoch from _cron_entry.every);
+begin
+    if v_every between 1 and 59 and v_every = trunc(v_every) then
+        if v_version >= c_with_seconds then
+            schedule := trunc(v_every) || ' seconds';
+            command := format('call rota.tick_loop(%L, %1$L)', schedule);
+        else
+            schedule := '* * * * *';
+            command := format('call rota.tick_loop(%L, %L)',
+                '60 seconds', trunc(v_every) || ' seconds');
+        end if;
+    elsif v_every between 60 and 3540 and mod(v_every, 60) = 0 then
+        -- The first tick, and more of them as long as there is more to do.
+        schedule := concat_ws('/', '*', nullif(div(v_every, 60), 1)) || ' * * * *';
+        command := format('call rota.tick_loop(%L, %L)', '30 seconds', '1 minute');
+    else
+        perform rota._refuse('every', format(
+            'must be 1 to 59 seconds or minutes, and whole ones, got %s',
+            coalesce(_cron_entry.every::text, 'null')));
+    end if;
+    return next;
+end;
+$$;
+
+/* Raises 0A000, with the remedy, if pg_cron cannot do it here. */
+create or replace function rota._check_cron(schedule text, command text)
+    returns void
+    language plpgsql
+    stable
+as $$
+declare
+    v_problem text;
+    v_remedy text;
+    v_here constant text := format(
+        'As a superuser in this database: create extension pg_cron; '
+        'grant usage on schema cron to %I;', current_user);
+    v_there constant text := format(
+        'as a superuser: select cron.schedule_in_database(%L, %L, %L, %L, %L);',
+        'rota tick ' || current_database(), _check_cron.schedule, _check_cron.command,
+        current_database(), current_user);
+    v_database text;
+begin
+    if exists (select from pg_extension as e where e.extname = 'pg_cron') then
+        if not has_schema_privilege('cron', 'usage') then
+            v_problem := format('role %s may not use pg_cron', current_user);
+            v_remedy := format(
+                'As a superuser: grant usage on schema cron to %I;', current_user);
+        elsif not rota._has_cron() then
+            v_problem := format('pg_cron %s is too old: its entries have no names',
+                rota._cron_version());
+            v_remedy := 'As a superuser in this database: alter extension pg_cron update;';
+        elsif not (select r.rolcanlogin from pg_roles as r where r.rolname = current_user) then
+            v_problem := format('pg_cron would have to log in as %s', current_user);
+            v_remedy := format('As a superuser: alter role %I login;', current_user);
+        end if;
+    else
+        v_database := rota._cron_database();
+        if v_database is null then
+            v_problem := 'pg_cron is not installed';
+            v_remedy := format('Nothing needs it: every worker ticks, and so does "rota tick '
+                '--loop". To have it, install its package, set shared_preload_libraries = '
+                '''pg_cron'' and cron.database_name = %L, and restart the server. ',
+                current_database()) || v_here;
+        elsif v_database = '' then
+            v_problem := 'pg_cron is not in this database';
+            v_remedy := 'Where it is, a superuser is told by: show cron.database_name. '
+                'If that is another database, run there, ' || v_there || ' ' || v_here;
+        elsif v_database = current_database() then
+            v_problem := 'the extension pg_cron is not created in this database';
+            v_remedy := v_here;
+        else
+            v_problem := format('pg_cron is in database %s', v_database);
+            v_remedy := 'Run there, ' || v_there;
+        end if;
+    end if;
+
+    if v_problem is not null then
+        raise exception using
+            errcode = 'feature_not_supported', message = v_problem, hint = v_remedy;
+    end if;
+end;
+$$;
+
+/* Which database pg_cron is loaded for: null if it is not, empty if that may not be known. */
+create or replace function rota._cron_database()
+    returns text
+    language plpgsql
+    stable
+as $$
+begin
+    return current_setting('cron.database_name', true);
+exception
+    when insufficient_privilege then
+        return '';
+end;
+$$;
+
+/* Delete what pg_cron has logged about our runs that ended a day ago; looks once an hour. */
+create or replace function rota._forget_cron_runs(max_rows integer)
+    returns void
+    language plpgsql
+    set enable_seqscan = on
+    -- The log of others grows as it likes: an older plan may be one for a few rows.
+    set plan_cache_mode = force_custom_plan
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_deleted bigint;
+begin
+    perform
+    from rota.upkeep as u
+    where u.task = 'pg_cron'
+      and u.done_at not between v_now - interval '1 hour' and v_now
+    for update skip locked;
+    if not found or not rota._has_cron() then
+        return;
+    end if;
+
+    delete from cron.job_run_details as d
+    where d.runid = any(array(
+        select o.runid
+        from cron.job_run_details as o
+        where o.database = current_database()
+          and o.username = current_user
+          and o.command like 'call rota.tick_loop(%'
+          and coalesce(o.end_time, o.start_time) < v_now - interval '1 day'
+        limit _forget_cron_runs.max_rows
+    ));
+    get diagnostics v_deleted = row_count;
+    if v_deleted < _forget_cron_runs.max_rows then
+        update rota.upkeep as u set done_at = v_now where u.task = 'pg_cron';
+    end if;
+end;
+$$;

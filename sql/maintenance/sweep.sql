@@ -1,0 +1,176 @@
+/*
+ * maintenance/sweep.sql -- take back the jobs of workers that vanished.
+ *
+ * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
+ * this and no daemon: anybody may call it at any time, each call does a bounded amount, and
+ * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.
+ *
+ * One row that cannot be swept must not keep the others.  All are first tried together; if
+ * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
+ * with a warning; up to ten times as many are looked at, so that bad ones do not fill the call.
+ *
+ * While somebody holds an old snapshot, the index entries of all leases that ended well stay in
+ * front.  So a session remembers until when it has swept and begins there, as claims do (see
+ * there): looks from the very start take at most a twentieth of the time.
+ */
+
+create or replace function rota.sweep_stale_leases(max_jobs integer default 1000)
+    returns integer
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+begin
+    if sweep_stale_leases.max_jobs is null
+      or sweep_stale_leases.max_jobs not between 1 and 10000 then
+        perform rota._refuse('max_jobs', format('must be 1 to 10000, got %s',
+            coalesce(sweep_stale_leases.max_jobs::text, 'null')));
+    end if;
+
+    begin
+        return rota._sweep(sweep_stale_leases.max_jobs, false);
+    exception
+        when others then
+            raise warning 'sweep falls back to one job at a time: %', sqlerrm;
+            return rota._sweep(sweep_stale_leases.max_jobs, true);
+    end;
+end;
+$$;
+
+comment on function rota.sweep_stale_leases(integer) is
+    'Fail up to max_jobs running jobs whose lease has ended, with error_type lease_expired, '
+    'and return how many; raises 22023.';
+
+create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_since constant timestamptz := rota._swept_until(v_now, _sweep.is_one_by_one);
+    v_walked constant bigint :=
+        pg_stat_get_xact_tuples_returned('rota.jobs_lease_idx'::regclass::oid);
+    v_job rota.jobs;
+    v_swept integer := 0;
+begin
+    for v_job in
+        select j.*
+        from rota.jobs as j
+        where j.status = 'running'
+          and j.locked_until < v_now
+          and j.locked_until >= v_since
+        order by j.locked_until
+        limit _sweep.max_jobs * case when _sweep.is_one_by_one then 10 else 1 end
+        for update skip locked
+    loop
+        exit when v_swept = _sweep.max_jobs;
+        if not _sweep.is_one_by_one then
+            perform rota._sweep_one(v_job);
+            v_swept := v_swept + 1;
+            continue;
+        end if;
+
+        begin
+            perform rota._sweep_one(v_job);
+            v_swept := v_swept + 1;
+        exception
+            when others then
+                raise warning 'job % cannot be swept: %', v_job.id, sqlerrm;
+        end;
+    end loop;
+
+    if v_swept < _sweep.max_jobs and not _sweep.is_one_by_one then
+        perform rota._keep_sweep(v_now, not isfinite(v_since), v_walked);
+    end if;
+    return v_swept;
+end;
+$$;
+
+/*
+ * Whether a lease has ended; true without a look when one from the start would take long, and
+ * is due: then the sweep does it.
+ */
+create or replace function rota._has_stale_leases()
+    returns boolean
+    language plpgsql
+    stable
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_since timestamptz := timestamptz '-infinity';
+begin
+    if (rota._hint('sweep'))[3] > 5000 then
+        v_since := rota._swept_until(v_now, false);
+        if not isfinite(v_since) then
+            return true;
+        end if;
+    end if;
+    return exists (
+        select
+        from rota.jobs as j
+        where j.status = 'running'
+          and j.locked_until < v_now
+          and j.locked_until >= v_since
+    );
+end;
+$$;
+
+/* Before that no lease is looked for; '-infinity' when it is time for a look from the start. */
+create or replace function rota._swept_until(moment timestamptz, is_careful boolean)
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_hint constant bigint[] := rota._hint('sweep');
+    v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
+begin
+    if _swept_until.is_careful or (
+        v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000
+        and v_hint[2] <= v_moment and v_hint[3] > 5000) is not true then
+        return timestamptz '-infinity';
+    end if;
+    return 'epoch'::timestamptz + v_hint[2] * interval '1 microsecond' - interval '10 ms';
+end;
+$$;
+
+/* The hint: when a look from the start is due, until when was swept, what the last walked. */
+create or replace function rota._keep_sweep(
+    moment timestamptz,
+    was_full boolean,
+    walked bigint
+)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_hint bigint[] := rota._hint('sweep');
+begin
+    if _keep_sweep.was_full then
+        v_hint[1] := (extract(epoch from _keep_sweep.moment + least(
+            21 * (rota.now() - _keep_sweep.moment), interval '1 minute')) * 1000000)::bigint;
+        v_hint[3] := pg_stat_get_xact_tuples_returned('rota.jobs_lease_idx'::regclass::oid)
+            - _keep_sweep.walked;
+    end if;
+    v_hint[2] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint;
+    perform rota._keep_hint('sweep', v_hint);
+end;
+$$;
+
+create or replace function rota._sweep_one(job rota.jobs)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform rota._fail_running(
+        job,
+        format('lease expired: %s neither finished the job nor sent a heartbeat before %s',
+            job.locked_by, job.locked_until),
+        'lease_expired', null, null, false);
+end;
+$$;

@@ -1,0 +1,253 @@
+/*
+ * maintenance/tick.sql -- all the upkeep there is, in one call.
+ *
+ * Call it from anywhere, as anybody, as often as you like: every worker does between polls,
+ * pg_cron may, a person may from psql.  Each call does a bounded amount, and nothing but this
+ * is needed to recover from anything.
+ *
+ * Two ticks at once do not disturb each other: each part skips rows that the other holds.  But
+ * they would look at the same things, so one that finds another in hand returns at once.  The
+ * lock for that must never become a leader.  It lasts as long as the transaction, so tick()
+ * takes it only when it is alone there; and if no tick was recorded for ten seconds, whoever
+ * has the lock hangs, and the others work without it.
+ *
+ * Recovery comes first.  Each part is a subtransaction of its own: what fails in one leaves a
+ * warning, and undoes and stops nothing else.
+ */
+
+create or replace function rota.tick()
+    returns table (
+        jobs_fired integer,
+        jobs_swept integer,
+        rechecks_done integer,
+        jobs_deleted integer,
+        partitions_created integer,
+        partitions_dropped integer,
+        was_busy boolean,
+        has_more boolean
+    )
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    -- Or in a procedure that has committed since its call.  What comes in several messages, as
+    -- many drivers send a statement, cannot be told from a transaction and is taken for one.
+    v_is_alone constant boolean := transaction_timestamp() >= statement_timestamp();
+begin
+    was_busy := v_is_alone
+        and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))
+        and rota._was_ticked();
+    if was_busy then
+        jobs_fired := 0;
+        jobs_swept := 0;
+        rechecks_done := 0;
+        jobs_deleted := 0;
+        partitions_created := 0;
+        partitions_dropped := 0;
+        has_more := false;
+        return next;
+        return;
+    end if;
+    if not rota._has_upkeep() then
+        return query select 0, 0, 0, 0, 0, 0, false, false;
+        return;
+    end if;
+
+    begin
+        jobs_swept := rota.sweep_stale_leases(1000);
+    exception
+        when others then
+            raise warning 'the sweep failed and will be tried again: %', sqlerrm;
+    end;
+    begin
+        jobs_fired := rota._fire_schedules(1000);
+    exception
+        when others then
+            raise warning 'firing failed and will be tried again: %', sqlerrm;
+    end;
+    begin
+        rechecks_done := rota._recheck(1000);
+    exception
+        when others then
+            raise warning 'rechecks failed and will be tried again: %', sqlerrm;
+    end;
+    begin
+        select r.jobs_deleted, r.partitions_created, r.partitions_dropped
+        into jobs_deleted, partitions_created, partitions_dropped
+        from rota._retain(v_is_alone,
+            num_nulls(jobs_swept, jobs_fired, rechecks_done) > 0
+            or greatest(jobs_swept, jobs_fired, rechecks_done) > 0) as r;
+    exception
+        when others then
+            raise warning 'retention failed and will be tried again: %', sqlerrm;
+    end;
+
+    -- Retention keeps a pace of its own.
+    has_more := greatest(jobs_swept, jobs_fired, rechecks_done) >= 1000;
+    return next;
+end;
+$$;
+
+comment on function rota.tick() is
+    'Sweep leases that ended, fire schedules, look again at jobs that wait for others, make '
+    'partitions ahead and forget what is old, a bounded amount per call, and return what was '
+    'done; does nothing while another tick is in hand.';
+
+/*
+ * Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
+ * looking at each part.
+ */
+create or replace function rota._has_upkeep()
+    returns boolean
+    language plpgsql
+    stable
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    return rota._has_stale_leases() or exists (
+        select from rota.job_definitions as d where d.next_run_at <= v_now
+    ) or exists (
+        select from rota.rechecks as r where r.due_at <= v_now
+    ) or exists (
+        select
+        from rota.upkeep as u
+        join rota.upkeep as r on r.task = 'retention'
+        where u.task = 'tick'
+          and u.done_at not between v_now - case
+              when r.done_at between v_now - interval '1 minute' and v_now
+              then interval '10 seconds'
+              else '5 minutes'
+          end and v_now
+    );
+end;
+$$;
+
+/* Whether a tick was recorded in the last ten seconds; where nothing happens none is. */
+create or replace function rota._was_ticked()
+    returns boolean
+    language plpgsql
+    stable
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    return exists (
+        select
+        from rota.upkeep as u
+        where u.task = 'tick'
+          and u.done_at between v_now - interval '10 seconds' and v_now
+    );
+end;
+$$;
+
+/*
+ * Record a tick, unless one was recorded lately; returns whether it did.  Lately is five
+ * minutes where there was nothing to do for a minute, so that an idle database is not written
+ * to.  Who is not alone in his transaction may hold the row for long, and so leaves it to
+ * others somewhat longer.
+ */
+create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
+    returns boolean
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_is_idle constant boolean := not _record_tick.is_busy and not exists (
+        select
+        from rota.upkeep as u
+        where u.task = 'retention'
+          and u.done_at between v_now - interval '1 minute' and v_now
+    );
+    v_since constant timestamptz := v_now - case
+        when v_is_idle and _record_tick.is_alone then interval '5 minutes'
+        when v_is_idle then '5.5 minutes'
+        when _record_tick.is_alone then '10 seconds'
+        else '30 seconds'
+    end;
+begin
+    perform
+    from rota.upkeep as u
+    where u.task = 'tick'
+      and u.done_at not between v_since and v_now
+    for update skip locked;
+    if not found then
+        return false;
+    end if;
+
+    update rota.upkeep as u
+    set
+        done_at = v_now,
+        done_by = format('%s as %s',
+            -- A background worker has no name of an application, but a type.
+            coalesce(nullif(current_setting('application_name'), ''), (
+                select a.backend_type
+                from pg_stat_activity as a
+                where a.pid = pg_backend_pid()
+            )),
+            session_user)
+    where u.task = 'tick' or u.task = 'retention' and _record_tick.is_busy;
+    return true;
+end;
+$$;
+
+/*
+ * A function or procedure with a setting of its own cannot commit, so this one runs as whoever
+ * calls it and on his search_path, which must decide nothing: each transaction begins by
+ * setting it.  Each sleeps first and then ticks, so that no lock is held asleep.
+ */
+create or replace procedure rota.tick_loop(
+    duration interval default '55 seconds',
+    every interval default '1 second'
+)
+    language plpgsql
+as $$
+declare
+    v_seconds numeric;
+    v_every numeric;
+    -- Written out, because the path is set by the first statement only.
+    v_began_at pg_catalog.timestamptz;
+    v_due numeric := 0.0;
+    v_passed numeric := 0.0;
+    v_has_more boolean;
+begin
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    v_seconds := extract(epoch from tick_loop.duration);
+    v_every := extract(epoch from tick_loop.every);
+    if v_seconds is null or v_seconds not between 0.001 and 86400 then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('duration must be 1 millisecond to 1 day, got %s',
+                coalesce(tick_loop.duration::text, 'null'));
+    elsif v_every is null or v_every not between 0.001 and 60 then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('every must be 1 millisecond to 1 minute, got %s',
+                coalesce(tick_loop.every::text, 'null'));
+    end if;
+
+    v_began_at := clock_timestamp();
+    loop
+        commit;
+        set transaction isolation level read committed;
+        perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+        -- Not longer than that, should the clock step back.
+        perform pg_sleep(least(v_due - v_passed, v_every));
+        v_has_more := (select t.has_more from rota.tick() as t);
+        v_passed := extract(epoch from clock_timestamp() - v_began_at);
+        if not v_has_more then
+            v_due := (floor(v_passed / v_every) + 1) * v_every;
+        end if;
+        exit when greatest(v_due, v_passed) >= v_seconds;
+    end loop;
+end;
+$$;
+
+comment on procedure rota.tick_loop(interval, interval) is
+    'Tick, commit and sleep until the next multiple of every, or not at all while there is '
+    'more to do, for the duration; raises 22023, 2D000.';

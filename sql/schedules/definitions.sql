@@ -1,0 +1,519 @@
+/*
+ * schedules/definitions.sql -- put a schedule in, change it, stop it.
+ *
+ * A definition says what there shall be, so schedule_job() is given all of it and may be called
+ * by every deploy and by many at once: what is so already is not written again.
+ *
+ * All that changes a definition holds its row, and so does who fires it.  So a change comes
+ * wholly before or wholly after a fire.  What was due before it is fired first, as it was: a
+ * tick that is late loses nothing by it.
+ *
+ * Of `after 10 minutes` the end of the last job decides.  While that is live nothing is
+ * planned; whoever leaves it so writes a note, since the job may be about to end.
+ */
+
+create or replace function rota.schedule_job(
+    name text,
+    schedule text,
+    job_type text,
+    payload jsonb default '{}',
+    queue text default 'default',
+    time_zone text default 'UTC',
+    priority integer default 0,
+    max_attempts integer default null,
+    lease interval default null,
+    backoff jsonb default null,
+    catch_up text default 'one',
+    catch_up_window interval default null,
+    catch_up_max integer default 100,
+    overlap text default 'allow',
+    jitter interval default '0',
+    starts_at timestamptz default null,
+    ends_at timestamptz default null
+)
+    returns table (outcome text, next_run_at timestamptz)
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_name('name', schedule_job.name);
+    perform rota._check_new_job(
+        '', schedule_job.job_type, schedule_job.payload, schedule_job.queue, null, null,
+        schedule_job.priority, schedule_job.max_attempts, schedule_job.lease,
+        schedule_job.backoff, null);
+    if rota.next_run(schedule_job.schedule, schedule_job.time_zone) is null then
+        perform rota._refuse_schedule(schedule_job.schedule, format(
+            'names only times that the clocks of %s always skip', schedule_job.time_zone));
+    end if;
+    perform rota._check_policies(
+        schedule_job.catch_up, schedule_job.catch_up_window, schedule_job.catch_up_max,
+        schedule_job.overlap, schedule_job.jitter, schedule_job.starts_at,
+        schedule_job.ends_at);
+
+    return query
+    select d.outcome, d.next_run_at
+    from rota._put_definition(jsonb_populate_record(
+        null::rota.job_definitions,
+        jsonb_build_object(
+            'name', schedule_job.name,
+            'job_type', schedule_job.job_type,
+            'queue', schedule_job.queue,
+            'payload', schedule_job.payload,
+            'schedule', schedule_job.schedule,
+            'time_zone', schedule_job.time_zone,
+            'priority', schedule_job.priority,
+            'max_attempts', schedule_job.max_attempts,
+            'lease', rota._exact(schedule_job.lease),
+            'backoff', schedule_job.backoff,
+            'catch_up', schedule_job.catch_up,
+            'catch_up_window', rota._exact(schedule_job.catch_up_window),
+            'catch_up_max', schedule_job.catch_up_max,
+            'overlap', schedule_job.overlap,
+            'jitter', rota._exact(schedule_job.jitter),
+            'starts_at', schedule_job.starts_at,
+            'ends_at', schedule_job.ends_at))) as d;
+end;
+$$;
+
+comment on function rota.schedule_job(
+    text, text, text, jsonb, text, text, integer, integer, interval, jsonb, text, interval,
+    integer, text, interval, timestamptz, timestamptz) is
+    'Have a job made at each time that a schedule names, or change what was scheduled under '
+    'this name, and return created, changed or unchanged, and the time of the next; raises '
+    'RT006 for a bad schedule, 22023.';
+
+create or replace function rota._check_policies(
+    catch_up text,
+    catch_up_window interval,
+    catch_up_max integer,
+    overlap text,
+    jitter interval,
+    starts_at timestamptz,
+    ends_at timestamptz
+)
+    returns void
+    language plpgsql
+as $$
+begin
+    if (_check_policies.catch_up in ('skip', 'one', 'all')) is not true then
+        perform rota._refuse('catch_up', format(
+            'must be skip, one or all, got %L', left(_check_policies.catch_up, 80)));
+    elsif (_check_policies.catch_up_max between 1 and 1000) is not true then
+        perform rota._refuse('catch_up_max', format('must be 1 to 1000, got %s',
+            coalesce(_check_policies.catch_up_max::text, 'null')));
+    elsif (_check_policies.overlap in ('allow', 'skip', 'queue')) is not true then
+        perform rota._refuse('overlap', format(
+            'must be allow, skip or queue, got %L', left(_check_policies.overlap, 80)));
+    end if;
+    if _check_policies.catch_up_window is not null then
+        perform rota._check_interval(
+            'catch_up_window', _check_policies.catch_up_window, '1 second', '100 years');
+    end if;
+    perform rota._check_interval('jitter', _check_policies.jitter, '0', '1 day');
+
+    if _check_policies.starts_at is not null then
+        perform rota._check_run_at('starts_at', _check_policies.starts_at);
+    end if;
+    if _check_policies.ends_at is not null then
+        perform rota._check_run_at('ends_at', _check_policies.ends_at);
+        if _check_policies.ends_at <= _check_policies.starts_at then
+            perform rota._refuse('ends_at', 'must be later than starts_at');
+        end if;
+    end if;
+end;
+$$;
+
+create or replace function rota._put_definition(new rota.job_definitions)
+    returns table (outcome text, next_run_at timestamptz)
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_old rota.job_definitions;
+begin
+    loop
+        -- What is so already is neither written nor waited for.
+        select d.* into v_old from rota.job_definitions as d where d.name = new.name;
+        if not found then
+            new := jsonb_populate_record(new, jsonb_build_object(
+                'anchored_at', coalesce(new.starts_at, v_now)));
+            outcome := 'created';
+            next_run_at := rota._plan_next(new, v_now);
+            exit when rota._insert_definition(new, next_run_at, v_now);
+        elsif rota._is_same(v_old, new) then
+            outcome := 'unchanged';
+            next_run_at := v_old.next_run_at;
+            exit;
+        end if;
+
+        select d.* into v_old from rota.job_definitions as d where d.name = new.name for update;
+        if found and not rota._is_same(v_old, new) then
+            outcome := 'changed';
+            next_run_at := rota._change_definition(new, rota._fire_late(v_old), rota.now());
+            exit;
+        end if;
+    end loop;
+    return next;
+end;
+$$;
+
+/* Whether two definitions say the same. */
+create or replace function rota._is_same(old rota.job_definitions, new rota.job_definitions)
+    returns boolean
+    language plpgsql
+    immutable
+as $$
+begin
+    return (
+        old.job_type, old.queue, old.payload, old.schedule, old.time_zone, old.priority,
+        old.max_attempts, old.lease, old.backoff, old.catch_up, old.catch_up_window,
+        old.catch_up_max, old.overlap, old.jitter, old.starts_at, old.ends_at
+    ) is not distinct from (
+        new.job_type, new.queue, new.payload, new.schedule, new.time_zone, new.priority,
+        new.max_attempts, new.lease, new.backoff, new.catch_up, new.catch_up_window,
+        new.catch_up_max, new.overlap, new.jitter, new.starts_at, new.ends_at
+    );
+end;
+$$;
+
+/* False if somebody else has the name. */
+create or replace function rota._insert_definition(
+    new rota.job_definitions,
+    next_run_at timestamptz,
+    created_at timestamptz
+)
+    returns boolean
+    language plpgsql
+as $$
+begin
+    insert into rota.job_definitions (
+        name, job_type, queue, payload, schedule, time_zone, priority, max_attempts, lease,
+        backoff, catch_up, catch_up_window, catch_up_max, overlap, jitter, starts_at, ends_at,
+        anchored_at, next_run_at, created_at, updated_at
+    )
+    values (
+        new.name, new.job_type, new.queue, new.payload, new.schedule, new.time_zone,
+        new.priority, new.max_attempts, new.lease, new.backoff, new.catch_up,
+        new.catch_up_window, new.catch_up_max, new.overlap, new.jitter, new.starts_at,
+        new.ends_at, new.anchored_at, _insert_definition.next_run_at,
+        _insert_definition.created_at, _insert_definition.created_at
+    )
+    on conflict do nothing;
+    return found;
+end;
+$$;
+
+/* Make the definition *old*, whose row the caller holds, say what *new* says. */
+create or replace function rota._change_definition(
+    new rota.job_definitions,
+    old rota.job_definitions,
+    changed_at timestamptz
+)
+    returns timestamptz
+    language plpgsql
+as $$
+declare
+    v_has_new_times constant boolean :=
+        (new.schedule, new.time_zone, new.starts_at, new.ends_at)
+            is distinct from (old.schedule, old.time_zone, old.starts_at, old.ends_at);
+    -- What an error has disabled is mended by a change; what a person has is not.
+    v_is_enabled constant boolean := old.is_enabled or old.disabled_by is null;
+    v_next_run_at timestamptz := old.next_run_at;
+begin
+    new := jsonb_populate_record(new, jsonb_build_object(
+        'anchored_at', coalesce(
+            new.starts_at,
+            case
+                when new.schedule = old.schedule and old.starts_at is null
+                then old.anchored_at else changed_at
+            end),
+        'last_run_at', old.last_run_at,
+        'last_job_id', old.last_job_id));
+    if v_is_enabled and (v_has_new_times or not old.is_enabled) then
+        v_next_run_at := rota._plan_next(new, changed_at);
+    end if;
+
+    update rota.job_definitions as d
+    set job_type = new.job_type, queue = new.queue, payload = new.payload,
+        schedule = new.schedule, time_zone = new.time_zone, priority = new.priority,
+        max_attempts = new.max_attempts, lease = new.lease, backoff = new.backoff,
+        catch_up = new.catch_up, catch_up_window = new.catch_up_window,
+        catch_up_max = new.catch_up_max, overlap = new.overlap, jitter = new.jitter,
+        starts_at = new.starts_at, ends_at = new.ends_at, anchored_at = new.anchored_at,
+        next_run_at = v_next_run_at,
+        is_enabled = v_is_enabled,
+        disabled_at = case when not v_is_enabled then old.disabled_at end,
+        disabled_by = case when not v_is_enabled then old.disabled_by end,
+        last_error = case when not v_is_enabled then old.last_error end,
+        updated_at = changed_at
+    where d.name = old.name;
+    if v_is_enabled and v_next_run_at is null then
+        perform rota._note_schedule(new.name);
+    end if;
+    return v_next_run_at;
+end;
+$$;
+
+/*
+ * The first planned time later than *after* and than all that was dealt with; null after the
+ * end.  Of `after 10 minutes` it may be *after* itself, and is null while the last job is live.
+ */
+create or replace function rota._plan_next(
+    definition rota.job_definitions,
+    after timestamptz
+)
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_parsed constant rota.parsed_schedule := rota._parse_schedule(definition.schedule);
+    v_ended_at timestamptz;
+    v_next timestamptz;
+begin
+    if v_parsed.kind = 'after' and definition.last_job_id is not null then
+        v_ended_at := rota._ended_at(definition.last_job_id);
+        if v_ended_at is null then
+            return null;
+        end if;
+    end if;
+
+    if v_parsed.kind <> 'after' then
+        v_next := rota._next_fire(
+            v_parsed, definition.time_zone, greatest(
+                _plan_next.after, definition.last_run_at,
+                definition.starts_at - interval '1 microsecond'),
+            definition.anchored_at);
+    else
+        v_next := greatest(
+            _plan_next.after, definition.starts_at,
+            definition.last_run_at + interval '1 microsecond',
+            rota._next_fire(v_parsed, definition.time_zone, v_ended_at, null));
+    end if;
+    return case when v_next > definition.ends_at then null else v_next end;
+end;
+$$;
+
+create or replace function rota._is_live(job_id bigint)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return exists (select from rota.jobs as j where j.id = _is_live.job_id);
+end;
+$$;
+
+/* When a job ended; null while it is live, now if its end is forgotten. */
+create or replace function rota._ended_at(job_id bigint)
+    returns timestamptz
+    language plpgsql
+    stable
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+begin
+    -- Stable, so that both looks see the same: it may be retried in between.
+    if rota._is_live(_ended_at.job_id) then
+        return null;
+    end if;
+    return coalesce((
+        select max(f.finished_at)
+        from rota.finished_jobs as f
+        where f.id = _ended_at.job_id
+    ), rota.now());
+end;
+$$;
+
+/*
+ * A definition that is left without a next time has its last job looked at again: it may have
+ * been about to end, and then it did not know that somebody waits for that.
+ */
+create or replace function rota._note_schedule(name text)
+    returns void
+    language plpgsql
+as $$
+begin
+    insert into rota.rechecks (due_at, kind, subject)
+    values (rota.now(), 'schedule', _note_schedule.name);
+end;
+$$;
+
+create or replace function rota.unschedule_job(name text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from rota.job_definitions as d where d.name = unschedule_job.name;
+    if not found then
+        perform rota._raise_no_schedule(unschedule_job.name);
+    end if;
+end;
+$$;
+
+comment on function rota.unschedule_job(text) is
+    'Forget a schedule; the jobs that it has made stay; raises RT005, 22023.';
+
+create or replace function rota.enable_schedule(name text)
+    returns timestamptz
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_definition rota.job_definitions;
+    v_next_run_at timestamptz;
+begin
+    v_definition := rota._hold_definition(enable_schedule.name);
+    if v_definition.is_enabled then
+        return v_definition.next_run_at;
+    end if;
+
+    v_next_run_at := rota._plan_next(v_definition, rota.now());
+    update rota.job_definitions as d
+    set is_enabled = true,
+        disabled_at = null,
+        disabled_by = null,
+        last_error = null,
+        next_run_at = v_next_run_at,
+        updated_at = rota.now()
+    where d.name = enable_schedule.name;
+    if v_next_run_at is null then
+        perform rota._note_schedule(enable_schedule.name);
+    end if;
+    return v_next_run_at;
+end;
+$$;
+
+comment on function rota.enable_schedule(text) is
+    'Let a disabled schedule make jobs again and return the time of the next, which is later '
+    'than now: what was missed is not made up; raises RT005, RT006 if its text cannot be read '
+    'any more, 22023.';
+
+create or replace function rota.disable_schedule(name text)
+    returns void
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._hold_definition(disable_schedule.name);
+    update rota.job_definitions as d
+    set is_enabled = false,
+        disabled_at = coalesce(d.disabled_at, rota.now()),
+        disabled_by = session_user,
+        next_run_at = null,
+        updated_at = rota.now()
+    where d.name = disable_schedule.name
+      and d.disabled_by is null;
+end;
+$$;
+
+comment on function rota.disable_schedule(text) is
+    'Let a schedule make no more jobs until enable_schedule(); raises RT005, 22023.';
+
+create or replace function rota._hold_definition(name text)
+    returns rota.job_definitions
+    language plpgsql
+as $$
+declare
+    v_definition rota.job_definitions;
+begin
+    select d.*
+    into v_definition
+    from rota.job_definitions as d
+    where d.name = _hold_definition.name
+    for update;
+    if not found then
+        perform rota._raise_no_schedule(_hold_definition.name);
+    end if;
+    return v_definition;
+end;
+$$;
+
+create or replace function rota._raise_no_schedule(name text)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _raise_no_schedule.name is null then
+        perform rota._refuse('name', 'must not be null');
+    end if;
+    raise exception using
+        errcode = 'RT005',
+        message = format('schedule %L not found', left(_raise_no_schedule.name, 80)),
+        hint = 'rota.job_definitions lists all that there are.';
+end;
+$$;
+
+create or replace function rota.run_schedule_now(name text)
+    returns bigint
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_definition rota.job_definitions;
+    v_parsed rota.parsed_schedule;
+    v_fire timestamptz;
+    v_job_id bigint;
+begin
+    v_definition := rota._hold_definition(run_schedule_now.name);
+    v_parsed := rota._parse_schedule(v_definition.schedule);
+    if rota._live_definitions(array[v_definition.name]) <> '{}' then
+        raise exception using
+            errcode = 'RT014',
+            message = format('schedule %L: a run of it is under way, in job %s',
+                v_definition.name, (
+                    select max(j.id) from rota.jobs as j
+                    where j.definition = v_definition.name)),
+            hint = 'Wait for the end of that job, or cancel it first.';
+    end if;
+
+    v_fire := rota._free_time(v_definition, v_parsed);
+    v_job_id := nextval('rota.jobs_id_seq');
+    insert into rota.fires (definition, scheduled_for, outcome, job_id, fired_at)
+    values (v_definition.name, v_fire, 'fired', v_job_id, rota.now());
+    perform rota._make_jobs(
+        array[v_definition.name], array[v_fire], array[v_job_id], true, rota.now());
+    update rota.job_definitions as d
+    set last_job_id = v_job_id,
+        next_run_at = case when v_parsed.kind <> 'after' then d.next_run_at end
+    where d.name = v_definition.name;
+    return v_job_id;
+end;
+$$;
+
+comment on function rota.run_schedule_now(text) is
+    'Make a job of a schedule now, also of a disabled one, beside those at its times, and '
+    'return its id; raises RT014 if one is live and no two may be, RT005, RT006 if its text '
+    'cannot be read any more, 22023.';
+
+/* Now, or the first moment after it that is not a planned time and has no job yet. */
+create or replace function rota._free_time(
+    definition rota.job_definitions,
+    parsed rota.parsed_schedule
+)
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_free timestamptz := rota.now();
+begin
+    while exists (
+        select
+        from rota.fires as f
+        where f.definition = definition.name
+          and f.scheduled_for = v_free
+    ) or (parsed.kind <> 'after' and v_free is not distinct from rota._next_fire(
+        parsed, definition.time_zone, v_free - interval '1 microsecond', definition.anchored_at)
+    ) or v_free is not distinct from definition.next_run_at loop
+        v_free := v_free + interval '1 microsecond';
+    end loop;
+    return v_free;
+end;
+$$;

@@ -1,0 +1,363 @@
+/*
+ * schedules/describe.sql -- a schedule in words.
+ *
+ * The words are made from the sets of numbers and not from the text, so that all spellings of
+ * a schedule read the same, and what reads the same has the same times.  The times of a day
+ * are looked at together: if they are evenly spaced, their distance says more than a list.
+ */
+
+create or replace function rota.describe_schedule(schedule text)
+    returns text
+    language plpgsql
+    immutable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_parsed constant rota.parsed_schedule := rota._parse_schedule(describe_schedule.schedule);
+    v_times text;
+begin
+    if v_parsed.kind = 'every' then
+        return 'every ' || rota._describe_period(extract(epoch from v_parsed.period)::bigint)
+            || ', counted from its start';
+    elsif v_parsed.kind = 'after' then
+        return regexp_replace(
+            rota._describe_period(extract(epoch from v_parsed.period)::bigint),
+            '^(?=[a-z])', '1 ') || ' after the last run has ended';
+    end if;
+
+    v_times := rota._describe_times(
+        rota._bits(v_parsed.hours), rota._bits(v_parsed.minutes), rota._bits(v_parsed.seconds));
+    return v_times || rota._describe_days(v_parsed, v_times);
+end;
+$$;
+
+comment on function rota.describe_schedule(text) is
+    'Say in English what a schedule text means; raises RT006, 22023.';
+
+/* 5 minutes, or just minute where there is one. */
+create or replace function rota._describe_period(seconds bigint)
+    returns text
+    language plpgsql
+    immutable
+as $$
+declare
+    v_unit constant bigint := case
+        when _describe_period.seconds % 86400 = 0 and _describe_period.seconds > 86400
+            then 86400
+        when _describe_period.seconds % 3600 = 0 then 3600
+        when _describe_period.seconds % 60 = 0 then 60
+        else 1
+    end::bigint;
+    v_name constant text := case v_unit
+        when 86400 then 'day' when 3600 then 'hour' when 60 then 'minute' else 'second' end;
+begin
+    return case
+        when _describe_period.seconds = v_unit then v_name
+        else format('%s %ss', _describe_period.seconds / v_unit, v_name)
+    end || case v_unit when 86400 then ' of 24 hours' else '' end;
+end;
+$$;
+
+/* Evenly spaced: every 5 minutes from 09:00 to 17:55; few: at 09:00 and 17:30; else numbers. */
+create or replace function rota._describe_times(
+    hours integer[],
+    minutes integer[],
+    seconds integer[]
+)
+    returns text
+    language plpgsql
+    immutable
+as $$
+declare
+    v_format constant text := case _describe_times.seconds
+        when '{0}' then 'HH24:MI' else 'HH24:MI:SS' end;
+    v_starts constant integer[] := array(
+        select 3600 * h + 60 * m
+        from unnest(_describe_times.hours) as h, unnest(_describe_times.minutes) as m
+        order by 1);
+    v_count constant integer := cardinality(v_starts) * cardinality(_describe_times.seconds);
+    v_first constant integer := v_starts[1] + _describe_times.seconds[1];
+    v_last constant integer := v_starts[cardinality(v_starts)]
+        + _describe_times.seconds[cardinality(_describe_times.seconds)];
+    v_step constant integer := case
+        when cardinality(_describe_times.seconds) = 1 then rota._step(v_starts)
+        when cardinality(v_starts) = 1 or rota._step(v_starts) = 60
+            then rota._step(_describe_times.seconds)
+    end;
+begin
+    if v_count > 3 and v_last - v_first = v_step * (v_count - 1) then
+        if v_last + v_step - 86400 <> v_first then
+            null;
+        elsif v_first = 0 then
+            return 'every ' || rota._describe_period(v_step);
+        elsif v_step = 60 then
+            return format('at second %s of every minute', v_first);
+        elsif v_step = 3600 and v_first % 60 = 0 then
+            return format('at minute %s of every hour', v_first / 60);
+        end if;
+        return format('every %s from %s to %s', rota._describe_period(v_step),
+            to_char(make_interval(secs => v_first), v_format),
+            to_char(make_interval(secs => v_last), v_format));
+    elsif v_count <= 6 then
+        return 'at ' || rota._describe_list(array(
+            select to_char(make_interval(secs => t + s), v_format)
+            from unnest(v_starts) as t, unnest(_describe_times.seconds) as s
+            order by 1), 'and');
+    end if;
+    return rota._describe_numbers(
+        _describe_times.hours, _describe_times.minutes, _describe_times.seconds);
+end;
+$$;
+
+/* Such as every 15 minutes of the hours 9, 12 and 15. */
+create or replace function rota._describe_numbers(
+    hours integer[],
+    minutes integer[],
+    seconds integer[]
+)
+    returns text
+    language plpgsql
+    immutable
+as $$
+declare
+    v_each_minute constant boolean := cardinality(_describe_numbers.minutes) = 60;
+    v_each_hour constant boolean := cardinality(_describe_numbers.hours) = 24;
+    v_minutes constant text := case
+        when v_each_minute then 'every minute'
+        else rota._describe_values('minute', _describe_numbers.minutes)
+    end;
+    v_text text;
+begin
+    if _describe_numbers.seconds = '{0}' then
+        v_text := coalesce(rota._describe_share('minute', _describe_numbers.minutes),
+            'at ' || v_minutes);
+    else
+        v_text := coalesce(rota._describe_share('second', _describe_numbers.seconds),
+            'at ' || rota._describe_values('second', _describe_numbers.seconds))
+            || ' of ' || v_minutes;
+    end if;
+    return v_text || case
+        when not v_each_hour
+        then ' of the ' || rota._describe_values('hour', _describe_numbers.hours)
+        when not v_each_minute then ' of every hour'
+        else ''
+    end;
+end;
+$$;
+
+/* The same share of each whole, from its beginning: every minute, every 15 minutes. */
+create or replace function rota._describe_share(unit text, numbers integer[])
+    returns text
+    language plpgsql
+    immutable
+as $$
+declare
+    v_step constant integer := rota._step(_describe_share.numbers);
+begin
+    if _describe_share.numbers[1] = 0
+      and v_step * cardinality(_describe_share.numbers) = 60 then
+        return 'every ' || case v_step when 1 then '' else v_step || ' ' end
+            || _describe_share.unit || case v_step when 1 then '' else 's' end;
+    end if;
+    return null;
+end;
+$$;
+
+create or replace function rota._describe_values(unit text, numbers integer[])
+    returns text
+    language plpgsql
+    immutable
+as $$
+begin
+    return _describe_values.unit
+        || case cardinality(_describe_values.numbers) when 1 then ' ' else 's ' end
+        || rota._describe_list(rota._describe_runs(_describe_values.numbers, null), 'and');
+end;
+$$;
+
+/* With a space in front; nothing if it is every day and *times* say so. */
+create or replace function rota._describe_days(parsed rota.parsed_schedule, times text)
+    returns text
+    language plpgsql
+    immutable
+as $$
+declare
+    c_months constant text[] := '{January,February,March,April,May,June,July,August,'
+        'September,October,November,December}'::text[];
+    c_days constant bigint := 4294967294;  -- 1 to 31
+    v_months constant integer[] := rota._bits(parsed.months);
+    v_in constant text := rota._describe_list(rota._describe_runs(v_months, c_months), 'and');
+    v_of constant text := ' of ' || case cardinality(v_months)
+        when 1 then v_in else 'the month' end;
+    v_is_any_day constant boolean := parsed.days & c_days = c_days;
+    v_is_any_weekday constant boolean := parsed.weekdays & 127 = 127;
+    v_days text;
+begin
+    if v_is_any_day and v_is_any_weekday
+      or not parsed.is_both and (v_is_any_day or v_is_any_weekday) then
+        v_days := case when _describe_days.times ~ ':|the hour' then ' every day' else '' end;
+    elsif v_is_any_day then
+        v_days := ' ' || rota._describe_weekdays(parsed.weekdays, case
+            when parsed.weekdays & 127 = 0 then v_of else ' of the month' end);
+    elsif v_is_any_weekday and parsed.days & ~c_days = 0 and cardinality(v_months) = 1 then
+        return format(' on %s %s', rota._describe_list(
+            rota._describe_runs(rota._bits(parsed.days), null), 'and'), v_in);
+    elsif v_is_any_weekday then
+        v_days := ' ' || rota._describe_month_days(parsed.days, 'on ', 'and') || v_of;
+    elsif parsed.is_both then
+        v_days := format(' %s, if it is %s of the month',
+            rota._describe_weekdays(parsed.weekdays, ' of the month'),
+            rota._describe_month_days(parsed.days, '', 'or'));
+    else
+        v_days := format(' %s of the month or %s',
+            rota._describe_month_days(parsed.days, 'on ', 'and'),
+            rota._describe_weekdays(parsed.weekdays, ' of the month'));
+    end if;
+
+    return v_days || case
+        when cardinality(v_months) = 12 then ''
+        when cardinality(v_months) = 1 and right(v_days, length(v_of)) = v_of then ''
+        when v_days like '% of the month%' then ', in ' || v_in
+        else ' in ' || v_in
+    end;
+end;
+$$;
+
+/* On days 1 and 15 and on the last day; or without the prefix, day 1, 15 or the last day. */
+create or replace function rota._describe_month_days(
+    days bigint,
+    prefix text,
+    conjunction text
+)
+    returns text
+    language plpgsql
+    immutable
+as $$
+declare
+    v_days constant integer[] := rota._bits(_describe_month_days.days & 4294967294);
+begin
+    return array_to_string(array[
+        _describe_month_days.prefix
+            || case when conjunction = 'and' and cardinality(v_days) > 1
+                then 'days ' else 'day ' end
+            || rota._describe_list(rota._describe_runs(v_days, null), conjunction),
+        _describe_month_days.prefix
+            || case _describe_month_days.days >> 32 & 1 when 1 then 'the last day' end,
+        _describe_month_days.prefix || case _describe_month_days.days >> 33 & 1
+            when 1 then 'the last working day (Monday to Friday)' end
+    ], format(' %s ', conjunction));
+end;
+$$;
+
+/* On Monday to Friday and on the last Sunday of the month. */
+create or replace function rota._describe_weekdays(weekdays bigint, of_month text)
+    returns text
+    language plpgsql
+    immutable
+as $$
+declare
+    c_names constant text[] := '{Monday,Tuesday,Wednesday,Thursday,Friday,Saturday,'
+        'Sunday}'::text[];
+    c_nths constant text[] := '{first,second,third,fourth,fifth,last}'::text[];
+    v_weekdays integer[] := '{}'::integer[];
+    v_items text[] := '{}'::text[];
+    v_nths integer[];
+begin
+    for v_weekday in 1..7 loop
+        v_nths := array(
+            select n
+            from generate_series(1, 6) as n
+            where _describe_weekdays.weekdays >> 7 * n + v_weekday % 7 & 1 = 1
+            order by n);
+        if _describe_weekdays.weekdays >> v_weekday % 7 & 1 = 1 then
+            v_weekdays := v_weekdays || v_weekday;
+        elsif v_nths <> '{}' then
+            v_items := v_items || format('the %s %s',
+                rota._describe_list(array(select c_nths[n] from unnest(v_nths) as n), 'and'),
+                c_names[v_weekday]);
+        end if;
+    end loop;
+
+    return array_to_string(array[
+        'on ' || rota._describe_list(rota._describe_runs(v_weekdays, c_names), 'and'),
+        'on ' || rota._describe_list(v_items, 'and') || _describe_weekdays.of_month
+    ], ' and ');
+end;
+$$;
+
+/* Ascending numbers as items, three and more that follow each other as one: 1 to 5. */
+create or replace function rota._describe_runs(numbers integer[], names text[])
+    returns text[]
+    language plpgsql
+    immutable
+as $$
+declare
+    v_items text[] := '{}'::text[];
+    v_first integer;
+    v_number integer;
+begin
+    foreach v_number in array _describe_runs.numbers loop
+        if v_number - 1 <> all(_describe_runs.numbers) then
+            v_first := v_number;
+        end if;
+        continue when v_number + 1 = any(_describe_runs.numbers);
+        v_items := v_items || case
+            when v_number - v_first < 2
+            then array(
+                select coalesce(_describe_runs.names[n], n::text)
+                from generate_series(v_first, v_number) as n)
+            else array[format('%s to %s',
+                coalesce(_describe_runs.names[v_first], v_first::text),
+                coalesce(_describe_runs.names[v_number], v_number::text))]
+        end;
+    end loop;
+    return v_items;
+end;
+$$;
+
+/* Null if it is empty. */
+create or replace function rota._describe_list(items text[], conjunction text)
+    returns text
+    language plpgsql
+    immutable
+as $$
+declare
+    v_last constant integer := cardinality(_describe_list.items);
+begin
+    return case
+        when v_last > 1
+        then array_to_string(_describe_list.items[:v_last - 1], ', ')
+            || format(' %s ', _describe_list.conjunction) || _describe_list.items[v_last]
+        else _describe_list.items[1]
+    end;
+end;
+$$;
+
+create or replace function rota._bits(bits bigint)
+    returns integer[]
+    language plpgsql
+    immutable
+as $$
+begin
+    return array(
+        select n from generate_series(0, 62) as n where _bits.bits >> n & 1 = 1 order by n);
+end;
+$$;
+
+/* The distance of evenly spaced numbers; null if there is one number, or none such. */
+create or replace function rota._step(numbers integer[])
+    returns integer
+    language plpgsql
+    immutable
+as $$
+declare
+    v_step constant integer := _step.numbers[2] - _step.numbers[1];
+begin
+    return case
+        when _step.numbers = array(select generate_series(
+            _step.numbers[1], _step.numbers[cardinality(_step.numbers)], v_step))
+        then v_step
+    end;
+end;
+$$;

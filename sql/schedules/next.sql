@@ -1,0 +1,344 @@
+/*
+ * schedules/next.sql -- when a schedule is due next.
+ *
+ * The wall clock of the zone decides.  Twice a year it is moved, and then:
+ *
+ *   - a job of fixed time (neither its minute nor its hour begins with a star) whose time is
+ *     skipped runs at the first instant after the gap, and one whose time comes twice runs the
+ *     first time only: such a job runs once on every day that it names;
+ *   - any other follows the clock: what is skipped is skipped, what comes twice runs twice.
+ *
+ * `every` counts seconds from its anchor and sees no clock at all.
+ *
+ * Nothing here reads the TimeZone of the session, and nothing counts on a fire before: each
+ * answer is found from the text, the zone and one instant.
+ */
+
+create or replace function rota.next_run(
+    schedule text,
+    time_zone text default 'UTC',
+    after timestamptz default null,
+    starts_at timestamptz default null
+)
+    returns timestamptz
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_after constant timestamptz := coalesce(next_run.after, rota.now());
+begin
+    perform rota._check_time_zone('time_zone', next_run.time_zone);
+    perform rota._check_run_at('after', v_after);
+    if next_run.starts_at is not null then
+        perform rota._check_run_at('starts_at', next_run.starts_at);
+    end if;
+    return rota._next_fire(
+        rota._parse_schedule(next_run.schedule), next_run.time_zone,
+        greatest(v_after, next_run.starts_at - interval '1 microsecond'),
+        coalesce(next_run.starts_at, v_after));
+end;
+$$;
+
+comment on function rota.next_run(text, text, timestamptz, timestamptz) is
+    'The first time later than after (now) that a schedule text names in a time zone, not '
+    'before starts_at, from which "every" counts; null if there is none in 100 years or before '
+    'the year 9999; raises RT006, 22023.';
+
+create or replace function rota.upcoming_runs(
+    schedule text default null,
+    time_zone text default 'UTC',
+    after timestamptz default null,
+    max_runs integer default 10,
+    name text default null
+)
+    returns table (
+        run_at timestamptz,
+        local_time timestamp without time zone,
+        utc_offset interval,
+        clock_change text
+    )
+    language plpgsql
+    stable
+    security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_after constant timestamptz := coalesce(upcoming_runs.after, rota.now());
+    v_definition rota.job_definitions;
+    v_parsed rota.parsed_schedule;
+begin
+    if upcoming_runs.max_runs is null or upcoming_runs.max_runs not between 1 and 1000 then
+        perform rota._refuse('max_runs', format('must be 1 to 1000, got %s',
+            coalesce(upcoming_runs.max_runs::text, 'null')));
+    elsif num_nonnulls(upcoming_runs.schedule, upcoming_runs.name) <> 1 then
+        perform rota._refuse('schedule', 'or name must be given, and not both');
+    end if;
+    perform rota._check_run_at('after', v_after);
+
+    if upcoming_runs.name is null then
+        perform rota._check_time_zone('time_zone', upcoming_runs.time_zone);
+        v_definition := jsonb_populate_record(v_definition, jsonb_build_object(
+            'schedule', upcoming_runs.schedule, 'time_zone', upcoming_runs.time_zone,
+            'anchored_at', v_after));
+    else
+        select d.* into v_definition
+        from rota.job_definitions as d
+        where d.name = upcoming_runs.name;
+        if not found then
+            perform rota._raise_no_schedule(upcoming_runs.name);
+        end if;
+    end if;
+
+    v_parsed := rota._parse_schedule(v_definition.schedule);
+    run_at := greatest(v_after, v_definition.starts_at - interval '1 microsecond');
+    for i in 1..upcoming_runs.max_runs loop
+        -- Of those planned by the end of the last one only the first can be known.
+        run_at := coalesce(
+            case
+                when i = 1 and v_parsed.kind = 'after'
+                and v_definition.next_run_at > run_at then v_definition.next_run_at
+            end,
+            rota._next_fire(
+                v_parsed, v_definition.time_zone, run_at, v_definition.anchored_at));
+        exit when run_at is null or run_at > v_definition.ends_at;
+        local_time := run_at at time zone v_definition.time_zone;
+        utc_offset := local_time - (run_at at time zone 'UTC');
+        clock_change := rota._clock_note(v_parsed, v_definition.time_zone, run_at);
+        return next;
+    end loop;
+end;
+$$;
+
+comment on function rota.upcoming_runs(text, text, timestamptz, integer, text) is
+    'The next max_runs times later than after (now) of a schedule text, or of the schedule of '
+    'that name, with the local time and whether that was moved out of a gap or comes twice; '
+    'raises RT005, RT006, 22023.';
+
+/* Null, moved (its time is skipped that day), or first or second of a time that comes twice. */
+create or replace function rota._clock_note(
+    parsed rota.parsed_schedule,
+    time_zone text,
+    run_at timestamptz
+)
+    returns text
+    language plpgsql
+    stable
+as $$
+declare
+    v_wall constant timestamp without time zone := run_at at time zone time_zone;
+begin
+    if parsed.kind <> 'cron' or rota._clock_change(
+        time_zone, run_at - interval '26 hours', run_at + interval '26 hours') is null then
+        return null;
+    elsif rota._next_wall(parsed, v_wall) <> v_wall then
+        return 'moved';
+    elsif rota._first_instant(time_zone, v_wall) <> run_at then
+        return 'second';
+    elsif rota._comes_again(time_zone, run_at) then
+        return 'first';
+    end if;
+    return null;
+end;
+$$;
+
+/* Whether the wall clock shows once more what it shows at *instant*. */
+create or replace function rota._comes_again(time_zone text, instant timestamptz)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+declare
+    v_change constant timestamptz := rota._clock_change(
+        time_zone, instant, instant + interval '26 hours');
+begin
+    return v_change is not null
+        and (v_change at time zone time_zone) <= (instant at time zone time_zone);
+end;
+$$;
+
+/* The first time later than *after*. */
+create or replace function rota._next_fire(
+    parsed rota.parsed_schedule,
+    time_zone text,
+    after timestamptz,
+    anchored_at timestamptz
+)
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_fire timestamptz;
+begin
+    if parsed.kind = 'after' then
+        v_fire := _next_fire.after + parsed.period;
+    elsif parsed.kind = 'every' and anchored_at > _next_fire.after then
+        v_fire := anchored_at;
+    elsif parsed.kind = 'every' then
+        v_fire := anchored_at + parsed.period * (1 + floor(
+            extract(epoch from _next_fire.after - anchored_at)
+            / extract(epoch from parsed.period))::float8);
+    elsif parsed.is_fixed then
+        v_fire := rota._next_fixed(parsed, time_zone, _next_fire.after);
+    else
+        v_fire := rota._next_shown(parsed, time_zone, _next_fire.after);
+    end if;
+    -- What a tick does must come to an end, whatever it finds in a zone's file.
+    if v_fire <= _next_fire.after then
+        perform rota._refuse('time_zone', format('%L has clocks that go wrong', time_zone));
+    end if;
+    return case when v_fire < '9999-01-01 00:00+00' then v_fire end;
+end;
+$$;
+
+/* Of jobs of fixed time: once for each wall time named, and not before the clock is there. */
+create or replace function rota._next_fixed(
+    parsed rota.parsed_schedule,
+    time_zone text,
+    after timestamptz
+)
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_wall timestamp without time zone := interval '1 second'
+        + date_trunc('second', _next_fixed.after at time zone time_zone);
+    v_change constant timestamptz := rota._clock_change(
+        time_zone, _next_fixed.after - interval '26 hours', _next_fixed.after);
+begin
+    -- What the clock has shown before it was put back is over.
+    if v_change is not null then
+        v_wall := greatest(v_wall, interval '1 second'
+            + date_trunc('second', (v_change - interval '1 second') at time zone time_zone));
+    end if;
+    return rota._first_instant(time_zone, rota._next_wall(parsed, v_wall));
+end;
+$$;
+
+/* Of the others: whenever the wall clock shows what is named. */
+create or replace function rota._next_shown(
+    parsed rota.parsed_schedule,
+    time_zone text,
+    after timestamptz
+)
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_from timestamptz := date_trunc('second', _next_shown.after) + interval '1 second';
+    v_last constant timestamp without time zone :=
+        (_next_shown.after at time zone 'UTC') + interval '100 years';
+    v_wall timestamp without time zone;
+    v_next timestamp without time zone;
+    v_change timestamptz;
+begin
+    loop
+        v_wall := v_from at time zone time_zone;
+        v_next := rota._next_wall(parsed, v_wall);
+        -- What is named in a gap alone, as 02:30 on the last Sunday of March, never comes.
+        exit when (v_next < v_last) is not true;
+        if v_next > v_wall + interval '4 days' then
+            -- Nothing is named before, so go near it; there the clock may differ.
+            v_change := rota._clock_change(time_zone, v_from, v_from + interval '26 hours');
+            v_from := coalesce(
+                v_change, (v_next - interval '2 days') at time zone time_zone);
+            continue;
+        end if;
+
+        v_change := rota._clock_change(time_zone, v_from, v_from + interval '5 days');
+        if v_change is null or v_from + (v_next - v_wall) < v_change then
+            return v_from + (v_next - v_wall);
+        end if;
+        v_from := v_change;
+    end loop;
+    return null;
+end;
+$$;
+
+/* The newest *max_fires* times from *first*, which is one, to *until*, the oldest in front. */
+create or replace function rota._fires_until(
+    parsed rota.parsed_schedule,
+    time_zone text,
+    anchored_at timestamptz,
+    first timestamptz,
+    until timestamptz,
+    max_fires integer
+)
+    returns timestamptz[]
+    language plpgsql
+    stable
+as $$
+declare
+    v_fires timestamptz[] := array[]::timestamptz[];
+    v_until timestamptz := _fires_until.until;
+    v_back interval := interval '1 second';
+    v_fire timestamptz;
+begin
+    while v_until >= _fires_until.first
+      and cardinality(v_fires) < _fires_until.max_fires loop
+        v_fire := rota._last_fire(
+            parsed, time_zone, anchored_at, _fires_until.first, v_until, v_back);
+        v_back := greatest(v_until - v_fire, interval '1 second');
+        v_fires := v_fire || v_fires;
+        v_until := v_fire - interval '1 microsecond';
+    end loop;
+    return v_fires;
+end;
+$$;
+
+/*
+ * The last time from *first*, which is one, to *until*.  The search is for the point behind
+ * which nothing more comes: first in growing steps, the first as long as the guess *back*, then
+ * by halving.
+ */
+create or replace function rota._last_fire(
+    parsed rota.parsed_schedule,
+    time_zone text,
+    anchored_at timestamptz,
+    first timestamptz,
+    until timestamptz,
+    back interval
+)
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_low timestamptz := _last_fire.until - back;
+    v_high timestamptz := _last_fire.until;
+    v_back interval := back;
+    v_fire timestamptz;
+    v_next timestamptz;
+begin
+    loop
+        if v_low < _last_fire.first then
+            v_fire := _last_fire.first;
+        else
+            v_fire := rota._next_fire(parsed, time_zone, v_low, anchored_at);
+        end if;
+        exit when v_fire <= _last_fire.until;
+        v_high := v_low;
+        v_back := v_back * 2;
+        v_low := v_low - v_back;
+    end loop;
+
+    -- v_fire is one, and nothing comes after v_high.
+    loop
+        v_next := rota._next_fire(parsed, time_zone, v_fire, anchored_at);
+        exit when v_next is null or v_next > _last_fire.until;
+        v_fire := v_next;
+        v_low := v_fire + (v_high - v_fire) / 2;
+        v_next := rota._next_fire(parsed, time_zone, v_low, anchored_at);
+        if v_next <= _last_fire.until then
+            v_fire := v_next;
+        else
+            v_high := v_low;
+        end if;
+    end loop;
+    return v_fire;
+end;
+$$;

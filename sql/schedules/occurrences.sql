@@ -1,0 +1,544 @@
+/*
+ * schedules/occurrences.sql -- make the jobs whose time has come.
+ *
+ * A tick locks definitions that are due and that nobody else holds, makes what each of them
+ * is due, and moves it on to its next planned time, all in one transaction.  So any number of
+ * ticks may run at once.  That a planned time makes at most one job rests on none of this: it
+ * has one row in fires, and the job is made only by who inserted that.
+ *
+ * A late tick sees all planned times that have passed since the last one.  What becomes of them
+ * is in catch_up alone, so two databases that were late alike do the same.
+ *
+ * Many definitions have the same few times.  These are found out once for each batch, and the
+ * rows of a batch are written together.  If that fails, the definitions are tried one by one;
+ * one that cannot be fired for what it says is disabled, with the error in it, and any other
+ * stays due.
+ */
+
+create or replace function rota._fire_schedules(max_jobs integer)
+    returns integer
+    language plpgsql
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_names text[];
+    v_fired integer := 0;
+begin
+    -- Some are dealt with and make no job; of such ten batches are enough for a call.
+    for v_batch in 1..10 loop
+        exit when v_fired >= _fire_schedules.max_jobs or not exists (
+            select from rota.job_definitions as d where d.next_run_at <= v_now
+        );
+        begin
+            v_names := array(
+                select d.name
+                from rota.job_definitions as d
+                where d.next_run_at <= v_now
+                order by d.next_run_at
+                limit _fire_schedules.max_jobs - v_fired
+                for update skip locked
+            );
+            exit when v_names = '{}';
+            v_fired := v_fired + rota._fire(
+                v_names, v_now, _fire_schedules.max_jobs - v_fired);
+        exception
+            when others then
+                raise warning 'schedules are fired one by one: %', sqlerrm;
+                return v_fired + rota._fire_one_by_one(
+                    v_now, _fire_schedules.max_jobs - v_fired);
+        end;
+    end loop;
+    return v_fired;
+end;
+$$;
+
+create or replace function rota._fire_one_by_one(due timestamptz, max_jobs integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_name text;
+    v_fired integer := 0;
+begin
+    -- More than are wanted: those that stay due must not fill the call.
+    for v_name in
+        select d.name
+        from rota.job_definitions as d
+        where d.next_run_at <= _fire_one_by_one.due
+        order by d.next_run_at
+        limit 10 * _fire_one_by_one.max_jobs
+    loop
+        exit when v_fired >= _fire_one_by_one.max_jobs;
+        -- The lock outlasts an error: what is disabled for it is still what could not be fired.
+        begin
+            perform
+            from rota.job_definitions as d
+            where d.name = v_name
+              and d.next_run_at <= _fire_one_by_one.due
+            for update skip locked;
+            continue when not found;
+            begin
+                v_fired := v_fired + rota._fire(array[v_name], _fire_one_by_one.due, 1);
+            exception
+                when others then
+                    perform rota._put_aside(v_name, sqlstate, sqlerrm);
+            end;
+        exception
+            when others then
+                raise warning 'schedule % stays due: %', v_name, sqlerrm;
+        end;
+    end loop;
+    return v_fired;
+end;
+$$;
+
+/*
+ * Disable a definition that can never be fired, and that the caller holds; anything but its
+ * data may be better soon.
+ */
+create or replace function rota._put_aside(name text, code text, problem text)
+    returns void
+    language plpgsql
+as $$
+begin
+    if left(_put_aside.code, 2) not in ('22', '23', '42', '54', 'RT') then
+        raise warning 'schedule % could not be fired and will be tried again: %',
+            _put_aside.name, _put_aside.problem;
+        return;
+    end if;
+
+    update rota.job_definitions as d
+    set is_enabled = false,
+        disabled_at = rota.now(),
+        disabled_by = null,
+        last_error = left(_put_aside.problem, 1000),
+        next_run_at = null
+    where d.name = _put_aside.name;
+    raise warning 'schedule % is disabled: %', _put_aside.name, _put_aside.problem;
+end;
+$$;
+
+/* Fire a definition that is about to change, if it is due, and return what it is then. */
+create or replace function rota._fire_late(definition rota.job_definitions)
+    returns rota.job_definitions
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    if (definition.next_run_at <= v_now) is not true then
+        return definition;
+    end if;
+
+    begin
+        perform rota._fire(array[definition.name], v_now, 1);
+    exception
+        when others then
+            if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then
+                raise;
+            end if;
+            perform rota._put_aside(definition.name, sqlstate, sqlerrm);
+    end;
+    select d.* into definition from rota.job_definitions as d where d.name = definition.name;
+    return definition;
+end;
+$$;
+
+/*
+ * Fire definitions that are due and that the caller holds: all of them, or the oldest until
+ * that makes so many jobs, of which the last may have more.  Returns how many jobs it made.
+ *
+ * Steps from array to array, because the planner would have to guess at the size of anything
+ * else.
+ */
+create or replace function rota._fire(names text[], due timestamptz, max_jobs integer)
+    returns integer
+    language plpgsql
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_names text[];
+    v_times timestamptz[];
+    v_outcomes text[];
+    v_lasts timestamptz[];
+    v_nexts timestamptz[];
+    v_made_names text[];
+    v_made_times timestamptz[];
+    v_made_ids bigint[];
+begin
+    select
+        array_agg(p.name), array_agg(p.scheduled_for), array_agg(p.outcome),
+        array_agg(p.last_run_at), array_agg(p.next_run_at)
+    into v_names, v_times, v_outcomes, v_lasts, v_nexts
+    from (
+        select w.name, w.scheduled_for, w.outcome, w.last_run_at, w.next_run_at
+        from rota._plan_due(_fire.names, _fire.due, _fire.max_jobs) as w
+        order by w.scheduled_for, w.name
+    ) as p;
+
+    with new_fires as (
+        insert into rota.fires as f (definition, scheduled_for, outcome, job_id, fired_at)
+        select
+            p.name, p.scheduled_for, p.outcome,
+            case when p.outcome = 'fired' then nextval('rota.jobs_id_seq') end, _fire.due
+        from unnest(v_names, v_times, v_outcomes) as p (name, scheduled_for, outcome)
+        on conflict do nothing
+        returning f.definition, f.scheduled_for, f.job_id
+    )
+    select
+        coalesce(array_agg(n.definition), '{}'), array_agg(n.scheduled_for),
+        array_agg(n.job_id)
+    into v_made_names, v_made_times, v_made_ids
+    from new_fires as n
+    where n.job_id is not null;
+
+    perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, false, _fire.due);
+    perform rota._move_on(v_names, v_lasts, v_nexts, v_made_names, v_made_ids);
+    return cardinality(v_made_names);
+end;
+$$;
+
+/* A row for each planned time that is dealt with, of as many definitions as _fire() takes. */
+create or replace function rota._plan_due(names text[], due timestamptz, max_jobs integer)
+    returns table (
+        name text,
+        scheduled_for timestamptz,
+        outcome text,
+        last_run_at timestamptz,
+        next_run_at timestamptz
+    )
+    language plpgsql
+    stable
+as $$
+declare
+    v_live constant text[] := rota._live_definitions(_plan_due.names);
+    v_group record;
+    v_plan record;
+    v_taken text[];
+    v_planned integer := 0;
+begin
+    for v_group in
+        select
+            d.schedule, d.time_zone, d.next_run_at, d.ends_at, d.catch_up, d.catch_up_window,
+            d.catch_up_max, d.overlap,
+            -- Nothing else has its times counted from there.
+            case when d.kind = 'every' then d.anchored_at end as anchored_at,
+            d.name = any(v_live) as is_live,
+            d.kind = 'after' as is_after,
+            array_agg(d.name) as names
+        from rota.job_definitions as d
+        where d.name = any(_plan_due.names)
+        group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+        order by d.next_run_at
+    loop
+        select p.fires, p.last_run_at, p.next_run_at
+        into v_plan
+        from rota._plan_fires(
+            v_group.schedule, v_group.time_zone, v_group.anchored_at, v_group.next_run_at,
+            v_group.ends_at, v_group.catch_up, v_group.catch_up_window, v_group.catch_up_max,
+            _plan_due.due) as p;
+        v_taken := v_group.names[:greatest(
+            1, (_plan_due.max_jobs - v_planned) / greatest(1, cardinality(v_plan.fires)))];
+        return query
+        select
+            n.name, o.scheduled_for, o.outcome, v_plan.last_run_at,
+            case when not (v_group.is_live and v_group.is_after) then v_plan.next_run_at end
+        from unnest(v_taken) as n (name)
+        cross join rota._outcomes(
+            v_group.next_run_at, v_plan.fires, v_group.overlap, v_group.is_live) as o;
+        v_planned := v_planned + cardinality(v_taken) * cardinality(v_plan.fires);
+        exit when v_planned >= _plan_due.max_jobs;
+    end loop;
+end;
+$$;
+
+/* Those with a live job, of definitions to which that matters; to `after` only the last one. */
+create or replace function rota._live_definitions(names text[])
+    returns text[]
+    language plpgsql
+    stable
+as $$
+begin
+    return array(
+        select j.definition
+        from rota.jobs as j
+        where j.definition is not null
+          and j.definition = any(array(
+            select d.name
+            from rota.job_definitions as d
+            where d.name = any(_live_definitions.names)
+              and d.overlap = 'skip'
+              and d.kind <> 'after'
+        ))
+        union
+        select j.definition
+        from rota.jobs as j
+        where j.id = any(array(
+            select d.last_job_id
+            from rota.job_definitions as d
+            where d.name = any(_live_definitions.names)
+              and d.kind = 'after'
+        ))
+    );
+end;
+$$;
+
+/*
+ * The planned times that shall have a job, the last of all until now, and the next.
+ *
+ * skip and one are the same but for how late the newest time may be.  What is planned by the
+ * end of the job before has but one time, which cannot be missed, only come later.
+ */
+create or replace function rota._plan_fires(
+    schedule text,
+    time_zone text,
+    anchored_at timestamptz,
+    first timestamptz,
+    ends_at timestamptz,
+    catch_up text,
+    catch_up_window interval,
+    catch_up_max integer,
+    due timestamptz
+)
+    returns table (fires timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
+    language plpgsql
+    stable
+as $$
+declare
+    v_parsed constant rota.parsed_schedule := rota._parse_schedule(_plan_fires.schedule);
+    v_until constant timestamptz := least(_plan_fires.due, _plan_fires.ends_at);
+    v_since constant timestamptz := _plan_fires.due - coalesce(
+        _plan_fires.catch_up_window, case when catch_up = 'skip' then interval '1 minute' end);
+    v_first timestamptz := first;
+    v_next timestamptz;
+begin
+    fires := array[first];
+    if v_parsed.kind = 'after' then
+        v_next := rota._next_fire(v_parsed, time_zone, due, null);
+    else
+        -- What lies before the window is not even looked for: it may be a lot.
+        if first < v_since then
+            v_first := rota._next_fire(
+                v_parsed, time_zone, v_since - interval '1 microsecond', anchored_at);
+        end if;
+        fires := array[]::timestamptz[];
+        v_next := v_first;
+        if v_first <= v_until then
+            fires := array[v_first];
+            v_next := rota._next_fire(v_parsed, time_zone, v_first, anchored_at);
+        end if;
+        if v_next <= v_until then
+            fires := rota._fires_until(
+                v_parsed, time_zone, anchored_at, v_first, v_until,
+                case when catch_up = 'all' then catch_up_max else 1 end);
+        end if;
+        if v_next <= due then
+            v_next := rota._next_fire(v_parsed, time_zone, due, anchored_at);
+        end if;
+    end if;
+
+    last_run_at := coalesce(fires[cardinality(fires)], first);
+    next_run_at := case when v_next > ends_at then null else v_next end;
+    return next;
+end;
+$$;
+
+/* What becomes of each of the times; of those that were missed the first stands for all. */
+create or replace function rota._outcomes(
+    first timestamptz,
+    fires timestamptz[],
+    overlap text,
+    is_live boolean
+)
+    returns table (scheduled_for timestamptz, outcome text)
+    language plpgsql
+    immutable
+as $$
+begin
+    if _outcomes.first <> all(_outcomes.fires) then
+        scheduled_for := _outcomes.first;
+        outcome := 'missed';
+        return next;
+    end if;
+    for v_number in 1..cardinality(_outcomes.fires) loop
+        scheduled_for := _outcomes.fires[v_number];
+        -- The first of several that are late is live when it is the turn of the second.
+        outcome := case
+            when _outcomes.is_live then 'skipped'
+            when _outcomes.overlap = 'skip' and v_number > 1 then 'skipped'
+            else 'fired'
+        end;
+        return next;
+    end loop;
+end;
+$$;
+
+/* Put in the jobs of planned times that are theirs already. */
+create or replace function rota._make_jobs(
+    names text[],
+    times timestamptz[],
+    ids bigint[],
+    is_manual boolean,
+    made_at timestamptz
+)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_blocked bigint[];
+begin
+    with new_jobs as (
+        insert into rota.jobs as j (
+            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
+            ordering_key, skip_dead, if_parent_dead, bucket, definition, scheduled_for,
+            status, run_at, created_at, updated_at
+        )
+        overriding system value
+        select
+            m.id, d.queue, d.job_type, d.payload, d.priority,
+            coalesce(d.max_attempts, q.max_attempts, 10), d.lease, d.backoff,
+            case when d.overlap = 'queue' then 'schedule:' || d.name end,
+            case when d.overlap = 'queue' then true end,
+            case when d.overlap = 'queue' then 'cancel' end,
+            l.job_type || '|', d.name, m.scheduled_for,
+            case when d.overlap = 'queue' then 'blocked' else 'queued' end,
+            case
+                when _make_jobs.is_manual then _make_jobs.made_at
+                else m.scheduled_for + random() * d.jitter
+            end,
+            _make_jobs.made_at, _make_jobs.made_at
+        from unnest(_make_jobs.names, _make_jobs.times, _make_jobs.ids)
+            as m (name, scheduled_for, id)
+        join rota.job_definitions as d on d.name = m.name
+        left join rota.queues as q on q.queue = d.queue
+        left join rota.limits as l on l.job_type = d.job_type
+        returning j.id, j.status
+    )
+    select array_agg(n.id) into v_blocked from new_jobs as n where n.status = 'blocked';
+
+    if v_blocked is not null then
+        perform rota._note_new(v_blocked);
+    end if;
+    perform rota._ring_for(_make_jobs.ids);
+end;
+$$;
+
+/* Write into the definitions what was dealt with, and what is next. */
+create or replace function rota._move_on(
+    names text[],
+    lasts timestamptz[],
+    nexts timestamptz[],
+    made_names text[],
+    made_ids bigint[]
+)
+    returns void
+    language plpgsql
+as $$
+begin
+    with moved as (
+        update rota.job_definitions as d
+        set last_run_at = u.last_run_at,
+            last_job_id = coalesce(u.job_id, d.last_job_id),
+            next_run_at = case
+                when u.job_id is null or d.kind <> 'after' then u.next_run_at
+            end
+        from (
+            select
+                p.name, max(p.last_run_at) as last_run_at, max(p.next_run_at) as next_run_at,
+                max(p.job_id) as job_id
+            from (
+                select n.name, n.last_run_at, n.next_run_at, null::bigint as job_id
+                from unnest(_move_on.names, _move_on.lasts, _move_on.nexts)
+                    as n (name, last_run_at, next_run_at)
+                union all
+                select m.name, null, null, m.job_id
+                from unnest(_move_on.made_names, _move_on.made_ids) as m (name, job_id)
+            ) as p
+            group by p.name
+        ) as u
+        where d.name = u.name
+        returning d.name, d.kind, d.next_run_at, u.job_id
+    )
+    -- A last job that was live may be about to end without knowing that this waits for it.
+    insert into rota.rechecks (due_at, kind, subject)
+    select rota.now(), 'schedule', m.name
+    from moved as m
+    where m.next_run_at is null
+      and m.job_id is null
+      and m.kind = 'after';
+end;
+$$;
+
+/*
+ * Plan what follows the last job of a definition, if it has ended; false if that is not to be
+ * known just now.  A live one is locked for a moment: whoever ends it later finds that its end
+ * is waited for.
+ */
+create or replace function rota._recheck_schedule(name text)
+    returns boolean
+    language plpgsql
+as $$
+declare
+    v_definition rota.job_definitions;
+    v_next_run_at timestamptz;
+begin
+    select d.*
+    into v_definition
+    from rota.job_definitions as d
+    where d.name = _recheck_schedule.name
+    for update skip locked;
+    if not found then
+        return not exists (
+            select from rota.job_definitions as d where d.name = _recheck_schedule.name
+        );
+    elsif not v_definition.is_enabled or v_definition.next_run_at is not null
+      or v_definition.last_job_id is null or v_definition.kind <> 'after' then
+        return true;
+    end if;
+
+    perform
+    from rota.jobs as j
+    where j.id = v_definition.last_job_id
+    for key share skip locked;
+    if found then
+        return true;
+    elsif rota._is_live(v_definition.last_job_id) then
+        return false;
+    end if;
+    v_next_run_at := rota._plan_next(v_definition, '-infinity');
+    update rota.job_definitions as d
+    set next_run_at = v_next_run_at
+    where d.name = v_definition.name;
+    return true;
+end;
+$$;
+
+/* Delete up to max_rows planned times; last_run_at stands for them. */
+create or replace function rota._forget_fires(max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_deleted integer;
+begin
+    delete from rota.fires as f
+    where (f.definition, f.scheduled_for) in (
+        select o.definition, o.scheduled_for
+        from rota.fires as o
+        where o.fired_at < rota.now() - interval '90 days'
+        order by o.fired_at
+        limit _forget_fires.max_rows
+        for update skip locked
+    );
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
+end;
+$$;

@@ -1,0 +1,25 @@
+/*
+ * tables/access.sql -- the queues to which a role is confined.
+ *
+ * A role that is named here for an access has that access in these queues only, and so has
+ * everybody who is a member of it.  A right that is taken back stays as a row: otherwise the
+ * last one taken back would open all queues.
+ */
+
+create table rota.queue_grants (
+    role regrole not null,
+    access text collate "C" not null,
+    queue text collate "C" not null,
+    granted_at timestamptz not null,
+    revoked_at timestamptz,
+
+    constraint queue_grants_pkey primary key (role, access, queue),
+    constraint queue_grants_access_check check (access in ('producer', 'worker'))
+);
+
+comment on table rota.queue_grants is
+    'The queues in which a role may enqueue (producer) or work (worker); a role without a row '
+    'may in all.';
+comment on column rota.queue_grants.queue is 'A queue, or * for all of them.';
+comment on column rota.queue_grants.revoked_at is
+    'Since when the right is taken back; the role stays confined to its other queues.';

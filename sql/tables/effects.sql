@@ -1,0 +1,35 @@
+/*
+ * tables/effects.sql -- the once-only ledger.
+ *
+ * One row says that something outside of the database, such as a mail, is about to happen or
+ * has happened.  The primary key is what makes it once: of two that want to write the same row
+ * one does, whatever jobs they run.  completed_at tells the two states apart: until it is set,
+ * nobody but the lease that holds the row knows whether the effect has happened.
+ */
+
+create table rota.effects (
+    scope text not null,
+    key text not null,
+    job_id bigint not null,
+    lease_token bigint not null,
+    recorded_at timestamptz not null default rota.now(),
+    completed_at timestamptz,
+    kept_until timestamptz not null,
+    result jsonb,
+
+    constraint effects_pkey primary key (scope, key),
+    constraint effects_scope_check check (octet_length(scope) between 1 and 63),
+    constraint effects_key_check check (char_length(key) between 1 and 255),
+    constraint effects_kept_until_check check (isfinite(kept_until)),
+    constraint effects_result_check check (result is null or completed_at is not null)
+);
+
+create index effects_kept_until_idx on rota.effects (kept_until);
+
+comment on table rota.effects is
+    'What must happen once outside of the database: a row before it, completed after it.';
+comment on column rota.effects.scope is 'What kind of effect; a name like that of a queue.';
+comment on column rota.effects.key is 'Which one; unique in its scope.';
+comment on column rota.effects.lease_token is 'The lease that holds the row, with job_id.';
+comment on column rota.effects.completed_at is 'Null while the outcome is not known.';
+comment on column rota.effects.kept_until is 'Retention deletes the row after this.';

@@ -1,0 +1,78 @@
+/*
+ * tables/history.sql -- the history.
+ *
+ * A job that has ended moves here and never changes again, except by retry_job().  What ends
+ * well is most of it and is kept for days: it lies in partitions of one day each, so that
+ * forgetting a day is one drop and not a million deletes.  What died is little and is kept for
+ * months: were it in the same partitions, each day would have to stay for the sake of a few
+ * rows.  So status comes first, and the day within it.
+ *
+ * tick() makes partitions ahead.  If nobody called it, rows go to the default partition: a
+ * missing partition never refuses one.
+ */
+
+create table rota.finished_jobs (
+    id bigint not null,
+    queue text not null,
+    job_type text not null,
+    payload jsonb not null,
+    priority smallint not null,
+    max_attempts integer not null,
+    lease interval,
+    backoff jsonb,
+    idempotency_key text,
+    ordering_key text,
+    skip_dead boolean,
+    limit_key text,
+    pipeline text,
+    stage text,
+    stage_input jsonb,
+    first_job_id bigint,
+    definition text,
+    scheduled_for timestamptz,
+    status text not null,
+    run_at timestamptz not null,
+    attempts integer not null,
+    lease_token bigint not null,
+    locked_by text,
+    cancel_requested_at timestamptz,
+    cancel_reason text,
+    progress_percent numeric(5, 2),
+    progress_message text,
+    last_error text,
+    error_type text,
+    failed_at timestamptz,
+    created_at timestamptz not null,
+    updated_at timestamptz not null,
+    started_at timestamptz,
+    finished_at timestamptz not null,
+    result jsonb
+)
+partition by list (status);
+
+create table rota.finished_jobs_done partition of rota.finished_jobs
+    for values in ('succeeded', 'cancelled')
+    partition by range (finished_at);
+
+create table rota.finished_jobs_done_default partition of rota.finished_jobs_done default;
+
+create table rota.finished_jobs_dead partition of rota.finished_jobs
+    for values in ('dead');
+
+-- Not unique: a unique index of a partitioned table would need status and finished_at in it.
+-- That a job ends once is held by its one row in jobs.
+create index finished_jobs_id_idx on rota.finished_jobs (id);
+create index finished_jobs_first_job_id_idx on rota.finished_jobs (first_job_id)
+    where first_job_id is not null;
+create index finished_jobs_queue_idx on rota.finished_jobs (queue, finished_at);
+create index finished_jobs_done_default_finished_at_idx
+    on rota.finished_jobs_done_default (finished_at);
+create index finished_jobs_dead_finished_at_idx on rota.finished_jobs_dead (finished_at);
+
+comment on table rota.finished_jobs is
+    'Jobs that have ended: succeeded, dead or cancelled, until retention drops them.';
+comment on column rota.finished_jobs.locked_by is 'The worker of the last attempt.';
+comment on column rota.finished_jobs.result is 'What finish_job() was given.';
+comment on table rota.finished_jobs_done is 'Succeeded and cancelled jobs, a partition a day.';
+comment on table rota.finished_jobs_done_default is 'Where a day has no partition.';
+comment on table rota.finished_jobs_dead is 'Dead jobs.';

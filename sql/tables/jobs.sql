@@ -1,0 +1,256 @@
+/*
+ * tables/jobs.sql -- the live tables.
+ *
+ * jobs holds only what is still to be done; the moment a job ends it moves to finished_jobs.
+ * So jobs stays small however long the history is, and every question about work to do is
+ * cheap.  That every row is in a state in which somebody looks for it, and a running one has a
+ * deadline, is a CHECK: so none is stuck for ever.  PostgreSQL reads the text of each CHECK
+ * again for every statement that writes, which costs as much as the write of an index entry: so
+ * jobs has this one, and all else is left to the functions, which take it as an argument.
+ */
+
+create table rota.jobs (
+    id bigint generated always as identity primary key,
+    queue text not null,
+    job_type text not null,
+    payload jsonb not null,
+    priority smallint not null,
+    max_attempts integer not null,
+    lease interval,
+    backoff jsonb,
+    idempotency_key text,
+    ordering_key text,
+    skip_dead boolean,
+    if_parent_dead text,
+    limit_key text,
+    bucket text collate "C",
+    is_limited boolean not null default false,
+    pipeline text,
+    stage text,
+    stage_input jsonb,
+    first_job_id bigint,
+    definition text,
+    scheduled_for timestamptz,
+    status text not null,
+    run_at timestamptz not null,
+    attempts integer not null default 0,
+    lease_token bigint not null default 0,
+    locked_by text,
+    locked_until timestamptz,
+    cancel_requested_at timestamptz,
+    cancel_reason text,
+    rerun_payload jsonb,
+    rerun_run_at timestamptz,
+    rerun_priority smallint,
+    progress_percent numeric(5, 2),
+    progress_message text,
+    last_error text,
+    error_type text,
+    failed_at timestamptz,
+    created_at timestamptz not null default rota.now(),
+    updated_at timestamptz not null default rota.now(),
+    started_at timestamptz,
+
+    constraint jobs_status_check check (
+        status in ('blocked', 'queued', 'failed') and locked_until is null
+        or status = 'running' and locked_until is not null
+    )
+)
+with (
+    -- Room on each page: progress of a running job is then written without index entries.
+    fillfactor = 85,
+    -- Every job leaves dead rows behind however few rows live; the default, a fifth of the
+    -- table, would let them pile up in front of the claim.  Vacuum by count, without naps.
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 2000,
+    autovacuum_vacuum_insert_scale_factor = 0,
+    autovacuum_vacuum_insert_threshold = 50000,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_analyze_threshold = 2000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+-- The line in front of each worker: one lane is one (queue, priority), in order of run_at.
+create index jobs_ready_idx on rota.jobs (queue, priority, run_at, id)
+    where bucket is null and status in ('queued', 'failed');
+
+-- The same rows as "where status = 'running'".  But that is said of single jobs everywhere, and
+-- a planner that knows of few running jobs would look for the one by reading them all.
+create index jobs_lease_idx on rota.jobs (locked_until)
+    where locked_until is not null;
+
+create unique index jobs_idempotency_key_idx on rota.jobs (idempotency_key)
+    where idempotency_key is not null;
+
+-- In which order the jobs of a key run, and that no two of them are at it.
+create index jobs_ordering_key_idx on rota.jobs (ordering_key, coalesce(first_job_id, id))
+    where ordering_key is not null;
+create unique index jobs_ordering_key_head_idx on rota.jobs (ordering_key)
+    where ordering_key is not null and status <> 'blocked';
+
+-- A run of a pipeline is in one stage at a time.
+create unique index jobs_first_job_id_idx on rota.jobs (first_job_id)
+    where first_job_id is not null;
+
+-- Whether a schedule has a live job.
+create index jobs_definition_idx on rota.jobs (definition)
+    where definition is not null;
+
+comment on table rota.jobs is
+    'Live jobs: blocked, queued, running, or failed and waiting for a retry.';
+comment on column rota.jobs.priority is 'Lower runs first.';
+comment on column rota.jobs.run_at is 'Not before this time; for a failed job its next try.';
+comment on column rota.jobs.max_attempts is 'After so many attempts a failure is final.';
+comment on column rota.jobs.lease is 'Length of a lease of this job; null means the queue''s.';
+comment on column rota.jobs.backoff is 'Retry rule of this job; null means the queue''s.';
+comment on column rota.jobs.idempotency_key is 'Unique among live jobs; null means no key.';
+comment on column rota.jobs.ordering_key is
+    'Jobs of one key run one at a time, in the order of their ids; null means no key.';
+comment on column rota.jobs.skip_dead is 'Whether its key goes on if this job is dead.';
+comment on column rota.jobs.if_parent_dead is
+    'What becomes of the job if one that it waits for is dead: cancel, run or wait.';
+comment on column rota.jobs.limit_key is
+    'Jobs of one key share a limit, and the keys of a queue take turns; null means no key.';
+comment on column rota.jobs.bucket is
+    'The line that the job waits in, by limit_key and limited type; null is the common line.';
+comment on column rota.jobs.is_limited is 'Whether the running job counts for a limit.';
+comment on column rota.jobs.stage_input is 'Result of the stage before this one.';
+comment on column rota.jobs.first_job_id is 'The job of the first stage of this run.';
+comment on column rota.jobs.definition is 'The schedule that made the job; null for others.';
+comment on column rota.jobs.scheduled_for is 'The planned time that the job stands for.';
+comment on column rota.jobs.attempts is 'Claims so far that were not given back.';
+comment on column rota.jobs.lease_token is
+    'The fence: grows with each claim for the whole life of the job, and never goes back.';
+comment on column rota.jobs.locked_by is 'The worker that runs the job; null unless running.';
+comment on column rota.jobs.locked_until is 'End of the lease; null unless running.';
+comment on column rota.jobs.cancel_requested_at is
+    'When an operator asked the worker to stop; null unless running.';
+comment on column rota.jobs.rerun_payload is
+    'Payload of the run that follows this one; null if none was asked for.';
+comment on column rota.jobs.last_error is 'Text of the last failure, at most 1000 characters.';
+comment on column rota.jobs.started_at is 'Begin of the latest attempt.';
+
+create table rota.idempotency_keys (
+    idempotency_key text primary key,
+    job_id bigint,
+    unique_until timestamptz,
+    source_updated_at timestamptz,
+    kept_until timestamptz not null,
+
+    constraint idempotency_keys_idempotency_key_check
+        check (char_length(idempotency_key) between 1 and 255),
+    constraint idempotency_keys_kept_until_check
+        check (isfinite(kept_until) and coalesce(unique_until, kept_until) <= kept_until)
+);
+
+create index idempotency_keys_kept_until_idx on rota.idempotency_keys (kept_until);
+
+comment on table rota.idempotency_keys is
+    'Keys that mean something beyond the life of their job: unique for a time, or versioned.';
+comment on column rota.idempotency_keys.job_id is 'The job that the key led to last.';
+comment on column rota.idempotency_keys.unique_until is
+    'Until then the key makes no new job; null for a key that is only versioned.';
+comment on column rota.idempotency_keys.source_updated_at is
+    'Newest version seen of what the job is about; null if none was given.';
+
+create table rota.job_errors (
+    job_id bigint not null,
+    lease_token bigint not null,
+    attempt integer not null,
+    queue text not null,
+    job_type text not null,
+    worker text not null,
+    started_at timestamptz not null,
+    failed_at timestamptz not null,
+    error_type text,
+    message text not null,
+    stack text,
+
+    constraint job_errors_pkey primary key (job_id, lease_token),
+    constraint job_errors_message_check check (char_length(message) <= 10000),
+    constraint job_errors_stack_check check (char_length(stack) <= 20000)
+);
+
+create index job_errors_failed_at_idx on rota.job_errors (failed_at);
+
+comment on table rota.job_errors is 'One row per failed attempt.';
+comment on column rota.job_errors.message is 'Full text of the error, cut to 10000 characters.';
+comment on column rota.job_errors.stack is 'Stack trace, cut to 20000 characters.';
+
+create table rota.queues (
+    queue text primary key,
+    is_paused boolean not null default false,
+    paused_at timestamptz,
+    paused_by text,
+    pause_reason text,
+    lease interval,
+    max_attempts integer,
+    backoff jsonb,
+    keep_finished interval,
+    keep_dead interval,
+    ageing interval,
+    created_at timestamptz not null default rota.now(),
+    updated_at timestamptz not null default rota.now(),
+
+    constraint queues_queue_check check (octet_length(queue) between 1 and 63),
+    constraint queues_paused_check check (is_paused = (paused_at is not null)),
+    constraint queues_lease_check
+        check (lease between interval '1 millisecond' and interval '30 days'),
+    constraint queues_max_attempts_check check (max_attempts >= 1),
+    constraint queues_backoff_check check (jsonb_typeof(backoff) = 'object'),
+    constraint queues_keep_finished_check
+        check (keep_finished between interval '0' and interval '100 years'),
+    constraint queues_keep_dead_check
+        check (keep_dead between interval '0' and interval '100 years'),
+    constraint queues_ageing_check
+        check (ageing between interval '1 second' and interval '30 days')
+);
+
+comment on table rota.queues is
+    'Settings of queues that differ from the defaults; a queue needs no row to be used.';
+comment on column rota.queues.paused_by is 'The database role that paused the queue.';
+comment on column rota.queues.lease is 'Null means 1 minute.';
+comment on column rota.queues.max_attempts is 'Null means 10.';
+comment on column rota.queues.backoff is 'Null means exponential, 1 to 30 minutes.';
+comment on column rota.queues.keep_finished is
+    'How long succeeded and cancelled jobs are kept; null means 7 days.';
+comment on column rota.queues.keep_dead is 'How long dead jobs are kept; null means 90 days.';
+comment on column rota.queues.ageing is
+    'A waiting job gains one priority each time this has passed; null means never.';
+
+create table rota.workers (
+    worker text primary key,
+    host text,
+    pid integer,
+    version text,
+    queues text[] not null,
+    started_at timestamptz not null default rota.now(),
+    last_seen_at timestamptz not null default rota.now(),
+
+    constraint workers_worker_check check (char_length(worker) between 1 and 255)
+);
+
+comment on table rota.workers is
+    'Who works here, for people to look at; nothing is ever decided by it.';
+
+create table rota.upkeep (
+    task text primary key,
+    done_at timestamptz not null,
+    done_by text
+);
+
+comment on table rota.upkeep is
+    'When each part of the upkeep was last done or, for retention, last found something to do, '
+    'and by whom.';
+
+create table rota.upgrade_log (
+    id integer primary key,
+    name text not null,
+    applied_at timestamptz not null default rota.now()
+);
+
+comment on table rota.upgrade_log is 'Which changes of the tables ran, and when.';
+
+insert into rota.upgrade_log (id, name) values (0, 'fresh install');
+insert into rota.upkeep (task, done_at)
+values ('retention', '-infinity'), ('tick', '-infinity');

@@ -1,0 +1,127 @@
+/*
+ * tables/schedules.sql -- schedules: which jobs there shall be, and when.
+ *
+ * A definition is a row, with the time of its next run in it.  Nothing but this row decides
+ * what is due: whoever ticks, however late and however often, finds the same.
+ *
+ * fires: one row for each planned time that was dealt with.  Its key is the promise that a
+ * planned time makes at most one job, whatever the clock does and whoever ticks; and it says
+ * what became of a planned time that made none.  Rows go with retention, and then last_run_at,
+ * which never goes back, stands for them.
+ */
+
+create table rota.job_definitions (
+    name text primary key,
+    job_type text not null,
+    queue text not null,
+    payload jsonb not null,
+    schedule text not null,
+    kind text not null generated always as (
+        coalesce(
+            lower(substring(schedule, '(?i)^[[:space:]]*(every|after)(?![[:alnum:]_])')),
+            'cron')
+    ) stored,
+    time_zone text not null,
+    priority smallint not null,
+    max_attempts integer,
+    lease interval,
+    backoff jsonb,
+    catch_up text not null,
+    catch_up_window interval,
+    catch_up_max integer not null,
+    overlap text not null,
+    jitter interval not null,
+    starts_at timestamptz,
+    ends_at timestamptz,
+    is_enabled boolean not null default true,
+    disabled_at timestamptz,
+    disabled_by text,
+    last_error text,
+    anchored_at timestamptz not null,
+    next_run_at timestamptz,
+    last_run_at timestamptz,
+    last_job_id bigint,
+    created_at timestamptz not null default rota.now(),
+    updated_at timestamptz not null default rota.now(),
+
+    constraint job_definitions_catch_up_check
+        check (catch_up in ('skip', 'one', 'all')),
+    constraint job_definitions_catch_up_max_check
+        check (catch_up_max between 1 and 1000),
+    constraint job_definitions_overlap_check
+        check (overlap in ('allow', 'skip', 'queue')),
+    constraint job_definitions_is_enabled_check
+        check (is_enabled = (disabled_at is null) and (is_enabled or next_run_at is null)),
+    constraint job_definitions_next_run_at_check
+        check (isfinite(next_run_at) and next_run_at > coalesce(last_run_at, '-infinity'))
+);
+
+create index job_definitions_next_run_at_idx on rota.job_definitions (next_run_at)
+    where next_run_at is not null;
+
+comment on table rota.job_definitions is
+    'Schedules: jobs that are made again and again, with the time of the next.';
+comment on column rota.job_definitions.kind is
+    'What its times are counted from: cron (a wall clock), every (an anchor) or after (the end '
+    'of the last job).';
+comment on column rota.job_definitions.max_attempts is 'Null means the queue''s.';
+comment on column rota.job_definitions.lease is 'Null means the queue''s.';
+comment on column rota.job_definitions.backoff is 'Null means the queue''s.';
+comment on column rota.job_definitions.catch_up is
+    'What becomes of planned times that nobody ticked for: skip, one or all.';
+comment on column rota.job_definitions.catch_up_window is
+    'Planned times longer ago make no job; null means 1 minute for skip, else no limit.';
+comment on column rota.job_definitions.catch_up_max is
+    'With all, at most so many jobs at once, the newest.';
+comment on column rota.job_definitions.overlap is
+    'While the last job is live: allow another, skip it, or queue it behind.';
+comment on column rota.job_definitions.jitter is
+    'Each job may start up to so much later than planned.';
+comment on column rota.job_definitions.disabled_by is
+    'The database role that disabled it; null if an error did, which is in last_error.';
+comment on column rota.job_definitions.anchored_at is
+    'What "every" counts from: starts_at, or when this schedule was given.';
+comment on column rota.job_definitions.next_run_at is
+    'The next planned time; null while disabled, after ends_at, or until the last job ends.';
+comment on column rota.job_definitions.last_run_at is
+    'The latest planned time that was dealt with; never goes back.';
+comment on column rota.job_definitions.last_job_id is 'The job that was made last.';
+
+create table rota.fires (
+    definition text not null,
+    scheduled_for timestamptz not null,
+    outcome text not null,
+    job_id bigint,
+    fired_at timestamptz not null,
+
+    constraint fires_pkey primary key (definition, scheduled_for),
+    constraint fires_outcome_check
+        check (
+            outcome in ('fired', 'skipped', 'missed')
+            and (outcome = 'fired') = (job_id is not null)
+        )
+);
+
+create index fires_fired_at_idx on rota.fires (fired_at);
+
+comment on table rota.fires is
+    'Planned times that were dealt with: at most one job for each, for ever.';
+comment on column rota.fires.outcome is
+    'fired: a job was made; skipped: the last one was live; missed: the first of those that '
+    'came too late for catch_up.';
+
+-- What _parse_schedule() makes of a text.  A field is a set of bits, one for each value.
+create type rota.parsed_schedule as (
+    kind text,
+    period interval,
+    seconds bigint,
+    minutes bigint,
+    hours bigint,
+    days bigint,
+    months bigint,
+    weekdays bigint,
+    is_both boolean,
+    is_fixed boolean
+);
+
+comment on type rota.parsed_schedule is 'A schedule text as sets of numbers.';

@@ -1,0 +1,68 @@
+"""Who is there."""
+
+from __future__ import annotations
+
+from sql.helpers import claim, enqueue, owner, refused, rows, scalar, value
+from sql.jobs.test_enqueue import BAD_NAMES
+
+ME = {"worker": "w", "host": "h", "pid": 7, "version": "1.0", "queues": ["a", "b"]}
+
+
+def test_report_worker_notes_who_is_there(db, clock):
+    first = clock.set("2026-01-01 00:00+00")
+    value(db, "report_worker", **ME)
+    later = clock.advance("1 minute")
+
+    value(db, "report_worker", **{**ME, "queues": ["c"], "version": "1.1"})
+
+    (row,) = rows(db, "select * from rota.workers")
+    assert (row.worker, row.host, row.pid, row.version) == ("w", "h", 7, "1.1")
+    assert (row.queues, row.started_at, row.last_seen_at) == (["c"], first, later)
+
+
+def test_report_worker_of_a_new_process_starts_anew(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    value(db, "report_worker", **ME)
+    later = clock.advance("1 minute")
+
+    value(db, "report_worker", **{**ME, "pid": 8})
+
+    assert scalar(db, "select started_at from rota.workers") == later
+
+
+def test_report_worker_takes_nulls_and_cuts_long_texts(db):
+    value(db, "report_worker", **{**ME, "host": None, "pid": None, "version": None})
+    value(db, "report_worker", **{**ME, "worker": "🦀" * 255, "host": "h" * 999})
+
+    lengths = rows(db, "select char_length(host) from rota.workers order by worker")
+    assert lengths == [(None,), (255,)]
+
+
+def test_report_worker_refuses_every_bad_argument_by_name(db):
+    for argument, bad in [
+        *(("worker", x) for x in (None, "", "w" * 256)),
+        *(("queues", x) for x in (None, [], ["q"] * 1001, [None])),
+        *(("queues", [x]) for x in BAD_NAMES),
+    ]:
+        with refused(argument):
+            value(db, "report_worker", **{**ME, argument: bad})
+
+    assert rows(db, "select * from rota.workers") == []
+
+
+def test_forget_worker_removes_the_worker_and_no_lease(db):
+    enqueue(db)
+    value(db, "report_worker", **ME)
+    (job,) = claim(db)
+
+    value(db, "forget_worker", worker="w")
+    value(db, "forget_worker", worker="w")
+
+    assert rows(db, "select * from rota.workers") == []
+    assert value(db, "finish_job", **owner(job)) == "finished"
+
+
+def test_forget_worker_refuses_bad_names(db):
+    for bad in (None, "", "w" * 256):
+        with refused("worker"):
+            value(db, "forget_worker", worker=bad)

@@ -1,0 +1,182 @@
+"""What people and dashboards read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from sql.helpers import claim, enqueue, one, owner, rows, running, value
+from sql.maintenance.test_retention import end
+
+COLUMNS = {
+    "job_runs": "id queue job_type payload priority run_at status attempts max_attempts"
+    " locked_by locked_until lease_token idempotency_key progress_percent progress_message"
+    " cancel_requested_at cancel_reason last_error error_type failed_at created_at updated_at"
+    " started_at finished_at result ordering_key limit_key pipeline stage first_job_id"
+    " stage_input definition scheduled_for",
+    "queue_stats": "queue is_paused ready scheduled retrying running blocked dead"
+    " oldest_ready_age next_run_at",
+    "running_jobs": "id queue job_type attempts max_attempts locked_by started_at running_for"
+    " locked_until updated_at progress_percent progress_message cancel_requested_at"
+    " cancel_reason",
+    "stale_jobs": "id queue job_type attempts max_attempts locked_by started_at locked_until"
+    " updated_at is_lease_over",
+    "dead_jobs": "id queue job_type payload attempts max_attempts last_error error_type"
+    " locked_by created_at failed_at finished_at",
+    "error_groups": "queue job_type error_type message failures jobs first_failed_at"
+    " last_failed_at last_job_id",
+    "hourly_stats": "hour queue job_type succeeded dead cancelled total_duration"
+    " average_duration longest_duration",
+    "limit_stats": "limit_name max_running running waiting max_starts per burst next_start_at",
+    "ticker_health": "last_tick_at last_tick_by lag schedules_overdue oldest_overdue"
+    " schedules_broken",
+}
+
+
+def test_views_have_their_columns_in_this_order_first(db):
+    """A view may gain columns at its end; those before are promised."""
+    for view, columns in COLUMNS.items():
+        with db.cursor() as cursor:
+            cursor.execute(f"select * from rota.{view}")
+            found = [column.name for column in cursor.description]
+        assert found[: len(columns.split())] == columns.split()
+
+
+def test_views_are_all_tested_here(db):
+    found = rows(
+        db,
+        "select relname::text from pg_class where relkind = 'v'"
+        " and relnamespace = 'rota'::regnamespace",
+    )
+
+    assert {name for (name,) in found} == {*COLUMNS}
+
+
+def test_job_runs_has_every_job_once(db):
+    live = [enqueue(db), running(db, queue="q").job_id]
+    ended = [end(db, status, queue="e") for status in ("succeeded", "dead", "cancelled")]
+
+    found = rows(db, "select id, status, finished_at is null as live from rota.job_runs")
+
+    assert sorted(found) == [
+        (live[0], "queued", True),
+        (live[1], "running", True),
+        (ended[0], "succeeded", False),
+        (ended[1], "dead", False),
+        (ended[2], "cancelled", False),
+    ]
+
+
+def test_queue_stats_counts_each_state_of_each_queue(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    end(db, "dead", queue="q")
+    failed, due, _ = (running(db, queue="q") for _ in range(3))
+    one(db, "fail_job", **owner(failed), error="e", retry_in="10 s")
+    one(db, "fail_job", **owner(due), error="e", retry_in="0")
+    for _ in range(2):
+        enqueue(db, queue="q", run_at=now - timedelta(hours=1))
+    for _ in range(3):
+        enqueue(db, queue="q", delay="20 s")
+    claimed = claim(db, queues=["q"])
+    blocked = enqueue(db, queue="q")
+    db.execute("update rota.jobs set status = 'blocked' where id = %s", (blocked,))
+    value(db, "set_queue", queue="empty")
+    value(db, "pause_queue", queue="empty")
+    end(db, "succeeded", queue="ended")
+
+    stats = {row.queue: row for row in rows(db, "select * from rota.queue_stats")}
+
+    assert len(claimed) == 1
+    assert set(stats) == {"q", "empty"}
+    q, empty = stats["q"], stats["empty"]
+    counts = (q.ready, q.scheduled, q.retrying, q.running, q.blocked, q.dead)
+    assert counts == (1 + 1, 3, 1, 1 + 1, 1, 1)
+    assert (q.is_paused, empty.is_paused) == (False, True)
+    assert q.oldest_ready_age == timedelta(hours=1)
+    assert q.next_run_at == now + timedelta(seconds=10)
+    assert empty[2:8] == (0, 0, 0, 0, 0, 0)
+    assert (empty.oldest_ready_age, empty.next_run_at) == (None, None)
+
+
+def test_running_jobs_shows_progress_and_age(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db, job_type="mail")
+    enqueue(db)
+    clock.advance("30 s")
+    value(db, "set_progress", **owner(job), percent=40, message="half")
+
+    (row,) = rows(db, "select * from rota.running_jobs")
+
+    assert (row.id, row.job_type, row.locked_by) == (job.job_id, "mail", "w")
+    assert (row.running_for, row.locked_until) == (timedelta(seconds=30), job.locked_until)
+    assert (row.progress_percent, row.progress_message) == (40, "half")
+
+
+def test_stale_jobs_shows_ended_leases_and_silence(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    over = running(db, lease="1 minute")
+    silent = running(db, lease="1 day")
+    alive = running(db, lease="1 day")
+    clock.advance("61 minutes")
+    one(db, "heartbeat", **owner(alive))
+
+    found = rows(db, "select id, is_lease_over from rota.stale_jobs order by id")
+
+    assert found == [(over.job_id, True), (silent.job_id, False)]
+
+
+def test_dead_jobs_shows_what_was_given_up(db):
+    end(db, "succeeded")
+    end(db, "cancelled")
+    dead = end(db, "dead", queue="q")
+
+    (row,) = rows(db, "select * from rota.dead_jobs")
+
+    assert (row.id, row.queue, row.last_error, row.locked_by) == (dead, "q", "e", "w")
+    value(db, "retry_job", job_id=dead)
+    assert rows(db, "select * from rota.dead_jobs") == []
+
+
+def test_error_groups_counts_failures_by_text(db, clock):
+    first = clock.set("2026-01-01 00:00+00")
+    twice = running(db)
+    one(db, "fail_job", **owner(twice), error="a", error_type="T", retry_in="0")
+    last = clock.advance("1 s")
+    (again,) = claim(db)
+    one(db, "fail_job", **owner(again), error="a", error_type="T", is_fatal=True)
+    other = running(db)
+    one(db, "fail_job", **owner(other), error="a", error_type="T", is_fatal=True)
+    one(db, "fail_job", **owner(running(db)), error="b", is_fatal=True)
+
+    found = rows(db, "select * from rota.error_groups order by failures desc")
+
+    assert found[0] == ("default", "x", "T", "a", 3, 2, first, last, other.job_id)
+    assert (found[1].message, found[1].error_type, found[1].failures) == ("b", None, 1)
+    assert len(found) == 2
+
+
+def test_hourly_stats_sums_up_what_ended(db, clock):
+    db.execute("set timezone = 'UTC'")
+    for minute, seconds in [(10, 2), (20, 4), (70, 9)]:
+        clock.set(datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minute))
+        job = running(db)
+        clock.advance(timedelta(seconds=seconds))
+        value(db, "finish_job", **owner(job))
+    clock.set("2026-01-01 00:30+00")
+    end(db, "dead")
+    end(db, "cancelled")
+    value(db, "cancel_job", job_id=enqueue(db, queue="never started"[:5]))
+    put_off = running(db, queue="put_off")
+    value(db, "snooze_job", **owner(put_off), delay="1 h")
+    clock.advance(timedelta(minutes=10))
+    value(db, "cancel_job", job_id=put_off.job_id)
+
+    found = rows(db, "select * from rota.hourly_stats order by hour, queue")
+
+    hour = datetime(2026, 1, 1, tzinfo=UTC)
+    seconds = [timedelta(seconds=n) for n in range(10)]
+    assert found == [
+        (hour, "default", "x", 2, 1, 1, seconds[6], seconds[6] / 4, seconds[4]),
+        (hour, "never", "x", 0, 0, 1, None, None, None),
+        (hour, "put_off", "x", 0, 0, 1, None, None, None),
+        (hour + timedelta(hours=1), "default", "x", 1, 0, 0, *[seconds[9]] * 3),
+    ]
