@@ -190,7 +190,11 @@ ONCE = (
         "dead-parent-is-well",
         "A job runs although one that it waits for is dead.",
         "sql/waiting/test_dependencies.py",
-        sql("waiting/dependencies", "and v_job.if_parent_dead is distinct from 'run'", "and false"),
+        sql(
+            "waiting/dependencies",
+            "and v_job.if_parent_dead is distinct from 'run'",
+            "and false",
+        ),
     ),
     mutant(
         "parent-ends-unheard",
@@ -280,7 +284,9 @@ ONCE = (
         "free-slot-not-told",
         "A place under a limit gets free, and nobody is told.",
         "sql/waiting/test_limits.py",
-        sql("waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"),
+        sql(
+            "waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"
+        ),
     ),
     mutant(
         "limits-kept-by-origin-only",
