@@ -72,7 +72,8 @@ begin
         where e.job_id = fail_job.job_id
           and e.lease_token = fail_job.lease_token
           and e.message = left(fail_job.error, 10000)
-      ));
+      ))
+      and not rota._is_finished(fail_job.job_id, fail_job.lease_token);
     if not found then
         perform rota._raise_lost(fail_job.job_id, fail_job.lease_token);
     end if;

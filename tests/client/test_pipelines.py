@@ -190,12 +190,12 @@ def test_client_drives_a_run_by_hand(client: Client) -> None:
     (job,) = client.claim_jobs("w")
     assert (job.job_id, job.pipeline, job.stage) == (run_id, "p", "two")
     with pytest.raises(rota.RunInProgressError):
-        client.rerun_from(run_id, "one")
+        client.restart_pipeline(run_id, "one")
     with pytest.raises(rota.InvalidArgumentError, match="next_stage"):
         client.finish_job(job.job_id, job.lease_token, next_stage="four")
 
     assert client.finish_job(job.job_id, job.lease_token, {"a": 1}, "end") == "finished"
-    client.rerun_from(run_id, "three")
+    client.restart_pipeline(run_id, "three")
     (again,) = client.claim_jobs("w")
     assert (again.stage, again.stage_input, again.payload) == ("three", {"a": 1}, {"n": 1})
     (row,) = client.finish_jobs([again.job_id], [again.lease_token], [None], ["one"])

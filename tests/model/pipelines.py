@@ -97,7 +97,7 @@ class Pipelines(Operated):
         new.status = "queued"
         return new
 
-    def rerun_from(self, job_id: int, stage: str) -> Rows:
+    def restart_pipeline(self, job_id: int, stage: str) -> Rows:
         old = self.jobs.get(job_id)
         if old is None:
             raise Refused("RT001")

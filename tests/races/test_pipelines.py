@@ -35,7 +35,7 @@ OPERATIONS = {
     "sweep": "select rota.sweep_stale_leases()",
     "cancel": "select rota.cancel_job(%(job_id)s)",
     "retry": "select rota.retry_job(%(job_id)s, true)",
-    "rerun": "select rota.rerun_from(%(job_id)s, 'one') > 0",
+    "rerun": "select rota.restart_pipeline(%(job_id)s, 'one') > 0",
     "start": "select rota.start_pipeline('p', idempotency_key => 'k') > 0",
     "define": 'select rota.define_pipeline(\'p\', \'[{"stage": "three", "job_type": "x"}]\')',
 }
@@ -153,7 +153,7 @@ def test_rerun_waits_for_an_open_retry_and_is_refused(a: Session, b: Session) ->
 
     with a.transaction():
         a.fetch(*call("retry_job", job_id=job_id))
-        pending = b.start(*call("rerun_from", job_id=job_id, stage="two"))
+        pending = b.start(*call("restart_pipeline", job_id=job_id, stage="two"))
         pending.wait_blocked(by=a)
 
     assert answer_of(pending.result) == "RT014"
@@ -166,8 +166,8 @@ def test_two_reruns_at_once_make_one_job(a: Session, b: Session) -> None:
     a.fetch(*call("cancel_job", job_id=run_id))
 
     with a.transaction():
-        a.fetch(*call("rerun_from", job_id=run_id, stage="two"))
-        pending = b.start(*call("rerun_from", job_id=run_id, stage="three"))
+        a.fetch(*call("restart_pipeline", job_id=run_id, stage="two"))
+        pending = b.start(*call("restart_pipeline", job_id=run_id, stage="three"))
         pending.wait_blocked(by=a)
 
     assert answer_of(pending.result) == "RT014"

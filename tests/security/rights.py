@@ -50,7 +50,7 @@ _CALLS = """
     enable_schedule       .       .         x         .
     grant_statements      .       .         x         .
     pause_queue           .       .         x         .
-    rerun_from            .       .         x         .
+    restart_pipeline            .       .         x         .
     reschedule_job        .       .         x         .
     resume_key            .       .         x         .
     resume_queue          .       .         x         .
