@@ -54,7 +54,7 @@ comment on function rota.retry_job(bigint, boolean) is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
     'one at once, an ended one with all its attempts, a running one only if forced (its worker '
     'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
-    'running, RT014 if its run of a pipeline is in another job.';
+    'running.';
 
 /* A live job, back to the head of its lane; whoever ran it has lost the lease. */
 create or replace function rota._requeue(job_id bigint)
@@ -89,7 +89,7 @@ $$;
 /*
  * An ended job, back to life with its id and its token; null if there is none.  Its id is lower
  * than those of the jobs that came after it under its ordering key, so it is the next of them.
- * A later stage of a pipeline is not, and takes the place that its dead job has kept.
+ * In a pipeline it is the next time in its stage, which needs a token of its own.
  */
 create or replace function rota._revive(job_id bigint)
     returns text
@@ -99,7 +99,6 @@ declare
     v_now constant timestamptz := rota.now();
     v_key text;
     v_ordering_key text;
-    v_first_job_id bigint;
     v_found boolean;
     v_status text;
 begin
@@ -109,23 +108,15 @@ begin
         returning
             f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
             f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead, f.limit_key,
-            f.pipeline, f.stage, f.stage_input, f.first_job_id, f.definition, f.scheduled_for,
-            f.lease_token, f.last_error, f.error_type, f.failed_at, f.created_at
-    ),
-    kept_place as (
-        delete from rota.stuck_keys as s
-        using ended as e
-        where s.ordering_key = e.ordering_key
-          and s.job_id = e.id
-          and e.pipeline is not null
-        returning s.job_id
+            f.pipeline, f.stage, f.stage_input, f.definition, f.scheduled_for, f.lease_token,
+            f.last_error, f.error_type, f.failed_at, f.created_at
     ),
     revived as (
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease,
             backoff, idempotency_key, ordering_key, skip_dead, limit_key, bucket,
-            pipeline, stage, stage_input, first_job_id, definition, scheduled_for, lease_token,
-            last_error, error_type, failed_at, created_at,
+            pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for,
+            lease_token, last_error, error_type, failed_at, created_at,
             status, run_at, updated_at
         )
         overriding system value
@@ -133,23 +124,23 @@ begin
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
             rota._bucket(e.job_type, e.limit_key),
-            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition, e.scheduled_for,
-            e.lease_token,
+            e.pipeline, e.stage, e.stage_input, case when e.pipeline is not null then v_now end,
+            e.definition, e.scheduled_for,
+            case when e.pipeline is null then e.lease_token
+                else least(e.lease_token, 9223372036854775806) + 1 end,
             e.last_error, e.error_type, e.failed_at, e.created_at,
-            case when e.ordering_key is null or k.job_id = e.id then 'queued'
-                else 'blocked' end, v_now, v_now
+            case when e.ordering_key is null then 'queued' else 'blocked' end, v_now, v_now
         from ended as e
-        left join kept_place as k on k.job_id = e.id
         on conflict do nothing
         returning j.id, j.status
     )
-    select e.idempotency_key, e.ordering_key, e.first_job_id, true, r.status
-    into v_key, v_ordering_key, v_first_job_id, v_found, v_status
+    select e.idempotency_key, e.ordering_key, true, r.status
+    into v_key, v_ordering_key, v_found, v_status
     from ended as e
     left join revived as r on r.id = e.id;
 
     if v_found and v_status is null then
-        perform rota._raise_taken(_revive.job_id, v_key, v_first_job_id);
+        perform rota._raise_taken(_revive.job_id, v_key);
     end if;
     if v_ordering_key is not null then
         perform rota._unstick(_revive.job_id, v_ordering_key);
@@ -157,45 +148,30 @@ begin
     perform rota._forget_parents(_revive.job_id);
     update rota.dependencies as d
     set is_failed = false
-    where d.parent_id = coalesce(v_first_job_id, _revive.job_id);
+    where d.parent_id = _revive.job_id;
     perform rota._ring_for(array[_revive.job_id]);
     return v_status;
 end;
 $$;
 
-/* Why an ended job, or its run, cannot come back: something of it is live. */
-create or replace function rota._raise_taken(
-    job_id bigint,
-    idempotency_key text,
-    first_job_id bigint
-)
+/* Why an ended job cannot come back: a live one has its key. */
+create or replace function rota._raise_taken(job_id bigint, idempotency_key text)
     returns void
     language plpgsql
 as $$
 declare
-    v_run_job bigint;
     v_key_job bigint;
 begin
-    v_run_job := (
-        select j.id from rota.jobs as j where j.first_job_id = _raise_taken.first_job_id
-    );
     v_key_job := (
         select j.id from rota.jobs as j where j.idempotency_key = _raise_taken.idempotency_key
     );
-    -- What was in the way a moment ago may have ended since.  A run brings its key along.
-    if v_run_job is null and (v_key_job is not null or _raise_taken.first_job_id is null) then
-        raise exception using
-            errcode = 'RT007',
-            message = format('job %s: its idempotency_key %L is taken by %s',
-                _raise_taken.job_id, _raise_taken.idempotency_key,
-                coalesce('job ' || v_key_job, 'a job that has just ended')),
-            hint = 'Wait for that job, or cancel it first.';
-    end if;
+    -- What was in the way a moment ago may have ended since.
     raise exception using
-        errcode = 'RT014',
-        message = format('job %s: its run of the pipeline is under way, in %s',
-            _raise_taken.job_id, coalesce('job ' || v_run_job, 'a job that has just ended')),
-        hint = 'Wait for the end of that job, or cancel it first.';
+        errcode = 'RT007',
+        message = format('job %s: its idempotency_key %L is taken by %s',
+            _raise_taken.job_id, _raise_taken.idempotency_key,
+            coalesce('job ' || v_key_job, 'a job that has just ended')),
+        hint = 'Wait for that job, or cancel it first.';
 end;
 $$;
 

@@ -72,7 +72,15 @@ begin
         where e.job_id = fail_job.job_id
           and e.lease_token = fail_job.lease_token
           and e.message = left(fail_job.error, 10000)
-      ));
+      ))
+      -- A job that was cancelled after its stage: that has succeeded.
+      and not exists (
+        select
+        from rota.stage_runs as s
+        where s.job_id = fail_job.job_id
+          and s.lease_token = fail_job.lease_token
+          and s.status = 'succeeded'
+      );
     if not found then
         perform rota._raise_lost(fail_job.job_id, fail_job.lease_token);
     end if;

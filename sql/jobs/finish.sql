@@ -9,8 +9,9 @@
  * A worker whose answer was lost asks again with the same token and is told
  * already_finished.
  *
- * What a job leads to is made in the same transaction: a run that was asked for meanwhile, the
- * next stage of its pipeline, a note for those that wait for it.
+ * What a job leads to is made in the same transaction: a run that was asked for meanwhile, a
+ * note for those that wait for it.  A job of a pipeline that has a next stage does not end: see
+ * waiting/pipelines.sql.
  */
 
 create or replace function rota.finish_job(
@@ -56,8 +57,8 @@ $$;
 
 comment on function rota.finish_job(bigint, bigint, jsonb, text) is
     'End a running job as succeeded and return finished, or already_finished if this token '
-    'did so before; its run of a pipeline goes on to next_stage, to the next in order if that '
-    'is null, to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
+    'did so before; a job of a pipeline goes on to next_stage instead, to the next in order if '
+    'that is null, to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
     'otherwise, RT001, 22023.';
 
 create or replace function rota.finish_jobs(
@@ -141,6 +142,9 @@ comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
  *
  * In haste it goes past rows that somebody may have locked: a mark of whoever locked a row last
  * is left in its xmax, and that of its own claim is none.
+ *
+ * A job of a pipeline is passed over, too, and left to _end_stages(), which calls again for
+ * those that are in their last stage.
  */
 create or replace function rota._end_jobs(
     job_ids bigint[],
@@ -149,7 +153,8 @@ create or replace function rota._end_jobs(
     new_status text,
     results jsonb default null,
     next_stages text[] default null,
-    is_hasty boolean default false
+    is_hasty boolean default false,
+    is_last_stage boolean default false
 )
     returns bigint[]
     language plpgsql
@@ -162,7 +167,6 @@ declare
     v_token constant bigint := case when _end_jobs.lease_tokens[1]
         = all(_end_jobs.lease_tokens) then _end_jobs.lease_tokens[1] end;
     v_ended bigint[];
-    v_over bigint[];
     v_leading jsonb;
 begin
     with ended as (
@@ -171,6 +175,7 @@ begin
           and j.lease_token = coalesce(
             v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])
           and j.status = _end_jobs.old_status
+          and (j.pipeline is null or _end_jobs.is_last_stage)
           and (not _end_jobs.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
           -- Only a worker succeeds; other ends may be of a sweep, which is for all queues.
           and (_end_jobs.new_status <> 'succeeded' or not exists (select from rota.queue_grants)
@@ -178,7 +183,7 @@ begin
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
             j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.pipeline,
-            j.stage, j.stage_input, j.first_job_id, j.definition, j.scheduled_for, j.run_at,
+            j.stage, j.stage_input, j.definition, j.scheduled_for, j.run_at,
             j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
             j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
             j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
@@ -187,7 +192,7 @@ begin
         insert into rota.finished_jobs (
             id, queue, job_type, payload, priority, max_attempts, lease,
             backoff, idempotency_key, ordering_key, skip_dead, limit_key,
-            pipeline, stage, stage_input, first_job_id, definition,
+            pipeline, stage, stage_input, definition,
             scheduled_for, run_at, attempts, lease_token, locked_by,
             cancel_requested_at, cancel_reason, progress_percent, progress_message,
             last_error, error_type, failed_at, created_at, started_at,
@@ -196,7 +201,7 @@ begin
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition,
+            e.pipeline, e.stage, e.stage_input, e.definition,
             e.scheduled_for, e.run_at, e.attempts, e.lease_token, e.locked_by,
             e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
@@ -208,25 +213,27 @@ begin
     select
         coalesce(array_agg(e.id), '{}'),
         -- Of what may be large only what goes on: a jsonb holds 256 MB.
-        jsonb_agg(to_jsonb(e) - array['stage_input', case when e.pipeline is null
-            then 'payload' end]) filter (where num_nonnulls(
-            e.rerun_payload, e.ordering_key, e.pipeline, e.definition) > 0)
+        jsonb_agg(to_jsonb(e) - '{payload,stage_input}'::text[]) filter (where num_nonnulls(
+            e.rerun_payload, e.ordering_key, e.definition) > 0)
     into v_ended, v_leading
     from ended as e;
 
-    v_over := v_ended;
     if v_leading is not null then
         perform rota._follow_up(v_leading, _end_jobs.new_status);
-        v_over := rota._advance_runs(
-            v_leading, v_ended, _end_jobs.new_status, _end_jobs.job_ids, _end_jobs.results,
-            _end_jobs.next_stages);
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
     if current_setting('transaction_isolation') <> 'read committed' or exists (
-        select from rota.dependencies as d where d.parent_id = any(v_over)
+        select from rota.dependencies as d where d.parent_id = any(v_ended)
     ) then
-        perform rota._settle_parents(v_over, _end_jobs.new_status);
+        perform rota._settle_parents(v_ended, _end_jobs.new_status);
+    end if;
+    if not _end_jobs.is_last_stage
+      and cardinality(v_ended) < cardinality(_end_jobs.job_ids) then
+        v_ended := v_ended || rota._end_stages(
+            _end_jobs.job_ids, _end_jobs.lease_tokens, _end_jobs.old_status,
+            _end_jobs.new_status, _end_jobs.results, _end_jobs.next_stages,
+            _end_jobs.is_hasty);
     end if;
     return v_ended;
 end;
@@ -296,6 +303,12 @@ begin
         where f.id = _is_finished.job_id
           and f.lease_token = _is_finished.lease_token
           and f.status = 'succeeded'
+    ) or exists (
+        select
+        from rota.stage_runs as r
+        where r.job_id = _is_finished.job_id
+          and r.lease_token = _is_finished.lease_token
+          and r.status = 'succeeded'
     );
 end;
 $$;

@@ -248,7 +248,7 @@ begin
 end;
 $$;
 
-/* Null if its key, or its run of a pipeline, has a live job. */
+/* Null if its key has a live job. */
 create or replace function rota._insert_job(job rota.jobs)
     returns bigint
     language plpgsql
@@ -260,7 +260,7 @@ begin
     insert into rota.jobs as j (
         id, queue, job_type, payload, priority, max_attempts, lease, backoff,
         idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, bucket, pipeline,
-        stage, stage_input, first_job_id, status, run_at, created_at, updated_at
+        stage, stage_input, stage_queued_at, status, run_at, created_at, updated_at
     )
     overriding system value
     values (
@@ -268,7 +268,7 @@ begin
         job.lease, job.backoff, job.idempotency_key, job.ordering_key, job.skip_dead,
         job.if_parent_dead, job.limit_key, rota._bucket(job.job_type, job.limit_key),
         job.pipeline, job.stage, job.stage_input,
-        case when job.pipeline is not null then coalesce(job.first_job_id, v_new_id) end,
+        case when job.pipeline is not null then job.created_at end,
         job.status, job.run_at, job.created_at, job.created_at
     )
     on conflict do nothing

@@ -47,7 +47,7 @@ begin
     end if;
 
     foreach v_step in array array[
-        'jobs', 'errors', 'keys', 'effects', 'fires', 'limits', 'workers', 'pg_cron',
+        'jobs', 'errors', 'stages', 'keys', 'effects', 'fires', 'limits', 'workers', 'pg_cron',
         'partitions'
     ] loop
         begin
@@ -55,6 +55,8 @@ begin
                 jobs_deleted := rota._delete_old_jobs(5000);
             elsif v_step = 'errors' then
                 v_others := v_others + rota._delete_old_errors(5000);
+            elsif v_step = 'stages' then
+                v_others := v_others + rota._purge_stage_runs(5000);
             elsif v_step = 'keys' then
                 v_others := v_others + rota._forget_keys(5000);
             elsif v_step = 'effects' then
@@ -125,7 +127,7 @@ begin
                 where f.status = any(v_statuses)
                   and f.queue = v_queue
                   and f.finished_at < v_before
-                  and not rota._is_waited_for(f.id, f.first_job_id)
+                  and not rota._is_waited_for(f.id)
                 order by f.finished_at
                 limit _delete_old_jobs.max_rows - v_deleted
                 for update skip locked
@@ -157,17 +159,15 @@ begin
 end;
 $$;
 
-/* Whether somebody waits for an ended job, or its run: for its retry, if it is dead. */
-create or replace function rota._is_waited_for(job_id bigint, first_job_id bigint)
+/* Whether somebody waits for an ended job: for its retry, if it is dead. */
+create or replace function rota._is_waited_for(job_id bigint)
     returns boolean
     language plpgsql
     stable
 as $$
 begin
     return exists (
-        select
-        from rota.dependencies as d
-        where d.parent_id in (_is_waited_for.job_id, _is_waited_for.first_job_id)
+        select from rota.dependencies as d where d.parent_id = _is_waited_for.job_id
     ) or exists (
         select from rota.stuck_keys as s where s.job_id = _is_waited_for.job_id
     );
@@ -192,6 +192,44 @@ begin
         for update skip locked
     );
     get diagnostics v_deleted = row_count;
+    return v_deleted;
+end;
+$$;
+
+/*
+ * Delete up to max_rows rows of stages that are as old as ended jobs may get in any queue of
+ * their pipeline.  So of one job the oldest go first, and its latest result is the one left.
+ */
+create or replace function rota._purge_stage_runs(max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_pipeline text;
+    v_before timestamptz;
+    v_rows tid[];
+    v_deleted integer := 0;
+begin
+    for v_pipeline, v_before in
+        select p.pipeline, v_now - max(coalesce(q.keep_finished, '7 days'))
+        from rota.pipeline_stages as p
+        left join rota.queues as q on q.queue = p.queue
+        group by p.pipeline
+    loop
+        v_rows := array(
+            select r.ctid
+            from rota.stage_runs as r
+            where r.pipeline = v_pipeline
+              and r.finished_at < v_before
+            order by r.finished_at
+            limit _purge_stage_runs.max_rows - v_deleted
+            for update skip locked
+        );
+        delete from rota.stage_runs as r where r.ctid = any(v_rows);
+        v_deleted := v_deleted + cardinality(v_rows);
+        exit when v_deleted >= _purge_stage_runs.max_rows;
+    end loop;
     return v_deleted;
 end;
 $$;

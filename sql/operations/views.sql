@@ -12,7 +12,7 @@ select
     j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
     j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
     null::timestamptz as finished_at, null::jsonb as result,
-    j.ordering_key, j.limit_key, j.pipeline, j.stage, j.first_job_id, j.stage_input,
+    j.ordering_key, j.limit_key, j.pipeline, j.stage, j.stage_input,
     j.definition, j.scheduled_for
 from rota.jobs as j
 union all
@@ -22,7 +22,7 @@ select
     f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
     f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
     f.finished_at, f.result,
-    f.ordering_key, f.limit_key, f.pipeline, f.stage, f.first_job_id, f.stage_input,
+    f.ordering_key, f.limit_key, f.pipeline, f.stage, f.stage_input,
     f.definition, f.scheduled_for
 from rota.finished_jobs as f;
 

@@ -27,7 +27,6 @@ create table rota.finished_jobs (
     pipeline text,
     stage text,
     stage_input jsonb,
-    first_job_id bigint,
     definition text,
     scheduled_for timestamptz,
     status text not null,
@@ -62,8 +61,6 @@ create table rota.finished_jobs_dead partition of rota.finished_jobs
 -- Not unique: a unique index of a partitioned table would need status and finished_at in it.
 -- That a job ends once is held by its one row in jobs.
 create index finished_jobs_id_idx on rota.finished_jobs (id);
-create index finished_jobs_first_job_id_idx on rota.finished_jobs (first_job_id)
-    where first_job_id is not null;
 create index finished_jobs_queue_idx on rota.finished_jobs (queue, finished_at);
 create index finished_jobs_done_default_finished_at_idx
     on rota.finished_jobs_done_default (finished_at);

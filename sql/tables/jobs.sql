@@ -28,7 +28,7 @@ create table rota.jobs (
     pipeline text,
     stage text,
     stage_input jsonb,
-    first_job_id bigint,
+    stage_queued_at timestamptz,
     definition text,
     scheduled_for timestamptz,
     status text not null,
@@ -83,14 +83,10 @@ create unique index jobs_idempotency_key_idx on rota.jobs (idempotency_key)
     where idempotency_key is not null;
 
 -- In which order the jobs of a key run, and that no two of them are at it.
-create index jobs_ordering_key_idx on rota.jobs (ordering_key, coalesce(first_job_id, id))
+create index jobs_ordering_key_idx on rota.jobs (ordering_key, id)
     where ordering_key is not null;
 create unique index jobs_ordering_key_head_idx on rota.jobs (ordering_key)
     where ordering_key is not null and status <> 'blocked';
-
--- A run of a pipeline is in one stage at a time.
-create unique index jobs_first_job_id_idx on rota.jobs (first_job_id)
-    where first_job_id is not null;
 
 -- Whether a schedule has a live job.
 create index jobs_definition_idx on rota.jobs (definition)
@@ -115,7 +111,7 @@ comment on column rota.jobs.bucket is
     'The line that the job waits in, by limit_key and limited type; null is the common line.';
 comment on column rota.jobs.is_limited is 'Whether the running job counts for a limit.';
 comment on column rota.jobs.stage_input is 'Result of the stage before this one.';
-comment on column rota.jobs.first_job_id is 'The job of the first stage of this run.';
+comment on column rota.jobs.stage_queued_at is 'When the job came to its stage.';
 comment on column rota.jobs.definition is 'The schedule that made the job; null for others.';
 comment on column rota.jobs.scheduled_for is 'The planned time that the job stands for.';
 comment on column rota.jobs.attempts is 'Claims so far that were not given back.';

@@ -3,8 +3,7 @@
  *
  * dependencies: a row for each job that another one waits for.  It goes when the parent ends
  * well; whether a child is free is then a question of whether it has a row left, and no counter
- * can be wrong.  Of a pipeline one waits for a whole run, and names it by its first job: so the
- * row has nothing to follow while the run goes from stage to stage.
+ * can be wrong.
  *
  * stuck_keys: an ordering key whose next job is dead.  Without the row the jobs behind go on.
  *
@@ -27,8 +26,7 @@ create index dependencies_job_id_idx on rota.dependencies (job_id, parent_id);
 create index dependencies_failed_idx on rota.dependencies (job_id) where is_failed;
 
 comment on table rota.dependencies is 'Which job waits for which; no row once that is over.';
-comment on column rota.dependencies.parent_id is
-    'The job that has to end first; the first job of a run stands for the whole run.';
+comment on column rota.dependencies.parent_id is 'The job that has to end first.';
 comment on column rota.dependencies.job_id is 'The job that waits.';
 comment on column rota.dependencies.is_failed is
     'The parent is dead or was cancelled, and counts as such unless it is live again.';

@@ -12,9 +12,6 @@
  * has to wait for it as well.  If the new one waits for something itself, that could close a
  * circle, in which nothing ever starts.  Such calls come one after the other, because neither
  * of two open transactions sees the half circle of the other.
- *
- * Who waits for a job of a pipeline waits for the run, under the id of its first job: until a
- * stage ends and no other follows.
  */
 
 /* What a job that was just enqueued, or found by its key, waits for, and what waits for it. */
@@ -184,37 +181,30 @@ as $$
 declare
     v_before bigint;
 begin
-    -- A run goes by the id of its first job, and what it waits for by that of its live one.
-    with recursive ancestors (before, its_run, run) as (
-        select
-            b.before,
-            coalesce(w.first_job_id, b.before),
-            coalesce(n.first_job_id, b.job_id)
+    with recursive ancestors (before, id) as (
+        select b.before, b.job_id
         from unnest(_check_no_circle.before, _check_no_circle.job_ids) as b (before, job_id)
-        left join rota.jobs as w on w.id = b.before
-        left join rota.jobs as n on n.id = b.job_id
         union
-        select a.before, a.its_run, p.run
+        select a.before, p.id
         from ancestors as a
         -- Of one that has ended rows may be left, but it waits for nothing.
-        join rota.jobs as j on j.id = coalesce(
-            (select r.id from rota.jobs as r where r.first_job_id = a.run), a.run)
+        join rota.jobs as j on j.id = a.id
         cross join lateral (
-            select d.parent_id as run
+            select d.parent_id as id
             from rota.dependencies as d
             where d.job_id = j.id
             union all (
-                select coalesce(e.first_job_id, e.id)
+                select e.id
                 from rota.jobs as e
                 where e.ordering_key = j.ordering_key
-                  and coalesce(e.first_job_id, e.id) < a.run
-                order by coalesce(e.first_job_id, e.id) desc
+                  and e.id < a.id
+                order by e.id desc
                 limit 1
             )
         ) as p
-        where a.run <> a.its_run
+        where a.id <> a.before
     )
-    select a.before into v_before from ancestors as a where a.run = a.its_run limit 1;
+    select a.before into v_before from ancestors as a where a.id = a.before limit 1;
     if not found then
         return;
     elsif cardinality(_check_no_circle.before) = 1 then
@@ -240,28 +230,24 @@ create or replace function rota._depend(job_ids bigint[], parent_ids bigint[])
 as $$
 declare
     v_live bigint[];
-    v_runs bigint[];
 begin
     if _depend.parent_ids is null or cardinality(_depend.parent_ids) = 0 then
         return;
     end if;
-    with held as (
-        select j.id, j.first_job_id
+    v_live := array(
+        select j.id
         from rota.jobs as j
         where j.id = any(_depend.parent_ids)
         order by j.id
         for key share
-    )
-    select array_agg(h.id), array_agg(coalesce(h.first_job_id, h.id))
-    into v_live, v_runs
-    from held as h;
+    );
     -- Of those that are not live the outcome is known, and has no other.
     insert into rota.dependencies (parent_id, job_id, is_failed)
-    select distinct coalesce(l.run_id, e.parent_id), p.job_id, coalesce(e.is_failed, false)
+    select distinct coalesce(l.id, e.parent_id), p.job_id, coalesce(e.is_failed, false)
     from unnest(_depend.parent_ids, _depend.job_ids) as p (id, job_id)
-    left join unnest(v_live, v_runs) as l (id, run_id) on l.id = p.id
+    left join unnest(v_live) as l (id) on l.id = p.id
     left join lateral rota._ended_parent(case when l.id is null then p.id end) as e on true
-    where coalesce(l.run_id, e.parent_id) is not null
+    where coalesce(l.id, e.parent_id) is not null
     order by 1, 2
     on conflict do nothing;
 end;
@@ -269,8 +255,8 @@ $$;
 
 /*
  * What there is to wait for of a job that has ended: nothing if it did its work, itself if it
- * is dead or was cancelled, and its run if that goes on; raises RT001 if there is no such job.
- * Nothing for null.
+ * is dead or was cancelled, or was retried; raises RT001 if there is no such job.  Nothing for
+ * null.
  */
 create or replace function rota._ended_parent(job_id bigint)
     returns table (parent_id bigint, is_failed boolean)
@@ -280,31 +266,27 @@ create or replace function rota._ended_parent(job_id bigint)
 as $$
 declare
     v_status text;
-    v_first_job_id bigint;
 begin
     if _ended_parent.job_id is null then
         return;
     end if;
 
-    select f.status, f.first_job_id
-    into v_status, v_first_job_id
+    select f.status
+    into v_status
     from rota.finished_jobs as f
     where f.id = _ended_parent.job_id;
     if not found then
         -- It may have been retried since we looked for it in jobs.
-        select 'live', j.first_job_id
-        into v_status, v_first_job_id
+        select 'live'
+        into v_status
         from rota.jobs as j
         where j.id = _ended_parent.job_id
         for key share;
     end if;
-    if v_first_job_id is not null then
-        v_status := rota._hold_run(v_first_job_id);
-    end if;
     if v_status is null then
         perform rota._raise_not_found(_ended_parent.job_id);
     elsif v_status <> 'succeeded' then
-        parent_id := coalesce(v_first_job_id, _ended_parent.job_id);
+        parent_id := _ended_parent.job_id;
         is_failed := v_status <> 'live';
         return next;
     end if;
@@ -347,28 +329,22 @@ begin
 end;
 $$;
 
-/* This job, or run, had ended so; it may be live again, or forgotten. */
+/* This job had ended so; it may be live again, or forgotten. */
 create or replace function rota._recheck_parent(job_id bigint, status text)
     returns void
     language plpgsql
 as $$
-declare
-    v_status text;
 begin
     perform rota._settle_parents(array[f.id], f.status)
     from rota.finished_jobs as f
-    where f.id = _recheck_parent.job_id
-      and f.first_job_id is null;
+    where f.id = _recheck_parent.job_id;
 
+    -- What is live tells at its end.
     if not found and not exists (
-        select from rota.jobs as j where j.id = _recheck_parent.job_id and j.pipeline is null
+        select from rota.jobs as j where j.id = _recheck_parent.job_id
     ) then
-        v_status := coalesce(
-            rota._run_status(_recheck_parent.job_id), _recheck_parent.status);
-        -- What is live tells at its end.
-        if v_status <> 'live' then
-            perform rota._settle_parents(array[_recheck_parent.job_id], v_status);
-        end if;
+        perform rota._settle_parents(
+            array[_recheck_parent.job_id], _recheck_parent.status);
     end if;
 end;
 $$;
@@ -447,7 +423,6 @@ begin
           and f.is_failed
           -- Who brought a parent back may not have seen this row yet.
           and (select j.id from rota.jobs as j where j.id = f.parent_id) is null
-          and (select j.id from rota.jobs as j where j.first_job_id = f.parent_id) is null
         for update skip locked
     ));
     return found;

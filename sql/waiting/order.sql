@@ -2,10 +2,9 @@
  * waiting/order.sql -- one at a time, in order.
  *
  * The live jobs of an ordering key are blocked but for one, the head, and a unique index holds
- * that.  The head is the job with the lowest id, where a stage of a run stands in the place of
- * the first; it stays the head while it waits for its time or for a retry, and runs like any
- * other job.  So however many jobs stand behind it, claims do not see them.  When it ends, the
- * next becomes the head.
+ * that.  The head is the job with the lowest id; it stays the head while it waits for its time
+ * or for a retry, and runs like any other job.  So however many jobs stand behind it, claims do
+ * not see them.  When it ends, the next becomes the head.
  *
  * A dead head holds its key: retry_job() puts it back at the head, resume_key() lets the others
  * go on without it.  With skip_dead they do so at once.
@@ -24,7 +23,7 @@ begin
     into v_job_id, v_status
     from rota.jobs as j
     where j.ordering_key = _recheck_order.ordering_key
-    order by coalesce(j.first_job_id, j.id)
+    order by j.id
     limit 1;
     if not found or v_status <> 'blocked' or rota._has_parents(v_job_id) then
         return true;
@@ -67,7 +66,7 @@ begin
         select
         from rota.jobs as j
         join rota.jobs as e on e.ordering_key = j.ordering_key
-          and coalesce(e.first_job_id, e.id) < coalesce(j.first_job_id, j.id)
+          and e.id < j.id
         where j.id = _is_free_key.job_id
     );
 end;

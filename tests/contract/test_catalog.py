@@ -85,6 +85,7 @@ LOCKS = {
     "_take_door": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
     "stop_waiting": {"pg_advisory_unlock_all"},
     "_lock_links": {"pg_advisory_xact_lock"},
+    "_lock_pipeline": {"pg_advisory_xact_lock"},
     "_share_links": {"pg_advisory_xact_lock_shared"},
     "_lock_ticker": {"pg_advisory_xact_lock"},
     "enqueue": _GLANCE | _GLANCE_SHARED,

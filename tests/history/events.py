@@ -40,7 +40,7 @@ SINGLE = {
 }
 OPERATOR = {"retry_job": "retry", "cancel_job": "cancel", "reschedule_job": "reschedule"}
 # What makes a job whose id is the answer.
-MAKERS = {"start_pipeline", "run_schedule_now", "rerun_from"}
+MAKERS = {"start_pipeline", "run_schedule_now", "restart_pipeline"}
 
 
 def events(operation: Operation) -> Iterator[Event]:

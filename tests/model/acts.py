@@ -221,7 +221,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     "define": {"stages": STAGES},
     "drop": {},
     "start": {"given": RUNS},
-    "rerun_from": {"pick": PICKS, "stage": ["b", "b", "a", "m", "z"]},
+    "restart_pipeline": {"pick": PICKS, "stage": ["b", "b", "a", "m", "z"]},
     "resume_key": {"ordering_key": ["o", "schedule:s"]},
     "effect": {
         "function": ["record_effect", "record_effect", "complete_effect", "withdraw_effect"],
@@ -239,7 +239,7 @@ REPORTS = {
     "finish", "finish_many", "finish_and_claim", "fail", "snooze", "release", "heartbeat",
     "heartbeat_many", "progress", "effect",
 }  # fmt: skip
-OPERATES = {"retry", "cancel", "change", "rerun_from"}
+OPERATES = {"retry", "cancel", "change", "restart_pipeline"}
 WORK = (
     ["enqueue"] * 4 + ["enqueue_many"] * 2 + ["claim"] * 8 + ["finish"] * 3 + ["fail"] * 5
     + ["finish_many", "finish_and_claim", "snooze", "release", "heartbeat"] * 2
@@ -254,7 +254,7 @@ CAUSE = ["effect"] * 5 + ["enqueue_many", "claim", "let_time_pass"] * 2 + ["fini
 PASS = (
     ["define"] * 2 + ["drop", "resume_key", "upkeep", "snooze", "finish_many", "begin", "end"]
     + ["start", "claim", "finish"] * 5 + ["fail", "enqueue_after"] * 3
-    + ["cancel", "retry", "rerun_from", "let_time_pass"] * 2
+    + ["cancel", "retry", "restart_pipeline", "let_time_pass"] * 2
 )  # fmt: skip
 LIMIT = (
     ["limit", "finish", "let_time_pass", "crowd_in"] * 4 + ["claim"] * 8

@@ -27,6 +27,7 @@ def differences(model: Timetable, shown: dict[str, Rows]) -> list[str]:
             for pipeline, stages in model.pipelines.items()
             for stage in stages.values()
         ],
+        "stage_runs": [[*ref, *row] for ref, row in model.stage_runs.items()],
         "fires": [[*fire, *row] for fire, row in model.fires.items()],
     }
     return [

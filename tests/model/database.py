@@ -25,7 +25,7 @@ EMPTIED = (
     *("slots", "jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys"),
     *("rechecks", "limits", "limit_states", "buckets"),
     *("job_definitions", "fires", "stuck_keys", "effects", "dependencies"),
-    "pipeline_stages",
+    *("pipeline_stages", "stage_runs"),
 )
 # Claims leave hints in settings of their session, and each example shall be the same again.
 SETTINGS = "set client_min_messages = error; set jit = off; set synchronous_commit = off"
@@ -50,17 +50,18 @@ JOB = """
     r.progress_message, {cancel_requested_at}, r.cancel_reason,
     split_part(r.last_error, ' neither', 1), r.error_type, {failed_at}, {created_at},
     {started_at}, %s, r.definition, {scheduled_for}, {lease}, r.backoff, r.ordering_key,
-    r.skip_dead, r.limit_key, r.pipeline, r.stage, r.stage_input, r.first_job_id, %s
+    r.skip_dead, r.limit_key, r.pipeline, r.stage, r.stage_input, %s, %s
 """
 LIVE = JOB % (
     "{locked_until}",
     "null, null",
+    "{stage_queued_at}",
     "case when r.rerun_payload is not null then"
     " json_build_array(r.rerun_payload, {rerun_run_at}, r.rerun_priority) end",
 )
 SHOWN = {
     "jobs": LIVE,
-    "finished_jobs": JOB % ("null", "{finished_at}, r.result", "null"),
+    "finished_jobs": JOB % ("null", "{finished_at}, r.result", "null", "null"),
     "job_errors": """
         r.job_id, r.lease_token, r.attempt, r.worker, {started_at}, {failed_at}, r.error_type,
         split_part(r.message, ' neither', 1)
@@ -82,6 +83,10 @@ SHOWN = {
     "pipeline_stages": """
         r.pipeline, r.stage, r.ordinal, r.next_stage, r.job_type, r.queue, r.priority,
         r.max_attempts, {lease}, r.backoff
+    """,
+    "stage_runs": """
+        r.job_id, r.lease_token, r.pipeline, r.stage, r.status, r.queue, r.job_type,
+        r.attempts, r.worker, {queued_at}, {started_at}, {finished_at}, r.stage_input, r.result
     """,
     "fires": "r.definition, {scheduled_for}, r.outcome, r.job_id, {fired_at}",
 }

@@ -84,7 +84,7 @@ class Keys(Waiting):
         job.max_attempts = job.max_attempts or its.max_attempts or 10
         job.id = self.seen.new_id(self.jobs, job)
         if job.pipeline:
-            job.first_job_id = job.first_job_id or job.id
+            job.stage_queued_at = self.now
         self.jobs[job.id] = job
         self._line_up(job, after, if_parent_dead)
         return job

@@ -259,9 +259,9 @@ class Machine(RuleBasedStateMachine):
     def start(self, given: dict[str, Any]) -> None:
         self.play("start_pipeline", pipeline="p", **given)
 
-    def rerun_from(self, pick: int, stage: str) -> None:
+    def restart_pipeline(self, pick: int, stage: str) -> None:
         job_id = self.job(pick, lambda job: job.pipeline and not job.is_live)
-        self.play("rerun_from", job_id=job_id, stage=stage)
+        self.play("restart_pipeline", job_id=job_id, stage=stage)
 
     def resume_key(self, ordering_key: str) -> None:
         self.play("resume_key", ordering_key=ordering_key)

@@ -127,18 +127,27 @@ class Model(Keys):
         return rows + [["claimed", *row[:2]] for row in self.claim_jobs(worker, **claim)]
 
     def _has_succeeded(self, ref: Ref) -> bool:
-        job = self.jobs.get(ref[0])
+        job, stage = self.jobs.get(ref[0]), self.stage_runs.get(ref)
+        if stage is not None and stage[2] == "succeeded":
+            return True
         return job is not None and (job.status, job.lease_token) == ("succeeded", ref[1])
 
     def _check_next(self, ref: Ref, next_stage: str | None) -> None:
         raise NotImplementedError
 
-    def _go_on(self, job: Job, next_stage: str | None) -> bool:
+    def _leave_stage(
+        self, job: Job, status: str, result: Any, next_stage: str | None
+    ) -> str | None:
         raise NotImplementedError
 
     def _end(
         self, job: Job, status: str, result: Any = None, next_stage: str | None = None
     ) -> None:
+        if job.pipeline:
+            its_end = self._leave_stage(job, status, result, next_stage)
+            if its_end is None:
+                return
+            status, result = its_end, result if its_end == "succeeded" else None
         job.status, job.finished_at, job.locked_until = status, self.now, None
         job.result, rerun, job.rerun = result, job.rerun, None
         if rerun:
@@ -148,8 +157,7 @@ class Model(Keys):
             self._note("order", job.ordering_key)
             if status == "dead" and not job.skip_dead:
                 self.stuck.setdefault(job.ordering_key, [job.id, self.now])
-        if status != "succeeded" or not self._go_on(job, next_stage):
-            self._tell_children(job)
+        self._tell_children(job)
 
     # A failed attempt is tried again after its delay, until there is none left; a job whose
     # cancel was requested, a fatal failure and the last attempt end it.
@@ -167,6 +175,8 @@ class Model(Keys):
     def _was_told(self, job: Job, lease_token: int, error: str) -> bool:
         """Whether this very report was taken before, and its answer may have been lost."""
         if job.lease_token != lease_token or job.status not in ("failed", "dead", "cancelled"):
+            return False
+        if self._has_succeeded((job.id, lease_token)):
             return False
         was_asked = job.status == "cancelled" and job.cancel_requested_at is not None
         return was_asked or self.errors.get((job.id, lease_token), [None])[-1] == error

@@ -80,7 +80,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_recheck_job", "is distinct from 'run'", "= 'wait'")
     ],
     "a circle of jobs that wait for each other": [
-        ("_check_no_circle", "as a where a.run = a.its_run limit 1", "as a where false limit 1")
+        ("_check_no_circle", "as a where a.id = a.before limit 1", "as a where false limit 1")
     ],
     "a limit with a slot too many": [
         ("_room", "room := _room.max_running - ", "room := 1 + _room.max_running - ")
@@ -93,17 +93,28 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "a stage that follows whatever was said": [
         (
-            "_advance_runs",
-            "coalesce(_advance_runs.next_stages[i.place], s.next_stage)",
+            "_end_stages",
+            "coalesce(_end_stages.next_stages[h.place], s.next_stage)",
             "s.next_stage",
         )
     ],
     "a stage that does not know of the cancel": [
-        ("_advance_runs", "where e.cancel_requested_at is not null", "where false")
+        (
+            "_end_stages",
+            "where n.stage is not null and h.cancel_requested_at is null",
+            "where n.stage is not null",
+        )
     ],
     "a run that is over with its first stage": [
-        ("_advance_runs", "or e.first_job_id <> all(v_runs)", "or true")
+        ("_end_stages", "filter (where n.stage is null)", "")
     ],
+    "a stage whose finish nobody remembers": [
+        ("_is_finished", "r.status = 'succeeded'", "r.status = 'dead'")
+    ],
+    "a token that is good for two stages": [
+        ("_end_stages", "least(j.lease_token, 9223372036854775806) + 1", "j.lease_token")
+    ],
+    "a result of any stage at all": [("_stage_input", "and p.ordinal < stage.ordinal", "")],
     "an effect that is taken from its holder": [
         ("record_effect", "and rota._is_leased(", "and false and rota._is_leased(")
     ],

@@ -35,8 +35,8 @@ class Operated(Limits):
             self._line_up(job, None, "cancel")
             if job.ordering_key and self.stuck.get(job.ordering_key, [0])[0] == job.id:
                 del self.stuck[job.ordering_key]
-                if job.pipeline:  # whose place is kept
-                    job.status = "queued"
+            if job.pipeline:  # it comes to its stage once more
+                job.lease_token, job.stage_queued_at = job.lease_token + 1, self.now
             self.parents.pop(job_id, None)
             self._is_back(job)
         job.lease_token += job.status == "running"
@@ -48,16 +48,14 @@ class Operated(Limits):
         return [[job.status]]
 
     def _check_free(self, job: Job) -> None:
-        """Refuse to bring back what is live in another job."""
-        if self._status_of_run(job) == "live":
-            raise Refused("RT014")
+        """Refuse to bring back a job whose key has another."""
         if self._find(job.idempotency_key):
             raise Refused("RT007")
 
     def _is_back(self, job: Job) -> None:
-        """Who waits for a dead job, or run, waits for its next end."""
+        """Who waits for a dead job waits for its next end."""
         for parents in self.parents.values():
-            parents.update(dict.fromkeys(parents.keys() & {job.run}, False))
+            parents.update(dict.fromkeys(parents.keys() & {job.id}, False))
 
     def cancel_job(self, job_id: int, reason: str | None = None) -> Rows:
         job = self.jobs.get(job_id)

@@ -28,7 +28,7 @@ class Waiting:
         self.queues: dict[str, Queue] = {}
         self.memory: dict[str, list[Any]] = {}  # of a key: job, unique_until, newest version
         self.stuck: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when
-        self.parents: dict[int, dict[int, bool]] = {}  # of a job: runs, and whether dead
+        self.parents: dict[int, dict[int, bool]] = {}  # of a job: others, and whether dead
         self.if_parent_dead: dict[int, str] = {}
         self.notes: list[list[Any]] = []  # when to look at what again, by whom made, if seen
         self.transaction = 0
@@ -39,6 +39,7 @@ class Waiting:
         self.strays: set[tuple[int, int, int]] = set()  # that a claim has seen
         self.parted: set[str] = set()  # types that have lost their limit
         self.pipelines: dict[str, dict[str, Stage]] = {}
+        self.stage_runs: dict[tuple[int, int], list[Any]] = {}  # of leases that ended a stage
         self.schedules: dict[str, Schedule] = {}
         self.fires: dict[tuple[str, int], list[Any]] = {}
 
@@ -64,16 +65,9 @@ class Waiting:
             self.notes.append(note)
 
     def _depend(self, job_id: int, parent: Job) -> None:
-        """Let a job wait for another, or for the run that this is a stage of."""
-        status = self._status_of_run(parent)
-        if status != "succeeded":
-            self.parents.setdefault(job_id, {})[parent.run] = status != "live"
-
-    def _status_of_run(self, job: Job) -> str:
-        stages = [its for its in self.jobs.values() if its.run == job.run]
-        if any(its.is_live for its in stages):
-            return "live"
-        return max(stages, key=lambda its: (its.finished_at or 0, its.id)).status
+        """Let a job wait for another."""
+        if parent.status != "succeeded":
+            self.parents.setdefault(job_id, {})[parent.id] = not parent.is_live
 
     def _wait_before(self, before: int, job: Job) -> None:
         """Let a blocked job wait for one more, if that does not wait for it."""
@@ -85,31 +79,31 @@ class Waiting:
         if waiting.status != "blocked":
             raise Refused("RT013")
         self._depend(before, job)
-        if self._waits_for(job.run, waiting.run):
+        if self._waits_for(job.id, waiting.id):
             raise Refused("22023")
 
-    def _waits_for(self, run: int, other: int) -> bool:
-        """Whether a run comes after another, over parents and in the lines of ordering keys."""
-        live = {job.run: job for job in self.jobs.values() if job.is_live}
-        found, ahead = {run}, [run]
+    def _waits_for(self, job_id: int, other: int) -> bool:
+        """Whether a job comes after another, over parents and in the lines of ordering keys."""
+        live = {job.id: job for job in self.jobs.values() if job.is_live}
+        found, ahead = {job_id}, [job_id]
         while ahead:
             job = live.get(ahead.pop())
-            runs = {*self.parents.get(job.id, ())} if job else set()
+            before = {*self.parents.get(job.id, ())} if job else set()
             if job and job.ordering_key:
                 line = (its for its in live.values() if its.ordering_key == job.ordering_key)
-                runs |= {its.run for its in line if its.run < job.run}
-            ahead += runs - found
-            found |= runs
+                before |= {its.id for its in line if its.id < job.id}
+            ahead += before - found
+            found |= before
         return other in found
 
     def _tell_children(self, job: Job) -> None:
-        """A job has ended, and its run: those that wait for it are to be looked at."""
+        """A job has ended: those that wait for it are to be looked at."""
         for child, parents in self.parents.items():
-            if job.run in parents:
+            if job.id in parents:
                 self._note("job", child)
-                parents[job.run] = True
+                parents[job.id] = True
                 if job.status == "succeeded":
-                    del parents[job.run]
+                    del parents[job.id]
 
     def _look_again(self, most: int) -> None:
         """Take up to so many notes that are due, and those to which that leads."""
@@ -133,7 +127,7 @@ class Waiting:
 
     def _look_at_key(self, key: str) -> None:
         line = [job for job in self.jobs.values() if job.ordering_key == key and job.is_live]
-        line.sort(key=lambda job: job.run)
+        line.sort(key=lambda job: job.id)
         is_free = key not in self.stuck and {job.status for job in line} == {"blocked"}
         if is_free and not self.parents.get(line[0].id):
             line[0].status = "queued"

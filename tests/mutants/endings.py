@@ -47,7 +47,7 @@ ENDINGS = (
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
             j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.pipeline,
-            j.stage, j.stage_input, j.first_job_id, j.definition, j.scheduled_for, j.run_at,
+            j.stage, j.stage_input, j.definition, j.scheduled_for, j.run_at,
             j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
             j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
             j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
@@ -56,10 +56,10 @@ ENDINGS = (
         ),
         sql(
             "jobs/finish",
-            "    v_over := v_ended;\n",
+            "    if v_leading is not null then\n",
             """\
     delete from rota.jobs as j where j.id = any(v_ended);
-    v_over := v_ended;
+    if v_leading is not null then
 """,
         ),
     ),

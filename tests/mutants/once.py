@@ -154,8 +154,8 @@ ONCE = (
         "sql/waiting/test_order.py",
         sql(
             "waiting/order",
-            "    order by coalesce(j.first_job_id, j.id)\n    limit 1;",
-            "    order by coalesce(j.first_job_id, j.id) desc\n    limit 1;",
+            "    order by j.id\n    limit 1;",
+            "    order by j.id desc\n    limit 1;",
         ),
     ),
     mutant(
@@ -213,14 +213,36 @@ ONCE = (
         ),
     ),
     mutant(
-        "two-stages-at-once",
-        "No index keeps a run of a pipeline from being in two stages.",
+        "one-token-for-two-stages",
+        "A job has in its next stage the token of the one that it has left.",
         "sql/waiting/test_pipelines.py",
         sql(
-            "tables/jobs",
-            "create unique index jobs_first_job_id_idx",
-            "create index jobs_first_job_id_idx",
+            "waiting/pipelines",
+            "lease_token = least(j.lease_token, 9223372036854775806) + 1,",
+            "lease_token = j.lease_token,",
         ),
+    ),
+    mutant(
+        "stage-finished-and-lost",
+        "A worker that asks again whether its stage is finished is told that it has lost it.",
+        "sql/waiting/test_pipelines.py",
+        sql("jobs/finish", "and r.status = 'succeeded'", "and false"),
+    ),
+    mutant(
+        "stage-entered-though-cancelled",
+        "A job whose cancel was requested goes on to the next stage.",
+        "sql/waiting/test_pipelines.py",
+        sql(
+            "waiting/pipelines",
+            "(where n.stage is not null and h.cancel_requested_at is null)",
+            "(where n.stage is not null)",
+        ),
+    ),
+    mutant(
+        "restart-with-any-result",
+        "A job that is restarted is given the result of a stage that comes later.",
+        "sql/waiting/test_pipelines.py",
+        sql("waiting/pipelines", " and p.ordinal < stage.ordinal)", ")"),
     ),
     mutant(
         "limit-plus-one",

@@ -59,13 +59,13 @@ UPKEEP = (
         sql("waiting/order", "and not rota._has_parents(v_job_id)\n", "and true\n"),
     ),
     mutant(
-        "forgotten-run-waited-for",
-        "Who comes after a run that is being forgotten never gets an answer.",
+        "stage-finished-by-two",
+        "Of two that finish a stage at once both are told that they have.",
         "races/test_pipelines.py",
         sql(
             "waiting/pipelines",
-            "exit when v_status is distinct from 'live';",
-            "exit when v_status <> 'live';",
+            "        for update\n    )\n    select\n        array_agg(h.id)",
+            "    )\n    select\n        array_agg(h.id)",
         ),
     ),
     mutant(

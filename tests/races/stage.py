@@ -32,7 +32,7 @@ STATE = re.compile(r"\b(?:RT\d{3}|\d[0-9A-Z]\d{3})\b")
 ROWS = {
     "dependencies": """
         to_jsonb(t) || jsonb_build_object('is_failed', t.is_failed and not exists (
-            select from rota.jobs as j where t.parent_id in (j.id, j.first_job_id)))
+            select from rota.jobs as j where j.id = t.parent_id))
     """,
     # What was looked at and is looked at once more only in case of others.
     "rechecks": """

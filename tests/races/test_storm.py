@@ -54,8 +54,8 @@ MUTANTS = {
             ("_is_free_key", "where j.id = _is_free_key.job_id", "where false"),
             (
                 "_recheck_order",
-                "order by coalesce(j",
-                "and j.status = 'blocked' order by coalesce(j",
+                "order by j.id",
+                "and j.status = 'blocked' order by j.id",
             ),
         ],
         "beside job",
@@ -63,11 +63,7 @@ MUTANTS = {
     "a key whose last job goes first": (
         "order",
         [
-            (
-                "_recheck_order",
-                "coalesce(j.first_job_id, j.id)",
-                "coalesce(j.first_job_id, j.id) desc",
-            ),
+            ("_recheck_order", "order by j.id", "order by j.id desc"),
             ("_is_free_key", "where j.id = _is_free_key.job_id", "where false"),
         ],
         "started before",

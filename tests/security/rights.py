@@ -50,7 +50,7 @@ _CALLS = """
     enable_schedule       .       .         x         .
     grant_statements      .       .         x         .
     pause_queue           .       .         x         .
-    rerun_from            .       .         x         .
+    restart_pipeline      .       .         x         .
     reschedule_job        .       .         x         .
     resume_key            .       .         x         .
     resume_queue          .       .         x         .
@@ -93,6 +93,7 @@ _READS = """
     limit_stats           .       .         x         x
     limits                .       .         x         x
     pipeline_stages       .       .         x         x
+    stage_runs            .       .         x         x
     queue_grants          .       .         x         x
     queue_stats           .       .         x         x
     queues                .       .         x         x

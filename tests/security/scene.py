@@ -52,7 +52,7 @@ CALLS = {
     "record_effect": "select rota.record_effect('mail', 'n' || %(key)s, %(job_id)s, %(token)s)",
     "release_jobs": "select * from rota.release_jobs(%(job_ids)s, %(tokens)s)",
     "report_worker": "select rota.report_worker('w2', 'host', 1, '1.0', '{q}')",
-    "rerun_from": "select rota.rerun_from(%(ended)s, 'a')",
+    "restart_pipeline": "select rota.restart_pipeline(%(ended)s, 'a')",
     "reschedule_job": "select rota.reschedule_job(%(waiting)s, delay => '1 hour')",
     "resume_key": "select rota.resume_key(%(key)s)",
     "revoke_queue": "select rota.revoke_queue(current_user, '*')",

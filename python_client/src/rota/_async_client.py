@@ -536,9 +536,9 @@ class AsyncClient:
         value: str = await self._value("retry_job", job_id=job_id, is_forced=is_forced)
         return value
 
-    async def rerun_from(self, job_id: int, stage: str) -> int:
-        """Let an ended run go on from a stage; return the id of the new job."""
-        value: int = await self._value("rerun_from", job_id=job_id, stage=stage)
+    async def restart_pipeline(self, job_id: int, stage: str) -> int:
+        """Let an ended run go on from a stage; return the id of its job."""
+        value: int = await self._value("restart_pipeline", job_id=job_id, stage=stage)
         return value
 
     async def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
