@@ -9,7 +9,11 @@
  * but of a running one it only asks; the worker learns of it at its next heartbeat.
  */
 
-create or replace function rota.retry_job(job_id bigint, is_forced boolean default false)
+create or replace function rota.retry_job(
+    job_id bigint,
+    is_forced boolean default false,
+    with_dependants boolean default false
+)
     returns text
     language plpgsql
     security definer
@@ -24,6 +28,8 @@ begin
     perform rota._check_job_id(retry_job.job_id);
     if retry_job.is_forced is null then
         perform rota._refuse('is_forced', 'must not be null');
+    elsif retry_job.with_dependants is null then
+        perform rota._refuse('with_dependants', 'must not be null');
     end if;
 
     for v_round in 1..3 loop
@@ -37,7 +43,8 @@ begin
             if v_status = 'running' and not retry_job.is_forced then
                 perform rota._raise_running(retry_job.job_id);
             end if;
-            return rota._requeue(retry_job.job_id);
+            v_status := rota._requeue(retry_job.job_id);
+            exit;
         end if;
         v_status := rota._revive(retry_job.job_id);
         exit when v_status is not null;
@@ -46,15 +53,19 @@ begin
         end if;
     end loop;
 
+    if retry_job.with_dependants then
+        perform rota._add_checks('retry', array[retry_job.job_id || ' 0']);
+    end if;
     return v_status;
 end;
 $$;
 
-comment on function rota.retry_job(bigint, boolean) is
+comment on function rota.retry_job(bigint, boolean, boolean) is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
     'one at once, an ended one with all its attempts, a running one only if forced (its worker '
-    'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
-    'running.';
+    'loses the lease); with_dependants has upkeep bring back the jobs that were cancelled '
+    'because of it, and theirs; raises RT001, RT007 if its idempotency_key is taken, RT008 if '
+    'it is running.';
 
 /* A live job, back to the head of its lane; whoever ran it has lost the lease. */
 create or replace function rota._requeue(job_id bigint)
@@ -87,9 +98,11 @@ end;
 $$;
 
 /*
- * An ended job, back to life with its id and its token; null if there is none.  Its id is lower
- * than those of the jobs that came after it under its ordering key, so it is the next of them.
- * In a pipeline it is the next time in its stage, which needs a token of its own.
+ * An ended job, back to life with its id and its token; null if there is none.  A dead one that
+ * has kept its place at the head of its ordering key takes it again, any other waits there for
+ * its turn.  It waits again for those parents that have not succeeded, and whatever becomes of
+ * them: somebody wants it to run.  In a pipeline it is the next time in its stage, which needs a
+ * token of its own.
  */
 create or replace function rota._revive(job_id bigint)
     returns text
@@ -98,10 +111,11 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_key text;
-    v_ordering_key text;
     v_found boolean;
+    v_has_parents boolean;
     v_status text;
 begin
+    v_has_parents := rota._newest_parent(_revive.job_id) is not null;
     with ended as (
         delete from rota.finished_jobs as f
         where f.id = _revive.job_id
@@ -111,44 +125,55 @@ begin
             f.pipeline, f.stage, f.stage_input, f.definition, f.scheduled_for, f.lease_token,
             f.last_error, f.error_type, f.failed_at, f.created_at
     ),
+    kept_place as (
+        delete from rota.stuck_keys as s
+        using ended as e
+        where s.ordering_key = e.ordering_key
+          and s.job_id = e.id
+        returning s.job_id
+    ),
     revived as (
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, limit_key, bucket,
-            pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for,
+            backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
+            bucket, pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for,
             lease_token, last_error, error_type, failed_at, created_at,
             status, run_at, updated_at
         )
         overriding system value
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead,
+            case when v_has_parents then 'wait' end, e.limit_key,
             rota._bucket(e.job_type, e.limit_key),
             e.pipeline, e.stage, e.stage_input, case when e.pipeline is not null then v_now end,
             e.definition, e.scheduled_for,
             case when e.pipeline is null then e.lease_token
                 else least(e.lease_token, 9223372036854775806) + 1 end,
             e.last_error, e.error_type, e.failed_at, e.created_at,
-            case when e.ordering_key is null then 'queued' else 'blocked' end, v_now, v_now
+            case
+                when k.job_id = e.id or e.ordering_key is null and not v_has_parents
+                then 'queued'
+                else 'blocked'
+            end,
+            v_now, v_now
         from ended as e
+        left join kept_place as k on k.job_id = e.id
         on conflict do nothing
         returning j.id, j.status
     )
-    select e.idempotency_key, e.ordering_key, true, r.status
-    into v_key, v_ordering_key, v_found, v_status
+    select e.idempotency_key, true, r.status
+    into v_key, v_found, v_status
     from ended as e
     left join revived as r on r.id = e.id;
 
     if v_found and v_status is null then
         perform rota._raise_taken(_revive.job_id, v_key);
     end if;
-    if v_ordering_key is not null then
-        perform rota._unstick(_revive.job_id, v_ordering_key);
+    if v_status = 'blocked' then
+        perform rota._jobs_came_in(array[_revive.job_id]);
+        select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     end if;
-    perform rota._forget_parents(_revive.job_id);
-    update rota.dependencies as d
-    set is_failed = false
-    where d.parent_id = _revive.job_id;
     perform rota._ring_for(array[_revive.job_id]);
     return v_status;
 end;
@@ -249,12 +274,6 @@ begin
 
     perform rota._end_jobs(
         array[_cancel.job_id], array[_cancel.lease_token], _cancel.status, 'cancelled');
-    if _cancel.status = 'blocked' then
-        -- The rows of what it waited for are taken away with the next look.
-        insert into rota.rechecks (due_at, kind, subject)
-        values (rota.now(), 'job', _cancel.job_id::text);
-        perform rota._ring('');
-    end if;
     return 'cancelled';
 end;
 $$;

@@ -9,8 +9,8 @@
  * A worker whose answer was lost asks again with the same token and is told
  * already_finished.
  *
- * What a job leads to is made in the same transaction: a run that was asked for meanwhile, a
- * note for those that wait for it.  A job of a pipeline that has a next stage does not end: see
+ * What a job leads to is made in the same transaction: a run that was asked for meanwhile, the
+ * start of those that wait for it.  A job of a pipeline that has a next stage does not end: see
  * waiting/pipelines.sql.
  */
 
@@ -219,14 +219,13 @@ begin
     from ended as e;
 
     if v_leading is not null then
-        perform rota._follow_up(v_leading, _end_jobs.new_status);
+        perform rota._follow_up(v_leading);
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
-    if current_setting('transaction_isolation') <> 'read committed' or exists (
-        select from rota.dependencies as d where d.parent_id = any(v_ended)
-    ) then
-        perform rota._settle_parents(v_ended, _end_jobs.new_status);
+    if v_leading is not null or current_setting('transaction_isolation') <> 'read committed'
+      or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
+        perform rota._jobs_ended(v_ended, v_leading, _end_jobs.old_status, _end_jobs.new_status);
     end if;
     if not _end_jobs.is_last_stage
       and cardinality(v_ended) < cardinality(_end_jobs.job_ids) then
@@ -239,15 +238,14 @@ begin
 end;
 $$;
 
-/* What ended jobs lead to, given as rows of jobs: a run after them, a turn for the next. */
-create or replace function rota._follow_up(jobs jsonb, status text)
+/* The run that somebody asked for meanwhile, of ended jobs given as rows of jobs. */
+create or replace function rota._follow_up(jobs jsonb)
     returns void
     language plpgsql
 as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
-    -- Somebody asked for another run meanwhile; it begins where this one ends.
     insert into rota.jobs (
         queue, job_type, payload, priority, max_attempts, lease, backoff,
         idempotency_key, ordering_key, skip_dead, limit_key, bucket, lease_token,
@@ -265,29 +263,6 @@ begin
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null
       and e.rerun_run_at <= v_now;
-
-    insert into rota.stuck_keys (ordering_key, job_id, stuck_since)
-    select e.ordering_key, e.id, v_now
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where _follow_up.status = 'dead'
-      and not e.skip_dead
-    on conflict do nothing;
-
-    insert into rota.rechecks (due_at, kind, subject)
-    select v_now, 'order', e.ordering_key
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where e.ordering_key is not null;
-
-    -- What follows its last run is planned by the end of that.
-    insert into rota.rechecks (due_at, kind, subject)
-    select v_now, 'schedule', e.definition
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    join rota.job_definitions as d on d.name = e.definition
-    where d.last_job_id = e.id
-      -- An older snapshot does not show who has come to wait for it.
-      and (d.next_run_at is null
-        or current_setting('transaction_isolation') <> 'read committed');
-    perform rota._ring('');
 end;
 $$;
 

@@ -425,7 +425,7 @@ begin
     select array_agg(n.id) into v_blocked from new_jobs as n where n.status = 'blocked';
 
     if v_blocked is not null then
-        perform rota._note_new(v_blocked);
+        perform rota._jobs_came_in(v_blocked);
     end if;
     perform rota._ring_for(_make_jobs.ids);
 end;
@@ -468,8 +468,8 @@ begin
         returning d.name, d.kind, d.next_run_at, u.job_id
     )
     -- A last job that was live may be about to end without knowing that this waits for it.
-    insert into rota.rechecks (due_at, kind, subject)
-    select rota.now(), 'schedule', m.name
+    insert into rota.pending_checks (kind, subject)
+    select 'schedule', m.name
     from moved as m
     where m.next_run_at is null
       and m.job_id is null
@@ -479,10 +479,9 @@ $$;
 
 /*
  * Plan what follows the last job of a definition, if it has ended; false if that is not to be
- * known just now.  A live one is locked for a moment: whoever ends it later finds that its end
- * is waited for.
+ * known just now.  Whoever ends a live one later finds that its end is waited for.
  */
-create or replace function rota._recheck_schedule(name text)
+create or replace function rota._check_schedule(name text)
     returns boolean
     language plpgsql
 as $$
@@ -493,22 +492,18 @@ begin
     select d.*
     into v_definition
     from rota.job_definitions as d
-    where d.name = _recheck_schedule.name
+    where d.name = _check_schedule.name
     for update skip locked;
     if not found then
         return not exists (
-            select from rota.job_definitions as d where d.name = _recheck_schedule.name
+            select from rota.job_definitions as d where d.name = _check_schedule.name
         );
     elsif not v_definition.is_enabled or v_definition.next_run_at is not null
       or v_definition.last_job_id is null or v_definition.kind <> 'after' then
         return true;
     end if;
 
-    perform
-    from rota.jobs as j
-    where j.id = v_definition.last_job_id
-    for key share skip locked;
-    if found then
+    if rota._still_to_end(array[v_definition.last_job_id]) <> '{}' then
         return true;
     elsif rota._is_live(v_definition.last_job_id) then
         return false;
