@@ -104,7 +104,7 @@ _READS = """
     stuck_keys            .       .         x         x
     ticker_health         .       .         x         x
     upgrade_log           .       .         .         .
-    upkeep                .       .         .         .
+    maintenance           .       .         .         .
     workers               .       .         x         x
 """
 

@@ -98,7 +98,7 @@ def test_record_effect_stores_who_and_how_long(db, clock):
     assert [tuple(row) for row in kept] == [(job.job_id, job.lease_token, now, None)] * 2
     assert scalar(
         db,
-        "select array_agg(kept_until - recorded_at order by key) = '{1 day,180 days}'"
+        "select array_agg(expires_at - recorded_at order by key) = '{1 day,180 days}'"
         " from rota.effects",
     )
 
@@ -158,7 +158,7 @@ def test_an_unknown_effect_is_taken_over_to_do_it_again(db, clock):
 
     (row,) = ledger(db)
     assert (row.lease_token, row.recorded_at) == (again.lease_token, clock.now())
-    assert (row.kept_until - row.recorded_at).days == 2
+    assert (row.expires_at - row.recorded_at).days == 2
     assert complete(db, again) == "completed"
 
 
@@ -381,7 +381,7 @@ def test_complete_effect_refuses_a_result_that_is_too_long(db):
     [
         "scope = ''",
         "key = ''",
-        "kept_until = 'infinity'",
+        "expires_at = 'infinity'",
         "result = '1'",
     ],
 )
@@ -416,7 +416,7 @@ def test_retention_forgets_records_after_their_time(db, clock):
 
 def test_retention_forgets_a_bounded_number_by_the_index(db, clock):
     db.execute(
-        "insert into rota.effects (scope, key, job_id, lease_token, kept_until)"
+        "insert into rota.effects (scope, key, job_id, lease_token, expires_at)"
         " select 's', n::text, 1, 1, rota.now() - interval '1 s'"
         " from generate_series(1, 6000) as n"
     )
