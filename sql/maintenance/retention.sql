@@ -41,6 +41,7 @@ create or replace function rota._retain(is_alone boolean, is_busy boolean)
     set enable_seqscan = off
     set jit = off
     set plan_cache_mode = force_generic_plan
+    set max_parallel_workers_per_gather = 0
     set lock_timeout = '100ms'
 as $$
 declare
@@ -353,8 +354,8 @@ end;
 $$;
 
 /*
- * Which queues have jobs to be deleted row by row, and how long each keeps them; null stands for
- * all queues without a keep_dead of their own.
+ * Which queues have jobs to be deleted row by row, and how long each keeps them; null stands
+ * for all queues without a keep_dead of their own.
  */
 create or replace function rota._short_keeps()
     returns table (is_dead boolean, queue text, keep interval)
@@ -377,7 +378,7 @@ begin
     if v_horizon > interval '7 days' then
         return query
         select false, h.queue, interval '7 days'
-        from rota._history_queues('finished_jobs_done') as h
+        from rota._history_queues('finished_jobs_done') as h (queue)
         left join rota.queues as q on q.queue = h.queue
         where q.keep_finished is null;
     end if;
@@ -389,7 +390,7 @@ $$;
  * row, since that is seldom one that was deleted.
  */
 create or replace function rota._history_queues(part text)
-    returns table (queue text)
+    returns setof text
     language plpgsql
     stable
 as $$
@@ -436,7 +437,7 @@ exception
 
         for v_queue in
             select h.queue
-            from rota._history_queues('finished_jobs_dead') as h
+            from rota._history_queues('finished_jobs_dead') as h (queue)
             left join rota.queues as q on q.queue = h.queue
             where q.keep_dead is null
         loop
@@ -470,7 +471,12 @@ begin
         where f.queue = _purge_done.queue
           and f.finished_at < _purge_done.before
           and f.finished_at >= v_from
-          and not rota._is_waited_for(f.id, f.first_job_id)
+          -- Written out: a call for each row would cost more than all else.
+          and not exists (
+            select
+            from rota.dependencies as d
+            where d.parent_id = any(array[f.id, f.first_job_id])
+          )
         order by f.finished_at
         limit _purge_done.max_rows
         for update skip locked
@@ -484,7 +490,7 @@ begin
 end;
 $$;
 
-/* Delete dead jobs that ended before this, of a queue or of those without a time of their own. */
+/* Delete dead jobs that ended before this, of a queue or of those without a keep_dead. */
 create or replace function rota._purge_dead(queue text, before timestamptz, max_rows integer)
     returns integer
     language plpgsql
@@ -539,7 +545,7 @@ begin
 end;
 $$;
 
-/* Whether somebody waits for an ended job, or its run: for its retry, if it is dead. */
+/* Whether another job, or its ordering key, waits for the retry of a dead job or its run. */
 create or replace function rota._is_waited_for(job_id bigint, first_job_id bigint)
     returns boolean
     language plpgsql
@@ -556,7 +562,7 @@ begin
 end;
 $$;
 
-/* The tables that are partitioned by time: of how many days each, how many ahead, kept how long. */
+/* What is partitioned by time: by so many days, so many partitions ahead, kept so long. */
 create or replace function rota._partitioned_tables()
     returns table (name text, time_column text, days integer, ahead integer, keep interval)
     language plpgsql
@@ -698,7 +704,10 @@ begin
         end if;
 
         -- Weeks begin on Monday.
-        v_first := case v_table.days when 7 then date_trunc('week', v_today)::date else v_today end;
+        v_first := case v_table.days
+            when 7 then date_trunc('week', v_today)::date
+            else v_today
+        end;
         for v_number in case when _create_partitions.with_current then 0 else 1 end
           ..v_table.ahead loop
             v_created := v_created + rota._create_partition(

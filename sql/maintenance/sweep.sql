@@ -3,8 +3,8 @@
  *
  * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
  * this and no daemon: anybody may call it at any time, each call does a bounded amount, and
- * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.  The attempt
- * counts, but the first lease that ends in a row is followed by another try within two seconds.
+ * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.  The
+ * attempt counts, but where the one before did not end like this the next try comes at once.
  *
  * One row that cannot be swept must not keep the others.  All are first tried together; if
  * that fails they are tried one by one, each in its own subtransaction, and the bad one stays

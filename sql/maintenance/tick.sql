@@ -85,7 +85,7 @@ begin
     errors_deleted := (v_deleted ->> 'errors')::integer;
     occurrences_deleted := (v_deleted ->> 'occurrences')::integer;
     others_deleted := (
-        select sum(d.value::integer)
+        select sum(d.value::integer)::integer
         from jsonb_each_text(v_deleted) as d
         where d.key not in ('jobs', 'keys', 'effects', 'errors', 'occurrences')
     );

@@ -217,8 +217,8 @@ create table rota.maintenance (
 );
 
 comment on table rota.maintenance is
-    'When each part of the maintenance was last done or, for retention, last found something to '
-    'do, and by whom.';
+    'When each part of the maintenance was last done or, for retention, last found something '
+    'to do, and by whom.';
 comment on column rota.maintenance.has_more is
     'For retention: it reached its bound, and the next tick goes on at once.';
 

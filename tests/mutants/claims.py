@@ -196,7 +196,9 @@ where j.id in (
         "lease-of-the-transaction",
         "A lease begins with the transaction, and may be over when it is given.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "locked_until = v_now + greatest(", "locked_until = now() + greatest("),
+        sql(
+            "jobs/claim", "locked_until = v_now + greatest(", "locked_until = now() + greatest("
+        ),
     ),
     mutant(
         "heartbeat-of-the-transaction",
@@ -272,6 +274,8 @@ where j.id in (
         "claim-in-any-order",
         "A worker gets the jobs of its claim in the order of the table.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "    order by c.priority, c.run_at, c.id;", "    order by c.id desc;"),
+        sql(
+            "jobs/claim", "    order by c.priority, c.run_at, c.id;", "    order by c.id desc;"
+        ),
     ),
 )

@@ -114,8 +114,8 @@ ONCE = (
         ),
     ),
     mutant(
-        "effect-forgotten-in-use",
-        "Retention forgets a record whose effect is just being done.",
+        "effect-purged-in-use",
+        "Retention purges a record whose effect is just being done.",
         "sql/jobs/test_effects.py races/test_effects.py",
         sql(
             "maintenance/retention",
@@ -129,8 +129,8 @@ ONCE = (
         ),
     ),
     mutant(
-        "effect-forgotten-as-it-is-taken-over",
-        "Retention forgets a record that another lease has taken over since it looked.",
+        "effect-purged-as-it-is-taken-over",
+        "Retention purges a record that another lease has taken over since it looked.",
         "races/test_effects.py",
         sql(
             "maintenance/retention",
@@ -190,7 +190,11 @@ ONCE = (
         "dead-parent-is-well",
         "A job runs although one that it waits for is dead.",
         "sql/waiting/test_dependencies.py",
-        sql("waiting/dependencies", "and v_job.if_parent_dead is distinct from 'run'", "and false"),
+        sql(
+            "waiting/dependencies",
+            "and v_job.if_parent_dead is distinct from 'run'",
+            "and false",
+        ),
     ),
     mutant(
         "parent-ends-unheard",
@@ -280,7 +284,9 @@ ONCE = (
         "free-slot-not-told",
         "A place under a limit gets free, and nobody is told.",
         "sql/waiting/test_limits.py",
-        sql("waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"),
+        sql(
+            "waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"
+        ),
     ),
     mutant(
         "limits-kept-by-origin-only",

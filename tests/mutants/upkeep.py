@@ -22,7 +22,11 @@ UPKEEP = (
         "tick-without-sweep",
         "A tick takes nothing back from workers that vanished.",
         "sql/maintenance/test_tick.py sql/maintenance/test_sweep.py",
-        sql("maintenance/tick", "jobs_swept := rota.sweep_stale_leases(1000);", "jobs_swept := 0;"),
+        sql(
+            "maintenance/tick",
+            "jobs_swept := rota.sweep_stale_leases(1000);",
+            "jobs_swept := 0;",
+        ),
     ),
     mutant(
         "tick-stops-at-a-failure",
@@ -38,7 +42,9 @@ UPKEEP = (
         "stale-lease-not-looked-for",
         "A tick does not see that there is something to take back.",
         "sql/maintenance/test_tick.py sql/maintenance/test_wakeups.py",
-        sql("maintenance/tick", "return rota._has_stale_leases() or exists (", "return exists ("),
+        sql(
+            "maintenance/tick", "return rota._has_stale_leases() or exists (", "return exists ("
+        ),
     ),
     mutant(
         "own-notes-taken-away",
@@ -75,20 +81,42 @@ UPKEEP = (
         sql("waiting/pending", "    elsif v_is_settled then\n", "    elsif true then\n"),
     ),
     mutant(
-        "history-forgotten-early",
+        "history-purged-early",
         "Retention deletes what is to be kept.",
+        "sql/maintenance/test_retention.py",
+        sql("maintenance/retention", "rota.now() - k.keep as before", "rota.now() as before"),
+    ),
+    mutant(
+        "key-purged-early",
+        "Retention deletes keys that are still unique.",
+        "sql/jobs/test_keys.py",
+        sql("maintenance/retention", "where k.expires_at < v_now\n", "where true\n"),
+    ),
+    mutant(
+        "retention-never-has-more",
+        "A tick that reached a bound of retention does not say so, and the rest piles up.",
+        "sql/maintenance/test_retention.py",
+        sql("maintenance/retention", "has_more := has_more or v_rows > c_max_rows;", "null;"),
+    ),
+    mutant(
+        "purge-never-starts-over",
+        "A row that was locked when a purge passed it stays for ever.",
         "sql/maintenance/test_retention.py",
         sql(
             "maintenance/retention",
-            "r.statuses, r.queue, v_now - r.keep from",
-            "r.statuses, r.queue, v_now from",
+            "21 * (rota.now() - _keep_purge.moment), interval '1 hour')",
+            "interval '1 hour', interval '1 hour')",
         ),
     ),
     mutant(
-        "key-forgotten-early",
-        "Retention forgets keys that are still unique.",
-        "sql/jobs/test_keys.py",
-        sql("maintenance/retention", "where o.kept_until < rota.now()", "where true"),
+        "overdue-partition-kept",
+        "Where no tick is ever alone, what lies in partitions is kept for ever.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "maintenance/retention",
+            "exit when v_deleted >= _purge_partitions.max_rows;",
+            "exit;",
+        ),
     ),
     mutant(
         "nobody-is-rung",
@@ -134,7 +162,9 @@ UPKEEP = (
         "public-may-execute",
         "Whoever may connect may call every function.",
         "sql/access/test_grants.py contract/test_catalog.py",
-        sql("access/grants", "    revoke all on all routines in schema rota from public;\n", ""),
+        sql(
+            "access/grants", "    revoke all on all routines in schema rota from public;\n", ""
+        ),
     ),
     mutant(
         "observer-may-cancel",

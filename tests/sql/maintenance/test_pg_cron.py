@@ -315,7 +315,7 @@ def test_tick_does_the_rest_where_the_log_is_not_ours(shop, hindrance):
         shop.execute("grant delete on cron.job_run_details to public")
 
     assert None not in did
-    assert ["retention of pg_cron failed" in text for text in warnings] == (
+    assert ["retention of cron_runs failed" in text for text in warnings] == (
         [True] if "delete" in hindrance else []
     )
 

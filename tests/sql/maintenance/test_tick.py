@@ -22,8 +22,8 @@ from sql.helpers import (
     scalar,
     value,
 )
-from sql.maintenance.test_sweep import POISON
 from sql.maintenance.test_retention import AHEAD, end, partitions
+from sql.maintenance.test_sweep import POISON
 
 
 def test_tick_says_what_it_did(db, clock):
