@@ -231,7 +231,7 @@ create or replace function rota._hint(call text)
 as $$
 declare
     v_text constant text := current_setting('rota.hint_' || case
-        when _hint.call in ('sweep', 'due') then _hint.call
+        when strpos(_hint.call, ' ') = 0 then _hint.call
         else (hashtext(_hint.call) & 15)::text
     end, true);
     v_hint constant text := split_part(v_text, '#', 1);
@@ -250,10 +250,10 @@ as $$
 declare
     v_hint constant text := array_to_string(_keep_hint.hint, ' ');
 begin
-    -- Sixteen settings for all ways to claim, and one for each of the other hints.
+    -- Sixteen settings for all ways to claim, and one for each hint with a name of its own.
     perform set_config(
         'rota.hint_' || case
-            when _keep_hint.call in ('sweep', 'due') then _keep_hint.call
+            when strpos(_keep_hint.call, ' ') = 0 then _keep_hint.call
             else (hashtext(_keep_hint.call) & 15)::text
         end,
         format('%s#%s', v_hint, hashtext(v_hint || _keep_hint.call)), false);

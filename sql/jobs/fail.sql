@@ -141,8 +141,7 @@ begin
         job.id, job.lease_token, job.attempts, job.queue, job.job_type,
         coalesce(job.locked_by, ''), coalesce(job.started_at, v_now), v_now, v_error_type,
         left(_fail_running.error, 10000), left(_fail_running.stack, 20000)
-    )
-    on conflict do nothing;
+    );
 
     update rota.jobs as j
     set status = case when _fail_running.status = 'failed' then 'failed' else j.status end,

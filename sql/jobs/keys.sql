@@ -224,7 +224,7 @@ declare
     v_unique_until constant timestamptz := v_now + rota._exact(_hold_key.unique_for);
 begin
     insert into rota.idempotency_keys as k (
-        idempotency_key, job_id, unique_until, source_updated_at, kept_until
+        idempotency_key, job_id, unique_until, source_updated_at, expires_at
     )
     values (
         _hold_key.idempotency_key, _hold_key.job_id, v_unique_until, _hold_key.updated_at,
@@ -234,7 +234,7 @@ begin
     set job_id = excluded.job_id,
         unique_until = coalesce(excluded.unique_until, k.unique_until),
         source_updated_at = coalesce(excluded.source_updated_at, k.source_updated_at),
-        kept_until = greatest(excluded.kept_until, k.kept_until)
+        expires_at = greatest(excluded.expires_at, k.expires_at)
     where (excluded.unique_until is null or coalesce(k.unique_until, '-infinity') <= v_now)
       and (
         excluded.source_updated_at is null

@@ -3,7 +3,8 @@
  *
  * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
  * this and no daemon: anybody may call it at any time, each call does a bounded amount, and
- * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.
+ * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.  The
+ * attempt counts, but where the one before did not end like this the next try comes at once.
  *
  * One row that cannot be swept must not keep the others.  All are first tried together; if
  * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
@@ -162,6 +163,11 @@ begin
 end;
 $$;
 
+/*
+ * The lease ended through no fault of the job's code, as far as anybody knows, and the job has
+ * waited for that end: so it is tried again about a second later.  Where the attempt before it
+ * ended in the same way, the job may be what kills its workers, and the backoff holds.
+ */
 create or replace function rota._sweep_one(job rota.jobs)
     returns void
     language plpgsql
@@ -171,6 +177,15 @@ begin
         job,
         format('lease expired: %s neither finished the job nor sent a heartbeat before %s',
             job.locked_by, job.locked_until),
-        'lease_expired', null, null, false);
+        'lease_expired', null,
+        case when job.error_type is distinct from 'lease_expired' then least(
+            make_interval(secs => 0.5 + random()),
+            rota._backoff(
+                coalesce(
+                    job.backoff,
+                    (select q.backoff from rota.queues as q where q.queue = job.queue)),
+                job.attempts))
+        end,
+        false);
 end;
 $$;

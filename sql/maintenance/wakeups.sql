@@ -68,7 +68,7 @@ begin
     -- asks for the next id once, hence after all locks.
     is_sure := age(pg_snapshot_xmin(pg_current_snapshot())::xid) = 0;
     is_due := rota._is_any_due(wait_for_jobs.queues, null);
-    has_upkeep := rota._has_upkeep();
+    has_upkeep := rota._has_maintenance();
     return query
     select
         d.queue, case when d.door is not null then rota._channel(d.queue, d.door) end,

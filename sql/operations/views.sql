@@ -202,7 +202,7 @@ select
     d.schedules_overdue,
     n.now - d.next_run_at as oldest_overdue,
     b.schedules_broken
-from rota.upkeep as u
+from rota.maintenance as u
 join rota.upgrade_log as i on i.id = 0
 cross join (select rota.now() as now) as n
 cross join lateral (

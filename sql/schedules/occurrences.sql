@@ -515,25 +515,3 @@ begin
     return true;
 end;
 $$;
-
-/* Delete up to max_rows planned times; last_run_at stands for them. */
-create or replace function rota._forget_fires(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_deleted integer;
-begin
-    delete from rota.fires as f
-    where (f.definition, f.scheduled_for) in (
-        select o.definition, o.scheduled_for
-        from rota.fires as o
-        where o.fired_at < rota.now() - interval '90 days'
-        order by o.fired_at
-        limit _forget_fires.max_rows
-        for update skip locked
-    );
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
-end;
-$$;

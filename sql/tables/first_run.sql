@@ -8,8 +8,7 @@
 
 do $$
 begin
-    perform rota._create_partition((rota.now() at time zone 'UTC')::date);
-    perform rota._create_partitions();
+    perform rota._create_partitions(true);
 end $$;
 
 create trigger on_insert after insert on rota.jobs

@@ -131,15 +131,15 @@ create table rota.idempotency_keys (
     job_id bigint,
     unique_until timestamptz,
     source_updated_at timestamptz,
-    kept_until timestamptz not null,
+    expires_at timestamptz not null,
 
     constraint idempotency_keys_idempotency_key_check
         check (char_length(idempotency_key) between 1 and 255),
-    constraint idempotency_keys_kept_until_check
-        check (isfinite(kept_until) and coalesce(unique_until, kept_until) <= kept_until)
+    constraint idempotency_keys_expires_at_check
+        check (isfinite(expires_at) and coalesce(unique_until, expires_at) <= expires_at)
 );
 
-create index idempotency_keys_kept_until_idx on rota.idempotency_keys (kept_until);
+create index idempotency_keys_expires_at_idx on rota.idempotency_keys (expires_at);
 
 comment on table rota.idempotency_keys is
     'Keys that mean something beyond the life of their job: unique for a time, or versioned.';
@@ -148,30 +148,6 @@ comment on column rota.idempotency_keys.unique_until is
     'Until then the key makes no new job; null for a key that is only versioned.';
 comment on column rota.idempotency_keys.source_updated_at is
     'Newest version seen of what the job is about; null if none was given.';
-
-create table rota.job_errors (
-    job_id bigint not null,
-    lease_token bigint not null,
-    attempt integer not null,
-    queue text not null,
-    job_type text not null,
-    worker text not null,
-    started_at timestamptz not null,
-    failed_at timestamptz not null,
-    error_type text,
-    message text not null,
-    stack text,
-
-    constraint job_errors_pkey primary key (job_id, lease_token),
-    constraint job_errors_message_check check (char_length(message) <= 10000),
-    constraint job_errors_stack_check check (char_length(stack) <= 20000)
-);
-
-create index job_errors_failed_at_idx on rota.job_errors (failed_at);
-
-comment on table rota.job_errors is 'One row per failed attempt.';
-comment on column rota.job_errors.message is 'Full text of the error, cut to 10000 characters.';
-comment on column rota.job_errors.stack is 'Stack trace, cut to 20000 characters.';
 
 create table rota.queues (
     queue text primary key,
@@ -229,15 +205,18 @@ create table rota.workers (
 comment on table rota.workers is
     'Who works here, for people to look at; nothing is ever decided by it.';
 
-create table rota.upkeep (
+create table rota.maintenance (
     task text primary key,
     done_at timestamptz not null,
-    done_by text
+    done_by text,
+    has_more boolean not null default false
 );
 
-comment on table rota.upkeep is
-    'When each part of the upkeep was last done or, for retention, last found something to do, '
-    'and by whom.';
+comment on table rota.maintenance is
+    'When each part of the maintenance was last done or, for retention, last found something '
+    'to do, and by whom.';
+comment on column rota.maintenance.has_more is
+    'For retention: it reached its bound, and the next tick goes on at once.';
 
 create table rota.upgrade_log (
     id integer primary key,
@@ -248,5 +227,5 @@ create table rota.upgrade_log (
 comment on table rota.upgrade_log is 'Which changes of the tables ran, and when.';
 
 insert into rota.upgrade_log (id, name) values (0, 'fresh install');
-insert into rota.upkeep (task, done_at)
+insert into rota.maintenance (task, done_at)
 values ('retention', '-infinity'), ('tick', '-infinity');

@@ -1051,11 +1051,13 @@ begin
 end;
 $$;
 
-/* Forget what no limit needs any more: states out of use, slots whose job is gone. */
-create or replace function rota._forget_limits(max_rows integer)
-    returns void
+/* Delete what no limit needs any more: states out of use, slots whose job is gone. */
+create or replace function rota._purge_limits(max_rows integer)
+    returns integer
     language plpgsql
 as $$
+declare
+    v_deleted integer;
 begin
     delete from rota.limit_states as s
     where s.limit_name = any(array(
@@ -1063,9 +1065,10 @@ begin
         from rota.limit_states as u
         where u.used_until < rota.now() - interval '1 hour'
         order by u.used_until
-        limit _forget_limits.max_rows
+        limit _purge_limits.max_rows
         for update skip locked
     ));
+    get diagnostics v_deleted = row_count;
     delete from rota.slots as s
     where not exists (select from rota.jobs as j where j.id = s.job_id);
     -- A note that is further ahead than the next start can be: the clock was set back.
@@ -1082,8 +1085,9 @@ begin
           and f.due_at > rota.now() + interval '10 seconds'
           and f.due_at > rota.now() + rota._gap(l.max_starts, l.per)
           and l.limit_name = f.subject
-        limit _forget_limits.max_rows
+        limit _purge_limits.max_rows
         for update of f skip locked
     ));
+    return v_deleted;
 end;
 $$;

@@ -547,7 +547,7 @@ def test_stop_does_not_wait_for_a_tick(
     worker = background(registry, concurrency=1, batch=5)
     assert started.wait(10)
     blocker = connect(autocommit=False)
-    blocker.execute("lock table rota.workers, rota.upkeep in access exclusive mode")
+    blocker.execute("lock table rota.workers, rota.maintenance in access exclusive mode")
     hangs = "select count(*) from pg_locks where not granted"
     wait_until(lambda: db.execute(hangs).fetchone() != (0,), "a tick that hangs")
 

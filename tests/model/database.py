@@ -144,7 +144,7 @@ def helpers() -> str:
         create function model.empty() returns void language plpgsql as $$
         begin
             {deletions};
-            update rota.upkeep set done_at = '-infinity';
+            update rota.maintenance set done_at = '-infinity';
             -- Delays are drawn by chance, and each example shall be the same again.
             perform setseed(0);
         end;

@@ -114,8 +114,8 @@ ONCE = (
         ),
     ),
     mutant(
-        "effect-forgotten-in-use",
-        "Retention forgets a record whose effect is just being done.",
+        "effect-purged-in-use",
+        "Retention purges a record whose effect is just being done.",
         "sql/jobs/test_effects.py races/test_effects.py",
         sql(
             "maintenance/retention",
@@ -129,8 +129,8 @@ ONCE = (
         ),
     ),
     mutant(
-        "effect-forgotten-as-it-is-taken-over",
-        "Retention forgets a record that another lease has taken over since it looked.",
+        "effect-purged-as-it-is-taken-over",
+        "Retention purges a record that another lease has taken over since it looked.",
         "races/test_effects.py",
         sql(
             "maintenance/retention",

@@ -157,7 +157,7 @@ class Stage:
             self.observer.execute(f"delete from rota.{table}")
         self.observer.execute("set session_replication_role = origin")
         self.observer.execute(
-            "insert into rota.upkeep (task, done_at)"
+            "insert into rota.maintenance (task, done_at)"
             " values ('retention', '-infinity'), ('tick', '-infinity')"
         )
         self._clock.set(START)

@@ -118,7 +118,7 @@ def sweep(client: Client) -> int:
 def tick(client: Client) -> int:
     # As if the last tick were long ago, so that each one deletes and makes partitions.
     client.connection.execute(
-        "update rota.upkeep set done_at = '-infinity' where task = 'tick'"
+        "update rota.maintenance set done_at = '-infinity' where task = 'tick'"
     )
     return int(client.fetch("tick")[0][3])
 

@@ -74,7 +74,7 @@ OPERATIONS = {
     "ring others": "select rota.ring_others('{q}', '{x}') is null as is_null",
     "next due": "select rota.next_due_in('{q}') > '1 minute' as is_far",
     "tick": "select true as is_done from rota.tick()",
-    "tick alone": "select t.was_busy is null as is_null from rota.tick() as t",
+    "tick alone": "select t.was_skipped is null as is_null from rota.tick() as t",
     "tick loop": "call rota.tick_loop('1 ms', '1 ms')",
     "sweep": "select rota.sweep_stale_leases() is null as is_null",
     "start ticker": "select rota.start_ticker() as answer",
@@ -195,7 +195,7 @@ WORLD = Game(
     loose=LOOSE,
     outside=frozenset({"tick alone", "tick loop"}),
     # Who looked where, and when; what follows from it is seen in the jobs.
-    ignored=frozenset({"upgrade_log", "upkeep", "rechecks", "buckets", "limit_states"}),
+    ignored=frozenset({"upgrade_log", "maintenance", "rechecks", "buckets", "limit_states"}),
     max_stops=3,
     left_over=LEFT_OVER,
     role=ROLE,

@@ -107,7 +107,7 @@ _READS = """
     stuck_keys            .       .         x         x
     ticker_health         .       .         x         x
     upgrade_log           .       .         .         .
-    upkeep                .       .         .         .
+    maintenance           .       .         .         .
     workers               .       .         x         x
 """
 
@@ -123,6 +123,6 @@ def _read(table: str) -> dict[str, set[str]]:
 CALLERS = _read(_CALLS)
 """Public functions, each with the roles that may call it."""
 READERS = _read(_READS)
-"""Relations, each with the roles that may read it; the partitions of one day are left out."""
+"""Relations, each with the roles that may read it; partitions by time are left out."""
 FUNCTIONS = {role: {name for name, may in CALLERS.items() if role in may} for role in ROLES}
 READABLE = {role: {name for name, may in READERS.items() if role in may} for role in ROLES}

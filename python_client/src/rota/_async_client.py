@@ -518,7 +518,7 @@ class AsyncClient:
         return value
 
     async def tick(self) -> rows.TickReport:
-        """Do the upkeep that is due, unless another tick is in hand."""
+        """Do the maintenance that is due, unless another tick is running."""
         return await self._row(rows.TickReport, "tick")
 
     async def start_ticker(self, every: timedelta | Unset = UNSET) -> str:

@@ -519,7 +519,7 @@ class Client:
         return value
 
     def tick(self) -> rows.TickReport:
-        """Do the upkeep that is due, unless another tick is in hand."""
+        """Do the maintenance that is due, unless another tick is running."""
         return self._row(rows.TickReport, "tick")
 
     def start_ticker(self, every: timedelta | Unset = UNSET) -> str:

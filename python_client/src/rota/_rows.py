@@ -163,14 +163,20 @@ class UpcomingRun:
 class TickReport:
     """What one tick did; None for what failed and will be tried again.
 
-    *was_busy* says that another tick was in hand, and *has_more* that there is more to do now.
+    *was_skipped* says that another tick was running, and *has_more* that there is more to do
+    now: tick again at once.
     """
 
     jobs_fired: int | None
     jobs_swept: int | None
     rechecks_done: int | None
     jobs_deleted: int | None
+    keys_deleted: int | None
+    effects_deleted: int | None
+    errors_deleted: int | None
+    occurrences_deleted: int | None
+    others_deleted: int | None
     partitions_created: int | None
     partitions_dropped: int | None
-    was_busy: bool
+    was_skipped: bool
     has_more: bool

@@ -65,7 +65,7 @@ class Upkeep:
                 await self._report()
         except (psycopg.Error, RotaError) as error:
             if not is_lost(error):
-                logger.warning("upkeep failed: %s", str(error).strip())
+                logger.warning("maintenance failed: %s", str(error).strip())
 
     async def take_leave(self) -> None:
         """Report for the last time."""

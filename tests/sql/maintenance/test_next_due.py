@@ -12,7 +12,7 @@ from sql.helpers import Db, call, claim, enqueue, owner, refused, scalar, value
 
 def next_due_in(db: Db, *queues: str) -> float | None:
     """Return the seconds, however long the last question took."""
-    db.execute("select set_config('rota.hint_' || (hashtext('next') & 15), '', false)")
+    db.execute("select set_config('rota.hint_next', '', false)")
     due_in = value(db, "next_due_in", queues=list(queues) or ["default"])
     return due_in and due_in.total_seconds()
 
