@@ -81,7 +81,7 @@ begin
         updated_at = rota.now()
     where j.id = _requeue.job_id
     returning j.status into v_status;
-    perform rota._ring_for(array[_requeue.job_id]);
+    perform rota._notify_for(array[_requeue.job_id]);
     return v_status;
 end;
 $$;
@@ -158,7 +158,7 @@ begin
     update rota.dependencies as d
     set is_failed = false
     where d.parent_id = coalesce(v_first_job_id, _revive.job_id);
-    perform rota._ring_for(array[_revive.job_id]);
+    perform rota._notify_for(array[_revive.job_id]);
     return v_status;
 end;
 $$;
@@ -277,7 +277,7 @@ begin
         -- The rows of what it waited for are taken away with the next look.
         insert into rota.rechecks (due_at, kind, subject)
         values (rota.now(), 'job', _cancel.job_id::text);
-        perform rota._ring('');
+        perform rota._notify('');
     end if;
     return 'cancelled';
 end;
@@ -354,7 +354,7 @@ begin
         updated_at = rota.now()
     where j.id = reschedule_job.job_id
     returning j.run_at into v_run_at;
-    perform rota._ring_for(array[reschedule_job.job_id]);
+    perform rota._notify_for(array[reschedule_job.job_id]);
     return v_run_at;
 end;
 $$;

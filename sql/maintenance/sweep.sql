@@ -168,9 +168,10 @@ create or replace function rota._sweep_one(job rota.jobs)
 as $$
 begin
     perform rota._fail_running(
-        job,
-        format('lease expired: %s neither finished the job nor sent a heartbeat before %s',
-            job.locked_by, job.locked_until),
-        'lease_expired', null, null, false);
+        array[job.id], array[job.lease_token],
+        array[format(
+            'lease expired: %s neither finished the job nor sent a heartbeat before %s',
+            job.locked_by, job.locked_until)],
+        array['lease_expired'], array[null::text], array[null::interval], array[false]);
 end;
 $$;

@@ -324,7 +324,7 @@ begin
         insert into rota.rechecks (due_at, kind, subject)
         select rota.now(), 'parent', format('%s %s', p.id, _settle_parents.status)
         from unnest(_settle_parents.parent_ids) as p (id);
-        perform rota._ring('');
+        perform rota._notify('');
         return;
     end if;
     with freed as (
@@ -343,7 +343,7 @@ begin
     insert into rota.rechecks (due_at, kind, subject)
     select distinct rota.now(), 'job', c.job_id::text
     from (select f.job_id from freed as f union all select f.job_id from failed as f) as c;
-    perform rota._ring('');
+    perform rota._notify('');
 end;
 $$;
 

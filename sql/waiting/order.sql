@@ -83,7 +83,7 @@ begin
         updated_at = rota.now()
     where j.id = _unblock.job_id
       and j.status = 'blocked';
-    perform rota._ring_for(array[_unblock.job_id]);
+    perform rota._notify_for(array[_unblock.job_id]);
 end;
 $$;
 
@@ -110,7 +110,7 @@ begin
 
     insert into rota.rechecks (due_at, kind, subject)
     values (rota.now(), 'order', resume_key.ordering_key);
-    perform rota._ring('');
+    perform rota._notify('');
     return v_job_id;
 end;
 $$;
@@ -129,6 +129,6 @@ begin
       and s.job_id = _unstick.job_id;
     insert into rota.rechecks (due_at, kind, subject)
     values (rota.now(), 'order', _unstick.ordering_key);
-    perform rota._ring('');
+    perform rota._notify('');
 end;
 $$;

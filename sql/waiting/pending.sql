@@ -35,7 +35,7 @@ begin
       and j.status = 'blocked'
       and n.subject is not null;
     if found then
-        perform rota._ring('');
+        perform rota._notify('');
     end if;
 end;
 $$;

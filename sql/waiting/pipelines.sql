@@ -221,7 +221,7 @@ begin
     select coalesce(array_agg(e.id), '{}'), coalesce(array_agg(e.first_job_id), '{}')
     into v_new_ids, v_runs
     from entered as e;
-    perform rota._ring_for(v_new_ids);
+    perform rota._notify_for(v_new_ids);
 
     perform rota._cancel(n.id, 0, 'queued', e.cancel_reason)
     from jsonb_populate_recordset(null::rota.jobs, _advance_runs.jobs) as e
@@ -279,7 +279,7 @@ begin
     set is_failed = false
     where d.parent_id = v_old.first_job_id;
     perform rota._note_new(array[v_job_id]);
-    perform rota._ring_for(array[v_job_id]);
+    perform rota._notify_for(array[v_job_id]);
     return v_job_id;
 end;
 $$;
