@@ -8,8 +8,8 @@
  *      job types, and LISTEN to each of its channels; to repeat that does no harm.
  *   3. Sleep until a notification arrives, but not longer than look_again_in.  Go to 1.
  *   4. If has_maintenance, call tick() too, about once a second.
- *   5. Call stop_waiting() when all places are taken, when a notification arrives then, and
- *      before leaving: another worker is notified instead.
+ *   5. Call stop_waiting() when all places are taken, and before leaving: another worker is
+ *      notified instead.  What is notified after that is for others.
  *   6. Behind a pooler in transaction mode, do not wait: claim about once a second.
  *
  * base/notify.sql tells which locks say that a worker waits.  They are the only session locks
@@ -106,24 +106,21 @@ create or replace function rota.stop_waiting()
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- Also what a producer sent to a slot that was left meanwhile is for others now.
     v_keys constant integer[] := array(
         select h.key from rota._held_locks() as h where h.kind > 0
-        union
-        select ('x' || lpad(split_part(c.channel, '_', 2), 8, '0'))::bit(32)::integer
-        from pg_listening_channels() as c (channel)
-        where c.channel ~ '^rota_[0-9a-f]{1,8}_[0-9]{1,2}$'
     );
 begin
     perform rota._give_up(h.kind, h.key) from rota._held_locks() as h;
     perform set_config('rota.waiting', '', false);
+    -- The next worker also moves up to the slot, and so looks again until the transactions of
+    -- all producers have ended that had found this session there.
     perform rota._notify_key(k.key, 1) from unnest(v_keys) as k (key);
 end;
 $$;
 
 comment on function rota.stop_waiting() is
-    'Let this session be notified no more, and notify the next worker that waits instead; it '
-    'may be called again for a notification that comes late; raises nothing.';
+    'Let this session be notified no more, and notify the next worker that waits instead; '
+    'raises nothing.';
 
 /*
  * Take the lowest free listen slot of each queue and of all queues together, or become their

@@ -442,20 +442,21 @@ def test_stop_waiting_hands_over_to_the_next_sleeper(connect):
     assert sleepers[1].slots()["default"] == 0
 
 
-def test_stop_waiting_again_passes_on_what_came_late(db, connect):
-    """A producer looks for a slot; its holder leaves; the producer commits."""
+def test_the_next_worker_finds_the_job_whose_producer_had_found_another(db, connect):
+    """A producer looks for a slot; its holder leaves, the next moves up; the producer commits."""
     sleepers = [Sleeper(connect()) for _ in range(2)]
     writer = connect(autocommit=False)
     enqueue(writer)
     one(sleepers[0].db, "stop_waiting")
-    sleepers[1].heard()
+    woken = numbers(sleepers)
 
+    waits = [sleepers[1].wait().look_again_in.total_seconds() for _ in range(2)]
     writer.commit()
-    late = numbers(sleepers)
-    one(sleepers[0].db, "stop_waiting")
 
-    assert late == [0]
-    assert numbers(sleepers) == [1]
+    assert woken == [1]
+    assert sleepers[1].slots()["default"] == 0
+    assert waits[0] == 0
+    assert waits[1] < 1
 
 
 def test_a_sleeper_that_dies_is_not_rung(db, connect):
