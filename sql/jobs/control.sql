@@ -92,7 +92,7 @@ begin
         updated_at = rota.now()
     where j.id = _requeue.job_id
     returning j.status into v_status;
-    perform rota._ring_for(array[_requeue.job_id]);
+    perform rota._notify_for(array[_requeue.job_id]);
     return v_status;
 end;
 $$;
@@ -174,7 +174,7 @@ begin
         perform rota._jobs_came_in(array[_revive.job_id]);
         select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     end if;
-    perform rota._ring_for(array[_revive.job_id]);
+    perform rota._notify_for(array[_revive.job_id]);
     return v_status;
 end;
 $$;
@@ -349,7 +349,7 @@ begin
         updated_at = rota.now()
     where j.id = reschedule_job.job_id
     returning j.run_at into v_run_at;
-    perform rota._ring_for(array[reschedule_job.job_id]);
+    perform rota._notify_for(array[reschedule_job.job_id]);
     return v_run_at;
 end;
 $$;

@@ -174,18 +174,19 @@ create or replace function rota._sweep_one(job rota.jobs)
 as $$
 begin
     perform rota._fail_running(
-        job,
-        format('lease expired: %s neither finished the job nor sent a heartbeat before %s',
-            job.locked_by, job.locked_until),
-        'lease_expired', null,
-        case when job.error_type is distinct from 'lease_expired' then least(
+        array[job.id], array[job.lease_token],
+        array[format(
+            'lease expired: %s neither finished the job nor sent a heartbeat before %s',
+            job.locked_by, job.locked_until)],
+        array['lease_expired'], array[null::text],
+        array[case when job.error_type is distinct from 'lease_expired' then least(
             make_interval(secs => 0.5 + random()),
             rota._backoff(
                 coalesce(
                     job.backoff,
                     (select q.backoff from rota.queues as q where q.queue = job.queue)),
                 job.attempts))
-        end,
-        false);
+        end],
+        array[false]);
 end;
 $$;

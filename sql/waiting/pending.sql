@@ -35,7 +35,7 @@ begin
         _add_checks.kind, s.subject, coalesce(_add_checks.due_at, timestamptz '-infinity')
     from unnest(_add_checks.subjects) as s (subject);
     if found and _add_checks.due_at is null then
-        perform rota._ring('');
+        perform rota._notify('');
     end if;
 end;
 $$;

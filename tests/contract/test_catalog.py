@@ -77,22 +77,17 @@ _GLANCE = {"pg_try_advisory_lock", "pg_advisory_unlock"}
 _GLANCE_SHARED = {"pg_try_advisory_lock_shared", "pg_advisory_unlock_shared"}
 LOCKS = {
     "tick": {"pg_try_advisory_xact_lock"},
-    "wait_for_jobs": {
-        "pg_advisory_unlock_all",
-        "pg_try_advisory_lock",
-        "pg_advisory_lock_shared",
-    },
-    "_take_door": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
-    "stop_waiting": {"pg_advisory_unlock_all"},
+    "_take_slots": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
+    "_give_up": {"pg_advisory_unlock", "pg_advisory_unlock_shared"},
     "_lock_links": {"pg_advisory_xact_lock"},
     "_lock_pipeline": {"pg_advisory_xact_lock"},
     "_share_links": {"pg_advisory_xact_lock_shared"},
     "_lock_ticker": {"pg_advisory_xact_lock"},
     "enqueue": _GLANCE | _GLANCE_SHARED,
-    "_ring": _GLANCE | _GLANCE_SHARED,
-    "_ring_doors": _GLANCE_SHARED,
-    "_ring_for": _GLANCE,
-    "_ring_for_new": _GLANCE,
+    "_notify_key": _GLANCE | _GLANCE_SHARED,
+    "_notify_slots": _GLANCE_SHARED,
+    "_notify_for": _GLANCE,
+    "_notify_for_new": _GLANCE,
 }
 # Neither is possible where a procedure commits: it runs as its caller, on a path of its own.
 COMMITTING = ["tick_loop"]

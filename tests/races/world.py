@@ -58,6 +58,7 @@ OPERATIONS = {
     "finish batch": f"select f.outcome from rota.finish_jobs({BATCH}) as f",
     "finish and claim": "select f.outcome, f.job_id"
     f" from rota.finish_and_claim({ME}, {BATCH}, queues => '{{q}}') as f",
+    "end batch": f"select e.answer from rota.end_jobs(jsonb_build_array({ENDING})) as e",
     "fail": f"select f.* from rota.fail_job({LEASE}, 'bad', is_fatal => true) as f",
     "snooze": f"select rota.snooze_job({LEASE}, '1 hour') as run_at",
     "release": f"select r.is_released from rota.release_jobs({BATCH}) as r",
@@ -69,10 +70,10 @@ OPERATIONS = {
     "withdraw effect": f"select rota.withdraw_effect({EFFECT}){ANSWER}",
     "report worker": f"select rota.report_worker('w', {ME}, 1, '1', '{{q}}'){ANSWER}",
     "forget worker": f"select rota.forget_worker('w'){ANSWER}",
-    "wait for jobs": "select count(*) as doors from rota.wait_for_jobs('{q}', true)",
-    "stop waiting": f"select rota.stop_waiting('{{q}}'){ANSWER}",
-    "ring others": "select rota.ring_others('{q}', '{x}') is null as is_null",
-    "next due": "select rota.next_due_in('{q}') > '1 minute' as is_far",
+    "wait for jobs": "select w.look_again_in < '1 s' as is_soon"
+    " from rota.wait_for_jobs('{q}', '{x}') as w",
+    "poll actively": "select w.is_active from rota.wait_for_jobs('{q}', active => true) as w",
+    "stop waiting": f"select rota.stop_waiting(){ANSWER}",
     "tick": "select true as is_done from rota.tick()",
     "tick alone": "select t.was_skipped is null as is_null from rota.tick() as t",
     "tick loop": "call rota.tick_loop('1 ms', '1 ms')",
