@@ -101,8 +101,8 @@ $$;
  * An ended job, back to life with its id and its token; null if there is none.  A dead one that
  * has kept its place at the head of its ordering key takes it again, any other waits there for
  * its turn.  It waits again for those parents that have not succeeded, and whatever becomes of
- * them: somebody wants it to run.  In a pipeline it is the next time in its stage, which needs a
- * token of its own.
+ * them: somebody wants it to run.  In a pipeline it is the next time in its stage, which needs
+ * a token of its own.
  */
 create or replace function rota._revive(job_id bigint)
     returns text

@@ -246,7 +246,8 @@ begin
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
     if v_leading is not null or current_setting('transaction_isolation') <> 'read committed'
       or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
-        perform rota._jobs_ended(v_ended, v_leading, _end_jobs.old_status, _end_jobs.new_status);
+        perform rota._jobs_ended(
+            v_ended, v_leading, _end_jobs.old_status, _end_jobs.new_status);
     end if;
     if not _end_jobs.is_last_stage
       and cardinality(v_ended) < cardinality(_end_jobs.job_ids) then

@@ -68,7 +68,7 @@ begin
     select t.channels, t.slots, t.has_changed, t.is_active, t.is_first
     into channels, v_slots, v_has_changed, is_active, v_is_first
     -- What a session can lock is limited, and so each queue costs the others something.
-    from rota._take_slots(wait_for_jobs.queues[1:100], wait_for_jobs.active) as t;
+    from rota._take_listen_slots(wait_for_jobs.queues[1:100], wait_for_jobs.active) as t;
     if wait_for_jobs.job_types is not null then
         perform rota._notify_slots(hashtext(q.queue), 1, q.slot)
         from unnest(wait_for_jobs.queues[1:100], v_slots) as q (queue, slot)
@@ -126,7 +126,7 @@ comment on function rota.stop_waiting() is
  * Take the lowest free listen slot of each queue and of all queues together, or become their
  * active poller, and give up what was held before instead.
  */
-create or replace function rota._take_slots(
+create or replace function rota._take_listen_slots(
     queues text[],
     active boolean,
     out channels text[],
@@ -152,7 +152,9 @@ begin
     into v_held
     from rota._held_locks() as h;
 
-    for v_key in select hashtext(q.queue) from unnest(array[''] || _take_slots.queues) as q (queue)
+    for v_key in
+        select hashtext(q.queue)
+        from unnest(array[''] || _take_listen_slots.queues) as q (queue)
     loop
         v_slot := (
             select min(n) from generate_series(0, 15) as n

@@ -252,8 +252,8 @@ end;
 $$;
 
 /*
- * Hook of jobs/: these have ended, without runs that go on; *jobs* are the rows, as they were, of
- * those that lead to something.
+ * Hook of jobs/: these have ended, without runs that go on; *jobs* are the rows, as they were,
+ * of those that lead to something.
  */
 create or replace function rota._jobs_ended(
     job_ids bigint[],

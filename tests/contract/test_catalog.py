@@ -77,7 +77,7 @@ _GLANCE = {"pg_try_advisory_lock", "pg_advisory_unlock"}
 _GLANCE_SHARED = {"pg_try_advisory_lock_shared", "pg_advisory_unlock_shared"}
 LOCKS = {
     "tick": {"pg_try_advisory_xact_lock"},
-    "_take_slots": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
+    "_take_listen_slots": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
     "_give_up": {"pg_advisory_unlock", "pg_advisory_unlock_shared"},
     "_lock_links": {"pg_advisory_xact_lock"},
     "_lock_pipeline": {"pg_advisory_xact_lock"},
