@@ -15,7 +15,7 @@ from fuzz.judge import Function
 from fuzz.plain import JOB, MAY_HAVE, MEMBERS, PLAIN, RULE, STAGE
 
 OBJECTS = {"jobs": JOB, "stages": STAGE, "backoff": RULE}
-ALIVE = ("running", "running too", "keyed", "cancelling", "stale", "in stage")
+ALIVE = ("running", "running too", "keyed", "cancelling", "stale", "in stage", "second stage")
 CHECK_EVERY = 20  # calls that are followed by all that comes later
 BIG_EVERY = 400  # of the values that can be
 

@@ -93,7 +93,7 @@ OPERATIONS = {
     "resume key": "select rota.resume_key('o') as job_id",
     "define pipeline": _stages("a", "m", "b"),
     "drop pipeline": f"select rota.drop_pipeline('p'){ANSWER}",
-    "rerun from": f"select rota.restart_pipeline({JOB}, 'a') as job_id",
+    "restart pipeline": f"select rota.restart_pipeline({JOB}, 'a') as job_id",
     "schedule": _schedule("30 * * * *"),
     "unschedule": f"select rota.unschedule_job('s'){ANSWER}",
     "enable schedule": "select rota.enable_schedule('s') as next_run_at",
