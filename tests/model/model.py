@@ -189,6 +189,8 @@ class Model(Keys):
         self.errors[job.id, job.lease_token] = [
             job.attempts, job.locked_by, job.started_at, self.now, error_type, error,
         ]  # fmt: skip
+        # Where a lease ended, and not twice in a row, the next try comes soon.
+        is_soon = error_type == "lease_expired" and job.error_type != error_type
         job.last_error, job.error_type, job.failed_at = error, error_type, self.now
         if is_fatal or job.attempts >= job.max_attempts:
             return self._end(job, "dead")
@@ -197,6 +199,8 @@ class Model(Keys):
         else:
             its = self.queues.get(job.queue) or Queue(job.queue)
             low, high = delays(job.backoff or its.backoff, job.attempts)
+            if is_soon:
+                low, high = min(low, SECOND // 2), min(high, SECOND * 3 // 2)
             shown = self.seen.get(job.id, "run_at") or self.now
             job.run_at = min(max(shown, self.now + low), self.now + high)
         self._wait(job, "failed")

@@ -34,7 +34,7 @@ class Claimed:
 
 SWEEP = call("sweep_stale_leases")
 TICK = call("tick")
-SWEPT, DELETED, DROPPED = 1, 3, 5  # where a tick says so
+SWEPT, DELETED, DROPPED = 1, 3, 10  # where a tick says so
 
 
 @pytest.fixture

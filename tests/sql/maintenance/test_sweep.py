@@ -68,7 +68,7 @@ def test_sweep_stale_leases_fails_the_attempt(db, clock):
 
 
 def test_sweep_waits_for_the_backoff_where_a_lease_ends_twice_in_a_row(db, clock):
-    """The first may be the fault of the machine; what kills its workers again and again dies."""
+    """The first may be the fault of the machine; what kills its workers again dies."""
     clock.set("2026-01-01 00:00+00")
     job = running(db, max_attempts=4)
     pauses = []
