@@ -5,8 +5,8 @@
  * snooze and release: the attempt is given back, because nothing went wrong.
  *
  * _fail_running() is the only place where it is decided what a failure leads to.  fail_job(),
- * end_jobs() and the sweep all go through it, so a job whose worker vanished is treated exactly like one
- * whose worker reported an error.  No way leads past max_attempts, also not retry_in.
+ * end_jobs() and the sweep all go through it, so a job whose worker vanished is treated exactly
+ * like one whose worker reported an error.  No way leads past max_attempts, also not retry_in.
  *
  * A job whose cancel was requested is not tried again: it ends as cancelled, and what its
  * worker reported then is no failure that anybody has to look at.
@@ -278,9 +278,9 @@ comment on function rota.release_jobs(bigint[], bigint[]) is
 
 /*
  * Running jobs back to queued with their attempt returned; one row for each that was ours.
- * Where run_ats has none the time stays as it is.  One whose cancel was requested ends instead, and is
- * answered with infinity.  Of several jobs each is already locked: nobody waits for a row while
- * he holds others.
+ * Where run_ats has none the time stays as it is.  One whose cancel was requested ends instead,
+ * and is answered with infinity.  Of several jobs each is already locked: nobody waits for a
+ * row while he holds others.
  */
 create or replace function rota._give_back(
     job_ids bigint[],
