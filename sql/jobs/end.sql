@@ -265,7 +265,7 @@ declare
     v_outcome constant text := case jsonb_typeof(ending)
         when 'object' then ending ->> 'outcome' end;
     v_keys constant text[] := case v_outcome
-        when 'succeeded' then '{job_id,lease_token,outcome,result,next_stage}'
+        when 'succeeded' then '{job_id,lease_token,outcome,result,next_stage}'::text[]
         when 'failed' then
             '{job_id,lease_token,outcome,error,error_type,stack,retry_in,fatal}'
         when 'snoozed' then '{job_id,lease_token,outcome,delay}'

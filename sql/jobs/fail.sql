@@ -286,8 +286,8 @@ comment on function rota.release_jobs(bigint[], bigint[]) is
 /*
  * Running jobs back to queued with their attempt returned; one row for each that was ours.
  * Where run_ats has none the time stays as it is.  One whose cancel was requested ends instead,
- * and is answered with infinity.  Of several jobs each is already locked: nobody waits for a row
- * while he holds others.
+ * and is answered with infinity.  Of several jobs each is already locked: nobody waits for a
+ * row while he holds others.
  */
 create or replace function rota._give_back(
     job_ids bigint[],

@@ -10,7 +10,7 @@
  *   4. If has_maintenance, call tick() too, about once a second.
  *   5. Call stop_waiting() when all places are taken, and before leaving: another worker is
  *      notified instead.  What is notified after that is for others.
- *   6. Behind a pooler in transaction mode, do not wait: claim about once a second.
+ *   6. Behind a pooler in transaction mode no notification arrives: claim about once a second.
  *
  * base/notify.sql tells which locks say that a worker waits.  They are the only session locks
  * in rota.  pg_locks alone knows which of them the session has, so the locks of its
@@ -111,7 +111,7 @@ declare
     );
 begin
     perform rota._give_up(h.kind, h.key) from rota._held_locks() as h;
-    perform set_config('rota.waiting', '', false);
+    perform rota._keep_waiting('');
     -- The next worker also moves up to the slot, and so looks again until the transactions of
     -- all producers have ended that had found this session there.
     perform rota._notify_key(k.key, 1) from unnest(v_keys) as k (key);
@@ -119,8 +119,7 @@ end;
 $$;
 
 comment on function rota.stop_waiting() is
-    'Let this session be notified no more, and notify the next worker that waits instead; '
-    'raises nothing.';
+    'Let this session be notified no more, and notify the next worker that waits instead.';
 
 /*
  * Take the lowest free listen slot of each queue and of all queues together, or become their
@@ -276,8 +275,9 @@ begin
     end if;
     v_is_sure := c_xmin >= v_state[3];
 
-    if exists (select unnest(_look_again_in.channels) except select pg_listening_channels())
-      or v_is_new and (not v_is_sure or v_state[4] > c_now) then
+    if v_is_new and (not v_is_sure or v_state[4] > c_now or exists (
+        select unnest(_look_again_in.channels) except select pg_listening_channels()
+    )) then
         v_due_at := moment;
     elsif v_state[4] > c_now and v_state[4] <= c_now + 60000000 then
         -- Under a held snapshot a look takes long, and is worth it now and then.
@@ -286,7 +286,8 @@ begin
         v_due_at := least(until, rota._next_due_at(queues, v_since, until));
         if not v_is_new and c_now - v_state[1] < 10000 then
             -- Of what comes due all the time, and is not for this worker, the most together.
-            v_due_at := greatest(v_due_at,
+            v_due_at := greatest(
+                v_due_at,
                 moment + (10000 - c_now + v_state[1]) * interval '1 microsecond');
         end if;
         v_state[4] := case when rota.now() - moment > interval '5 ms' then
@@ -299,8 +300,17 @@ begin
             moment + greatest(3 * (c_now - v_state[2]), 5000) * interval '1 microsecond');
     end if;
     v_state[1] := c_now;
-    perform set_config('rota.waiting', array_to_string(v_state, ' '), false);
-    return greatest(v_due_at - moment, '0');
+    perform rota._keep_waiting(array_to_string(v_state, ' '));
+    return case when v_due_at > moment then v_due_at - moment else '0' end;
+end;
+$$;
+
+create or replace function rota._keep_waiting(state text)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform set_config('rota.waiting', state, false);
 end;
 $$;
 
@@ -311,6 +321,7 @@ $$;
 create or replace function rota._is_other_due(queue text, job_types text[], due timestamptz)
     returns boolean
     language plpgsql
+    stable
     set enable_seqscan = off
     set jit = off
     set plan_cache_mode = force_generic_plan

@@ -20,6 +20,7 @@ PARTS = sorted({*SQL.glob("*/*.sql")} - {*SQL.glob("upgrades/*.sql")})
 # its plural for a list; and job_id is what every table but jobs itself calls the job.
 WORDS = {
     "access": "text",
+    "active": "boolean",
     "before": "bigint",
     "delay": "interval",
     "duration": "interval",
@@ -28,7 +29,6 @@ WORDS = {
     "if_unknown": "text",
     "is_fatal": "boolean",
     "is_forced": "boolean",
-    "is_on_watch": "boolean",
     "is_reset": "boolean",
     "jobs": "jsonb",
     "keep": "interval",
@@ -39,10 +39,10 @@ WORDS = {
     "name": "text",
     "on_conflict": "text",
     "percent": "numeric",
+    "poll_interval": "interval",
     "reason": "text",
     "retry_in": "interval",
     "role": "name",
-    "since": "interval",
     "unique_for": "interval",
 }
 # An integer outside of smallint is refused by name and not by a cast.
@@ -51,6 +51,7 @@ WIDER = {"priority": "integer"}
 MOMENTS = {("next_run", "after"), ("upcoming_runs", "after")}
 LISTS = {
     "after": "bigint[]",
+    "endings": "jsonb",
     "job_ids": "bigint[]",
     "job_types": "text[]",
     "lease_tokens": "bigint[]",
@@ -79,6 +80,7 @@ LOCKS = {
     "tick": {"pg_try_advisory_xact_lock"},
     "_take_listen_slots": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
     "_give_up": {"pg_advisory_unlock", "pg_advisory_unlock_shared"},
+    "_held_locks": {"advisory"},
     "_lock_links": {"pg_advisory_xact_lock"},
     "_lock_pipeline": {"pg_advisory_xact_lock"},
     "_share_links": {"pg_advisory_xact_lock_shared"},
@@ -334,4 +336,4 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         assert locks <= LOCKS.get(name, set()), name
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
         # A hint that may be lost at any time.
-        assert "set_config" not in body or name in (*COMMITTING, "_keep_hint"), name
+        assert "set_config" not in body or name in (*COMMITTING, "_keep_hint", "_keep_waiting"), name

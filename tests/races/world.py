@@ -17,6 +17,10 @@ from races.game import Game
 JOB = "%(job_id)s::bigint"
 LEASE = "%(job_id)s::bigint, %(token)s::bigint"
 BATCH = "array[%(job_id)s::bigint], array[%(token)s::bigint]"
+ENDING = (
+    "jsonb_build_object('job_id', %(job_id)s::bigint, 'lease_token', %(token)s::bigint,"
+    " 'outcome', 'failed', 'error', 'bad')"
+)
 ME = "%(me)s"
 ANSWER = "::text as answer"
 LINE = "ordering_key => 'o', limit_key => 'c:1'"
