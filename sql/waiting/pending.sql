@@ -247,6 +247,8 @@ begin
             return rota._check_retry(_do_check.subject);
         when 'schedule' then
             return rota._check_schedule(_do_check.subject);
+        else
+            raise exception 'no such kind of check: %', _do_check.kind;
     end case;
 end;
 $$;

@@ -44,6 +44,7 @@ WORDS = {
     "retry_in": "interval",
     "role": "name",
     "unique_for": "interval",
+    "with_dependants": "boolean",
 }
 # An integer outside of smallint is refused by name and not by a cast.
 WIDER = {"priority": "integer"}
@@ -65,7 +66,8 @@ LISTS = {
 # Changes of a job that has perhaps a worker, and why no token guards them.
 UNGUARDED = {
     "claim_jobs": "takes rows that it has just locked in a waiting state",
-    "_unblock": "a blocked job has no worker",
+    "_open_jobs": "a blocked job has no worker",
+    "_cancel_children": "a blocked job has no worker",
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
     "_update_keyed": "leaves a running job as it is, and notes the run after it",
     "set_priority": "changes nothing that the worker relies on",
@@ -81,9 +83,8 @@ LOCKS = {
     "_take_listen_slots": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
     "_give_up": {"pg_advisory_unlock", "pg_advisory_unlock_shared"},
     "_held_locks": {"advisory"},
-    "_lock_links": {"pg_advisory_xact_lock"},
+    "_try_lock_key": {"pg_try_advisory_xact_lock"},
     "_lock_pipeline": {"pg_advisory_xact_lock"},
-    "_share_links": {"pg_advisory_xact_lock_shared"},
     "_lock_ticker": {"pg_advisory_xact_lock"},
     "enqueue": _GLANCE | _GLANCE_SHARED,
     "_notify_key": _GLANCE | _GLANCE_SHARED,
@@ -336,4 +337,6 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         assert locks <= LOCKS.get(name, set()), name
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
         # A hint that may be lost at any time.
-        assert "set_config" not in body or name in (*COMMITTING, "_keep_hint", "_keep_waiting"), name
+        # What may be lost at any time, or lasts as long as the transaction.
+        settings = (*COMMITTING, "_keep_hint", "_keep_waiting", "_try_lock_key")
+        assert "set_config" not in body or name in settings, name
