@@ -799,7 +799,7 @@ create or replace function rota._purge_dependencies(max_rows integer)
     set enable_sort = off
 as $$
 declare
-    c_jobs constant integer := 500;
+    c_jobs constant integer := 2000;
     v_after bigint := coalesce((rota._hint('edges'))[1], 0);
     v_seen bigint[];
     v_gone bigint[];

@@ -367,6 +367,7 @@ begin
     end loop;
 
     perform rota._raise_under_way(restart_pipeline.job_id);
+    return null;
 end;
 $$;
 
