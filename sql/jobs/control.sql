@@ -92,17 +92,17 @@ begin
         updated_at = rota.now()
     where j.id = _requeue.job_id
     returning j.status into v_status;
-    perform rota._ring_for(array[_requeue.job_id]);
+    perform rota._notify_for(array[_requeue.job_id]);
     return v_status;
 end;
 $$;
 
 /*
- * An ended job, back to life with its id and its token; null if there is none.  A dead one that
- * has kept its place at the head of its ordering key takes it again, any other waits there for
- * its turn.  It waits again for those parents that have not succeeded, and whatever becomes of
- * them: somebody wants it to run.  In a pipeline it is the next time in its stage, which needs a
- * token of its own.
+ * An ended job, back to life with its id and its token; null if there is none.  If it halted
+ * its ordering key, the first of the line, which mostly is itself, becomes the head; any other
+ * waits for its turn.  It waits again for those parents that have not succeeded, and whatever
+ * becomes of them: somebody wants it to run.  In a pipeline it is the next time in its stage,
+ * which needs a token of its own.
  */
 create or replace function rota._revive(job_id bigint)
     returns text
@@ -113,6 +113,7 @@ declare
     v_key text;
     v_found boolean;
     v_has_parents boolean;
+    v_halted_key text;
     v_status text;
 begin
     v_has_parents := rota._newest_parent(_revive.job_id) is not null;
@@ -130,7 +131,7 @@ begin
         using ended as e
         where s.ordering_key = e.ordering_key
           and s.job_id = e.id
-        returning s.job_id
+        returning s.job_id, s.ordering_key
     ),
     revived as (
         insert into rota.jobs as j (
@@ -152,29 +153,31 @@ begin
                 else least(e.lease_token, 9223372036854775806) + 1 end,
             e.last_error, e.error_type, e.failed_at, e.created_at,
             case
-                when k.job_id = e.id or e.ordering_key is null and not v_has_parents
-                then 'queued'
+                when e.ordering_key is null and not v_has_parents then 'queued'
                 else 'blocked'
             end,
             v_now, v_now
         from ended as e
-        left join kept_place as k on k.job_id = e.id
         on conflict do nothing
         returning j.id, j.status
     )
-    select e.idempotency_key, true, r.status
-    into v_key, v_found, v_status
+    select e.idempotency_key, true, r.status, k.ordering_key
+    into v_key, v_found, v_status, v_halted_key
     from ended as e
-    left join revived as r on r.id = e.id;
+    left join revived as r on r.id = e.id
+    left join kept_place as k on k.job_id = e.id;
 
     if v_found and v_status is null then
         perform rota._raise_taken(_revive.job_id, v_key);
     end if;
-    if v_status = 'blocked' then
+    if v_halted_key is not null and current_setting('transaction_isolation') = 'read committed'
+      and rota._open_line(v_halted_key, true, 32) then
+        select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
+    elsif v_status = 'blocked' then
         perform rota._jobs_came_in(array[_revive.job_id]);
         select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     end if;
-    perform rota._ring_for(array[_revive.job_id]);
+    perform rota._notify_for(array[_revive.job_id]);
     return v_status;
 end;
 $$;
@@ -349,7 +352,7 @@ begin
         updated_at = rota.now()
     where j.id = reschedule_job.job_id
     returning j.run_at into v_run_at;
-    perform rota._ring_for(array[reschedule_job.job_id]);
+    perform rota._notify_for(array[reschedule_job.job_id]);
     return v_run_at;
 end;
 $$;

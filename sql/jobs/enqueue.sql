@@ -14,9 +14,9 @@
  * ended meanwhile, all that was inserted is given up and the whole done again: to insert one
  * more key while holding later ones would be the other direction.
  *
- * Last of all a due job asks whether a worker sleeps.  The question of _ring()
- * (maintenance/wakeups.sql) stands here once more, because where nobody is to be rung it then
- * costs no call.
+ * Last of all a due job asks whether a worker waits.  The question of _notify()
+ * (base/notify.sql) stands here once more, because where none is to be notified it then costs
+ * no call.
  */
 
 create or replace function rota.enqueue(
@@ -113,7 +113,7 @@ begin
         and pg_advisory_unlock(1919907936, hashtext(enqueue.queue)))
       and pg_try_advisory_lock_shared(1919907937, hashtext(enqueue.queue))
       and pg_advisory_unlock_shared(1919907937, hashtext(enqueue.queue)) then
-        perform rota._ring_doors(enqueue.queue, 1, '');
+        perform rota._notify_slots(hashtext(enqueue.queue), 1);
     end if;
     return v_job_id;
 end;
@@ -149,7 +149,7 @@ begin
         select i.ordinal::integer, i.id, true
         from unnest(rota._insert_plain_jobs(enqueue_many.jobs))
             with ordinality as i (id, ordinal);
-        perform rota._ring_for_new(enqueue_many.jobs);
+        perform rota._notify_for_new(enqueue_many.jobs);
         return;
     end if;
 
@@ -201,7 +201,7 @@ begin
     if v_has_waits then
         perform rota._link_jobs(enqueue_many.jobs, v_ids, v_news);
     end if;
-    perform rota._ring_for_new(enqueue_many.jobs);
+    perform rota._notify_for_new(enqueue_many.jobs);
     return query
     select i.ordinal::integer, i.id, i.is_new
     from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal)

@@ -76,10 +76,6 @@ create or replace function rota.finish_jobs(
     set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
-declare
-    v_hasty bigint[];
-    v_newest bigint[];
-    v_ended bigint[];
 begin
     perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
     perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
@@ -88,42 +84,14 @@ begin
             finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.next_stages);
     end if;
 
-    v_hasty := rota._end_jobs(
-        finish_jobs.job_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
-        finish_jobs.results, finish_jobs.next_stages, true);
-    if cardinality(v_hasty) = cardinality(finish_jobs.job_ids) then
-        return query
-        select i.job_id, 'finished' from unnest(finish_jobs.job_ids) as i (job_id);
-        return;
-    end if;
-
-    -- Some are not ours any more, or locked by somebody, or were.
-    v_newest := rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
-    v_ended := rota._end_jobs(
-        rota._hold_jobs(v_newest, finish_jobs.lease_tokens), finish_jobs.lease_tokens,
-        'running', 'succeeded', finish_jobs.results, finish_jobs.next_stages);
     return query
-    select
-        t.job_id,
-        case
-            when h.job_id is not null and t.lease_token = t.first_token then 'finished'
-            when e.job_id is not null then 'finished'
-            when rota._is_running(t.job_id, t.lease_token) then 'busy'
-            when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
-            else 'lost'
-        end
-    from (
-        select
-            i.*,
-            first_value(i.lease_token)
-                over (partition by i.job_id order by i.ordinal) as first_token
-        from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens, v_newest)
-            with ordinality as i (job_id, lease_token, newest_id, ordinal)
-    ) as t
-    -- Of a job that was given twice, the first token is the one that was tried in haste.
-    left join unnest(v_hasty) as h (job_id) on h.job_id = t.job_id
-    left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id
-    order by t.ordinal;
+    select f.job_id, f.answer
+    from unnest(
+        finish_jobs.job_ids,
+        rota._finish_running(
+            finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.results,
+            finish_jobs.next_stages)
+    ) as f (job_id, answer);
 end;
 $$;
 
@@ -131,6 +99,59 @@ comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
     'End up to 1000 running jobs as succeeded and return finished, already_finished, lost, or '
     'busy (another session has the row locked, ask again) for each in the order given; results '
     'and next_stages are as long as job_ids; raises 22023.';
+
+/* What finish_jobs() answers for each job, whose arguments are checked. */
+create or replace function rota._finish_running(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    results jsonb,
+    next_stages text[]
+)
+    returns text[]
+    language plpgsql
+as $$
+declare
+    v_first bigint[];
+    v_newest bigint[];
+    v_ended bigint[];
+begin
+    v_first := rota._end_jobs(
+        _finish_running.job_ids, _finish_running.lease_tokens, 'running', 'succeeded',
+        _finish_running.results, _finish_running.next_stages, true);
+    if cardinality(v_first) = cardinality(_finish_running.job_ids) then
+        return array_fill('finished'::text, array[cardinality(v_first)]);
+    end if;
+
+    -- Some are not ours any more, or locked by another session, or were.
+    v_newest := rota._newest_refs(_finish_running.job_ids, _finish_running.lease_tokens);
+    v_ended := rota._end_jobs(
+        rota._hold_jobs(v_newest, _finish_running.lease_tokens), _finish_running.lease_tokens,
+        'running', 'succeeded', _finish_running.results, _finish_running.next_stages);
+    return array(
+        select
+            case
+                when h.job_id is not null and t.lease_token = t.first_token then 'finished'
+                when e.job_id is not null then 'finished'
+                when rota._is_running(t.job_id, t.lease_token) then 'busy'
+                when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
+                else 'lost'
+            end
+        from (
+            select
+                i.*,
+                first_value(i.lease_token)
+                    over (partition by i.job_id order by i.ordinal) as first_token
+            from unnest(
+                _finish_running.job_ids, _finish_running.lease_tokens, v_newest
+            ) with ordinality as i (job_id, lease_token, newest_id, ordinal)
+        ) as t
+        -- Of a job that was given twice, the first token is the one that was tried first.
+        left join unnest(v_first) as h (job_id) on h.job_id = t.job_id
+        left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id
+        order by t.ordinal
+    );
+end;
+$$;
 
 /*
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
@@ -225,7 +246,8 @@ begin
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
     if v_leading is not null or current_setting('transaction_isolation') <> 'read committed'
       or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
-        perform rota._jobs_ended(v_ended, v_leading, _end_jobs.old_status, _end_jobs.new_status);
+        perform rota._jobs_ended(
+            v_ended, v_leading, _end_jobs.old_status, _end_jobs.new_status);
     end if;
     if not _end_jobs.is_last_stage
       and cardinality(v_ended) < cardinality(_end_jobs.job_ids) then
@@ -259,7 +281,7 @@ begin
         e.rerun_run_at, v_now, v_now
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null;
-    perform rota._ring(e.queue)
+    perform rota._notify(e.queue)
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null
       and e.rerun_run_at <= v_now;

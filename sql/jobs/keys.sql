@@ -110,7 +110,7 @@ begin
     end if;
     perform rota._link_job(
         v_job_id, v_is_new, _enqueue_special.after, _enqueue_special.before);
-    perform rota._ring_for(array[v_job_id]);
+    perform rota._notify_for(array[v_job_id]);
     return v_job_id;
 end;
 $$;

@@ -112,7 +112,7 @@ begin
         updated_at = rota.now()
     where q.queue = resume_queue.queue
       and q.is_paused;
-    perform rota._ring(resume_queue.queue);
+    perform rota._notify(resume_queue.queue);
 end;
 $$;
 

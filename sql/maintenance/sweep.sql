@@ -177,15 +177,16 @@ declare
         job.backoff, (select q.backoff from rota.queues as q where q.queue = job.queue));
 begin
     perform rota._fail_running(
-        job,
-        format('lease expired: %s neither finished the job nor sent a heartbeat before %s',
-            job.locked_by, job.locked_until),
-        'lease_expired', null,
-        case when job.error_type is distinct from 'lease_expired' then least(
+        array[job.id], array[job.lease_token],
+        array[format(
+            'lease expired: %s neither finished the job nor sent a heartbeat before %s',
+            job.locked_by, job.locked_until)],
+        array['lease_expired'], array[null::text],
+        array[case when job.error_type is distinct from 'lease_expired' then least(
             rota._backoff(
                 coalesce(v_policy, '{}') || '{"kind": "fixed", "base_seconds": 1}', 1),
             rota._backoff(v_policy, job.attempts))
-        end,
-        false);
+        end],
+        array[false]);
 end;
 $$;

@@ -427,7 +427,7 @@ begin
     if v_blocked is not null then
         perform rota._jobs_came_in(v_blocked);
     end if;
-    perform rota._ring_for(_make_jobs.ids);
+    perform rota._notify_for(_make_jobs.ids);
 end;
 $$;
 

@@ -329,11 +329,10 @@ create or replace function rota._still_to_end(job_ids bigint[])
     set enable_seqscan = off
     set enable_bitmapscan = off
 as $$
--- It locks rows, which plpgsql_check does not see in an array.
--- @plpgsql_check_options: performance_warnings = off
 declare
     v_free bigint[];
     v_marked bigint[];
+    v_held bigint;
 begin
     select
         coalesce(array_agg(j.id) filter (where j.xmax = '0'::xid or j.xmax = j.xmin), '{}'),
@@ -343,12 +342,14 @@ begin
     where j.id = any(_still_to_end.job_ids);
     if v_marked <> '{}' then
         begin
-            v_free := v_free || array(
+            for v_held in
                 select j.id
                 from rota.jobs as j
                 where j.id = any(v_marked)
                 for key share skip locked
-            );
+            loop
+                v_free := v_free || v_held;
+            end loop;
             raise exception using errcode = 'RTB01';
         exception
             when sqlstate 'RTB01' then
@@ -366,6 +367,7 @@ $$;
 create or replace function rota._newest_parent(job_id bigint)
     returns bigint
     language plpgsql
+    stable
 as $$
 begin
     return (
@@ -390,9 +392,11 @@ declare
     v_many bigint[];
     v_doubtful bigint[];
 begin
-    -- This snapshot may be older than an edge.
+    -- This snapshot may be older than an edge, which then does not keep the parent.
     if current_setting('transaction_isolation') <> 'read committed' then
-        perform rota._add_checks('parent', _parents_ended.parent_ids::text[]);
+        perform rota._add_checks('parent', array(
+            select format('%s 0 %s', p.id, _parents_ended.status)
+            from unnest(_parents_ended.parent_ids) as p (id)));
         return;
     end if;
 
@@ -457,8 +461,6 @@ create or replace function rota._open_children(job_ids bigint[])
     set enable_seqscan = off
     set enable_bitmapscan = off
 as $$
--- It locks rows, which plpgsql_check does not see in an array.
--- @plpgsql_check_options: performance_warnings = off
 declare
     v_ids bigint[];
     v_keys text[];
@@ -474,14 +476,15 @@ begin
     where j.id = any(_open_children.job_ids)
       and j.status = 'blocked';
     if v_ids is null then
-        return '{}';
+        return '{}'::bigint[];
     end if;
 
     v_free := rota._still_to_end(array_remove(v_parents, null));
     v_doubtful := array(
         select c.id
         from unnest(v_ids, v_parents) as c (id, parent_id)
-        where c.parent_id <> all(v_free)
+        where c.parent_id is not null
+          and c.parent_id <> all(v_free)
     );
     for v_key in
         select distinct c.ordering_key
@@ -615,8 +618,8 @@ end;
 $$;
 
 /*
- * Tell the children of an ended parent, 'id' and then 'id after', a chunk at a time; false if
- * some have to be looked at again.
+ * Tell the children of an ended parent, 'id' and then 'id after', a chunk at a time.  Behind
+ * that stands how it ended, where it may not be kept.
  */
 create or replace function rota._check_parent(subject text)
     returns boolean
@@ -630,7 +633,8 @@ declare
     c_after constant bigint :=
         coalesce(nullif(split_part(_check_parent.subject, ' ', 2), '')::bigint, 0);
     c_status constant text := (
-        select coalesce(s.status, 'gone') from rota._parent_statuses(array[c_id]) as s);
+        select coalesce(s.status, nullif(split_part(_check_parent.subject, ' ', 3), ''), 'gone')
+        from rota._parent_statuses(array[c_id]) as s);
     c_chunk constant integer := case when c_status = 'succeeded' then 1000 else 200 end;
     v_seen bigint[];
     v_freed bigint[];
@@ -681,7 +685,8 @@ begin
     end if;
     perform rota._add_checks('job', v_doubtful::text[], rota.now() + interval '50 ms');
     if cardinality(v_seen) = c_chunk then
-        perform rota._add_checks('parent', array[format('%s %s', c_id, v_seen[c_chunk])]);
+        perform rota._add_checks(
+            'parent', array[format('%s %s %s', c_id, v_seen[c_chunk], c_status)]);
     end if;
     return true;
 end;

@@ -549,7 +549,7 @@ begin
         limit 1
     ) is not true;
     if found and _note.due_at <= rota.now() then
-        perform rota._ring('');
+        perform rota._notify('');
     end if;
 end;
 $$;
@@ -764,7 +764,7 @@ begin
         if not found then
             return false;
         end if;
-        perform rota._ring(c_queue);
+        perform rota._notify(c_queue);
         return true;
     elsif v_known <= v_priority and c_ageing is null then
         return true;
@@ -887,7 +887,7 @@ begin
         set waits_for = null
         where b.queue = v_queue
           and b.bucket = any(v_buckets);
-        perform rota._ring(v_queue);
+        perform rota._notify(v_queue);
         v_is_done := v_is_done and (
             cardinality(v_buckets) = _wake.max_buckets or not exists (
                 select

@@ -126,7 +126,7 @@ create or replace function rota._try_lock_key(ordering_key text, max_locks integ
 as $$
 declare
     c_held constant text := current_setting('rota.locked_keys', true);
-    c_count constant integer := case when c_held ~ '^[0-9]{1,6}$' then c_held else '0' end;
+    c_count constant integer := coalesce(substring(c_held from '^[0-9]{1,6}$'), '0')::integer;
 begin
     if c_count >= _try_lock_key.max_locks
       or current_setting('transaction_isolation') <> 'read committed'
@@ -152,7 +152,7 @@ begin
         updated_at = rota.now()
     where j.id = any(_open_jobs.job_ids)
       and j.status = 'blocked';
-    perform rota._ring_for(_open_jobs.job_ids);
+    perform rota._notify_for(_open_jobs.job_ids);
 end;
 $$;
 
@@ -183,9 +183,9 @@ begin
     loop
         v_is_head := rota._newest_parent(v_job_id) is null
           and rota._is_line_empty(v_key, v_job_id)
-          and rota._try_lock_key(v_key, 32)
-          and rota._is_line_empty(v_key, v_job_id);
-        if v_is_head then
+          and rota._try_lock_key(v_key, 32);
+        -- Asked again, with a snapshot that is younger than the lock.
+        if v_is_head and rota._is_line_empty(v_key, v_job_id) then
             v_heads := v_heads || v_job_id;
         else
             v_behind := v_behind || v_key;
@@ -208,6 +208,7 @@ $$;
 create or replace function rota._is_line_empty(ordering_key text, job_id bigint)
     returns boolean
     language plpgsql
+    stable
 as $$
 begin
     return not exists (

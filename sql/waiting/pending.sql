@@ -35,7 +35,7 @@ begin
         _add_checks.kind, s.subject, coalesce(_add_checks.due_at, timestamptz '-infinity')
     from unnest(_add_checks.subjects) as s (subject);
     if found and _add_checks.due_at is null then
-        perform rota._ring('');
+        perform rota._notify('');
     end if;
 end;
 $$;
@@ -247,13 +247,15 @@ begin
             return rota._check_retry(_do_check.subject);
         when 'schedule' then
             return rota._check_schedule(_do_check.subject);
+        else
+            raise exception 'no such kind of check: %', _do_check.kind;
     end case;
 end;
 $$;
 
 /*
- * Hook of jobs/: these have ended, without runs that go on; *jobs* are the rows, as they were, of
- * those that lead to something.
+ * Hook of jobs/: these have ended, without runs that go on; *jobs* are the rows, as they were,
+ * of those that lead to something.
  */
 create or replace function rota._jobs_ended(
     job_ids bigint[],

@@ -290,7 +290,7 @@ begin
           and j.status = 'running'
           and n.pipeline = j.pipeline
           and n.stage = v_stages[array_position(v_ids, j.id)];
-        perform rota._ring_for(v_entering);
+        perform rota._notify_for(v_entering);
     end if;
     if v_cancelled is not null then
         perform rota._end_jobs(

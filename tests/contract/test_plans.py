@@ -223,6 +223,34 @@ def test_plans_of_the_sweep_stay_on_their_indexes(session: Session) -> None:
     check(session, 6, 0, "sweep of nothing")
 
 
+def test_plans_of_stages_stay_on_their_indexes(session: Session) -> None:
+    stages = [{"stage": s, "job_type": s, "queue": "p"} for s in "abc"]
+    session.call("select rota.define_pipeline('p', %s)", json.dumps(stages))
+    for n in range(6):
+        for _ in range(12):
+            session.call("select rota.start_pipeline('p')")
+        jobs = session.call(CLAIM, ["p"], 12, None)
+        ids, tokens = [j.job_id for j in jobs[:10]], [j.lease_token for j in jobs[:10]]
+        for _ in range(2):  # the second time it asks again
+            session.call("select * from rota.finish_jobs(%s, %s)", ids, tokens)
+            check(session, n, 10, "finish_jobs of stages")
+        for job in jobs[10:]:
+            for _ in range(2):
+                session.call("select rota.finish_job(%s, %s)", job.job_id, job.lease_token)
+                check(session, n, 1, "finish_job of a stage")
+        for job in session.call(CLAIM, ["p"], 12, None):
+            session.call(
+                "select rota.finish_job(%s, %s, next_stage => 'end')",
+                job.job_id,
+                job.lease_token,
+            )
+            check(session, n, 1, "finish_job of the last stage")
+        session.call("select rota.restart_pipeline(%s, 'b')", ids[0])
+        check(session, n, 1, "restart_pipeline")
+        session.call("select rota.cancel_job(%s)", ids[0])
+        check(session, n, 1, "cancel_job in a stage")
+
+
 # Jobs that wait in buckets, as enqueue() and a recheck would leave them.
 BUCKETS = """
     insert into rota.jobs (

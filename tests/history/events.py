@@ -38,9 +38,14 @@ SINGLE = {
     "complete_effect": "effect",
     "withdraw_effect": "effect",
 }
-OPERATOR = {"retry_job": "retry", "cancel_job": "cancel", "reschedule_job": "reschedule"}
+OPERATOR = {
+    "retry_job": "retry",
+    "restart_pipeline": "retry",
+    "cancel_job": "cancel",
+    "reschedule_job": "reschedule",
+}
 # What makes a job whose id is the answer.
-MAKERS = {"start_pipeline", "run_schedule_now", "restart_pipeline"}
+MAKERS = {"start_pipeline", "run_schedule_now"}
 
 
 def events(operation: Operation) -> Iterator[Event]:

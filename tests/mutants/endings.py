@@ -80,7 +80,11 @@ begin
         "finish-waits-for-a-locked-row",
         "One row that somebody holds keeps a worker from finishing all its jobs.",
         "sql/jobs/test_finish.py client/test_locked_rows.py",
-        sql("jobs/finish", "finish_jobs.next_stages, true);", "finish_jobs.next_stages);"),
+        sql(
+            "jobs/finish",
+            "_finish_running.results, _finish_running.next_stages, true);",
+            "_finish_running.results, _finish_running.next_stages);",
+        ),
     ),
     mutant(
         "finish-in-the-order-given",
@@ -129,19 +133,60 @@ begin
         "one-attempt-more",
         "A job has one attempt more than it may have.",
         "sql/jobs/test_fail.py sql/jobs/test_claim.py",
-        sql("jobs/fail", "job.attempts >= job.max_attempts", "job.attempts > job.max_attempts"),
+        sql(
+            "jobs/fail",
+            "v_job.attempts >= v_job.max_attempts",
+            "v_job.attempts > v_job.max_attempts",
+        ),
     ),
     mutant(
         "fatal-tried-again",
         "What can never succeed is tried again.",
         "sql/jobs/test_fail.py",
-        sql("jobs/fail", "when _fail_running.is_fatal or job.attempts", "when job.attempts"),
+        sql(
+            "jobs/fail",
+            "when _fail_running.fatals[v_n] or v_job.attempts",
+            "when v_job.attempts",
+        ),
     ),
     mutant(
         "cancelled-tried-again",
         "A job whose cancel was asked for is tried again when it fails.",
         "sql/jobs/test_control.py sql/maintenance/test_sweep.py",
-        sql("jobs/fail", "when job.cancel_requested_at is not null then 'cancelled'", ""),
+        sql("jobs/fail", "if v_job.cancel_requested_at is not null then", "if false then"),
+    ),
+    mutant(
+        "one-ending-stops-all",
+        "One ending that a trigger refuses keeps all others of its call from being stored.",
+        "sql/jobs/test_end.py client/test_locked_rows.py",
+        sql("jobs/end", "    if c_count = 1 then", "    if true then"),
+    ),
+    mutant(
+        "endings-wait-for-a-locked-row",
+        "A call that ends many jobs waits for a row that somebody holds.",
+        "sql/jobs/test_end.py",
+        sql(
+            "jobs/end",
+            """\
+    v_held := rota._hold_jobs(
+        array(
+            select case when t.outcome <> 'succeeded' then t.newest_id end
+            from unnest(v_outcomes, rota._newest_refs(v_ids, v_tokens))
+                with ordinality as t (outcome, newest_id, n)
+            order by t.n
+        ),
+        v_tokens);
+""",
+            """\
+    v_held := rota._newest_refs(v_ids, v_tokens);
+""",
+        ),
+    ),
+    mutant(
+        "full-disk-is-refused",
+        "A failure of the server is told of each ending as its own.",
+        "sql/jobs/test_end.py",
+        sql("jobs/end", "if error_code ~ '^(25|40001|53|57|58|XX)' then", "if false then"),
     ),
     mutant(
         "failure-told-twice",

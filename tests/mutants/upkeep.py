@@ -72,7 +72,7 @@ UPKEEP = (
         "rerun-before-its-time",
         "A job that was asked for again, for later, runs when the try under way has failed.",
         "sql/jobs/test_keys.py",
-        sql("jobs/fail", "run_at := greatest(run_at, job.rerun_run_at);", "null;"),
+        sql("jobs/fail", "run_at := greatest(run_at, v_job.rerun_run_at);", "null;"),
     ),
     mutant(
         "note-lost",
@@ -122,13 +122,15 @@ UPKEEP = (
         "nobody-is-rung",
         "A job comes, and the workers sleep on until their next poll.",
         "sql/maintenance/test_wakeups.py",
-        sql("jobs/enqueue", "perform rota._ring_doors(enqueue.queue, 1, '');", "null;"),
+        sql(
+            "jobs/enqueue", "perform rota._notify_slots(hashtext(enqueue.queue), 1);", "null;"
+        ),
     ),
     mutant(
         "everybody-is-rung",
         "One job wakes all workers that sleep.",
         "sql/maintenance/test_wakeups.py",
-        sql("maintenance/wakeups", "exit when v_rung >= _ring_doors.max_doors;", "null;"),
+        sql("base/notify", "exit when v_notified >= _notify_slots.max_slots;", "null;"),
     ),
     mutant(
         "sure-beside-a-writer",
@@ -136,21 +138,51 @@ UPKEEP = (
         "sql/maintenance/test_wakeups.py",
         sql(
             "maintenance/wakeups",
-            "is_sure := age(pg_snapshot_xmin(pg_current_snapshot())::xid) = 0;",
-            "is_sure := true;",
+            "v_is_sure := c_xmin >= v_state[3];",
+            "v_is_sure := true;",
         ),
     ),
     mutant(
         "short-retry-not-rung",
         "Who sleeps does not hear of a retry that is due before the next poll.",
         "sql/maintenance/test_wakeups.py client/test_wakeups.py",
-        sql("jobs/fail", "perform rota._ring_for(array[job.id]);", "null;"),
+        sql("jobs/fail", "perform rota._notify_for(v_soon_ids);", "null;"),
     ),
     mutant(
         "next-time-without-notes",
         "When a line may go on is not told to who asks for the next time.",
-        "sql/maintenance/test_next_due.py client/test_wakeups.py",
-        sql("maintenance/next_due", "where r.due_at > _next_note_at.since", "where false"),
+        "sql/maintenance/test_wakeups.py client/test_wakeups.py",
+        sql("maintenance/wakeups", "where r.due_at > _next_note_at.since", "where false"),
+    ),
+    mutant(
+        "locks-of-others-dropped",
+        "A worker that stops waiting drops the advisory locks of its application.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "    perform rota._give_up(h.kind, h.key) from rota._held_locks() as h;\n",
+            "    perform pg_advisory_unlock_all();\n",
+        ),
+    ),
+    mutant(
+        "other-types-not-passed-on",
+        "A worker that does not take the job it was notified of tells nobody.",
+        "sql/maintenance/test_wakeups.py client/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "where rota._is_other_due(q.queue, wait_for_jobs.job_types, v_now);",
+            "where false;",
+        ),
+    ),
+    mutant(
+        "passed-on-in-a-circle",
+        "Workers that do not take a job notify each other of it for ever.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "perform rota._notify_slots(hashtext(q.queue), 1, q.slot)",
+            "perform rota._notify_slots(hashtext(q.queue), 16)",
+        ),
     ),
     mutant(
         "round-trip-hides-the-lost",

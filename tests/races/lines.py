@@ -104,7 +104,15 @@ LINES = Game(
     max_stops=3,
     loose=dict.fromkeys(("claim", "limit key", "limit type", "limit no more"), _HELD),
     ignored=frozenset(
-        {"upgrade_log", "maintenance", "rechecks", "buckets", "limit_states", "slots"}
+        {
+            "upgrade_log",
+            "maintenance",
+            "rechecks",
+            "pending_checks",
+            "buckets",
+            "limit_states",
+            "slots",
+        }
     ),
     left_over="""
         select 'is due, and nobody finds it', j.id from rota.jobs as j

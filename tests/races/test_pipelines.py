@@ -234,7 +234,7 @@ def test_a_run_cannot_be_begun_between_two_stages_of_its_key(a: Session, b: Sess
 
 
 def test_a_repeated_finish_waits_for_an_open_one_and_is_told(a: Session, b: Session) -> None:
-    """A finishes a stage and stays open; B asks the same and waits; A commits, or rolls back."""
+    """A finishes a stage and stays open; B asks the same and waits; A commits, or not."""
     for is_committed in (False, True):
         run_id = begin(a)
         job_id, token = claim(a)
@@ -439,7 +439,8 @@ def test_every_run_passes_each_stage_once_and_in_order(
     runs = db.execute(
         "select string_agg(s.stage, '' order by s.lease_token),"
         " count(*) filter (where 'succeeded' not in (s.status, f.status)), sum(s.attempts)"
-        " from rota.finished_jobs as f join rota.stage_runs as s on s.job_id = f.id group by f.id"
+        " from rota.finished_jobs as f join rota.stage_runs as s on s.job_id = f.id"
+        " group by f.id"
     ).fetchall()
     assert [(way, bad) for way, bad, _ in runs] == [(letters, 0)] * 120
     assert sum(attempts for _, _, attempts in runs) > 120 * len(letters), "nobody crashed"

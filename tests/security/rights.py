@@ -18,6 +18,7 @@ _CALLS = """
     claim_jobs            .       x         .         .
     complete_effect       .       x         .         .
     effect_result         .       x         .         .
+    end_jobs              .       x         .         .
     fail_job              .       x         .         .
     finish_and_claim      .       x         .         .
     finish_job            .       x         .         .
@@ -28,8 +29,6 @@ _CALLS = """
     record_effect         .       x         .         .
     release_jobs          .       x         .         .
     report_worker         .       x         .         .
-    ring_others           .       x         .         .
-    next_due_in           .       x         .         .
     set_progress          .       x         .         .
     snooze_job            .       x         .         .
     stop_waiting          .       x         .         .

@@ -814,7 +814,9 @@ def test_the_limit_key_of_a_run_goes_with_it(order):
 @pytest.mark.parametrize(
     ("stage", "stage_input"), [("check", None), ("charge", "c1"), ("ship", "c2")]
 )
-def test_restart_pipeline_goes_on_with_the_latest_result_before_the_stage(order, stage, stage_input):
+def test_restart_pipeline_goes_on_with_the_latest_result_before_the_stage(
+    order, stage, stage_input
+):
     run_id = start(order, payload={"order": 7}, idempotency_key="k")
     step(order, result="c1")
     step(order, result="c2")
