@@ -172,6 +172,9 @@ create or replace function rota._sweep_one(job rota.jobs)
     returns void
     language plpgsql
 as $$
+declare
+    v_policy constant jsonb := coalesce(
+        job.backoff, (select q.backoff from rota.queues as q where q.queue = job.queue));
 begin
     perform rota._fail_running(
         array[job.id], array[job.lease_token],
@@ -180,12 +183,9 @@ begin
             job.locked_by, job.locked_until)],
         array['lease_expired'], array[null::text],
         array[case when job.error_type is distinct from 'lease_expired' then least(
-            make_interval(secs => 0.5 + random()),
             rota._backoff(
-                coalesce(
-                    job.backoff,
-                    (select q.backoff from rota.queues as q where q.queue = job.queue)),
-                job.attempts))
+                coalesce(v_policy, '{}') || '{"kind": "fixed", "base_seconds": 1}', 1),
+            rota._backoff(v_policy, job.attempts))
         end],
         array[false]);
 end;

@@ -82,8 +82,8 @@ def _pause(story: Story, before: Lease, lease: Lease, context: Context) -> Probl
     low, high = bounds(_policy(story, context), before.attempt)
     if before.error.get("error_type") == "lease_expired":
         # The first in a row is followed by another try within two seconds.
-        soon = min(low, SECOND // 2) - ROUNDING, min(high, SECOND * 3 // 2) + ROUNDING
-        if soon[0] <= pause <= soon[1]:
+        soon = bounds({**_policy(story, context), "kind": "fixed", "base_seconds": 1}, 1)
+        if min(low, soon[0]) - ROUNDING <= pause <= min(high, soon[1]) + ROUNDING:
             return
     if not low - ROUNDING <= pause <= high + ROUNDING:
         yield "I7", f"the pause after attempt {before.attempt} was {pause} us: {low} to {high}"
