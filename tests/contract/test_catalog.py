@@ -335,4 +335,8 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         assert locks <= LOCKS.get(name, set()), name
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
         # A hint that may be lost at any time.
-        assert "set_config" not in body or name in (*COMMITTING, "_keep_hint", "_keep_waiting"), name
+        assert "set_config" not in body or name in (
+            *COMMITTING,
+            "_keep_hint",
+            "_keep_waiting",
+        ), name

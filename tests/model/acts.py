@@ -252,8 +252,8 @@ ACTS: dict[str, dict[str, list[Any]]] = {
 }
 MOST = 2**24 - 1  # of larger numbers Hypothesis draws mostly the small ones
 REPORTS = {
-    "finish", "finish_many", "finish_and_claim", "end_many", "fail", "snooze", "release", "heartbeat",
-    "heartbeat_many", "progress", "effect",
+    "finish", "finish_many", "finish_and_claim", "end_many", "fail", "snooze", "release",
+    "heartbeat", "heartbeat_many", "progress", "effect",
 }  # fmt: skip
 OPERATES = {"retry", "cancel", "change", "rerun_from"}
 WORK = (

@@ -226,7 +226,7 @@ class Model(Keys):
 
     def _end_otherwise(self, ref: Ref, kind: dict[str, Any]) -> list[Any]:
         outcome = kind["outcome"]
-        if outcome == "failed" and "error" not in kind or kind.get("delay", 0) < 0:
+        if (outcome == "failed" and "error" not in kind) or kind.get("delay", 0) < 0:
             return ["refused", None]
         try:
             if outcome == "failed":

@@ -22,7 +22,11 @@ UPKEEP = (
         "tick-without-sweep",
         "A tick takes nothing back from workers that vanished.",
         "sql/maintenance/test_tick.py sql/maintenance/test_sweep.py",
-        sql("maintenance/tick", "jobs_swept := rota.sweep_stale_leases(1000);", "jobs_swept := 0;"),
+        sql(
+            "maintenance/tick",
+            "jobs_swept := rota.sweep_stale_leases(1000);",
+            "jobs_swept := 0;",
+        ),
     ),
     mutant(
         "tick-stops-at-a-failure",
@@ -38,7 +42,9 @@ UPKEEP = (
         "stale-lease-not-looked-for",
         "A tick does not see that there is something to take back.",
         "sql/maintenance/test_tick.py sql/maintenance/test_wakeups.py",
-        sql("maintenance/tick", "return rota._has_stale_leases() or exists (", "return exists ("),
+        sql(
+            "maintenance/tick", "return rota._has_stale_leases() or exists (", "return exists ("
+        ),
     ),
     mutant(
         "own-notes-taken-away",
@@ -94,9 +100,7 @@ UPKEEP = (
         "nobody-is-rung",
         "A job comes, and the workers sleep on until their next poll.",
         "sql/maintenance/test_wakeups.py",
-        sql(
-            "jobs/enqueue", "perform rota._notify_slots(hashtext(enqueue.queue), 1);", "null;"
-        ),
+        sql("jobs/enqueue", "perform rota._notify_slots(hashtext(enqueue.queue), 1);", "null;"),
     ),
     mutant(
         "everybody-is-rung",
@@ -166,7 +170,9 @@ UPKEEP = (
         "public-may-execute",
         "Whoever may connect may call every function.",
         "sql/access/test_grants.py contract/test_catalog.py",
-        sql("access/grants", "    revoke all on all routines in schema rota from public;\n", ""),
+        sql(
+            "access/grants", "    revoke all on all routines in schema rota from public;\n", ""
+        ),
     ),
     mutant(
         "observer-may-cancel",
