@@ -52,7 +52,7 @@ create table rota.rechecks (
 
     constraint rechecks_pkey primary key (due_at, id),
     constraint rechecks_kind_check
-        check (kind in ('job', 'order', 'parent', 'bucket', 'limit', 'schedule'))
+        check (kind in ('job', 'order', 'parent', 'limit', 'schedule'))
 )
 with (
     -- Notes that were taken lie in front of those that are due.
@@ -64,7 +64,7 @@ with (
 comment on table rota.rechecks is
     'Notes that something may go on now; taken away by another who has looked.';
 comment on column rota.rechecks.subject is
-    'A job''s id (of a parent with how it ended), an ordering key, a bucket, a limit or a '
+    'A job''s id (of a parent with how it ended), an ordering key, a limit or a '
     'schedule''s name, by kind.';
 comment on column rota.rechecks.made_by is
     'The transaction that wrote it; it cannot take its own note away.';
