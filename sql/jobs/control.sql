@@ -275,9 +275,7 @@ begin
         array[_cancel.job_id], array[_cancel.lease_token], _cancel.status, 'cancelled');
     if _cancel.status = 'blocked' then
         -- The rows of what it waited for are taken away with the next look.
-        insert into rota.rechecks (due_at, kind, subject)
-        values (rota.now(), 'job', _cancel.job_id::text);
-        perform rota._ring('');
+        perform rota._add_checks('job', array[_cancel.job_id::text]);
     end if;
     return 'cancelled';
 end;

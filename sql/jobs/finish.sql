@@ -266,21 +266,20 @@ begin
       and not e.skip_dead
     on conflict do nothing;
 
-    insert into rota.rechecks (due_at, kind, subject)
-    select v_now, 'order', e.ordering_key
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where e.ordering_key is not null;
+    perform rota._add_checks('order', array(
+        select e.ordering_key
+        from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+        where e.ordering_key is not null));
 
     -- What follows its last run is planned by the end of that.
-    insert into rota.rechecks (due_at, kind, subject)
-    select v_now, 'schedule', e.definition
+    perform rota._add_checks('schedule', array(
+    select e.definition
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     join rota.job_definitions as d on d.name = e.definition
     where d.last_job_id = e.id
       -- An older snapshot does not show who has come to wait for it.
       and (d.next_run_at is null
-        or current_setting('transaction_isolation') <> 'read committed');
-    perform rota._ring('');
+        or current_setting('transaction_isolation') <> 'read committed')));
 end;
 $$;
 

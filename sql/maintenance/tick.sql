@@ -67,7 +67,7 @@ begin
             raise warning 'firing failed and will be tried again: %', sqlerrm;
     end;
     begin
-        rechecks_done := rota._recheck(1000);
+        rechecks_done := rota._recheck(1000) + rota._do_checks(1000);
     exception
         when others then
             raise warning 'rechecks failed and will be tried again: %', sqlerrm;
@@ -84,7 +84,7 @@ begin
     end;
 
     -- Retention keeps a pace of its own.
-    has_more := greatest(jobs_swept, jobs_fired, rechecks_done) >= 1000;
+    has_more := greatest(jobs_swept, jobs_fired, rechecks_done) >= 1000 or rota._has_checks();
     return next;
 end;
 $$;
@@ -114,7 +114,7 @@ begin
         select from rota.job_definitions as d where d.next_run_at <= v_now
     ) or exists (
         select from rota.rechecks as r where r.due_at <= v_now
-    ) or exists (
+    ) or rota._has_checks() or exists (
         select
         from rota.upkeep as u
         join rota.upkeep as r on r.task = 'retention'

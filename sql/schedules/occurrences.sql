@@ -468,8 +468,8 @@ begin
         returning d.name, d.kind, d.next_run_at, u.job_id
     )
     -- A last job that was live may be about to end without knowing that this waits for it.
-    insert into rota.rechecks (due_at, kind, subject)
-    select rota.now(), 'schedule', m.name
+    insert into rota.pending_checks (kind, subject)
+    select 'schedule', m.name
     from moved as m
     where m.next_run_at is null
       and m.job_id is null
@@ -482,7 +482,7 @@ $$;
  * known just now.  A live one is locked for a moment: whoever ends it later finds that its end
  * is waited for.
  */
-create or replace function rota._recheck_schedule(name text)
+create or replace function rota._check_schedule(name text)
     returns boolean
     language plpgsql
 as $$
@@ -493,11 +493,11 @@ begin
     select d.*
     into v_definition
     from rota.job_definitions as d
-    where d.name = _recheck_schedule.name
+    where d.name = _check_schedule.name
     for update skip locked;
     if not found then
         return not exists (
-            select from rota.job_definitions as d where d.name = _recheck_schedule.name
+            select from rota.job_definitions as d where d.name = _check_schedule.name
         );
     elsif not v_definition.is_enabled or v_definition.next_run_at is not null
       or v_definition.last_job_id is null or v_definition.kind <> 'after' then

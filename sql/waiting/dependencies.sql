@@ -321,10 +321,9 @@ as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- This snapshot may be older than a row that waits for us.
-        insert into rota.rechecks (due_at, kind, subject)
-        select rota.now(), 'parent', format('%s %s', p.id, _settle_parents.status)
-        from unnest(_settle_parents.parent_ids) as p (id);
-        perform rota._ring('');
+        perform rota._add_checks('parent', array(
+            select format('%s %s', p.id, _settle_parents.status)
+            from unnest(_settle_parents.parent_ids) as p (id)));
         return;
     end if;
     with freed as (
@@ -340,56 +339,60 @@ begin
           and _settle_parents.status <> 'succeeded'
         returning d.job_id
     )
-    insert into rota.rechecks (due_at, kind, subject)
-    select distinct rota.now(), 'job', c.job_id::text
+    insert into rota.pending_checks (kind, subject)
+    select distinct 'job', c.job_id::text
     from (select f.job_id from freed as f union all select f.job_id from failed as f) as c;
     perform rota._ring('');
 end;
 $$;
 
 /* This job, or run, had ended so; it may be live again, or forgotten. */
-create or replace function rota._recheck_parent(job_id bigint, status text)
-    returns void
-    language plpgsql
-as $$
-declare
-    v_status text;
-begin
-    perform rota._settle_parents(array[f.id], f.status)
-    from rota.finished_jobs as f
-    where f.id = _recheck_parent.job_id
-      and f.first_job_id is null;
-
-    if not found and not exists (
-        select from rota.jobs as j where j.id = _recheck_parent.job_id and j.pipeline is null
-    ) then
-        v_status := coalesce(
-            rota._run_status(_recheck_parent.job_id), _recheck_parent.status);
-        -- What is live tells at its end.
-        if v_status <> 'live' then
-            perform rota._settle_parents(array[_recheck_parent.job_id], v_status);
-        end if;
-    end if;
-end;
-$$;
-
-/* Free a job that waits for nothing more; false if it is locked just now. */
-create or replace function rota._recheck_job(job_id bigint)
+create or replace function rota._check_parent(subject text)
     returns boolean
     language plpgsql
 as $$
 declare
+    c_job_id constant bigint := split_part(_check_parent.subject, ' ', 1)::bigint;
+    c_status constant text := split_part(_check_parent.subject, ' ', 2);
+    v_status text;
+begin
+    perform rota._settle_parents(array[f.id], f.status)
+    from rota.finished_jobs as f
+    where f.id = c_job_id
+      and f.first_job_id is null;
+
+    if not found and not exists (
+        select from rota.jobs as j where j.id = c_job_id and j.pipeline is null
+    ) then
+        v_status := coalesce(
+            rota._run_status(c_job_id), c_status);
+        -- What is live tells at its end.
+        if v_status <> 'live' then
+            perform rota._settle_parents(array[c_job_id], v_status);
+        end if;
+    end if;
+    return true;
+end;
+$$;
+
+/* Free a job that waits for nothing more; false if it is locked just now. */
+create or replace function rota._check_job(subject text)
+    returns boolean
+    language plpgsql
+as $$
+declare
+    c_job_id constant bigint := _check_job.subject::bigint;
     v_job rota.jobs;
 begin
     select j.*
     into v_job
     from rota.jobs as j
-    where j.id = _recheck_job.job_id
+    where j.id = c_job_id
     for update skip locked;
-    if not found and exists (select from rota.jobs as j where j.id = _recheck_job.job_id) then
+    if not found and exists (select from rota.jobs as j where j.id = c_job_id) then
         return false;
     elsif not found then
-        perform rota._forget_parents(_recheck_job.job_id);
+        perform rota._forget_parents(c_job_id);
         return true;
     elsif v_job.status <> 'blocked' then
         return true;
@@ -406,7 +409,7 @@ begin
     if rota._has_parents(v_job.id) then
         return true;
     elsif v_job.ordering_key is not null then
-        return rota._recheck_order(v_job.ordering_key);
+        return rota._check_order(v_job.ordering_key);
     end if;
     perform rota._unblock(v_job.id);
     return true;

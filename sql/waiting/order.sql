@@ -12,7 +12,7 @@
  */
 
 /* Make the first job of a key its head, if it has none; false if that is locked just now. */
-create or replace function rota._recheck_order(ordering_key text)
+create or replace function rota._check_order(ordering_key text)
     returns boolean
     language plpgsql
 as $$
@@ -23,7 +23,7 @@ begin
     select j.id, j.status
     into v_job_id, v_status
     from rota.jobs as j
-    where j.ordering_key = _recheck_order.ordering_key
+    where j.ordering_key = _check_order.ordering_key
     order by coalesce(j.first_job_id, j.id)
     limit 1;
     if not found or v_status <> 'blocked' or rota._has_parents(v_job_id) then
@@ -39,7 +39,7 @@ begin
         return false;
     -- Asked again: until it was locked, somebody may have made it wait for a job.
     elsif v_status = 'blocked' and not rota._has_parents(v_job_id)
-      and rota._is_free_key(_recheck_order.ordering_key, v_job_id) then
+      and rota._is_free_key(_check_order.ordering_key, v_job_id) then
         perform rota._unblock(v_job_id);
     end if;
     return true;
@@ -108,9 +108,7 @@ begin
             hint = 'rota.stuck_keys lists the keys whose next job is dead.';
     end if;
 
-    insert into rota.rechecks (due_at, kind, subject)
-    values (rota.now(), 'order', resume_key.ordering_key);
-    perform rota._ring('');
+    perform rota._add_checks('order', array[resume_key.ordering_key]);
     return v_job_id;
 end;
 $$;
@@ -127,8 +125,6 @@ begin
     delete from rota.stuck_keys as s
     where s.ordering_key = _unstick.ordering_key
       and s.job_id = _unstick.job_id;
-    insert into rota.rechecks (due_at, kind, subject)
-    values (rota.now(), 'order', _unstick.ordering_key);
-    perform rota._ring('');
+    perform rota._add_checks('order', array[_unstick.ordering_key]);
 end;
 $$;

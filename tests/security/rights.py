@@ -96,6 +96,8 @@ _READS = """
     queue_grants          .       .         x         x
     queue_stats           .       .         x         x
     queues                .       .         x         x
+    pending_checks        .       .         .         .
+    pending_checks_id_seq .       .         .         .
     rechecks              .       .         .         .
     rechecks_id_seq       .       .         .         .
     running_jobs          .       .         x         x
