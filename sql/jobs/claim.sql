@@ -297,7 +297,8 @@ $$;
 
 /*
  * The queues that are not paused, nor full; and until which place their lanes are walked.  A
- * place is in the future where jobs of a high number age: those for later are not in a lane.
+ * place is in the future where jobs of a high number age, or of a key that has just sent many;
+ * jobs for later are not in the lanes of such queues.
  */
 create or replace function rota._open_queues(
     queues text[],
@@ -311,11 +312,15 @@ as $$
 begin
     select
         coalesce(array_agg(c.queue), '{}'),
-        coalesce(array_agg(case when q.ageing is null then _open_queues.due
-            else 'infinity' end), '{}')
+        coalesce(array_agg(case
+            when q.ageing is not null then 'infinity'
+            when f.queue is not null then _open_queues.due + interval '1 minute'
+            else _open_queues.due
+        end), '{}')
     into open_queues, ends
     from (select distinct u.queue from unnest(_open_queues.queues) as u (queue)) as c
     left join rota.queues as q on q.queue = c.queue
+    left join rota.fair_queues as f on f.queue = c.queue
     where q.is_paused is not true;
     if exists (select from rota.limits as l where l.queue = any(open_queues)) then
         select coalesce(array_agg(c.queue), '{}'), coalesce(array_agg(c.until), '{}')

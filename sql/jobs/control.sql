@@ -62,10 +62,13 @@ create or replace function rota._requeue(job_id bigint)
     language plpgsql
 as $$
 declare
+    v_held_limits constant text[] := (
+        select j.held_limits from rota.jobs as j where j.id = _requeue.job_id);
     v_status text;
 begin
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
+        held_limits = null,
         run_at = least(j.run_at, rota.now()),
         attempts = least(j.attempts, j.max_attempts - 1),
         payload = coalesce(j.rerun_payload, j.payload),
@@ -81,6 +84,8 @@ begin
         updated_at = rota.now()
     where j.id = _requeue.job_id
     returning j.status into v_status;
+    perform rota._jobs_left(v_held_limits);
+    perform rota._jobs_came_in(array[_requeue.job_id]);
     perform rota._ring_for(array[_requeue.job_id]);
     return v_status;
 end;
@@ -123,7 +128,7 @@ begin
     revived as (
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, limit_key, bucket,
+            backoff, idempotency_key, ordering_key, skip_dead, limit_key,
             pipeline, stage, stage_input, first_job_id, definition, scheduled_for, lease_token,
             last_error, error_type, failed_at, created_at,
             status, run_at, updated_at
@@ -132,7 +137,6 @@ begin
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            rota._bucket(e.job_type, e.limit_key),
             e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition, e.scheduled_for,
             e.lease_token,
             e.last_error, e.error_type, e.failed_at, e.created_at,
@@ -158,6 +162,7 @@ begin
     update rota.dependencies as d
     set is_failed = false
     where d.parent_id = coalesce(v_first_job_id, _revive.job_id);
+    perform rota._jobs_came_in(array[_revive.job_id]);
     perform rota._ring_for(array[_revive.job_id]);
     return v_status;
 end;
@@ -302,6 +307,7 @@ begin
     if not found then
         perform rota._raise_not_live(set_priority.job_id);
     end if;
+    perform rota._jobs_came_in(array[set_priority.job_id]);
 end;
 $$;
 
@@ -352,6 +358,7 @@ begin
         updated_at = rota.now()
     where j.id = reschedule_job.job_id
     returning j.run_at into v_run_at;
+    perform rota._jobs_came_in(array[reschedule_job.job_id]);
     perform rota._ring_for(array[reschedule_job.job_id]);
     return v_run_at;
 end;

@@ -148,6 +148,7 @@ begin
         rerun_priority = case when not v_is_rerun then j.rerun_priority end,
         locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
         locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
+        held_limits = case when _fail_running.status <> 'failed' then j.held_limits end,
         last_error = left(_fail_running.error, 1000),
         error_type = v_error_type,
         failed_at = v_now,
@@ -158,7 +159,15 @@ begin
 
     if status <> 'failed' then
         perform rota._end_jobs(array[job.id], array[job.lease_token], 'running', status);
-    elsif run_at < v_now + rota._soon() then
+        return next;
+        return;
+    end if;
+
+    if job.held_limits is not null then
+        perform rota._jobs_left(job.held_limits);
+    end if;
+    perform rota._jobs_came_in(array[job.id]);
+    if run_at < v_now + rota._soon() then
         perform rota._ring_for(array[job.id]);
     end if;
     return next;
@@ -253,21 +262,29 @@ as $$
 declare
     v_cancelled_ids bigint[];
     v_cancelled_tokens bigint[];
+    v_held_limits text[];
 begin
     -- Each is locked before it is looked at: the planner moves a condition on a subquery into
     -- it, in front of the lock, but not on a CTE.
     with held as (
-        select j.id, j.lease_token, j.cancel_requested_at
+        select j.id, j.lease_token, j.cancel_requested_at, j.held_limits
         from rota.jobs as j
         where j.id = any(_give_back.job_ids)
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
           and j.status = 'running'
         for update
     )
-    select array_agg(h.id), array_agg(h.lease_token)
-    into v_cancelled_ids, v_cancelled_tokens
-    from held as h
-    where h.cancel_requested_at is not null;
+    select
+        array_agg(h.id) filter (where h.cancel_requested_at is not null),
+        array_agg(h.lease_token) filter (where h.cancel_requested_at is not null),
+        (
+            select array_agg(n.limit_name)
+            from held as l
+            cross join lateral unnest(l.held_limits) as n (limit_name)
+            where l.cancel_requested_at is null
+        )
+    into v_cancelled_ids, v_cancelled_tokens, v_held_limits
+    from held as h;
 
     return query
     select e.job_id, timestamptz 'infinity'
@@ -287,11 +304,14 @@ begin
         rerun_priority = null,
         locked_by = null,
         locked_until = null,
+        held_limits = null,
         updated_at = rota.now()
     where j.id = any(_give_back.job_ids)
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running'
     returning j.id, j.run_at;
+    perform rota._jobs_left(v_held_limits);
+    perform rota._jobs_came_in(_give_back.job_ids);
     perform rota._ring_for(_give_back.job_ids);
 end;
 $$;

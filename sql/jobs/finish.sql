@@ -164,6 +164,8 @@ declare
     v_ended bigint[];
     v_over bigint[];
     v_leading jsonb;
+    v_held_limits text[];
+    v_waiting_kinds jsonb;
 begin
     with ended as (
         delete from rota.jobs as j
@@ -181,7 +183,8 @@ begin
             j.stage, j.stage_input, j.first_job_id, j.definition, j.scheduled_for, j.run_at,
             j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
             j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
-            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
+            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority,
+            j.held_limits
     ),
     archived as (
         insert into rota.finished_jobs (
@@ -210,9 +213,23 @@ begin
         -- Of what may be large only what goes on: a jsonb holds 256 MB.
         jsonb_agg(to_jsonb(e) - array['stage_input', case when e.pipeline is null
             then 'payload' end]) filter (where num_nonnulls(
-            e.rerun_payload, e.ordering_key, e.pipeline, e.definition) > 0)
-    into v_ended, v_leading
+            e.rerun_payload, e.ordering_key, e.pipeline, e.definition) > 0),
+        (
+            select array_agg(h.limit_name)
+            from ended as l
+            cross join lateral unnest(l.held_limits) as h (limit_name)
+            where l.held_limits is not null
+        ),
+        case when _end_jobs.old_status in ('queued', 'failed')
+            then jsonb_agg(distinct jsonb_build_array(e.job_type, e.limit_key)) end
+    into v_ended, v_leading, v_held_limits, v_waiting_kinds
     from ended as e;
+    if v_held_limits is not null then
+        perform rota._jobs_left(v_held_limits);
+    elsif v_waiting_kinds is not null and exists (select from rota.limits) then
+        perform rota._check_held_of(k.kind ->> 0, k.kind ->> 1)
+        from jsonb_array_elements(v_waiting_kinds) as k (kind);
+    end if;
 
     v_over := v_ended;
     if v_leading is not null then
@@ -239,21 +256,28 @@ create or replace function rota._follow_up(jobs jsonb, status text)
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_reruns bigint[];
 begin
     -- Somebody asked for another run meanwhile; it begins where this one ends.
-    insert into rota.jobs (
-        queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, limit_key, bucket, lease_token,
-        status, run_at, created_at, updated_at
+    with reruns as (
+        insert into rota.jobs as j (
+            queue, job_type, payload, priority, max_attempts, lease, backoff,
+            idempotency_key, ordering_key, skip_dead, limit_key, lease_token,
+            status, run_at, created_at, updated_at
+        )
+        select
+            e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key, e.lease_token,
+            case when e.ordering_key is null then 'queued' else 'blocked' end,
+            e.rerun_run_at, v_now, v_now
+        from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+        where e.rerun_payload is not null
+        returning j.id
     )
-    select
-        e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
-        e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-        rota._bucket(e.job_type, e.limit_key), e.lease_token,
-        case when e.ordering_key is null then 'queued' else 'blocked' end,
-        e.rerun_run_at, v_now, v_now
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where e.rerun_payload is not null;
+    select array_agg(r.id) into v_reruns from reruns as r;
+    if v_reruns is not null then
+        perform rota._jobs_came_in(v_reruns);
+    end if;
     perform rota._ring(e.queue)
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null

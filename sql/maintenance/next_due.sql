@@ -27,7 +27,7 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_slow_until constant timestamptz := 'epoch'::timestamptz
-        + (rota._hint('next'))[1] * interval '1 microsecond';
+        + rota._scan_start('next')::bigint * interval '1 microsecond';
     v_since timestamptz;
     v_next timestamptz := v_now + interval '1 minute';
 begin
@@ -42,8 +42,8 @@ begin
     v_since := v_now - next_due_in.since;
     v_next := least(
         v_next,
-        rota._next_note_at(next_due_in.queues, v_since),
-        rota._next_start_at(next_due_in.queues, v_since));
+        rota._next_check_at(next_due_in.queues, v_since),
+        rota._next_start_of(next_due_in.queues, v_since));
     v_next := least(v_next, (
         select min(rota._next_run_at(c.queue, v_since, v_next))
         from unnest(next_due_in.queues[1:100]) as c (queue)
@@ -52,8 +52,8 @@ begin
     ));
 
     if rota.now() - v_now > interval '5 ms' then
-        perform rota._keep_hint('next', array[(extract(epoch from
-            v_now + least(20 * (rota.now() - v_now), '1 minute')) * 1000000)::bigint]);
+        perform rota._keep_scan_start('next', (extract(epoch from
+            v_now + least(20 * (rota.now() - v_now), '1 minute')) * 1000000)::bigint::text);
     end if;
     return case when v_next < v_now + interval '1 minute'
         then greatest(v_next - v_now, '0') end;
@@ -65,60 +65,66 @@ comment on function rota.next_due_in(text[], interval) is
     'at a rate, and 0 if something has since the caller looked, since ago; null if that is a '
     'minute or more; where a look takes long, when to ask again; raises 22023.';
 
-/* The next look at a line of these queues, because of a later job or of a rate. */
-create or replace function rota._next_note_at(queues text[], since timestamptz)
+/* When the time of a job of these queues comes, or of a check that may let one in. */
+create or replace function rota._next_check_at(queues text[], since timestamptz)
     returns timestamptz
     language plpgsql
     stable
 as $$
 begin
-    return (
-        select min(n.due_at)
-        from (
-            select r.due_at, r.kind, r.subject
-            from rota.rechecks as r
-            where r.due_at > _next_note_at.since
-            order by r.due_at, r.id
-            limit 100
-        ) as n
-        where n.kind = 'bucket' and split_part(n.subject, ' ', 1) = any(_next_note_at.queues)
-           or n.kind = 'limit' and exists (
-            select
-            from rota.buckets as b
-            where b.waits_for = n.subject
-              and b.queue = any(_next_note_at.queues)
+    return least(
+        (
+            select min(l.run_at)
+            from (
+                select j.run_at, j.queue
+                from rota.jobs as j
+                where j.hold = 'time'
+                  and j.status in ('queued', 'failed')
+                  and j.run_at > _next_check_at.since
+                order by j.run_at
+                limit 100
+            ) as l
+            where l.queue = any(_next_check_at.queues)
+        ),
+        (
+            select min(c.due_at)
+            from (
+                select p.due_at, p.subject
+                from rota.pending_checks as p
+                where p.kind = 'limit'
+                  and p.due_at > '-infinity'
+                  and p.due_at > _next_check_at.since
+                order by p.due_at
+                limit 100
+            ) as c
+            where exists (
+                select
+                from rota.jobs as j
+                where j.hold = c.subject
+                  and j.hold <> 'time'
+                  and j.status in ('queued', 'failed')
+                  and j.queue = any(_next_check_at.queues)
+            )
         )
     );
 end;
 $$;
 
-/* The next start at a rate of these queues, or of their lines that are not parked. */
-create or replace function rota._next_start_at(queues text[], since timestamptz)
+/* The next start at a rate of one of these queues. */
+create or replace function rota._next_start_of(queues text[], since timestamptz)
     returns timestamptz
     language plpgsql
     stable
 as $$
 begin
     return (
-        select min(p.paid_at)
-        from (
-            select l.limit_name, l.max_starts, l.per, l.burst
-            from rota.limits as l
-            where l.queue = any(_next_start_at.queues)
-            union
-            select l.limit_name, l.max_starts, l.per, l.burst
-            from (
-                select b.bucket
-                from rota.buckets as b
-                where b.queue = any(_next_start_at.queues)
-                  and b.waits_for is null
-                limit 20
-            ) as w
-            cross join lateral rota._limits_of(w.bucket) as l
-        ) as r
-        cross join lateral rota._paid_at(
-            r.limit_name, rota._gap(r.max_starts, r.per), r.burst) as p (paid_at)
-        where p.paid_at > _next_start_at.since
+        select min(n.start_at)
+        from rota.limits as l
+        cross join lateral rota._next_start_at(
+            l.limit_name, l.max_starts, l.per, l.burst) as n (start_at)
+        where l.queue = any(_next_start_of.queues)
+          and l.max_starts is not null
+          and n.start_at > _next_start_of.since
     );
 end;
 $$;
@@ -134,22 +140,22 @@ create or replace function rota._next_run_at(
     stable
 as $$
 declare
-    v_priority bigint := -32769::bigint;
+    v_lane bigint := -32769::bigint;
     v_run_at timestamptz;
     v_first timestamptz;
 begin
-    for v_lane in 1..10 loop
-        v_priority := rota._next_lane(array[_next_run_at.queue], v_priority, null);
-        exit when v_priority is null;
+    for v_step in 1..10 loop
+        v_lane := rota._next_lane(array[_next_run_at.queue], v_lane, null);
+        exit when v_lane is null;
         select min(j.run_at)
         into v_run_at
         from rota.jobs as j
         where j.queue = _next_run_at.queue
-          and j.priority = v_priority
-          and j.bucket is null
+          and j.lane = v_lane
+          and j.hold is null
           and j.status in ('queued', 'failed')
-          and j.run_at > _next_run_at.after
-          and j.run_at < _next_run_at.before;
+          and j.place > _next_run_at.after
+          and j.place < _next_run_at.before;
         v_first := least(v_first, v_run_at);
     end loop;
     return v_first;

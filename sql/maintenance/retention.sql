@@ -62,7 +62,7 @@ begin
             elsif v_step = 'fires' then
                 v_others := v_others + rota._forget_fires(5000);
             elsif v_step = 'limits' then
-                perform rota._forget_limits(5000);
+                perform rota._purge_limits(5000);
             elsif v_step = 'workers' then
                 delete from rota.workers as w where w.last_seen_at < v_now - interval '1 day';
             elsif v_step = 'pg_cron' then

@@ -67,7 +67,7 @@ begin
             raise warning 'firing failed and will be tried again: %', sqlerrm;
     end;
     begin
-        rechecks_done := rota._recheck(1000) + rota._do_checks(1000);
+        rechecks_done := rota._enter_due(1000) + rota._do_checks(1000);
     exception
         when others then
             raise warning 'rechecks failed and will be tried again: %', sqlerrm;
@@ -112,9 +112,7 @@ declare
 begin
     return rota._has_stale_leases() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
-    ) or exists (
-        select from rota.rechecks as r where r.due_at <= v_now
-    ) or rota._has_checks() or exists (
+    ) or rota._has_checks() or rota._has_later_due() or exists (
         select
         from rota.upkeep as u
         join rota.upkeep as r on r.task = 'retention'

@@ -171,50 +171,34 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_queue text;
-    v_priority integer;
+    v_lane integer;
 begin
     -- Under a held snapshot a look takes long, and a claim knows better where to begin.
     if _is_any_due.job_types is null
-      and (rota._hint('due'))[1] > extract(epoch from v_now) * 1000000 then
+      and rota._scan_start('due')::bigint > extract(epoch from v_now) * 1000000 then
         return true;
     end if;
-    if _is_any_due.job_types is null and (
-        exists (select from rota.rechecks as r where r.due_at <= v_now)
-        or exists (
-            select
-            from rota.buckets as b
-            where b.queue = any(_is_any_due.queues)
-              and b.waits_for is null
-        )
-    ) then
-        return true;
-    end if;
-
-    if rota._is_any_in_line(_is_any_due.queues, _is_any_due.job_types, v_now) then
-        return true;
-    end if;
-
     foreach v_queue in array _is_any_due.queues loop
-        v_priority := -32769;
-        for v_lane in 1..11 loop
-            select j.priority::integer
-            into v_priority
+        v_lane := -32769;
+        for v_step in 1..11 loop
+            select j.lane::integer
+            into v_lane
             from rota.jobs as j
             where j.queue = v_queue
-              and j.bucket is null
+              and j.hold is null
               and j.status in ('queued', 'failed')
-              and j.priority > v_priority
-            order by j.priority
+              and j.lane > v_lane
+            order by j.lane
             limit 1;
             exit when not found;
-            if v_lane = 11 or exists (
+            if v_step = 11 or exists (
                 select
                 from rota.jobs as j
                 where j.queue = v_queue
-                  and j.priority = v_priority
-                  and j.bucket is null
+                  and j.lane = v_lane
+                  and j.hold is null
                   and j.status in ('queued', 'failed')
-                  and j.run_at <= v_now
+                  and j.place <= v_now
                   and (_is_any_due.job_types is null
                     or j.job_type <> all(_is_any_due.job_types))
             ) then
@@ -223,44 +207,10 @@ begin
         end loop;
     end loop;
     if rota.now() - v_now > interval '5 ms' then
-        perform rota._keep_hint('due', array[
-            (extract(epoch from v_now + interval '1 minute') * 1000000)::bigint]);
+        perform rota._keep_scan_start('due',
+            (extract(epoch from v_now + interval '1 minute') * 1000000)::bigint::text);
     end if;
     return false;
-end;
-$$;
-
-/* Whether lines have a due job of other types than these; asked of the first jobs of some. */
-create or replace function rota._is_any_in_line(
-    queues text[],
-    job_types text[],
-    due timestamptz
-)
-    returns boolean
-    language plpgsql
-    stable
-as $$
-begin
-    return exists (
-        select
-        from (
-            select b.queue, b.bucket
-            from rota.buckets as b
-            where b.queue = any(_is_any_in_line.queues)
-              and b.waits_for is null
-            limit 100
-        ) as l
-        cross join lateral (
-            select j.job_type
-            from rota.jobs as j
-            where j.queue = l.queue
-              and j.bucket = l.bucket
-              and j.status in ('queued', 'failed')
-              and j.run_at <= _is_any_in_line.due
-            limit 10
-        ) as d
-        where d.job_type <> all(_is_any_in_line.job_types)
-    );
 end;
 $$;
 

@@ -51,7 +51,7 @@ create table rota.pending_checks (
     updated_at timestamptz not null default rota.now(),
 
     constraint pending_checks_kind_check
-        check (kind in ('order', 'job', 'parent', 'limit', 'schedule'))
+        check (kind in ('order', 'job', 'parent', 'limit', 'queue', 'schedule'))
 )
 with (
     -- Every check leaves a dead row, however few wait.

@@ -74,6 +74,11 @@ begin
       and not set_limit.is_reset then
         perform rota._refuse('max_running', 'or max_starts or weight must be given');
     end if;
+    -- Nobody has looked after the commit, which is when all will know of the limit.
+    update rota.limits as l
+    set is_settled = v_limit.max_running is null or cardinality(rota._uncounted(v_limit)) = 0,
+        settled_xid = '18446744073709551615'
+    where l.limit_name = v_limit_name;
     perform rota._check_burst(v_limit);
 
     delete from rota.limits as l
@@ -84,9 +89,9 @@ begin
         update rota.limits as l
         set is_settled = false
         where l.limit_name = any(rota._key_limits(set_limit.limit_key));
-        perform rota._add_checks('limit', rota._key_limits(set_limit.limit_key), rota.now());
+        perform rota._add_checks('limit', rota._key_limits(set_limit.limit_key));
     end if;
-    perform rota._add_checks('limit', array[v_limit_name], rota.now());
+    perform rota._add_checks('limit', array[v_limit_name]);
 end;
 $$;
 
@@ -332,7 +337,7 @@ begin
         if v_unused <> '{}' then
             -- Jobs that are held for the other limit may have these slots.
             perform rota._give_slots(v_unused);
-            perform rota._add_checks('limit', v_unused, rota.now());
+            perform rota._add_checks('limit', v_unused);
         end if;
         held_limits := held_limits - array(select r.id::text from unnest(v_refused) as r (id));
         if v_limit.queue is not null then
@@ -353,7 +358,7 @@ begin
     update rota.jobs as j
     set hold = _hold_for_limit.limit_name
     where j.id = any(_hold_for_limit.job_ids);
-    perform rota._add_checks('limit', array[_hold_for_limit.limit_name], rota.now());
+    perform rota._add_checks('limit', array[_hold_for_limit.limit_name]);
 end;
 $$;
 
@@ -609,20 +614,25 @@ create or replace function rota._jobs_left(limit_names text[])
     returns void
     language plpgsql
 as $$
+declare
+    v_name text;
+    v_slots integer;
 begin
     if cardinality(_jobs_left.limit_names) > 0 is not true then
         return;
     end if;
     perform rota._give_slots(_jobs_left.limit_names);
-    perform case
-        when n.limit_name like 'queue %' then rota._ring(substr(n.limit_name, 7))
-        else rota._open_held(n.limit_name, n.slots::integer)
-    end
-    from (
-        select u.limit_name, count(*) as slots
+    for v_name, v_slots in
+        select u.limit_name, count(*)
         from unnest(_jobs_left.limit_names) as u (limit_name)
         group by u.limit_name
-    ) as n;
+    loop
+        if v_name like 'queue %' then
+            perform rota._ring(substr(v_name, 7));
+        else
+            perform rota._open_held(v_name, v_slots);
+        end if;
+    end loop;
 end;
 $$;
 
@@ -679,10 +689,8 @@ begin
         v_opened := v_opened || v_ids;
     end loop;
 
-    update rota.jobs as j
-    set hold = null
-    where j.id = any(v_opened);
     if v_opened <> '{}' then
+        perform rota._place_jobs(v_opened, true);
         perform rota._ring_for(v_opened);
     end if;
     if v_opened <> '{}' or v_is_full then
@@ -795,17 +803,19 @@ as $$
 declare
     v_rate record;
     v_now bigint;
+    v_cell bigint;
     v_room integer;
     v_taken integer := 0;
 begin
     select c.* into v_rate from rota._cells(
         _take_starts.max_starts, _take_starts.per, _take_starts.burst) as c;
     v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length);
-    for v_cell in v_now - v_rate.cells + 1..v_now loop
+    for v_step in 1..v_rate.cells loop
         exit when v_taken >= _take_starts.wanted;
+        v_cell := v_now - v_rate.cells + v_step;
         continue when not pg_try_advisory_xact_lock(
             1919907961, hashtext(v_cell || ' ' || _take_starts.limit_name));
-        v_room := case when v_cell = v_now - v_rate.cells + 1 then v_rate.oldest_starts
+        v_room := case when v_step = 1 then v_rate.oldest_starts
                 else v_rate.starts end - (
             select coalesce(sum(s.starts), 0)
             from rota.limit_starts as s
@@ -877,28 +887,30 @@ declare
     v_free integer := 100;
     v_next timestamptz := rota.now();
     v_opened integer;
+    v_is_settled boolean;
 begin
-    if not rota._settle_limit(c_name) then
-        perform rota._check_later(c_name, rota.now() + interval '1 second');
-    end if;
+    v_is_settled := rota._settle_limit(c_name);
     if c_name like 'queue %' then
-        perform rota._ring(substr(c_name, 7));
         select b.* into v_bound from rota._bound(c_name) as b;
-        if v_bound.max_running is not null
-          and not rota._settle_slots(c_name, v_bound.max_running) then
-            perform rota._check_later(c_name, rota.now() + interval '1 second');
-        end if;
-        return true;
+        v_is_settled := v_is_settled and (v_bound.max_running is null
+            or rota._settle_slots(c_name, v_bound.max_running));
+        perform rota._ring(substr(c_name, 7));
+        return v_is_settled;
     elsif c_name like '%:*' then
         perform rota._check_class(c_name);
-        return true;
+        return v_is_settled;
     end if;
 
     select b.* into v_bound from rota._bound(c_name) as b;
-    if v_bound.max_running is not null then
+    if num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0 then
+        v_opened := rota._open_held(c_name, 1000);
+        if v_opened > 0 then
+            perform rota._add_checks('limit', array[c_name]);
+        end if;
+        return v_opened > 0 or not rota._has_held(c_name);
+    elsif v_bound.max_running is not null then
         if not v_bound.is_settled or not rota._settle_slots(c_name, v_bound.max_running) then
-            perform rota._check_later(c_name, rota.now() + interval '1 second');
-            return true;
+            return false;
         end if;
         v_free := rota._free_slots(c_name, v_bound.max_running, 100, true);
     end if;
@@ -913,28 +925,25 @@ begin
                 else least(v_free, coalesce(v_bound.burst, 1)) end);
     end if;
     if not rota._has_held(c_name) then
-        return true;
+        return v_is_settled;
     elsif v_next > rota.now() then
         perform rota._check_later(c_name, v_next);
     elsif v_free > 0 and v_bound.max_starts is not null then
         perform rota._check_later(
             c_name, rota.now() + rota._gap(v_bound.max_starts, v_bound.per));
-    elsif v_free > 0 and (v_bound.max_running is null or v_opened = 0) then
-        perform rota._check_later(c_name, rota.now() + interval '50 milliseconds');
     elsif v_free > 0 then
-        -- Those that were opened open the next when they end.
-        return true;
+        -- Those that were opened open the next when they end, if there is a limit at all.
+        return v_is_settled and v_opened > 0 and v_bound.max_running is not null;
     elsif c_horizon is null then
         perform rota._add_checks(
             'limit',
             array[format('%s %s', pg_snapshot_xmax(pg_current_snapshot()), c_name)],
             -- Nor does anybody remember where to scan from for longer than 2 seconds.
-            rota.now() + interval '2.1 seconds');
+            rota.now() + interval '2100 milliseconds');
     elsif pg_snapshot_xmin(pg_current_snapshot()) < c_horizon then
-        perform rota._add_checks(
-            'limit', array[_check_limit.subject], rota.now() + interval '1 second');
+        return false;
     end if;
-    return true;
+    return v_is_settled;
 end;
 $$;
 
@@ -944,10 +953,45 @@ create or replace function rota._check_later(limit_name text, due_at timestamptz
     language plpgsql
 as $$
 begin
-    if not rota._has_check('limit', _check_later.limit_name, _check_later.due_at) then
+    if not rota._has_check(_check_later.limit_name, _check_later.due_at) then
         perform rota._add_checks(
             'limit', array[_check_later.limit_name], _check_later.due_at);
     end if;
+end;
+$$;
+
+/* Whether such a check is going to be done after now and by that time. */
+create or replace function rota._has_check(subject text, due_at timestamptz)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return exists (
+        select
+        from rota.pending_checks as c
+        where c.kind = 'limit'
+          and c.subject = _has_check.subject
+          and c.due_at > '-infinity'
+          and c.due_at > rota.now()
+          and c.due_at <= _has_check.due_at
+    );
+end;
+$$;
+
+/*
+ * Jobs of this kind will not take the room that they were let into their lanes for: have held
+ * ones looked at.
+ */
+create or replace function rota._check_held_of(job_type text, limit_key text)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform rota._add_checks('limit', array(
+        select l.limit_name
+        from rota._limits_of(_check_held_of.job_type, _check_held_of.limit_key) as l
+    ));
 end;
 $$;
 
@@ -975,7 +1019,7 @@ begin
         exit when v_name is null;
         v_names := v_names || v_name;
     end loop;
-    perform rota._add_checks('limit', v_names, rota.now());
+    perform rota._add_checks('limit', v_names);
 end;
 $$;
 
@@ -1041,7 +1085,8 @@ begin
     set is_settled = v_limit.max_running is null or cardinality(rota._uncounted(v_limit)) = 0,
         settled_xid = case
             when l.max_running is null then null
-            when not l.is_settled then pg_snapshot_xmax(pg_current_snapshot())
+            when not l.is_settled or l.settled_xid = '18446744073709551615'
+            then pg_snapshot_xmax(pg_current_snapshot())
             when l.settled_xid > pg_snapshot_xmin(pg_current_snapshot()) then l.settled_xid
         end
     where l.limit_name = v_limit.limit_name

@@ -240,6 +240,8 @@ begin
             return rota._check_limit(_do_check.subject);
         when 'order' then
             return rota._check_order(_do_check.subject);
+        when 'queue' then
+            return rota._check_queue(_do_check.subject);
         when 'job' then
             return rota._check_job(_do_check.subject);
         when 'parent' then

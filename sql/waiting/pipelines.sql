@@ -196,14 +196,14 @@ begin
         -- The keys are those of the rows just deleted here, so this waits for nobody.
         insert into rota.jobs as j (
             queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, ordering_key, skip_dead, limit_key, bucket, pipeline, stage,
+            idempotency_key, ordering_key, skip_dead, limit_key, pipeline, stage,
             stage_input, first_job_id, status, run_at, created_at, updated_at
         )
         select
             n.queue, n.job_type, e.payload, coalesce(n.priority, e.priority),
             coalesce(n.max_attempts, q.max_attempts, 10), n.lease, n.backoff,
             e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            rota._bucket(n.job_type, e.limit_key), e.pipeline, n.stage,
+            e.pipeline, n.stage,
             nullif(_advance_runs.results -> (i.place - 1), 'null'), e.first_job_id, 'queued',
             v_now, v_now, v_now
         from jsonb_populate_recordset(null::rota.jobs, _advance_runs.jobs) as e
@@ -221,6 +221,7 @@ begin
     select coalesce(array_agg(e.id), '{}'), coalesce(array_agg(e.first_job_id), '{}')
     into v_new_ids, v_runs
     from entered as e;
+    perform rota._jobs_came_in(v_new_ids);
     perform rota._ring_for(v_new_ids);
 
     perform rota._cancel(n.id, 0, 'queued', e.cancel_reason)
