@@ -250,6 +250,7 @@ declare
     v_admitted record;
     v_ids bigint[] := '{}'::bigint[];
     v_turned_away integer := 0;
+    v_limits_to_check text[] := '{}'::text[];
 begin
     if exists (select from rota.queue_grants) then
         perform rota._check_queues('worker', _lock_due.queues);
@@ -269,10 +270,11 @@ begin
             exit;
         end if;
 
-        select a.ids, a.held_limits, a.full_queues
+        select a.ids, a.held_limits, a.full_queues, a.limits_to_check
         into v_admitted
         from rota._admit_jobs(v_found, v_open.queues) as a;
         v_ids := v_ids || v_admitted.ids;
+        v_limits_to_check := v_limits_to_check || v_admitted.limits_to_check;
         held_limits := coalesce(held_limits || v_admitted.held_limits,
             held_limits, v_admitted.held_limits);
         v_turned_away := v_turned_away
@@ -289,6 +291,9 @@ begin
         end if;
         _lock_due.start := string_to_array(rota._scan_start(_lock_due.call), ' ');
     end loop;
+    if v_limits_to_check <> '{}' then
+        perform rota._add_checks('limit', v_limits_to_check);
+    end if;
     -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
     return next;

@@ -143,7 +143,10 @@ begin
         end if;
         v_room := greatest(v_room, 0);
         continue when v_room >= cardinality(v_ids);
-        perform rota._hold_for_limit(v_limit.limit_name, v_ids[v_room + 1:]);
+        update rota.jobs as j
+        set hold = v_limit.limit_name
+        where j.id = any(v_ids[v_room + 1:]);
+        perform rota._add_checks('limit', array[v_limit.limit_name]);
         v_ids := v_ids[:v_room];
     end loop;
     return v_ids;

@@ -251,14 +251,16 @@ $$;
 /*
  * Of locked jobs that are about to run those for which each of their limits has room, with the
  * slots that they take: a jsonb object from id to names.  The others leave their lane, but for
- * those of a full queue: there nobody walks past them to others, and the queue is named.
+ * those of a full queue: there nobody walks past them to others, and the queue is named.  The
+ * limits that jobs left their lanes for have to be checked after the commit.
  */
 create or replace function rota._admit_jobs(
     job_ids bigint[],
     queues text[],
     out ids bigint[],
     out held_limits jsonb,
-    out full_queues text[]
+    out full_queues text[],
+    out limits_to_check text[]
 )
     language plpgsql
 as $$
@@ -272,6 +274,7 @@ declare
 begin
     ids := _admit_jobs.job_ids;
     full_queues := '{}';
+    limits_to_check := '{}';
     for v_limit in
         select
             n.limit_name, n.max_running, n.max_starts, n.per, n.burst, n.is_settled, n.queue,
@@ -337,28 +340,18 @@ begin
         if v_unused <> '{}' then
             -- Jobs that are held for the other limit may have these slots.
             perform rota._give_slots(v_unused);
-            perform rota._add_checks('limit', v_unused);
+            limits_to_check := limits_to_check || v_unused;
         end if;
         held_limits := held_limits - array(select r.id::text from unnest(v_refused) as r (id));
         if v_limit.queue is not null then
             full_queues := full_queues || v_limit.queue;
         else
-            perform rota._hold_for_limit(v_limit.limit_name, v_refused);
+            update rota.jobs as j
+            set hold = v_limit.limit_name
+            where j.id = any(v_refused);
+            limits_to_check := limits_to_check || v_limit.limit_name;
         end if;
     end loop;
-end;
-$$;
-
-/* Take jobs out of their lanes until a limit has room, and leave a check. */
-create or replace function rota._hold_for_limit(limit_name text, job_ids bigint[])
-    returns void
-    language plpgsql
-as $$
-begin
-    update rota.jobs as j
-    set hold = _hold_for_limit.limit_name
-    where j.id = any(_hold_for_limit.job_ids);
-    perform rota._add_checks('limit', array[_hold_for_limit.limit_name]);
 end;
 $$;
 
@@ -553,7 +546,7 @@ declare
         select p.part
         from rota.limit_parts as p
         where p.limit_name = _issue_slots.limit_name
-          and p.part >= 0
+          and p.part between 0 and c_parts - 1
     );
     v_part integer;
     v_slots integer;
@@ -931,6 +924,8 @@ begin
     elsif v_free > 0 and v_bound.max_starts is not null then
         perform rota._check_later(
             c_name, rota.now() + rota._gap(v_bound.max_starts, v_bound.per));
+    elsif v_free >= 100 and v_opened > 0 then
+        perform rota._add_checks('limit', array[c_name]);
     elsif v_free > 0 then
         -- Those that were opened open the next when they end, if there is a limit at all.
         return v_is_settled and v_opened > 0 and v_bound.max_running is not null;
