@@ -932,7 +932,8 @@ begin
     elsif c_horizon is null then
         perform rota._add_checks(
             'limit',
-            array[format('%s %s', pg_snapshot_xmax(pg_current_snapshot()), c_name)],
+            array[format('%s %s', greatest(
+                pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot())), c_name)],
             -- Nor does anybody remember where to scan from for longer than 2 seconds.
             rota.now() + interval '2100 milliseconds');
     elsif pg_snapshot_xmin(pg_current_snapshot()) < c_horizon then
@@ -1081,7 +1082,8 @@ begin
         settled_xid = case
             when l.max_running is null then null
             when not l.is_settled or l.settled_xid = '18446744073709551615'
-            then pg_snapshot_xmax(pg_current_snapshot())
+            -- A snapshot alone does not know of those that began after the last that ended.
+            then greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))
             when l.settled_xid > pg_snapshot_xmin(pg_current_snapshot()) then l.settled_xid
         end
     where l.limit_name = v_limit.limit_name
