@@ -195,7 +195,7 @@ WORLD = Game(
     loose=LOOSE,
     outside=frozenset({"tick alone", "tick loop"}),
     # Who looked where, and when; what follows from it is seen in the jobs.
-    ignored=frozenset({"upgrade_log", "upkeep", "rechecks", "buckets", "limit_states"}),
+    ignored=frozenset({"upgrade_log", "upkeep", "pending_checks", "limit_parts"}),
     max_stops=3,
     left_over=LEFT_OVER,
     role=ROLE,
