@@ -84,8 +84,8 @@ begin
         updated_at = rota.now()
     where j.id = _requeue.job_id
     returning j.status into v_status;
-    perform rota._jobs_left(v_held_limits);
-    perform rota._jobs_came_in(array[_requeue.job_id]);
+    perform rota._leave_limits(v_held_limits);
+    perform rota._enter_lanes(array[_requeue.job_id]);
     perform rota._ring_for(array[_requeue.job_id]);
     return v_status;
 end;
@@ -162,7 +162,7 @@ begin
     update rota.dependencies as d
     set is_failed = false
     where d.parent_id = coalesce(v_first_job_id, _revive.job_id);
-    perform rota._jobs_came_in(array[_revive.job_id]);
+    perform rota._enter_lanes(array[_revive.job_id]);
     perform rota._ring_for(array[_revive.job_id]);
     return v_status;
 end;
@@ -307,7 +307,7 @@ begin
     if not found then
         perform rota._raise_not_live(set_priority.job_id);
     end if;
-    perform rota._jobs_came_in(array[set_priority.job_id]);
+    perform rota._enter_lanes(array[set_priority.job_id]);
 end;
 $$;
 
@@ -358,7 +358,7 @@ begin
         updated_at = rota.now()
     where j.id = reschedule_job.job_id
     returning j.run_at into v_run_at;
-    perform rota._jobs_came_in(array[reschedule_job.job_id]);
+    perform rota._enter_lanes(array[reschedule_job.job_id]);
     perform rota._ring_for(array[reschedule_job.job_id]);
     return v_run_at;
 end;

@@ -107,7 +107,7 @@ begin
               or exists (
                 select from rota.queues as q
                 where q.queue = enqueue.queue and q.ageing is not null) then
-                perform rota._jobs_came_in(array[v_job_id]);
+                perform rota._enter_lanes(array[v_job_id]);
             end if;
             exit;
         end if;
@@ -281,7 +281,7 @@ begin
     select array_agg(a.id) into v_ids from added as a;
     if v_has_settings or exists (select from rota.limits)
       or exists (select from rota.fair_queues) then
-        perform rota._jobs_came_in(v_ids);
+        perform rota._enter_lanes(v_ids);
     end if;
     return v_ids;
 end;
@@ -317,7 +317,7 @@ begin
     left join rota.queues as q on q.queue = n.queue
     order by n.idempotency_key, n.ordinal
     on conflict (idempotency_key) where idempotency_key is not null do nothing;
-    perform rota._jobs_came_in(_insert_jobs.new_ids);
+    perform rota._enter_lanes(_insert_jobs.new_ids);
 end;
 $$;
 

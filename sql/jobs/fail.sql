@@ -164,9 +164,9 @@ begin
     end if;
 
     if job.held_limits is not null then
-        perform rota._jobs_left(job.held_limits);
+        perform rota._leave_limits(job.held_limits);
     end if;
-    perform rota._jobs_came_in(array[job.id]);
+    perform rota._enter_lanes(array[job.id]);
     if run_at < v_now + rota._soon() then
         perform rota._ring_for(array[job.id]);
     end if;
@@ -310,8 +310,8 @@ begin
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running'
     returning j.id, j.run_at;
-    perform rota._jobs_left(v_held_limits);
-    perform rota._jobs_came_in(_give_back.job_ids);
+    perform rota._leave_limits(v_held_limits);
+    perform rota._enter_lanes(_give_back.job_ids);
     perform rota._ring_for(_give_back.job_ids);
 end;
 $$;

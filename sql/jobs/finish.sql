@@ -225,7 +225,7 @@ begin
     into v_ended, v_leading, v_held_limits, v_waiting_kinds
     from ended as e;
     if v_held_limits is not null then
-        perform rota._jobs_left(v_held_limits);
+        perform rota._leave_limits(v_held_limits);
     elsif v_waiting_kinds is not null and exists (select from rota.limits) then
         perform rota._check_held_of(k.kind ->> 0, k.kind ->> 1)
         from jsonb_array_elements(v_waiting_kinds) as k (kind);
@@ -276,7 +276,7 @@ begin
     )
     select array_agg(r.id) into v_reruns from reruns as r;
     if v_reruns is not null then
-        perform rota._jobs_came_in(v_reruns);
+        perform rota._enter_lanes(v_reruns);
     end if;
     perform rota._ring(e.queue)
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e

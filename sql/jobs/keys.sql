@@ -274,7 +274,7 @@ begin
     on conflict do nothing
     returning j.id into v_job_id;
     if found then
-        perform rota._jobs_came_in(array[v_job_id]);
+        perform rota._enter_lanes(array[v_job_id]);
     end if;
     return v_job_id;
 end;
@@ -323,7 +323,7 @@ begin
             'must be keep, because a pipeline runs under the idempotency key %L',
             job.idempotency_key));
     end if;
-    perform rota._jobs_came_in(array[_update_keyed.job_id]);
+    perform rota._enter_lanes(array[_update_keyed.job_id]);
 end;
 $$;
 

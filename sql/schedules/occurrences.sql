@@ -426,7 +426,7 @@ begin
     if v_blocked is not null then
         perform rota._note_new(v_blocked);
     end if;
-    perform rota._jobs_came_in(_make_jobs.ids);
+    perform rota._enter_lanes(_make_jobs.ids);
     perform rota._ring_for(_make_jobs.ids);
 end;
 $$;

@@ -28,7 +28,7 @@
  * Jobs came in, came back or were changed: give them their places, and hold those that have to
  * wait.  To be called in the transaction that wrote them; plain jobs are left alone.
  */
-create or replace function rota._jobs_came_in(job_ids bigint[])
+create or replace function rota._enter_lanes(job_ids bigint[])
     returns void
     language plpgsql
 as $$
@@ -36,7 +36,7 @@ declare
     v_ids bigint[] := array(
         select j.id
         from rota.jobs as j
-        where j.id = any(_jobs_came_in.job_ids)
+        where j.id = any(_enter_lanes.job_ids)
           and (num_nonnulls(j.limit_key, j.own_place, j.hold) > 0
             or exists (select from rota.limits as l where l.job_type = j.job_type)
             or exists (

@@ -603,7 +603,7 @@ $$;
  * their lanes again, as many as there are slots, of each queue and type, since nobody knows
  * which of those have workers.
  */
-create or replace function rota._jobs_left(limit_names text[])
+create or replace function rota._leave_limits(limit_names text[])
     returns void
     language plpgsql
 as $$
@@ -611,13 +611,13 @@ declare
     v_name text;
     v_slots integer;
 begin
-    if cardinality(_jobs_left.limit_names) > 0 is not true then
+    if cardinality(_leave_limits.limit_names) > 0 is not true then
         return;
     end if;
-    perform rota._give_slots(_jobs_left.limit_names);
+    perform rota._give_slots(_leave_limits.limit_names);
     for v_name, v_slots in
         select u.limit_name, count(*)
-        from unnest(_jobs_left.limit_names) as u (limit_name)
+        from unnest(_leave_limits.limit_names) as u (limit_name)
         group by u.limit_name
     loop
         if v_name like 'queue %' then

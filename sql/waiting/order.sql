@@ -83,7 +83,7 @@ begin
         updated_at = rota.now()
     where j.id = _unblock.job_id
       and j.status = 'blocked';
-    perform rota._jobs_came_in(array[_unblock.job_id]);
+    perform rota._enter_lanes(array[_unblock.job_id]);
     perform rota._ring_for(array[_unblock.job_id]);
 end;
 $$;

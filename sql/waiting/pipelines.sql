@@ -221,7 +221,7 @@ begin
     select coalesce(array_agg(e.id), '{}'), coalesce(array_agg(e.first_job_id), '{}')
     into v_new_ids, v_runs
     from entered as e;
-    perform rota._jobs_came_in(v_new_ids);
+    perform rota._enter_lanes(v_new_ids);
     perform rota._ring_for(v_new_ids);
 
     perform rota._cancel(n.id, 0, 'queued', e.cancel_reason)
