@@ -9,7 +9,11 @@
  * but of a running one it only asks; the worker learns of it at its next heartbeat.
  */
 
-create or replace function rota.retry_job(job_id bigint, is_forced boolean default false)
+create or replace function rota.retry_job(
+    job_id bigint,
+    is_forced boolean default false,
+    with_dependants boolean default false
+)
     returns text
     language plpgsql
     security definer
@@ -24,6 +28,8 @@ begin
     perform rota._check_job_id(retry_job.job_id);
     if retry_job.is_forced is null then
         perform rota._refuse('is_forced', 'must not be null');
+    elsif retry_job.with_dependants is null then
+        perform rota._refuse('with_dependants', 'must not be null');
     end if;
 
     for v_round in 1..3 loop
@@ -37,7 +43,8 @@ begin
             if v_status = 'running' and not retry_job.is_forced then
                 perform rota._raise_running(retry_job.job_id);
             end if;
-            return rota._requeue(retry_job.job_id);
+            v_status := rota._requeue(retry_job.job_id);
+            exit;
         end if;
         v_status := rota._revive(retry_job.job_id);
         exit when v_status is not null;
@@ -46,15 +53,19 @@ begin
         end if;
     end loop;
 
+    if retry_job.with_dependants then
+        perform rota._add_checks('retry', array[retry_job.job_id || ' 0']);
+    end if;
     return v_status;
 end;
 $$;
 
-comment on function rota.retry_job(bigint, boolean) is
+comment on function rota.retry_job(bigint, boolean, boolean) is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
     'one at once, an ended one with all its attempts, a running one only if forced (its worker '
-    'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
-    'running, RT014 if its run of a pipeline is in another job.';
+    'loses the lease); with_dependants has upkeep bring back the jobs that were cancelled '
+    'because of it, and theirs; raises RT001, RT007 if its idempotency_key is taken, RT008 if '
+    'it is running, RT014 if its run of a pipeline is in another job.';
 
 /* A live job, back to the head of its lane; whoever ran it has lost the lease. */
 create or replace function rota._requeue(job_id bigint)
@@ -92,9 +103,10 @@ end;
 $$;
 
 /*
- * An ended job, back to life with its id and its token; null if there is none.  Its id is lower
- * than those of the jobs that came after it under its ordering key, so it is the next of them.
- * A later stage of a pipeline is not, and takes the place that its dead job has kept.
+ * An ended job, back to life with its id and its token; null if there is none.  If it halted
+ * its ordering key, the first of the line, which mostly is itself, becomes the head; any other
+ * waits for its turn.  It waits again for those parents that have not succeeded, and whatever becomes of
+ * them: somebody wants it to run.
  */
 create or replace function rota._revive(job_id bigint)
     returns text
@@ -103,11 +115,13 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_key text;
-    v_ordering_key text;
     v_first_job_id bigint;
     v_found boolean;
+    v_has_parents boolean;
+    v_halted_key text;
     v_status text;
 begin
+    v_has_parents := rota._newest_parent(_revive.job_id) is not null;
     with ended as (
         delete from rota.finished_jobs as f
         where f.id = _revive.job_id
@@ -122,46 +136,49 @@ begin
         using ended as e
         where s.ordering_key = e.ordering_key
           and s.job_id = e.id
-          and e.pipeline is not null
-        returning s.job_id
+        returning s.job_id, s.ordering_key
     ),
     revived as (
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, limit_key,
-            pipeline, stage, stage_input, first_job_id, definition, scheduled_for, lease_token,
-            last_error, error_type, failed_at, created_at,
+            backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
+            pipeline, stage, stage_input, first_job_id, definition, scheduled_for,
+            lease_token, last_error, error_type, failed_at, created_at,
             status, run_at, updated_at
         )
         overriding system value
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead,
+            case when v_has_parents then 'wait' end, e.limit_key,
             e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition, e.scheduled_for,
             e.lease_token,
             e.last_error, e.error_type, e.failed_at, e.created_at,
-            case when e.ordering_key is null or k.job_id = e.id then 'queued'
-                else 'blocked' end, v_now, v_now
+            case
+                when e.ordering_key is null and not v_has_parents then 'queued'
+                else 'blocked'
+            end,
+            v_now, v_now
         from ended as e
-        left join kept_place as k on k.job_id = e.id
         on conflict do nothing
         returning j.id, j.status
     )
-    select e.idempotency_key, e.ordering_key, e.first_job_id, true, r.status
-    into v_key, v_ordering_key, v_first_job_id, v_found, v_status
+    select e.idempotency_key, e.first_job_id, true, r.status, k.ordering_key
+    into v_key, v_first_job_id, v_found, v_status, v_halted_key
     from ended as e
-    left join revived as r on r.id = e.id;
+    left join revived as r on r.id = e.id
+    left join kept_place as k on k.job_id = e.id;
 
     if v_found and v_status is null then
         perform rota._raise_taken(_revive.job_id, v_key, v_first_job_id);
     end if;
-    if v_ordering_key is not null then
-        perform rota._unstick(_revive.job_id, v_ordering_key);
+    if v_halted_key is not null and current_setting('transaction_isolation') = 'read committed'
+      and rota._open_line(v_halted_key, true, 32) then
+        select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
+    elsif v_status = 'blocked' then
+        perform rota._jobs_came_in(array[_revive.job_id]);
+        select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     end if;
-    perform rota._forget_parents(_revive.job_id);
-    update rota.dependencies as d
-    set is_failed = false
-    where d.parent_id = coalesce(v_first_job_id, _revive.job_id);
     perform rota._enter_lanes(array[_revive.job_id]);
     perform rota._ring_for(array[_revive.job_id]);
     return v_status;
@@ -278,10 +295,6 @@ begin
 
     perform rota._end_jobs(
         array[_cancel.job_id], array[_cancel.lease_token], _cancel.status, 'cancelled');
-    if _cancel.status = 'blocked' then
-        -- The rows of what it waited for are taken away with the next look.
-        perform rota._add_checks('job', array[_cancel.job_id::text]);
-    end if;
     return 'cancelled';
 end;
 $$;

@@ -166,7 +166,7 @@ begin
         '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
             || exists(@.limit_key))');
     if v_has_waits then
-        perform rota._lock_links_of(enqueue_many.jobs);
+        perform rota._check_befores(enqueue_many.jobs);
     end if;
     v_new_ids := array(
         select nextval('rota.jobs_id_seq')

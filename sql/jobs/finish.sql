@@ -10,7 +10,7 @@
  * already_finished.
  *
  * What a job leads to is made in the same transaction: a run that was asked for meanwhile, the
- * next stage of its pipeline, a note for those that wait for it.
+ * next stage of its pipeline, the start of those that wait for it.
  */
 
 create or replace function rota.finish_job(
@@ -233,24 +233,23 @@ begin
 
     v_over := v_ended;
     if v_leading is not null then
-        perform rota._follow_up(v_leading, _end_jobs.new_status);
+        perform rota._follow_up(v_leading);
         v_over := rota._advance_runs(
             v_leading, v_ended, _end_jobs.new_status, _end_jobs.job_ids, _end_jobs.results,
             _end_jobs.next_stages);
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
-    if current_setting('transaction_isolation') <> 'read committed' or exists (
-        select from rota.dependencies as d where d.parent_id = any(v_over)
-    ) then
-        perform rota._settle_parents(v_over, _end_jobs.new_status);
+    if v_leading is not null or current_setting('transaction_isolation') <> 'read committed'
+      or exists (select from rota.dependencies as d where d.parent_id = any(v_over)) then
+        perform rota._jobs_ended(v_over, v_leading, _end_jobs.old_status, _end_jobs.new_status);
     end if;
     return v_ended;
 end;
 $$;
 
-/* What ended jobs lead to, given as rows of jobs: a run after them, a turn for the next. */
-create or replace function rota._follow_up(jobs jsonb, status text)
+/* The run that somebody asked for meanwhile, of ended jobs given as rows of jobs. */
+create or replace function rota._follow_up(jobs jsonb)
     returns void
     language plpgsql
 as $$
@@ -258,7 +257,6 @@ declare
     v_now constant timestamptz := rota.now();
     v_reruns bigint[];
 begin
-    -- Somebody asked for another run meanwhile; it begins where this one ends.
     with reruns as (
         insert into rota.jobs as j (
             queue, job_type, payload, priority, max_attempts, lease, backoff,
@@ -282,28 +280,6 @@ begin
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null
       and e.rerun_run_at <= v_now;
-
-    insert into rota.stuck_keys (ordering_key, job_id, stuck_since)
-    select e.ordering_key, e.id, v_now
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where _follow_up.status = 'dead'
-      and not e.skip_dead
-    on conflict do nothing;
-
-    perform rota._add_checks('order', array(
-        select e.ordering_key
-        from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-        where e.ordering_key is not null));
-
-    -- What follows its last run is planned by the end of that.
-    perform rota._add_checks('schedule', array(
-    select e.definition
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    join rota.job_definitions as d on d.name = e.definition
-    where d.last_job_id = e.id
-      -- An older snapshot does not show who has come to wait for it.
-      and (d.next_run_at is null
-        or current_setting('transaction_isolation') <> 'read committed')));
 end;
 $$;
 

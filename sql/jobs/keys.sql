@@ -95,14 +95,10 @@ begin
     perform rota._check_key_rule(
         '', job.idempotency_key, _enqueue_special.unique_for, _enqueue_special.on_conflict,
         _enqueue_special.updated_at, _enqueue_special.max_wait);
+    perform rota._check_before(
+        '', _enqueue_special.after, _enqueue_special.before, job.ordering_key);
     perform rota._check_queues('producer', array[job.queue]);
 
-    if _enqueue_special.before is not null
-      and num_nonnulls(_enqueue_special.after, job.idempotency_key, job.ordering_key) > 0 then
-        perform rota._lock_links();
-    elsif _enqueue_special.after is not null and job.ordering_key is not null then
-        perform rota._share_links();
-    end if;
     select k.job_id, k.is_new
     into v_job_id, v_is_new
     from rota._enqueue_keyed(

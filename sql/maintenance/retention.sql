@@ -47,12 +47,14 @@ begin
     end if;
 
     foreach v_step in array array[
-        'jobs', 'errors', 'keys', 'effects', 'fires', 'limits', 'workers', 'pg_cron',
-        'partitions'
+        'jobs', 'dependencies', 'errors', 'keys', 'effects', 'fires', 'limits', 'workers',
+        'pg_cron', 'partitions'
     ] loop
         begin
             if v_step = 'jobs' then
                 jobs_deleted := rota._delete_old_jobs(5000);
+            elsif v_step = 'dependencies' then
+                v_others := v_others + rota._purge_dependencies(5000);
             elsif v_step = 'errors' then
                 v_others := v_others + rota._delete_old_errors(5000);
             elsif v_step = 'keys' then

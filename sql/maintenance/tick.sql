@@ -84,7 +84,9 @@ begin
     end;
 
     -- Retention keeps a pace of its own.
-    has_more := greatest(jobs_swept, jobs_fired, rechecks_done) >= 1000 or rota._has_checks();
+    has_more := greatest(jobs_swept, jobs_fired, rechecks_done) >= 1000
+      -- What was done may have led to more, which can be done after the commit.
+      or rota._has_checks(with_own => greatest(jobs_swept, jobs_fired, rechecks_done) > 0);
     return next;
 end;
 $$;
@@ -112,7 +114,7 @@ declare
 begin
     return rota._has_stale_leases() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
-    ) or rota._has_checks() or rota._has_later_due() or exists (
+    ) or rota._has_checks(true) or rota._has_later_due() or exists (
         select
         from rota.upkeep as u
         join rota.upkeep as r on r.task = 'retention'

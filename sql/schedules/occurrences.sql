@@ -424,7 +424,7 @@ begin
     select array_agg(n.id) into v_blocked from new_jobs as n where n.status = 'blocked';
 
     if v_blocked is not null then
-        perform rota._note_new(v_blocked);
+        perform rota._jobs_came_in(v_blocked);
     end if;
     perform rota._enter_lanes(_make_jobs.ids);
     perform rota._ring_for(_make_jobs.ids);
@@ -479,8 +479,7 @@ $$;
 
 /*
  * Plan what follows the last job of a definition, if it has ended; false if that is not to be
- * known just now.  A live one is locked for a moment: whoever ends it later finds that its end
- * is waited for.
+ * known just now.  Whoever ends a live one later finds that its end is waited for.
  */
 create or replace function rota._check_schedule(name text)
     returns boolean
@@ -504,11 +503,7 @@ begin
         return true;
     end if;
 
-    perform
-    from rota.jobs as j
-    where j.id = v_definition.last_job_id
-    for key share skip locked;
-    if found then
+    if rota._still_to_end(array[v_definition.last_job_id]) <> '{}' then
         return true;
     elsif rota._is_live(v_definition.last_job_id) then
         return false;

@@ -97,7 +97,7 @@ create unique index jobs_idempotency_key_idx on rota.jobs (idempotency_key)
     where idempotency_key is not null;
 
 -- In which order the jobs of a key run, and that no two of them are at it.
-create index jobs_ordering_key_idx on rota.jobs (ordering_key, coalesce(first_job_id, id))
+create index jobs_ordering_key_idx on rota.jobs (ordering_key, id)
     where ordering_key is not null;
 create unique index jobs_ordering_key_head_idx on rota.jobs (ordering_key)
     where ordering_key is not null and status <> 'blocked';

@@ -1,36 +1,30 @@
 /*
  * tables/waiting.sql -- what a job waits for besides its time.
  *
- * dependencies: a row for each job that another one waits for.  It goes when the parent ends
- * well; whether a child is free is then a question of whether it has a row left, and no counter
- * can be wrong.  Of a pipeline one waits for a whole run, and names it by its first job: so the
- * row has nothing to follow while the run goes from stage to stage.
+ * dependencies: a row for each job that another one waits for.  It goes when the parent
+ * succeeds; whether a child is free is then a question of whether it has a row left, and no
+ * counter can be wrong.
  *
  * stuck_keys: an ordering key whose next job is dead.  Without the row the jobs behind go on.
  *
- * pending_checks: what upkeep has to look at again once it is committed, because two transactions
- * may have missed each other.  A check is only ever added, so it waits for nobody.
+ * pending_checks: what upkeep has to look at again once it is committed, because two
+ * transactions may have missed each other.  A check is only ever added, so it waits for nobody.
  */
 
 create table rota.dependencies (
     parent_id bigint not null,
     job_id bigint not null,
-    is_failed boolean not null default false,
 
     constraint dependencies_pkey primary key (parent_id, job_id),
     constraint dependencies_job_id_check check (job_id <> parent_id)
 );
 
 create index dependencies_job_id_idx on rota.dependencies (job_id, parent_id);
--- A job may wait for a million others, and is looked at each time that some of them end.
-create index dependencies_failed_idx on rota.dependencies (job_id) where is_failed;
 
-comment on table rota.dependencies is 'Which job waits for which; no row once that is over.';
-comment on column rota.dependencies.parent_id is
-    'The job that has to end first; the first job of a run stands for the whole run.';
-comment on column rota.dependencies.job_id is 'The job that waits.';
-comment on column rota.dependencies.is_failed is
-    'The parent is dead or was cancelled, and counts as such unless it is live again.';
+comment on table rota.dependencies is
+    'Which job waits for which that has not succeeded; kept for a retry while the job is kept.';
+comment on column rota.dependencies.parent_id is 'The job that has to succeed first.';
+comment on column rota.dependencies.job_id is 'The job that waits, or waited when it ended.';
 
 create table rota.stuck_keys (
     ordering_key text primary key,
@@ -51,7 +45,7 @@ create table rota.pending_checks (
     updated_at timestamptz not null default rota.now(),
 
     constraint pending_checks_kind_check
-        check (kind in ('order', 'job', 'parent', 'limit', 'queue', 'schedule'))
+        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'queue', 'schedule'))
 )
 with (
     -- Every check leaves a dead row, however few wait.

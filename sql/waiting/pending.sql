@@ -79,19 +79,19 @@ begin
 end;
 $$;
 
-/* Whether a check is due that another transaction has left. */
-create or replace function rota._has_checks()
+/* Whether a check is due that may be done, now or after the end of this transaction. */
+create or replace function rota._has_checks(with_own boolean)
     returns boolean
     language plpgsql
-    stable
 as $$
 begin
-    return rota._due_checks(1) <> '{}';
+    return current_setting('transaction_isolation') = 'read committed'
+      and rota._due_checks(1, _has_checks.with_own) <> '{}';
 end;
 $$;
 
-/* The first due checks that other transactions have left. */
-create or replace function rota._due_checks(max_checks integer)
+/* The first due checks, of other transactions and perhaps of this one. */
+create or replace function rota._due_checks(max_checks integer, with_own boolean default false)
     returns bigint[]
     language plpgsql
     set enable_seqscan = off
@@ -100,7 +100,8 @@ create or replace function rota._due_checks(max_checks integer)
 as $$
 declare
     c_index constant oid := 'rota.pending_checks_due_at_idx'::regclass::oid;
-    v_me constant xid8 := pg_current_xact_id_if_assigned();
+    v_me constant xid8 := case when not _due_checks.with_own
+        then pg_current_xact_id_if_assigned() end;
     v_now constant timestamptz := rota.now();
     v_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
     -- When a scan from the start is due, what the last one walked, the first id and time.
@@ -246,34 +247,44 @@ begin
             return rota._check_job(_do_check.subject);
         when 'parent' then
             return rota._check_parent(_do_check.subject);
+        when 'retry' then
+            return rota._check_retry(_do_check.subject);
         when 'schedule' then
             return rota._check_schedule(_do_check.subject);
+        else
+            raise exception 'no such kind of check: %', _do_check.kind;
     end case;
 end;
 $$;
 
-/* Let upkeep look at new jobs that are blocked. */
-create or replace function rota._note_new(job_ids bigint[])
+/*
+ * Hook of jobs/: these have ended, without runs that go on; *jobs* are the rows, as they were,
+ * of those that lead to something.
+ */
+create or replace function rota._jobs_ended(
+    job_ids bigint[],
+    jobs jsonb,
+    old_status text,
+    new_status text
+)
     returns void
     language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
 as $$
 begin
-    insert into rota.pending_checks (kind, subject)
-    select distinct n.kind, n.subject
-    from rota.jobs as j
-    cross join lateral (
-        values
-            ('order', j.ordering_key),
-            ('job', case when j.ordering_key is null or rota._has_parents(j.id)
-                then j.id::text end)
-    ) as n (kind, subject)
-    where j.id = any(_note_new.job_ids)
-      and j.status = 'blocked'
-      and n.subject is not null;
-    if found then
-        perform rota._ring('');
+    if _jobs_ended.jobs is not null then
+        perform rota._leave_lines(
+            _jobs_ended.jobs, _jobs_ended.old_status, _jobs_ended.new_status);
+        -- What follows the last job of a schedule is planned by its end.
+        perform rota._add_checks('schedule', array(
+            select e.definition
+            from jsonb_populate_recordset(null::rota.jobs, _jobs_ended.jobs) as e
+            join rota.job_definitions as d on d.name = e.definition
+            where d.last_job_id = e.id
+              -- An older snapshot does not show who has come to wait for it.
+              and (d.next_run_at is null
+                or current_setting('transaction_isolation') <> 'read committed')
+        ));
     end if;
+    perform rota._parents_ended(_jobs_ended.job_ids, _jobs_ended.new_status);
 end;
 $$;

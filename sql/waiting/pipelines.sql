@@ -276,10 +276,7 @@ begin
     if v_job_id is null then
         perform rota._raise_taken(v_old.id, v_old.idempotency_key, v_old.first_job_id);
     end if;
-    update rota.dependencies as d
-    set is_failed = false
-    where d.parent_id = v_old.first_job_id;
-    perform rota._note_new(array[v_job_id]);
+    perform rota._jobs_came_in(array[v_job_id]);
     perform rota._ring_for(array[v_job_id]);
     return v_job_id;
 end;

@@ -44,6 +44,7 @@ WORDS = {
     "role": "name",
     "since": "interval",
     "unique_for": "interval",
+    "with_dependants": "boolean",
 }
 # An integer outside of smallint is refused by name and not by a cast.
 WIDER = {"priority": "integer"}
@@ -64,7 +65,8 @@ LISTS = {
 # Changes of a job that has perhaps a worker, and why no token guards them.
 UNGUARDED = {
     "claim_jobs": "takes rows that it has just locked in a waiting state",
-    "_unblock": "a blocked job has no worker",
+    "_open_jobs": "a blocked job has no worker",
+    "_cancel_children": "a blocked job has no worker",
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
     "_update_keyed": "leaves a running job as it is, and notes the run after it",
     "set_priority": "changes nothing that the worker relies on",
@@ -84,8 +86,7 @@ LOCKS = {
     },
     "_take_door": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
     "stop_waiting": {"pg_advisory_unlock_all"},
-    "_lock_links": {"pg_advisory_xact_lock"},
-    "_share_links": {"pg_advisory_xact_lock_shared"},
+    "_try_lock_key": {"pg_try_advisory_xact_lock"},
     "_lock_ticker": {"pg_advisory_xact_lock"},
     "enqueue": _GLANCE | _GLANCE_SHARED,
     "_ring": _GLANCE | _GLANCE_SHARED,
@@ -338,4 +339,4 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         assert locks <= LOCKS.get(name, set()), name
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
         # A hint that may be lost at any time.
-        assert "set_config" not in body or name in (*COMMITTING, "_keep_hint"), name
+        assert "set_config" not in body or name in (*COMMITTING, "_keep_hint", "_try_lock_key"), name

@@ -30,10 +30,6 @@ STATE = re.compile(r"\b(?:RT\d{3}|\d[0-9A-Z]\d{3})\b")
 # What a tick swallows and tries again later; everything else that it warns of is a problem.
 # What counts of a table, where that is not all that it says.
 ROWS = {
-    "dependencies": """
-        to_jsonb(t) || jsonb_build_object('is_failed', t.is_failed and not exists (
-            select from rota.jobs as j where t.parent_id in (j.id, j.first_job_id)))
-    """,
     # What was looked at and is looked at once more only in case of others.
     "rechecks": """
         case when not t.is_seen then to_jsonb(t) - '{made_by,is_seen}'::text[] end

@@ -531,9 +531,16 @@ class AsyncClient:
         value: bool = await self._value("stop_ticker")
         return value
 
-    async def retry_job(self, job_id: int, is_forced: bool | Unset = UNSET) -> str:
+    async def retry_job(
+        self,
+        job_id: int,
+        is_forced: bool | Unset = UNSET,
+        with_dependants: bool | Unset = UNSET,
+    ) -> str:
         """Put a job back to be run now; say its new status."""
-        value: str = await self._value("retry_job", job_id=job_id, is_forced=is_forced)
+        value: str = await self._value(
+            "retry_job", job_id=job_id, is_forced=is_forced, with_dependants=with_dependants
+        )
         return value
 
     async def rerun_from(self, job_id: int, stage: str) -> int:

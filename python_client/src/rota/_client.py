@@ -532,9 +532,16 @@ class Client:
         value: bool = self._value("stop_ticker")
         return value
 
-    def retry_job(self, job_id: int, is_forced: bool | Unset = UNSET) -> str:
+    def retry_job(
+        self,
+        job_id: int,
+        is_forced: bool | Unset = UNSET,
+        with_dependants: bool | Unset = UNSET,
+    ) -> str:
         """Put a job back to be run now; say its new status."""
-        value: str = self._value("retry_job", job_id=job_id, is_forced=is_forced)
+        value: str = self._value(
+            "retry_job", job_id=job_id, is_forced=is_forced, with_dependants=with_dependants
+        )
         return value
 
     def rerun_from(self, job_id: int, stage: str) -> int:
