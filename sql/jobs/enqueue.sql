@@ -52,6 +52,7 @@ as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
 declare
+    v_has_places boolean;
     v_now constant timestamptz := rota.now();
     v_job_id bigint;
 begin
@@ -100,17 +101,18 @@ begin
                 else coalesce(enqueue.run_at, v_now) end, v_now, v_now
         )
         on conflict (idempotency_key) where idempotency_key is not null do nothing
-        returning j.id into v_job_id;
-        if found then
-            if exists (select from rota.limits as l where l.job_type = enqueue.job_type)
-              or exists (select from rota.fair_queues as f where f.queue = enqueue.queue)
-              or exists (
+        returning j.id, exists (
+                select from rota.limits as l where l.job_type = enqueue.job_type
+            ) or exists (
+                select from rota.fair_queues as f where f.queue = enqueue.queue
+            ) or exists (
                 select from rota.queues as q
-                where q.queue = enqueue.queue and q.ageing is not null) then
-                perform rota._enter_lanes(array[v_job_id]);
-            end if;
-            exit;
+                where q.queue = enqueue.queue and q.ageing is not null
+            ) into v_job_id, v_has_places;
+        if v_has_places then
+            perform rota._enter_lanes(array[v_job_id]);
         end if;
+        exit when v_job_id is not null;
         select j.id into v_job_id from rota.jobs as j
         where j.idempotency_key = enqueue.idempotency_key;
         exit when found;

@@ -164,7 +164,7 @@ declare
     v_ended bigint[];
     v_over bigint[];
     v_leading jsonb;
-    v_held_limits text[];
+    v_held_limits jsonb;
     v_waiting_kinds jsonb;
 begin
     with ended as (
@@ -214,18 +214,16 @@ begin
         jsonb_agg(to_jsonb(e) - array['stage_input', case when e.pipeline is null
             then 'payload' end]) filter (where num_nonnulls(
             e.rerun_payload, e.ordering_key, e.pipeline, e.definition) > 0),
-        (
-            select array_agg(h.limit_name)
-            from ended as l
-            cross join lateral unnest(l.held_limits) as h (limit_name)
-            where l.held_limits is not null
-        ),
-        case when _end_jobs.old_status in ('queued', 'failed')
-            then jsonb_agg(distinct jsonb_build_array(e.job_type, e.limit_key)) end
+        jsonb_agg(e.held_limits) filter (where e.held_limits is not null),
+        jsonb_agg(jsonb_build_array(e.job_type, e.limit_key))
+            filter (where _end_jobs.old_status in ('queued', 'failed'))
     into v_ended, v_leading, v_held_limits, v_waiting_kinds
     from ended as e;
     if v_held_limits is not null then
-        perform rota._leave_limits(v_held_limits);
+        perform rota._leave_limits(array(
+            select jsonb_array_elements_text(h.names)
+            from jsonb_array_elements(v_held_limits) as h (names)
+        ));
     elsif v_waiting_kinds is not null and exists (select from rota.limits) then
         perform rota._check_held_of(k.kind ->> 0, k.kind ->> 1)
         from jsonb_array_elements(v_waiting_kinds) as k (kind);
