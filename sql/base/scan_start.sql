@@ -53,7 +53,7 @@ as $$
 $$;
 
 /*
- * When the next full scan is due, in microseconds of the clock of the server, after one that
+ * When the next full scan is due, in microseconds, after one that
  * began at that time: later the longer it took, so that they take a twentieth of the time,
  * but never later than after 2 seconds.
  */
@@ -62,7 +62,7 @@ create or replace function rota._next_full_scan(began_at timestamptz)
     language plpgsql
 as $$
 declare
-    v_cost constant numeric := extract(epoch from clock_timestamp() - began_at);
+    v_cost constant numeric := extract(epoch from rota.now() - began_at);
 begin
     return ((extract(epoch from began_at) + least(21 * v_cost, 2)) * 1000000)::bigint;
 end;
@@ -74,7 +74,7 @@ create or replace function rota._is_full_scan_due(full_scan_at bigint)
     language plpgsql
 as $$
 declare
-    v_now constant bigint := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
+    v_now constant bigint := (extract(epoch from rota.now()) * 1000000)::bigint;
 begin
     return (full_scan_at > v_now and full_scan_at <= v_now + 60000000) is not true;
 end;

@@ -67,7 +67,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_call constant text := format('claim %L %s %s %s',
         claim_jobs.worker, claim_jobs.queues, claim_jobs.lease, claim_jobs.job_types);
-    v_start constant bigint[] := string_to_array(rota._scan_start(v_call), ' ');
+    v_start constant bigint[] := string_to_array(rota._scan_start(v_call), ' ')::bigint[];
     v_rows tid[] := rota._lock_head(
         v_start, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
     v_held_limits jsonb;
@@ -156,10 +156,10 @@ comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
     'a lease lasts as the job says, else the argument, else the queue; raises 22023 or RT009.';
 
 /*
- * The rows of the first due jobs of the lane that the last claim found them in, locked.  Null if
- * nothing fresh is remembered of this very call, and none or too few where more has to be looked
- * at: another lane, a limit of the queue, one that is paused or ages.  What is in this one
- * statement is all that most claims need.
+ * The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
+ * if nothing fresh is remembered of this very call, and none or too few where more has to be
+ * looked at: another lane, a limit of the queue, one that is paused or ages.  What is in this
+ * one statement is all that most claims need.
  */
 create or replace function rota._lock_head(
     start bigint[],
@@ -272,7 +272,7 @@ begin
 
         select a.ids, a.held_limits, a.full_queues, a.limits_to_check
         into v_admitted
-        from rota._admit_jobs(v_found, v_open.queues) as a;
+        from rota._admit_jobs(v_found) as a;
         v_ids := v_ids || v_admitted.ids;
         v_limits_to_check := v_limits_to_check || v_admitted.limits_to_check;
         held_limits := coalesce(held_limits || v_admitted.held_limits,
@@ -289,7 +289,7 @@ begin
             from unnest(v_open.queues, v_open.ends) as q (queue, until)
             where q.queue <> all(v_admitted.full_queues);
         end if;
-        _lock_due.start := string_to_array(rota._scan_start(_lock_due.call), ' ');
+        _lock_due.start := string_to_array(rota._scan_start(_lock_due.call), ' ')::bigint[];
     end loop;
     if v_limits_to_check <> '{}' then
         perform rota._add_checks('limit', v_limits_to_check);

@@ -263,7 +263,8 @@ begin
         )
         select
             e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key, e.lease_token,
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+            e.lease_token,
             case when e.ordering_key is null then 'queued' else 'blocked' end,
             e.rerun_run_at, v_now, v_now
         from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e

@@ -127,7 +127,7 @@ create or replace function rota._swept_until(moment timestamptz, is_careful bool
     stable
 as $$
 declare
-    v_hint constant bigint[] := string_to_array(rota._scan_start('sweep'), ' ');
+    v_hint constant bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
     v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
 begin
     if _swept_until.is_careful or (
@@ -149,7 +149,7 @@ create or replace function rota._keep_sweep(
     language plpgsql
 as $$
 declare
-    v_hint bigint[] := string_to_array(rota._scan_start('sweep'), ' ');
+    v_hint bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
 begin
     if _keep_sweep.was_full then
         v_hint[1] := (extract(epoch from _keep_sweep.moment + least(

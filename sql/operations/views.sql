@@ -169,8 +169,11 @@ cross join lateral (
 left join lateral (
     select
         case
-            when coalesce(sum(least(coalesce(k.starts, 0), case when k.cell = c.cell - c.cells + 1
-                then c.burst - (c.cells - 1) * c.starts else c.starts end)), 0) < c.burst
+            when sum(least(coalesce(k.starts, 0), case
+                    when k.cell = c.cell - c.cells + 1
+                    then c.burst - (c.cells - 1) * c.starts
+                    else c.starts
+                end)) < c.burst
             then rota.now()
             else 'epoch'::timestamptz + (c.cell + 1) * c.length * interval '1 microsecond'
         end as next_start_at

@@ -130,7 +130,7 @@ begin
             v_room := 0;
         elsif v_room > 0 then
             v_room := v_room - (
-                select count(*)
+                select count(*)::integer
                 from rota.jobs as j
                 where j.id between v_ids[1] - 1000 and v_ids[1] - 1
                   and j.job_type = case when v_limit.limit_name like 'type %'
@@ -160,15 +160,15 @@ create or replace function rota._had_held(limit_name text)
 as $$
 declare
     c_scan constant text := 'waiting ' || _had_held.limit_name;
-    v_began_at constant timestamptz := clock_timestamp();
-    v_start constant bigint[] := string_to_array(rota._scan_start(c_scan), ' ');
+    v_began_at constant timestamptz := rota.now();
+    v_start constant bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
     v_has_held boolean;
 begin
     if not rota._is_full_scan_due(v_start[1]) then
         return v_start[2] = 1;
     end if;
     v_has_held := rota._has_held(_had_held.limit_name);
-    if clock_timestamp() > v_began_at + interval '1 millisecond' then
+    if rota.now() > v_began_at + interval '1 millisecond' then
         perform rota._keep_scan_start(c_scan, format(
             '%s %s', rota._next_full_scan(v_began_at), v_has_held::integer));
     end if;
@@ -215,7 +215,7 @@ begin
     );
     if v_last is not null then
         v_jobs := (
-            select count(*)
+            select count(*)::integer
             from rota.jobs as j
             where j.queue = _give_turns.queue
               and j.lane = _give_turns.lane
@@ -263,8 +263,8 @@ create or replace function rota._first_place(queue text, lane integer)
 as $$
 declare
     c_scan constant text := format('lane %s %s', _first_place.lane, _first_place.queue);
-    v_began_at constant timestamptz := clock_timestamp();
-    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ');
+    v_began_at constant timestamptz := rota.now();
+    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
     v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
     v_from constant timestamptz := case
         when v_is_full then timestamptz '-infinity'
@@ -285,7 +285,7 @@ begin
         limit 1
     );
     v_place := least(v_place, v_now);
-    if v_is_full and clock_timestamp() > v_began_at + interval '1 millisecond' then
+    if v_is_full and rota.now() > v_began_at + interval '1 millisecond' then
         v_start[1] := rota._next_full_scan(v_began_at);
     end if;
     if v_start[1] is not null then
@@ -308,8 +308,8 @@ create or replace function rota._enter_due(max_jobs integer)
 as $$
 declare
     v_ids bigint[];
-    v_began_at constant timestamptz := clock_timestamp();
-    v_start bigint[] := string_to_array(rota._scan_start('later'), ' ');
+    v_began_at constant timestamptz := rota.now();
+    v_start bigint[] := string_to_array(rota._scan_start('later'), ' ')::bigint[];
     v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
     v_from constant timestamptz := case
         when v_is_full then timestamptz '-infinity'
@@ -347,7 +347,7 @@ create or replace function rota._has_later_due()
     stable
 as $$
 declare
-    v_start constant bigint[] := string_to_array(rota._scan_start('later'), ' ');
+    v_start constant bigint[] := string_to_array(rota._scan_start('later'), ' ')::bigint[];
 begin
     return exists (
         select

@@ -116,7 +116,8 @@ create or replace function rota._check_set_limit(
     language plpgsql
 as $$
 begin
-    if num_nonnulls(_check_set_limit.queue, _check_set_limit.job_type, _check_set_limit.limit_key) <> 1 then
+    if num_nonnulls(
+        _check_set_limit.queue, _check_set_limit.job_type, _check_set_limit.limit_key) <> 1 then
         perform rota._refuse('queue', 'or job_type or limit_key must be given, and only one');
     elsif _check_set_limit.queue is not null then
         perform rota._check_name('queue', _check_set_limit.queue);
@@ -124,7 +125,8 @@ begin
         perform rota._check_name('job_type', _check_set_limit.job_type);
     else
         perform rota._check_text('limit_key', _check_set_limit.limit_key, 255);
-        if _check_set_limit.limit_key like '%*' and _check_set_limit.limit_key not like '%:*' then
+        if _check_set_limit.limit_key like '%*'
+          and _check_set_limit.limit_key not like '%:*' then
             perform rota._refuse('limit_key', format(
                 'is no key and no class: the name of a class ends in :*, got %L',
                 left(_check_set_limit.limit_key, 80)));
@@ -256,7 +258,6 @@ $$;
  */
 create or replace function rota._admit_jobs(
     job_ids bigint[],
-    queues text[],
     out ids bigint[],
     out held_limits jsonb,
     out full_queues text[],
@@ -389,14 +390,14 @@ create or replace function rota._free_slots(
 as $$
 declare
     v_start constant bigint[] := string_to_array(
-        rota._scan_start('free ' || _free_slots.limit_name), ' ');
+        rota._scan_start('free ' || _free_slots.limit_name), ' ')::bigint[];
     v_free integer;
 begin
     if not rota._is_issued_for(_free_slots.limit_name, _free_slots.max_running) then
         return 0;
     end if;
     v_free := (
-        select count(*)
+        select count(*)::integer
         from (
             select
             from rota.limit_slots as s
@@ -411,7 +412,7 @@ begin
     );
     if v_free < _free_slots.max_slots then
         v_free := v_free + (
-            select coalesce(sum(rota._part_slots(p.part, _free_slots.max_running)), 0)
+            select coalesce(sum(rota._part_slots(p.part, _free_slots.max_running)), 0)::integer
             from generate_series(0, rota._parts(_free_slots.max_running) - 1) as p (part)
             where not exists (
                 select
@@ -484,10 +485,10 @@ create or replace function rota._take_slots(
 as $$
 declare
     c_scan constant text := 'free ' || _take_slots.limit_name;
-    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ');
+    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
     v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
     v_first constant bigint := case when v_is_full then 0 else v_start[2] end;
-    v_began_at constant timestamptz := clock_timestamp();
+    v_began_at constant timestamptz := rota.now();
     v_count integer;
     v_oldest bigint;
 begin
@@ -507,7 +508,7 @@ begin
         ))
         returning s.version
     )
-    select count(*), min(t.version) into v_count, v_oldest from taken as t;
+    select count(*)::integer, min(t.version) into v_count, v_oldest from taken as t;
 
     if v_is_full then
         v_start[1] := rota._next_full_scan(v_began_at);
@@ -541,7 +542,7 @@ create or replace function rota._issue_slots(
 as $$
 declare
     c_parts constant integer := rota._parts(_issue_slots.max_running);
-    c_first constant integer := floor(random() * c_parts);
+    c_first constant integer := floor(random() * c_parts)::integer;
     v_issued constant integer[] := array(
         select p.part
         from rota.limit_parts as p
@@ -616,7 +617,7 @@ begin
     end if;
     perform rota._give_slots(_leave_limits.limit_names);
     for v_name, v_slots in
-        select u.limit_name, count(*)
+        select u.limit_name, count(*)::integer
         from unnest(_leave_limits.limit_names) as u (limit_name)
         group by u.limit_name
     loop
@@ -641,7 +642,7 @@ declare
     c_scan constant text := 'held ' || _open_held.limit_name;
     v_start constant jsonb := rota._scan_start(c_scan)::jsonb;
     v_is_full constant boolean := rota._is_full_scan_due((v_start ->> 'full_scan_at')::bigint);
-    v_began_at constant timestamptz := clock_timestamp();
+    v_began_at constant timestamptz := rota.now();
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
     v_ids bigint[];
@@ -802,7 +803,7 @@ declare
 begin
     select c.* into v_rate from rota._cells(
         _take_starts.max_starts, _take_starts.per, _take_starts.burst) as c;
-    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length);
+    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
     for v_step in 1..v_rate.cells loop
         exit when v_taken >= _take_starts.wanted;
         v_cell := v_now - v_rate.cells + v_step;
@@ -810,7 +811,7 @@ begin
             1919907961, hashtext(v_cell || ' ' || _take_starts.limit_name));
         v_room := case when v_step = 1 then v_rate.oldest_starts
                 else v_rate.starts end - (
-            select coalesce(sum(s.starts), 0)
+            select coalesce(sum(s.starts), 0)::integer
             from rota.limit_starts as s
             where s.limit_name = _take_starts.limit_name
               and s.cell = v_cell
@@ -845,8 +846,8 @@ declare
 begin
     select c.* into v_rate from rota._cells(
         _next_start_at.max_starts, _next_start_at.per, _next_start_at.burst) as c;
-    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length);
-    select coalesce(sum(c.used), 0)
+    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
+    select coalesce(sum(c.used), 0)::integer
     into v_used
     from (
         select least(sum(s.starts), case when s.cell = v_now - v_rate.cells + 1
@@ -1055,7 +1056,7 @@ begin
             for update skip locked
         );
         for v_name, v_slots in
-            select coalesce('key ' || j.limit_key, v_limit.limit_name), count(*)
+            select coalesce('key ' || j.limit_key, v_limit.limit_name), count(*)::integer
             from rota.jobs as j
             where j.id = any(v_ids)
               and v_limit.limit_key is not null
@@ -1149,7 +1150,6 @@ create or replace function rota._settle_slots(limit_name text, max_running integ
     language plpgsql
 as $$
 declare
-    v_part integer;
     v_surplus integer;
     v_moved integer;
 begin
@@ -1160,7 +1160,8 @@ begin
         return false;
     end if;
     v_surplus := (
-        select sum(p.slots) - sum(rota._part_slots(p.part, _settle_slots.max_running))
+        select (sum(p.slots)
+            - sum(rota._part_slots(p.part, _settle_slots.max_running)))::integer
         from rota.limit_parts as p
         where p.limit_name = _settle_slots.limit_name
     );

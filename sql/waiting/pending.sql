@@ -105,7 +105,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
     -- When a scan from the start is due, what the last one walked, the first id and time.
-    v_hint bigint[] := string_to_array(rota._scan_start('checks'), ' ');
+    v_hint bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
     v_is_full constant boolean := (
         v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000 and v_hint[2] > 2000
     ) is not true;

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,7 @@ def main() -> None:
         admin = psycopg.connect(server.url("postgres"), autocommit=True)
 
         def fresh(name: str) -> Db:
+            name = name.replace(" ", "_")
             admin.execute(f'create database "{name}"'.encode())
             db = psycopg.connect(server.url(name), autocommit=True)
             _install(server.url(name))
@@ -156,7 +158,7 @@ def main() -> None:
             add(db, options.claims + 50, mine, mine_key, keys)
             tick(db)
             before = claims(db, options.claims, mine)
-            holder = psycopg.connect(server.url(f"{name} held"))
+            holder = psycopg.connect(server.url(f"{name} held".replace(" ", "_")))
             holder.execute("set transaction isolation level repeatable read")
             holder.execute("select from rota.jobs limit 1")
             churn(db, options.jobs, queue, key, keys)
@@ -169,8 +171,6 @@ def main() -> None:
 
 
 def _install(url: str) -> None:
-    import subprocess
-
     subprocess.run(["psql", "-X", "-q", "-d", url, "-f", SQL / "install.sql"], check=True)
 
 
