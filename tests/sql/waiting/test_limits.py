@@ -681,6 +681,8 @@ def test_limit_stats_show_each_limit_in_use(db, clock):
         ("burst", {"queue": "a", "max_starts": 1, "burst": 0}),
         ("weight", {"limit_key": "a", "weight": 0}),
         ("weight", {"queue": "a", "weight": 1}),
+        ("limit_key", {"limit_key": "customer*", "max_running": 1}),
+        ("max_running", {"job_type": "x"}),
         ("is_reset", {"queue": "a", "is_reset": None}),
     ],
 )
