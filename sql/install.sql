@@ -44,6 +44,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir base/checks.sql
 \ir base/backoff.sql
 \ir base/notify.sql
+\ir base/scan_start.sql
 
 -- jobs/: from enqueue to the end of a job.
 \ir jobs/enqueue.sql

@@ -73,10 +73,13 @@ create or replace function rota._requeue(job_id bigint)
     language plpgsql
 as $$
 declare
+    v_held_limits constant text[] := (
+        select j.held_limits from rota.jobs as j where j.id = _requeue.job_id);
     v_status text;
 begin
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
+        held_limits = null,
         run_at = least(j.run_at, rota.now()),
         attempts = least(j.attempts, j.max_attempts - 1),
         payload = coalesce(j.rerun_payload, j.payload),
@@ -92,6 +95,8 @@ begin
         updated_at = rota.now()
     where j.id = _requeue.job_id
     returning j.status into v_status;
+    perform rota._leave_limits(v_held_limits);
+    perform rota._enter_lanes(array[_requeue.job_id]);
     perform rota._notify_for(array[_requeue.job_id]);
     return v_status;
 end;
@@ -137,7 +142,7 @@ begin
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease,
             backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
-            bucket, pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for,
+            pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for,
             lease_token, last_error, error_type, failed_at, created_at,
             status, run_at, updated_at
         )
@@ -146,7 +151,6 @@ begin
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead,
             case when v_has_parents then 'wait' end, e.limit_key,
-            rota._bucket(e.job_type, e.limit_key),
             e.pipeline, e.stage, e.stage_input, case when e.pipeline is not null then v_now end,
             e.definition, e.scheduled_for,
             case when e.pipeline is null then e.lease_token
@@ -177,6 +181,7 @@ begin
         perform rota._jobs_came_in(array[_revive.job_id]);
         select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     end if;
+    perform rota._enter_lanes(array[_revive.job_id]);
     perform rota._notify_for(array[_revive.job_id]);
     return v_status;
 end;
@@ -302,6 +307,7 @@ begin
     if not found then
         perform rota._raise_not_live(set_priority.job_id);
     end if;
+    perform rota._enter_lanes(array[set_priority.job_id]);
 end;
 $$;
 
@@ -352,6 +358,7 @@ begin
         updated_at = rota.now()
     where j.id = reschedule_job.job_id
     returning j.run_at into v_run_at;
+    perform rota._enter_lanes(array[reschedule_job.job_id]);
     perform rota._notify_for(array[reschedule_job.job_id]);
     return v_run_at;
 end;

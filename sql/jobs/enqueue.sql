@@ -52,6 +52,7 @@ as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
 declare
+    v_has_places boolean;
     v_now constant timestamptz := rota.now();
     v_job_id bigint;
 begin
@@ -87,7 +88,7 @@ begin
     loop
         insert into rota.jobs as j (
             queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, bucket, status, run_at, created_at, updated_at
+            idempotency_key, status, run_at, created_at, updated_at
         ) values (
             case when exists (select from rota.queue_grants)
                 then rota._checked_queue(enqueue.queue) else enqueue.queue end,
@@ -95,15 +96,23 @@ begin
             coalesce(enqueue.max_attempts, (
                 select q.max_attempts from rota.queues as q where q.queue = enqueue.queue), 10),
             case when enqueue.lease is not null then rota._exact(enqueue.lease) end,
-            enqueue.backoff, enqueue.idempotency_key, (
-                select l.job_type || '|' from rota.limits as l
-                where l.job_type = enqueue.job_type), 'queued',
+            enqueue.backoff, enqueue.idempotency_key, 'queued',
             case when enqueue.delay is not null then v_now + rota._exact(enqueue.delay)
                 else coalesce(enqueue.run_at, v_now) end, v_now, v_now
         )
         on conflict (idempotency_key) where idempotency_key is not null do nothing
-        returning j.id into v_job_id;
-        exit when found;
+        returning j.id, exists (
+                select from rota.limits as l where l.job_type = enqueue.job_type
+            ) or exists (
+                select from rota.fair_queues as f where f.queue = enqueue.queue
+            ) or exists (
+                select from rota.queues as q
+                where q.queue = enqueue.queue and q.ageing is not null
+            ) into v_job_id, v_has_places;
+        if v_has_places then
+            perform rota._enter_lanes(array[v_job_id]);
+        end if;
+        exit when v_job_id is not null;
         select j.id into v_job_id from rota.jobs as j
         where j.idempotency_key = enqueue.idempotency_key;
         exit when found;
@@ -249,12 +258,11 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_has_settings constant boolean := exists (select from rota.queues);
-    v_has_limits constant boolean := exists (select from rota.limits);
     v_ids bigint[];
 begin
     with added as (
         insert into rota.jobs (
-            queue, job_type, payload, priority, max_attempts, bucket, status, run_at,
+            queue, job_type, payload, priority, max_attempts, status, run_at,
             created_at, updated_at
         )
         select
@@ -267,17 +275,16 @@ begin
                     from rota.queues as q
                     where q.queue = coalesce(j.job ->> 'queue', 'default')
                 ) end, 10),
-            case when v_has_limits then (
-                select l.job_type || '|'
-                from rota.limits as l
-                where l.job_type = j.job ->> 'job_type'
-            ) end,
             'queued', v_now, v_now, v_now
         from jsonb_array_elements(_insert_plain_jobs.jobs) as j (job)
         returning id
     )
     -- Ids are drawn in the order of the rows.
     select array_agg(a.id) into v_ids from added as a;
+    if v_has_settings or exists (select from rota.limits)
+      or exists (select from rota.fair_queues) then
+        perform rota._enter_lanes(v_ids);
+    end if;
     return v_ids;
 end;
 $$;
@@ -293,7 +300,7 @@ declare
 begin
     insert into rota.jobs (
         id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, bucket, status,
+        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, status,
         run_at, created_at, updated_at
     )
     overriding system value
@@ -306,17 +313,13 @@ begin
             when n.ordering_key is not null or n.after is not null then n.if_parent_dead
         end,
         n.limit_key,
-        case
-            when l.job_type is not null or n.limit_key is not null
-            then format('%s|%s', l.job_type, n.limit_key)
-        end,
         case when n.ordering_key is null and n.after is null then 'queued' else 'blocked' end,
         coalesce(n.run_at, v_now + rota._exact(n.delay), v_now), v_now, v_now
     from rota._new_jobs(_insert_jobs.jobs) as n
     left join rota.queues as q on q.queue = n.queue
-    left join rota.limits as l on l.job_type = n.job_type
     order by n.idempotency_key, n.ordinal
     on conflict (idempotency_key) where idempotency_key is not null do nothing;
+    perform rota._enter_lanes(_insert_jobs.new_ids);
 end;
 $$;
 

@@ -89,7 +89,9 @@ declare
     v_dead_tokens bigint[] := '{}'::bigint[];
     v_cancelled_ids bigint[] := '{}'::bigint[];
     v_cancelled_tokens bigint[] := '{}'::bigint[];
+    v_failed_ids bigint[] := '{}'::bigint[];
     v_soon_ids bigint[] := '{}'::bigint[];
+    v_held_limits text[] := '{}'::text[];
 begin
     for v_job in
         select j.*
@@ -152,6 +154,7 @@ begin
             rerun_priority = case when not v_is_rerun then j.rerun_priority end,
             locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
             locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
+            held_limits = case when _fail_running.status <> 'failed' then j.held_limits end,
             last_error = left(_fail_running.errors[v_n], 1000),
             error_type = v_error_type,
             failed_at = v_now,
@@ -163,8 +166,12 @@ begin
         if status = 'dead' then
             v_dead_ids := v_dead_ids || v_job.id;
             v_dead_tokens := v_dead_tokens || v_job.lease_token;
-        elsif run_at < v_now + rota._soon() then
-            v_soon_ids := v_soon_ids || v_job.id;
+        else
+            v_failed_ids := v_failed_ids || v_job.id;
+            v_held_limits := v_held_limits || v_job.held_limits;
+            if run_at < v_now + rota._soon() then
+                v_soon_ids := v_soon_ids || v_job.id;
+            end if;
         end if;
         return next;
     end loop;
@@ -174,6 +181,10 @@ begin
     end if;
     if v_cancelled_ids <> '{}' then
         perform rota._end_jobs(v_cancelled_ids, v_cancelled_tokens, 'running', 'cancelled');
+    end if;
+    perform rota._leave_limits(v_held_limits);
+    if v_failed_ids <> '{}' then
+        perform rota._enter_lanes(v_failed_ids);
     end if;
     if v_soon_ids <> '{}' then
         perform rota._notify_for(v_soon_ids);
@@ -300,21 +311,29 @@ as $$
 declare
     v_cancelled_ids bigint[];
     v_cancelled_tokens bigint[];
+    v_held_limits text[];
 begin
     -- Each is locked before it is looked at: the planner moves a condition on a subquery into
     -- it, in front of the lock, but not on a CTE.
     with held as (
-        select j.id, j.lease_token, j.cancel_requested_at
+        select j.id, j.lease_token, j.cancel_requested_at, j.held_limits
         from rota.jobs as j
         where j.id = any(_give_back.job_ids)
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
           and j.status = 'running'
         for update
     )
-    select array_agg(h.id), array_agg(h.lease_token)
-    into v_cancelled_ids, v_cancelled_tokens
-    from held as h
-    where h.cancel_requested_at is not null;
+    select
+        array_agg(h.id) filter (where h.cancel_requested_at is not null),
+        array_agg(h.lease_token) filter (where h.cancel_requested_at is not null),
+        (
+            select array_agg(n.limit_name)
+            from held as l
+            cross join lateral unnest(l.held_limits) as n (limit_name)
+            where l.cancel_requested_at is null
+        )
+    into v_cancelled_ids, v_cancelled_tokens, v_held_limits
+    from held as h;
 
     return query
     select e.job_id, timestamptz 'infinity'
@@ -336,11 +355,14 @@ begin
         rerun_priority = null,
         locked_by = null,
         locked_until = null,
+        held_limits = null,
         updated_at = rota.now()
     where j.id = any(_give_back.job_ids)
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running'
     returning j.id, j.run_at;
+    perform rota._leave_limits(v_held_limits);
+    perform rota._enter_lanes(_give_back.job_ids);
     perform rota._notify_for(_give_back.job_ids);
 end;
 $$;

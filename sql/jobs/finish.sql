@@ -189,6 +189,8 @@ declare
         = all(_end_jobs.lease_tokens) then _end_jobs.lease_tokens[1] end;
     v_ended bigint[];
     v_leading jsonb;
+    v_held_limits jsonb;
+    v_waiting_kinds jsonb;
 begin
     with ended as (
         delete from rota.jobs as j
@@ -207,7 +209,8 @@ begin
             j.stage, j.stage_input, j.definition, j.scheduled_for, j.run_at,
             j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
             j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
-            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
+            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority,
+            j.held_limits
     ),
     archived as (
         insert into rota.finished_jobs (
@@ -235,9 +238,21 @@ begin
         coalesce(array_agg(e.id), '{}'),
         -- Of what may be large only what goes on: a jsonb holds 256 MB.
         jsonb_agg(to_jsonb(e) - '{payload,stage_input}'::text[]) filter (where num_nonnulls(
-            e.rerun_payload, e.ordering_key, e.definition) > 0)
-    into v_ended, v_leading
+            e.rerun_payload, e.ordering_key, e.definition) > 0),
+        jsonb_agg(e.held_limits) filter (where e.held_limits is not null),
+        jsonb_agg(jsonb_build_array(e.job_type, e.limit_key))
+            filter (where _end_jobs.old_status in ('queued', 'failed'))
+    into v_ended, v_leading, v_held_limits, v_waiting_kinds
     from ended as e;
+    if v_held_limits is not null then
+        perform rota._leave_limits(array(
+            select jsonb_array_elements_text(h.names)
+            from jsonb_array_elements(v_held_limits) as h (names)
+        ));
+    elsif v_waiting_kinds is not null and exists (select from rota.limits) then
+        perform rota._check_held_of(k.kind ->> 0, k.kind ->> 1)
+        from jsonb_array_elements(v_waiting_kinds) as k (kind);
+    end if;
 
     if v_leading is not null then
         perform rota._follow_up(v_leading);
@@ -267,20 +282,28 @@ create or replace function rota._follow_up(jobs jsonb)
 as $$
 declare
     v_now constant timestamptz := rota.now();
+    v_reruns bigint[];
 begin
-    insert into rota.jobs (
-        queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, limit_key, bucket, lease_token,
-        status, run_at, created_at, updated_at
+    with reruns as (
+        insert into rota.jobs as j (
+            queue, job_type, payload, priority, max_attempts, lease, backoff,
+            idempotency_key, ordering_key, skip_dead, limit_key, lease_token,
+            status, run_at, created_at, updated_at
+        )
+        select
+            e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
+            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
+            e.lease_token,
+            case when e.ordering_key is null then 'queued' else 'blocked' end,
+            e.rerun_run_at, v_now, v_now
+        from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+        where e.rerun_payload is not null
+        returning j.id
     )
-    select
-        e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
-        e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-        rota._bucket(e.job_type, e.limit_key), e.lease_token,
-        case when e.ordering_key is null then 'queued' else 'blocked' end,
-        e.rerun_run_at, v_now, v_now
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where e.rerun_payload is not null;
+    select array_agg(r.id) into v_reruns from reruns as r;
+    if v_reruns is not null then
+        perform rota._enter_lanes(v_reruns);
+    end if;
     perform rota._notify(e.queue)
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null

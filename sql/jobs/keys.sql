@@ -255,20 +255,23 @@ declare
 begin
     insert into rota.jobs as j (
         id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, bucket, pipeline,
-        stage, stage_input, stage_queued_at, status, run_at, created_at, updated_at
+        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, pipeline, stage,
+        stage_input, stage_queued_at, status, run_at, created_at, updated_at
     )
     overriding system value
     values (
         v_new_id, job.queue, job.job_type, job.payload, job.priority, job.max_attempts,
         job.lease, job.backoff, job.idempotency_key, job.ordering_key, job.skip_dead,
-        job.if_parent_dead, job.limit_key, rota._bucket(job.job_type, job.limit_key),
+        job.if_parent_dead, job.limit_key,
         job.pipeline, job.stage, job.stage_input,
         case when job.pipeline is not null then job.created_at end,
         job.status, job.run_at, job.created_at, job.created_at
     )
     on conflict do nothing
     returning j.id into v_job_id;
+    if found then
+        perform rota._enter_lanes(array[v_job_id]);
+    end if;
     return v_job_id;
 end;
 $$;
@@ -316,6 +319,7 @@ begin
             'must be keep, because a pipeline runs under the idempotency key %L',
             job.idempotency_key));
     end if;
+    perform rota._enter_lanes(array[_update_keyed.job_id]);
 end;
 $$;
 

@@ -176,7 +176,8 @@ create or replace function rota._purge_from(scan text, moment timestamptz)
     stable
 as $$
 declare
-    v_hint constant bigint[] := rota._hint('purge_' || _purge_from.scan);
+    v_hint constant bigint[] := string_to_array(
+        rota._scan_start('purge ' || _purge_from.scan), ' ')::bigint[];
     v_moment constant bigint := (extract(epoch from _purge_from.moment) * 1000000)::bigint;
 begin
     if (
@@ -203,14 +204,16 @@ create or replace function rota._keep_purge(
     language plpgsql
 as $$
 declare
-    v_hint bigint[] := rota._hint('purge_' || _keep_purge.scan);
+    v_hint bigint[] := string_to_array(
+        rota._scan_start('purge ' || _keep_purge.scan), ' ')::bigint[];
 begin
     if not isfinite(_keep_purge.start) then
         v_hint[1] := (extract(epoch from _keep_purge.moment + least(
             21 * (rota.now() - _keep_purge.moment), interval '1 hour')) * 1000000)::bigint;
     end if;
     v_hint[2] := (extract(epoch from _keep_purge.reached) * 1000000)::bigint;
-    perform rota._keep_hint('purge_' || _keep_purge.scan, v_hint);
+    perform rota._keep_scan_start(
+        'purge ' || _keep_purge.scan, array_to_string(v_hint, ' '));
 end;
 $$;
 

@@ -105,7 +105,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_since timestamptz := timestamptz '-infinity';
 begin
-    if (rota._hint('sweep'))[3] > 5000 then
+    if (string_to_array(rota._scan_start('sweep'), ' '))[3]::bigint > 5000 then
         v_since := rota._swept_until(v_now, false);
         if not isfinite(v_since) then
             return true;
@@ -128,7 +128,7 @@ create or replace function rota._swept_until(moment timestamptz, is_careful bool
     stable
 as $$
 declare
-    v_hint constant bigint[] := rota._hint('sweep');
+    v_hint constant bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
     v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
 begin
     if _swept_until.is_careful or (
@@ -150,7 +150,7 @@ create or replace function rota._keep_sweep(
     language plpgsql
 as $$
 declare
-    v_hint bigint[] := rota._hint('sweep');
+    v_hint bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
 begin
     if _keep_sweep.was_full then
         v_hint[1] := (extract(epoch from _keep_sweep.moment + least(
@@ -159,7 +159,7 @@ begin
             - _keep_sweep.walked;
     end if;
     v_hint[2] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint;
-    perform rota._keep_hint('sweep', v_hint);
+    perform rota._keep_scan_start('sweep', array_to_string(v_hint, ' '));
 end;
 $$;
 

@@ -63,10 +63,10 @@ begin
             raise warning 'firing failed and will be tried again: %', sqlerrm;
     end;
     begin
-        rechecks_done := rota._recheck(1000) + rota._do_checks(1000);
+        rechecks_done := rota._enter_due(1000) + rota._do_checks(1000);
     exception
         when others then
-            raise warning 'rechecks failed and will be tried again: %', sqlerrm;
+            raise warning 'pending checks failed and will be tried again: %', sqlerrm;
     end;
     begin
         select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
@@ -95,8 +95,7 @@ begin
         or jobs_swept >= 1000 and rota._has_stale_leases()
         or jobs_fired >= 1000 and exists (
             select from rota.job_definitions as d where d.next_run_at <= rota.now())
-        or rechecks_done >= 1000 and exists (
-            select from rota.rechecks as r where r.due_at <= rota.now())
+        or rechecks_done >= 1000 and rota._has_later_due()
         -- What was done may have led to more, which can be done after the commit.
         or rota._has_checks(with_own => greatest(jobs_swept, jobs_fired, rechecks_done) > 0),
         false);
@@ -127,9 +126,7 @@ declare
 begin
     return rota._has_stale_leases() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
-    ) or exists (
-        select from rota.rechecks as r where r.due_at <= v_now
-    ) or rota._has_checks(true) or exists (
+    ) or rota._has_checks(true) or rota._has_later_due() or exists (
         select
         from rota.maintenance as u
         join rota.maintenance as r on r.task = 'retention'

@@ -316,7 +316,7 @@ $$;
 
 /*
  * Whether a queue has a due job of other types than these, asked of the first ones of each
- * lane and of some keys.  True also where a queue has more priorities than are looked at.
+ * lane.  True also where a queue has more lanes than are looked at.
  */
 create or replace function rota._is_other_due(queue text, job_types text[], due timestamptz)
     returns boolean
@@ -329,52 +329,29 @@ create or replace function rota._is_other_due(queue text, job_types text[], due 
     set enable_sort = off
 as $$
 declare
-    v_priority integer := -32769;
+    v_lane integer := -32769;
 begin
-    if exists (
-        select
-        from (
-            select b.bucket
-            from rota.buckets as b
-            where b.queue = _is_other_due.queue
-              and b.waits_for is null
-            limit 100
-        ) as l
-        cross join lateral (
-            select j.job_type
-            from rota.jobs as j
-            where j.queue = _is_other_due.queue
-              and j.bucket = l.bucket
-              and j.status in ('queued', 'failed')
-              and j.run_at <= _is_other_due.due
-            limit 10
-        ) as d
-        where d.job_type <> all(_is_other_due.job_types)
-    ) then
-        return true;
-    end if;
-
-    for v_lane in 1..11 loop
-        select j.priority::integer
-        into v_priority
+    for v_step in 1..11 loop
+        select j.lane::integer
+        into v_lane
         from rota.jobs as j
         where j.queue = _is_other_due.queue
-          and j.bucket is null
+          and j.hold is null
           and j.status in ('queued', 'failed')
-          and j.priority > v_priority
-        order by j.priority
+          and j.lane > v_lane
+        order by j.lane
         limit 1;
         exit when not found;
-        if v_lane = 11 or exists (
+        if v_step = 11 or exists (
             select
             from (
                 select j.job_type
                 from rota.jobs as j
                 where j.queue = _is_other_due.queue
-                  and j.priority = v_priority
-                  and j.bucket is null
+                  and j.lane = v_lane
+                  and j.hold is null
                   and j.status in ('queued', 'failed')
-                  and j.run_at <= _is_other_due.due
+                  and j.place <= _is_other_due.due
                 limit 1000
             ) as d
             where d.job_type <> all(_is_other_due.job_types)
@@ -397,19 +374,9 @@ create or replace function rota._next_due_at(
     stable
 as $$
 declare
-    v_next timestamptz;
+    v_next timestamptz := least(
+        until, rota._next_check_at(queues, since), rota._next_start_of(queues, since));
 begin
-    -- From the start counts what is claimable already.
-    if not isfinite(since) and exists (
-        select
-        from rota.buckets as b
-        where b.queue = any(_next_due_at.queues)
-          and b.waits_for is null
-    ) then
-        return since;
-    end if;
-    v_next := least(
-        until, rota._next_note_at(queues, since), rota._next_start_at(queues, since));
     return least(v_next, (
         select min(rota._next_run_at(c.queue, since, v_next))
         from unnest(_next_due_at.queues) as c (queue)
@@ -419,60 +386,66 @@ begin
 end;
 $$;
 
-/* The next look at a line of these queues, because of a later job or of a rate. */
-create or replace function rota._next_note_at(queues text[], since timestamptz)
+/* When the time of a job of these queues comes, or of a check that may let one in. */
+create or replace function rota._next_check_at(queues text[], since timestamptz)
     returns timestamptz
     language plpgsql
     stable
 as $$
 begin
-    return (
-        select min(n.due_at)
-        from (
-            select r.due_at, r.kind, r.subject
-            from rota.rechecks as r
-            where r.due_at > _next_note_at.since
-            order by r.due_at, r.id
-            limit 100
-        ) as n
-        where n.kind = 'bucket' and split_part(n.subject, ' ', 1) = any(_next_note_at.queues)
-           or n.kind = 'limit' and exists (
-            select
-            from rota.buckets as b
-            where b.waits_for = n.subject
-              and b.queue = any(_next_note_at.queues)
+    return least(
+        (
+            select min(l.run_at)
+            from (
+                select j.run_at, j.queue
+                from rota.jobs as j
+                where j.hold = 'time'
+                  and j.status in ('queued', 'failed')
+                  and j.run_at > _next_check_at.since
+                order by j.run_at
+                limit 100
+            ) as l
+            where l.queue = any(_next_check_at.queues)
+        ),
+        (
+            select min(c.due_at)
+            from (
+                select p.due_at, p.subject
+                from rota.pending_checks as p
+                where p.kind = 'limit'
+                  and p.due_at > '-infinity'
+                  and p.due_at > _next_check_at.since
+                order by p.due_at
+                limit 100
+            ) as c
+            where exists (
+                select
+                from rota.jobs as j
+                where j.hold = c.subject
+                  and j.hold <> 'time'
+                  and j.status in ('queued', 'failed')
+                  and j.queue = any(_next_check_at.queues)
+            )
         )
     );
 end;
 $$;
 
-/* The next start at a rate of these queues, or of their lines that are not parked. */
-create or replace function rota._next_start_at(queues text[], since timestamptz)
+/* The next start at a rate of one of these queues. */
+create or replace function rota._next_start_of(queues text[], since timestamptz)
     returns timestamptz
     language plpgsql
     stable
 as $$
 begin
     return (
-        select min(p.paid_at)
-        from (
-            select l.limit_name, l.max_starts, l.per, l.burst
-            from rota.limits as l
-            where l.queue = any(_next_start_at.queues)
-            union
-            select l.limit_name, l.max_starts, l.per, l.burst
-            from (
-                select b.bucket
-                from rota.buckets as b
-                where b.queue = any(_next_start_at.queues)
-                  and b.waits_for is null
-                limit 20
-            ) as w
-            cross join lateral rota._limits_of(w.bucket) as l
-        ) as r
-        cross join lateral rota._paid_at(
-            r.limit_name, rota._gap(r.max_starts, r.per), r.burst) as p (paid_at)
-        where p.paid_at > _next_start_at.since
+        select min(n.start_at)
+        from rota.limits as l
+        cross join lateral rota._next_start_at(
+            l.limit_name, l.max_starts, l.per, l.burst) as n (start_at)
+        where l.queue = any(_next_start_of.queues)
+          and l.max_starts is not null
+          and n.start_at > _next_start_of.since
     );
 end;
 $$;
@@ -488,22 +461,22 @@ create or replace function rota._next_run_at(
     stable
 as $$
 declare
-    v_priority bigint := -32769::bigint;
+    v_lane bigint := -32769::bigint;
     v_run_at timestamptz;
     v_first timestamptz;
 begin
-    for v_lane in 1..10 loop
-        v_priority := rota._next_lane(array[_next_run_at.queue], v_priority, null);
-        exit when v_priority is null;
+    for v_step in 1..10 loop
+        v_lane := rota._next_lane(array[_next_run_at.queue], v_lane, null);
+        exit when v_lane is null;
         select min(j.run_at)
         into v_run_at
         from rota.jobs as j
         where j.queue = _next_run_at.queue
-          and j.priority = v_priority
-          and j.bucket is null
+          and j.lane = v_lane
+          and j.hold is null
           and j.status in ('queued', 'failed')
-          and j.run_at > _next_run_at.after
-          and j.run_at < _next_run_at.before;
+          and j.place > _next_run_at.after
+          and j.place < _next_run_at.before;
         v_first := least(v_first, v_run_at);
     end loop;
     return v_first;

@@ -146,24 +146,16 @@ select
     n.limit_name, l.max_running, coalesce(w.running, 0) as running,
     coalesce(w.waiting, 0) as waiting,
     l.max_starts, coalesce(l.per, '1 second') as per, coalesce(l.burst, 1) as burst,
-    case when l.max_starts is not null then greatest(
-        rota.now(),
-        -- As _used_until() has it.  The microsecond is for a gap that was rounded up.
-        case when t.used_until <= rota.now() + coalesce(l.burst, 1)
-            * (coalesce(l.per, '1 second') / l.max_starts + interval '1 microsecond')
-        then t.used_until
-            - (coalesce(l.burst, 1) - 1) * coalesce(l.per, '1 second') / l.max_starts
-        end)
-    end as next_start_at
+    case when l.max_starts is not null then s.next_start_at end as next_start_at
 from (
     select l.limit_name
     from rota.limits as l
     where l.limit_key is null
       or l.limit_key !~ ':[*]$'
     union
-    select t.limit_name from rota.limit_states as t
+    select p.limit_name from rota.limit_parts as p
     union
-    select s.limit_name from rota.slots as s
+    select t.limit_name from rota.limit_starts as t
 ) as n
 cross join lateral (
     select l.max_running, l.max_starts, l.per, l.burst
@@ -173,7 +165,39 @@ cross join lateral (
     order by l.limit_name = n.limit_name desc
     limit 1
 ) as l
-left join rota.limit_states as t on t.limit_name = n.limit_name
+-- As _next_start_at() has it, in cells.
+left join lateral (
+    select
+        case
+            when sum(least(coalesce(k.starts, 0), case
+                    when k.cell = c.cell - c.cells + 1
+                    then c.burst - (c.cells - 1) * c.starts
+                    else c.starts
+                end)) < c.burst
+            then rota.now()
+            else 'epoch'::timestamptz + (c.cell + 1) * c.length * interval '1 microsecond'
+        end as next_start_at
+    from (
+        select
+            r.burst, r.starts, r.length, (r.burst + r.starts - 1) / r.starts as cells,
+            floor(extract(epoch from rota.now()) * 1000000 / r.length)::bigint as cell
+        from (
+            select
+                coalesce(l.burst, 1) as burst, (coalesce(l.burst, 1) + 15) / 16 as starts,
+                (coalesce(l.burst, 1) + 15) / 16 * ceil(
+                    extract(epoch from coalesce(l.per, '1 second')) * 1000000
+                    / l.max_starts)::bigint as length
+        ) as r
+    ) as c
+    left join lateral (
+        select t.cell, sum(t.starts) as starts
+        from rota.limit_starts as t
+        where t.limit_name = n.limit_name
+          and t.cell between c.cell - c.cells + 1 and c.cell
+        group by t.cell
+    ) as k on true
+    group by c.burst, c.cell, c.length
+) as s on l.max_starts is not null
 left join (
     select
         k.limit_name,

@@ -398,7 +398,7 @@ begin
     with new_jobs as (
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-            ordering_key, skip_dead, if_parent_dead, bucket, definition, scheduled_for,
+            ordering_key, skip_dead, if_parent_dead, definition, scheduled_for,
             status, run_at, created_at, updated_at
         )
         overriding system value
@@ -408,7 +408,7 @@ begin
             case when d.overlap = 'queue' then 'schedule:' || d.name end,
             case when d.overlap = 'queue' then true end,
             case when d.overlap = 'queue' then 'cancel' end,
-            l.job_type || '|', d.name, m.scheduled_for,
+            d.name, m.scheduled_for,
             case when d.overlap = 'queue' then 'blocked' else 'queued' end,
             case
                 when _make_jobs.is_manual then _make_jobs.made_at
@@ -419,7 +419,6 @@ begin
             as m (name, scheduled_for, id)
         join rota.job_definitions as d on d.name = m.name
         left join rota.queues as q on q.queue = d.queue
-        left join rota.limits as l on l.job_type = d.job_type
         returning j.id, j.status
     )
     select array_agg(n.id) into v_blocked from new_jobs as n where n.status = 'blocked';
@@ -427,6 +426,7 @@ begin
     if v_blocked is not null then
         perform rota._jobs_came_in(v_blocked);
     end if;
+    perform rota._enter_lanes(_make_jobs.ids);
     perform rota._notify_for(_make_jobs.ids);
 end;
 $$;

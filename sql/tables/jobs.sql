@@ -23,8 +23,6 @@ create table rota.jobs (
     skip_dead boolean,
     if_parent_dead text,
     limit_key text,
-    bucket text collate "C",
-    is_limited boolean not null default false,
     pipeline text,
     stage text,
     stage_input jsonb,
@@ -33,6 +31,12 @@ create table rota.jobs (
     scheduled_for timestamptz,
     status text not null,
     run_at timestamptz not null,
+    own_lane smallint,
+    own_place timestamptz,
+    lane smallint not null generated always as (coalesce(own_lane, priority)) stored,
+    place timestamptz not null generated always as (coalesce(own_place, run_at)) stored,
+    hold text collate "C",
+    held_limits text[],
     attempts integer not null default 0,
     lease_token bigint not null default 0,
     locked_by text,
@@ -70,9 +74,19 @@ with (
     autovacuum_vacuum_cost_delay = 0
 );
 
--- The line in front of each worker: one lane is one (queue, priority), in order of run_at.
-create index jobs_ready_idx on rota.jobs (queue, priority, run_at, id)
-    where bucket is null and status in ('queued', 'failed');
+-- What every claim walks: one lane after the other of its queues, each in order of place.
+create index jobs_ready_idx on rota.jobs (queue, lane, place, id)
+    where hold is null and status in ('queued', 'failed');
+
+-- Jobs that are kept out of their lanes: by a limit, or until their time has come.
+create index jobs_hold_idx on rota.jobs (hold, queue, job_type, priority, run_at, id)
+    where hold is not null and hold <> 'time' and status in ('queued', 'failed');
+create index jobs_later_idx on rota.jobs (run_at, id)
+    where hold = 'time' and status in ('queued', 'failed');
+
+-- The last place of each key of a queue, without a row of state that producers would share.
+create index jobs_key_place_idx on rota.jobs (queue, lane, coalesce(limit_key, ''), place)
+    where own_place is not null and hold is null and status in ('queued', 'failed');
 
 -- The same rows as "where status = 'running'".  But that is said of single jobs everywhere, and
 -- a planner that knows of few running jobs would look for the one by reading them all.
@@ -107,9 +121,12 @@ comment on column rota.jobs.if_parent_dead is
     'What becomes of the job if one that it waits for is dead: cancel, run or wait.';
 comment on column rota.jobs.limit_key is
     'Jobs of one key share a limit, and the keys of a queue take turns; null means no key.';
-comment on column rota.jobs.bucket is
-    'The line that the job waits in, by limit_key and limited type; null is the common line.';
-comment on column rota.jobs.is_limited is 'Whether the running job counts for a limit.';
+comment on column rota.jobs.own_lane is 'Null where the lane is the priority.';
+comment on column rota.jobs.own_place is 'Null where the place in the lane is run_at.';
+comment on column rota.jobs.hold is
+    'Why a waiting job is kept out of its lane: the name of a full limit, or time; else null.';
+comment on column rota.jobs.held_limits is
+    'The limits that the running job holds a slot of; null means none.';
 comment on column rota.jobs.stage_input is 'Result of the stage before this one.';
 comment on column rota.jobs.stage_queued_at is 'When the job came to its stage.';
 comment on column rota.jobs.definition is 'The schedule that made the job; null for others.';

@@ -45,7 +45,7 @@ create table rota.pending_checks (
     updated_at timestamptz not null default rota.now(),
 
     constraint pending_checks_kind_check
-        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'schedule'))
+        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'queue', 'schedule'))
 )
 with (
     -- Every check leaves a dead row, however few wait.
@@ -70,28 +70,3 @@ comment on column rota.pending_checks.deferrals is
     'How often it could not be decided and was deferred.';
 comment on column rota.pending_checks.made_by is
     'The transaction that wrote it, which does not do it.';
-
-create table rota.rechecks (
-    id bigint generated always as identity,
-    due_at timestamptz not null,
-    kind text not null,
-    subject text not null,
-    made_by xid8 not null default pg_current_xact_id(),
-    is_seen boolean not null default false,
-
-    constraint rechecks_pkey primary key (due_at, id),
-    constraint rechecks_kind_check check (kind in ('bucket', 'limit'))
-)
-with (
-    -- Notes that were taken lie in front of those that are due.
-    autovacuum_vacuum_scale_factor = 0,
-    autovacuum_vacuum_threshold = 1000,
-    autovacuum_vacuum_cost_delay = 0
-);
-
-comment on table rota.rechecks is
-    'Notes of limits that something may go on now; taken away by another who has looked.';
-comment on column rota.rechecks.subject is 'A bucket or a limit, by kind.';
-comment on column rota.rechecks.made_by is
-    'The transaction that wrote it; it cannot take its own note away.';
-comment on column rota.rechecks.is_seen is 'The transaction that wrote it has looked already.';

@@ -799,8 +799,8 @@ create or replace function rota._purge_dependencies(max_rows integer)
     set enable_sort = off
 as $$
 declare
-    c_jobs constant integer := 500;
-    v_after bigint := coalesce((rota._hint('edges'))[1], 0);
+    c_jobs constant integer := 2000;
+    v_after bigint := coalesce(rota._scan_start('edges')::bigint, 0);
     v_seen bigint[];
     v_gone bigint[];
     v_deleted integer := 0;
@@ -843,8 +843,8 @@ begin
         get diagnostics v_deleted = row_count;
     end if;
     if v_deleted < _purge_dependencies.max_rows then
-        perform rota._keep_hint('edges', array[
-            case when cardinality(v_seen) = c_jobs then v_seen[c_jobs] else 0 end]);
+        perform rota._keep_scan_start('edges', (
+            case when cardinality(v_seen) = c_jobs then v_seen[c_jobs] else 0 end)::text);
     end if;
     return v_deleted;
 end;

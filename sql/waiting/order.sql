@@ -152,6 +152,7 @@ begin
         updated_at = rota.now()
     where j.id = any(_open_jobs.job_ids)
       and j.status = 'blocked';
+    perform rota._enter_lanes(_open_jobs.job_ids);
     perform rota._notify_for(_open_jobs.job_ids);
 end;
 $$;

@@ -105,7 +105,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
     -- When a scan from the start is due, what the last one walked, the first id and time.
-    v_hint bigint[] := rota._hint('checks');
+    v_hint bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
     v_is_full constant boolean := (
         v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000 and v_hint[2] > 2000
     ) is not true;
@@ -164,7 +164,7 @@ begin
     v_hint[4] := (extract(epoch from coalesce(
         (select c.due_at from rota.pending_checks as c where c.id = v_late_ids[1]),
         v_now)) * 1000000)::bigint;
-    perform rota._keep_hint('checks', v_hint);
+    perform rota._keep_scan_start('checks', array_to_string(v_hint, ' '));
     return v_ids || v_late_ids;
 end;
 $$;
@@ -237,8 +237,12 @@ create or replace function rota._do_check(kind text, subject text)
 as $$
 begin
     case _do_check.kind
+        when 'limit' then
+            return rota._check_limit(_do_check.subject);
         when 'order' then
             return rota._check_order(_do_check.subject);
+        when 'queue' then
+            return rota._check_queue(_do_check.subject);
         when 'job' then
             return rota._check_job(_do_check.subject);
         when 'parent' then
@@ -282,145 +286,5 @@ begin
         ));
     end if;
     perform rota._parents_ended(_jobs_ended.job_ids, _jobs_ended.new_status);
-end;
-$$;
-
-/* Notes of limits, which claims take. */
-create or replace function rota._recheck(max_notes integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set lock_timeout = '100ms'
-as $$
-declare
-    v_taken integer;
-    v_notes integer := 0;
-begin
-    -- An older snapshot does not show what is committed by now.
-    if current_setting('transaction_isolation') <> 'read committed' then
-        return 0;
-    end if;
-
-    -- What is done may lead to new notes.
-    loop
-        begin
-            v_taken := rota._take_notes(_recheck.max_notes - v_notes, false);
-        exception
-            when others then
-                v_taken := rota._take_notes(_recheck.max_notes - v_notes, true);
-        end;
-        v_notes := v_notes + v_taken;
-        exit when v_taken = 0 or v_notes >= _recheck.max_notes;
-    end loop;
-    return v_notes;
-end;
-$$;
-
-create or replace function rota._take_notes(max_notes integer, is_one_by_one boolean)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_me constant xid8 := pg_current_xact_id_if_assigned();
-    v_note record;
-    v_notes integer := 0;
-begin
-    for v_note in
-        with due as (
-            select r.ctid as place, r.kind, r.subject
-            from rota.rechecks as r
-            where r.due_at <= rota.now()
-              and (not r.is_seen or r.made_by is distinct from v_me)
-            order by r.due_at, r.id
-            limit _take_notes.max_notes
-            for update skip locked
-        )
-        select d.kind, d.subject, array_agg(d.place) as places
-        from due as d
-        group by d.kind, d.subject
-        order by d.kind, d.subject
-    loop
-        if not _take_notes.is_one_by_one then
-            perform rota._take_note(v_note.kind, v_note.subject, v_note.places);
-        else
-            begin
-                perform rota._take_note(v_note.kind, v_note.subject, v_note.places);
-            exception
-                when lock_not_available or unique_violation then
-                    perform rota._put_off(v_note.places, interval '50 milliseconds');
-                when others then
-                    raise warning 'recheck of % % failed and will be tried again: %',
-                        v_note.kind, v_note.subject, sqlerrm;
-                    perform rota._put_off(v_note.places, interval '10 seconds');
-            end;
-        end if;
-        v_notes := v_notes + cardinality(v_note.places);
-    end loop;
-
-    return v_notes;
-end;
-$$;
-
-create or replace function rota._take_note(kind text, subject text, places tid[])
-    returns void
-    language plpgsql
-as $$
-declare
-    v_is_settled boolean := true;
-begin
-    case _take_note.kind
-        when 'bucket' then
-            v_is_settled := rota._recheck_bucket(_take_note.subject);
-        when 'limit' then
-            -- First, since it may lead to the same note for later.
-            perform rota._put_away(_take_note.places);
-            if not rota._recheck_limit(_take_note.subject) then
-                perform rota._note_later(
-                    'limit', _take_note.subject, rota.now() + interval '50 milliseconds');
-            end if;
-    end case;
-
-    if _take_note.kind = 'limit' then
-        return;
-    elsif v_is_settled then
-        perform rota._put_away(_take_note.places);
-    else
-        perform rota._put_off(_take_note.places, interval '50 milliseconds');
-    end if;
-end;
-$$;
-
-/* Delete notes that have been looked at; those of this transaction stay for the next look. */
-create or replace function rota._put_away(places tid[])
-    returns void
-    language plpgsql
-as $$
-declare
-    v_me constant xid8 := pg_current_xact_id();
-    v_deleted integer;
-begin
-    delete from rota.rechecks as r
-    where r.ctid = any(_put_away.places)
-      and r.made_by <> v_me;
-    get diagnostics v_deleted = row_count;
-    if v_deleted < cardinality(_put_away.places) then
-        update rota.rechecks as r
-        set is_seen = true
-        where r.ctid = any(_put_away.places)
-          and r.made_by = v_me;
-    end if;
-end;
-$$;
-
-create or replace function rota._put_off(places tid[], delay interval)
-    returns void
-    language plpgsql
-as $$
-begin
-    update rota.rechecks as r
-    set due_at = rota.now() + _put_off.delay
-    where r.ctid = any(_put_off.places);
 end;
 $$;

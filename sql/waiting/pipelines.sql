@@ -268,7 +268,6 @@ begin
             max_attempts = coalesce(n.max_attempts, q.max_attempts, 10),
             lease = n.lease,
             backoff = n.backoff,
-            bucket = rota._bucket(n.job_type, j.limit_key),
             status = 'queued',
             run_at = v_now,
             attempts = 0,
@@ -290,6 +289,7 @@ begin
           and j.status = 'running'
           and n.pipeline = j.pipeline
           and n.stage = v_stages[array_position(v_ids, j.id)];
+        perform rota._enter_lanes(v_entering);
         perform rota._notify_for(v_entering);
     end if;
     if v_cancelled is not null then
@@ -367,6 +367,7 @@ begin
     end loop;
 
     perform rota._raise_under_way(restart_pipeline.job_id);
+    return null;
 end;
 $$;
 

@@ -71,9 +71,11 @@ UNGUARDED = {
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
     "_update_keyed": "leaves a running job as it is, and notes the run after it",
     "set_priority": "changes nothing that the worker relies on",
-    "_fill_buckets": "leaves running jobs out",
-    "_apply_limits": "takes rows that the claim has just locked in a waiting state",
-    "_count_started": "changes what the job counts for, and nothing that the worker relies on",
+    "_place_jobs": "takes waiting rows that the caller has locked",
+    "_hold_new": "takes waiting rows that the caller has locked",
+    "_give_turns": "takes waiting rows that the caller has locked",
+    "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
+    "_settle_limit": "changes what the job counts for, and nothing that the worker relies on",
     "reschedule_job": "refuses running jobs, under the lock it took",
 }
 _GLANCE = {"pg_try_advisory_lock", "pg_advisory_unlock"}
@@ -85,6 +87,9 @@ LOCKS = {
     "_held_locks": {"advisory"},
     "_try_lock_key": {"pg_try_advisory_xact_lock"},
     "_lock_pipeline": {"pg_advisory_xact_lock"},
+    "_lock_part": {"pg_try_advisory_xact_lock"},
+    "_take_starts": {"pg_try_advisory_xact_lock"},
+    "_note_fair_queue": {"pg_try_advisory_xact_lock"},
     "_lock_ticker": {"pg_advisory_xact_lock"},
     "enqueue": _GLANCE | _GLANCE_SHARED,
     "_notify_key": _GLANCE | _GLANCE_SHARED,
@@ -303,8 +308,7 @@ def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
         "_next_lane",
         "_lock_lane",
         "_lock_merged",
-        "_lock_line",
-        "_lock_bucket",
+        "_open_held",
         "_sweep",
     ):
         conditions = re.findall(r"\bj\.status\b(?! *=? *'running',)[^\n]*", code[function])
@@ -338,5 +342,5 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
         # A hint that may be lost at any time.
         # What may be lost at any time, or lasts as long as the transaction.
-        settings = (*COMMITTING, "_keep_hint", "_keep_waiting", "_try_lock_key")
+        settings = (*COMMITTING, "_keep_scan_start", "_keep_waiting", "_try_lock_key")
         assert "set_config" not in body or name in settings, name

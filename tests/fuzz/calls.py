@@ -139,7 +139,9 @@ class Chooser:
             return self._plain(name, kind, self._some_jobs(dice.choice((1, 2, 3))))
         if name == "endings" and dice.random() < 0.8:
             harmed = [
-                self._ending(job, dice.choice(ENDINGS) | {dice.choice(MAY_END): dice.choice(ATOMS)})
+                self._ending(
+                    job, dice.choice(ENDINGS) | {dice.choice(MAY_END): dice.choice(ATOMS)}
+                )
                 for job in jobs
             ]
             return quoted(f"[{', '.join(harmed)}]", "jsonb")

@@ -101,6 +101,7 @@ ANSWERS = {
     "claim_jobs": CLAIMED,
     "finish_jobs": "r.job_id, r.outcome",
     "finish_and_claim": "r.outcome, r.job_id, r.lease_token",
+    "end_jobs": "r.job_id, r.lease_token, r.answer, {run_at}",
     "fail_job": "r.status, {run_at}",
     "snooze_job": "(date_part('epoch', r) * 1e6)::bigint",
     "release_jobs": "r.job_id, r.is_released",
@@ -119,7 +120,7 @@ ANSWERS = {
 }  # fmt: skip
 MOMENTS = {"run_at", "updated_at"}
 DURATIONS = {"lease", "delay", "unique_for", "max_wait", "retry_in", "per"}
-JSONS = {"payload", "backoff", "result", "results", "jobs", "stages"}
+JSONS = {"payload", "backoff", "result", "results", "jobs", "stages", "endings"}
 
 
 def columns(text: str) -> str:

@@ -188,6 +188,16 @@ class Machine(RuleBasedStateMachine):
         said = {"refs": refs, "kept": kept_refs, **claim}
         self.play("finish_and_claim", said, **given, **claim)
 
+    def end_many(self, picks: list[int], kinds: list[dict[str, Any]]) -> None:
+        refs, _ = self.refs(picks)
+        asked = dict(zip(refs, kinds, strict=False))
+        endings = [
+            {"job_id": job_id, "lease_token": token, **kind}
+            for (job_id, token), kind in asked.items()
+        ]
+        said = {"refs": list(asked), "kinds": list(asked.values())}
+        self.play("end_jobs", said, endings=endings)
+
     def fail(self, pick: int, error: str, retry_in: int | None, is_fatal: bool) -> None:
         job_id, lease_token = self.lease(pick)
         self.play(

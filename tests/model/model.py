@@ -214,6 +214,49 @@ class Model(Keys):
             job.run_at = max(job.run_at, when)
             job.rerun, job.attempts = None, 0 if status == "failed" else job.attempts
 
+    # Each ending of a batch is answered by itself.
+
+    def end_jobs(self, refs: Sequence[Ref], kinds: Sequence[dict[str, Any]]) -> Rows:
+        answers: dict[Ref, list[Any]] = {}
+        asked = dict(zip(refs, kinds, strict=True))
+        for ref, kind in asked.items():
+            if kind["outcome"] == "succeeded":
+                result = [kind["result"]] if "result" in kind else None
+                ((_, answer),) = self.finish_jobs([ref], result)
+                answers[ref] = [answer, None]
+        for ref in sorted(asked, key=lambda ref: (self._rank(ref, asked[ref]), ref)):
+            if ref not in answers:
+                answers[ref] = self._end_otherwise(ref, asked[ref])
+        return [[*ref, *answers[ref]] for ref in refs]
+
+    def _rank(self, ref: Ref, kind: dict[str, Any]) -> int:
+        """The order in which the ends of a batch come, and so the jobs that they lead to."""
+        if not self.holds(*ref):
+            return 0
+        job, is_failed = self.jobs[ref[0]], kind["outcome"] == "failed"
+        if job.cancel_requested_at is not None:
+            return 3 if is_failed else 4
+        is_last = kind.get("fatal") or job.attempts >= job.max_attempts
+        return (2 if is_last else 1) if is_failed else 5
+
+    def _end_otherwise(self, ref: Ref, kind: dict[str, Any]) -> list[Any]:
+        outcome = kind["outcome"]
+        if (outcome == "failed" and "error" not in kind) or kind.get("delay", 0) < 0:
+            return ["refused", None]
+        try:
+            if outcome == "failed":
+                retry_in = kind["retry_in"] * 1_000_000 if "retry_in" in kind else None
+                ((status, run_at),) = self.fail_job(
+                    *ref, kind["error"], None, retry_in, kind.get("fatal", False)
+                )
+                return [status, run_at]
+            job = self._held(*ref)
+        except Refused:
+            return ["lost", None]
+        delay = kind["delay"] * 1_000_000 if outcome == "snoozed" else None
+        self._give_back(job, job.run_at if delay is None else self.now + delay)
+        return [outcome, job.run_at] if job.is_live else ["cancelled", None]
+
     # What is given back is not burnt.
 
     def snooze_job(self, job_id: int, lease_token: int, delay: int) -> Rows:

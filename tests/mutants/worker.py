@@ -109,7 +109,9 @@ WORKER = (
         "lost-is-success",
         "A job that was lost is logged as a success.",
         "client/test_worker_process.py client/test_worker.py",
-        client("completer", "event = EVENTS.get(row.answer, row.answer)", 'event = "succeeded"'),
+        client(
+            "completer", "event = EVENTS.get(row.answer, row.answer)", 'event = "succeeded"'
+        ),
     ),
     mutant(
         "refused-result-keeps-the-job",
@@ -269,7 +271,11 @@ WORKER = (
         "waits-without-a-look",
         "A job that came before the worker waited is found at the next poll.",
         "client/test_wakeups.py",
-        client("pace", "        if seconds <= 0.0:\n            self._come()\n        elif", "        if"),
+        client(
+            "pace",
+            "        if seconds <= 0.0:\n            self._come()\n        elif",
+            "        if",
+        ),
     ),
     mutant(
         "tick-before-the-reports",
@@ -308,7 +314,11 @@ WORKER = (
         "next-time-not-asked",
         "A retry, or the next start at a rate, waits for a poll when its time has come.",
         "client/test_wakeups.py",
-        client("pace", "            self.claim_at = max(now + seconds,", "            max(now + seconds,"),
+        client(
+            "pace",
+            "            self.claim_at = max(now + seconds,",
+            "            max(now + seconds,",
+        ),
     ),
     mutant(
         "client-commits",

@@ -104,15 +104,7 @@ LINES = Game(
     max_stops=3,
     loose=dict.fromkeys(("claim", "limit key", "limit type", "limit no more"), _HELD),
     ignored=frozenset(
-        {
-            "upgrade_log",
-            "maintenance",
-            "rechecks",
-            "pending_checks",
-            "buckets",
-            "limit_states",
-            "slots",
-        }
+        {"upgrade_log", "maintenance", "pending_checks", "limit_parts", "limit_slots"}
     ),
     left_over="""
         select 'is due, and nobody finds it', j.id from rota.jobs as j

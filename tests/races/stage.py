@@ -37,11 +37,12 @@ ROWS = {
 }
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """
-    select set_config('rota.hint_' || n, '', false)
-    from unnest('{sweep,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'::text[]) as n
+    select set_config(format('rota.scan_%s_%s', k, n), '', false)
+    from unnest('{claim,sweep,due,next,free,held,waiting,lane,later,checks,edges}'::text[]) as k
+    cross join generate_series(0, 15) as n
 """
 KEEP_HINT = """
-    select rota._keep_hint(%s, array[m.until, m.until, 0, 0, 0])
+    select rota._keep_scan_start('claim ' || %s, format('%%s %%s 0 0 0', m.until, m.until))
     from (select (extract(epoch from rota.now()) * 1000000)::bigint + 50000000) as m (until)
 """
 # Partitions are made by ticks that are alone, and would be there ever after.

@@ -200,16 +200,7 @@ WORLD = Game(
     loose=LOOSE,
     outside=frozenset({"tick alone", "tick loop"}),
     # Who looked where, and when; what follows from it is seen in the jobs.
-    ignored=frozenset(
-        {
-            "upgrade_log",
-            "maintenance",
-            "rechecks",
-            "pending_checks",
-            "buckets",
-            "limit_states",
-        }
-    ),
+    ignored=frozenset({"upgrade_log", "maintenance", "pending_checks", "limit_parts"}),
     max_stops=3,
     left_over=LEFT_OVER,
     role=ROLE,

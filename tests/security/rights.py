@@ -72,7 +72,6 @@ _CALLS = """
 
 _READS = """
                       producer  worker  operator  observer
-    buckets               .       .         .         .
     dead_jobs             .       .         x         x
     dependencies          .       .         x         x
     effects               .       .         x         x
@@ -88,7 +87,11 @@ _READS = """
     job_runs              .       .         x         x
     jobs                  .       .         .         .
     jobs_id_seq           .       .         .         .
-    limit_states          .       .         .         .
+    fair_queues           .       .         .         .
+    limit_parts           .       .         .         .
+    limit_slots           .       .         .         .
+    limit_slots_version_seq .     .         .         .
+    limit_starts          .       .         .         .
     limit_stats           .       .         x         x
     limits                .       .         x         x
     pipeline_stages       .       .         x         x
@@ -98,10 +101,7 @@ _READS = """
     queues                .       .         x         x
     pending_checks        .       .         .         .
     pending_checks_id_seq .       .         .         .
-    rechecks              .       .         .         .
-    rechecks_id_seq       .       .         .         .
     running_jobs          .       .         x         x
-    slots                 .       .         .         .
     stale_jobs            .       .         x         x
     stuck_keys            .       .         x         x
     ticker_health         .       .         x         x

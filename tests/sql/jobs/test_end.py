@@ -14,7 +14,6 @@ from sql.helpers import (
     claim,
     enqueue,
     everything,
-    one,
     owner,
     refused,
     rows,
