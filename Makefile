@@ -86,6 +86,9 @@ bench-waiting: $(VENV)/.dev ## Claim under limits, in turns and under a held sna
 bench-fan-out: $(VENV)/.dev ## Fan out to a million jobs and in again, and time it
 	$(BIN)/python tests/bench/fan_out.py $(ARGS)
 
+bench-upkeep: $(VENV)/.dev ## Remove what has expired, by the ten thousand rows a second: ARGS="--against ../main"
+	$(BIN)/python tests/bench/upkeep.py $(ARGS)
+
 bench-worker: $(VENV)/.dev ## Drain jobs that do nothing, and tell where the CPU time goes: ARGS="--plain --processes 4 --phases"
 	$(BIN)/python tests/bench/worker_profile.py $(ARGS)
 

@@ -42,6 +42,8 @@ create or replace function rota._retain(is_alone boolean, is_busy boolean)
     set jit = off
     set plan_cache_mode = force_generic_plan
     set max_parallel_workers_per_gather = 0
+    set enable_hashjoin = off
+    set enable_mergejoin = off
     set lock_timeout = '100ms'
 as $$
 declare
@@ -478,7 +480,7 @@ begin
         where f.queue = _purge_done.queue
           and f.finished_at < _purge_done.before
           and f.finished_at >= v_from
-          -- Written out: a call for each row would cost more than all else.
+          -- A job that was enqueued under an older snapshot may wait for it.
           and not exists (
             select
             from rota.dependencies as d
@@ -520,7 +522,14 @@ begin
             where f.queue = _purge_dead.queue
               and f.finished_at < _purge_dead.before
               and f.finished_at >= v_from
-              and not rota._is_waited_for(f.id)
+              -- Another job, or its ordering key, may wait for the retry.
+              and not exists (select from rota.dependencies as d where d.parent_id = f.id)
+              and not exists (
+                select
+                from rota.stuck_keys as s
+                where s.ordering_key = f.ordering_key
+                  and s.job_id = f.id
+              )
             order by f.finished_at
             limit _purge_dead.max_rows
             for update skip locked
@@ -539,7 +548,14 @@ begin
                 where q.queue = f.queue
                   and q.keep_dead is not null
               )
-              and not rota._is_waited_for(f.id)
+              -- Another job, or its ordering key, may wait for the retry.
+              and not exists (select from rota.dependencies as d where d.parent_id = f.id)
+              and not exists (
+                select
+                from rota.stuck_keys as s
+                where s.ordering_key = f.ordering_key
+                  and s.job_id = f.id
+              )
             order by f.finished_at
             limit _purge_dead.max_rows
             for update skip locked
@@ -549,21 +565,6 @@ begin
     delete from rota.finished_jobs_dead as f where f.ctid = any(v_rows);
     get diagnostics v_deleted = row_count;
     return v_deleted;
-end;
-$$;
-
-/* Whether another job, or its ordering key, waits for the retry of a dead job. */
-create or replace function rota._is_waited_for(job_id bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
-begin
-    return exists (
-        select from rota.dependencies as d where d.parent_id = _is_waited_for.job_id
-    ) or exists (
-        select from rota.stuck_keys as s where s.job_id = _is_waited_for.job_id
-    );
 end;
 $$;
 
