@@ -158,6 +158,7 @@ def test_no_function_but_tick_and_wakeups_takes_an_advisory_lock(
         "_notify_for",
         "_notify_for_new",
         "_take_listen_slots",
+        "_held_locks",
         "_give_up",
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.mutant import client, mutant
+from mutants.mutant import client, mutant, sql
 
 WORKER = (
     mutant(
@@ -232,11 +232,7 @@ WORKER = (
         "one-locked-row-holds-all",
         "An end that waits for a locked row keeps all others waiting.",
         "client/test_locked_rows.py client/test_poison.py",
-        client(
-            "completer",
-            "            loop.call_later(BUSY_PAUSE, self._add, report)\n",
-            "            self._pending.insert(0, report)\n            self._failures = 1\n",
-        ),
+        sql("base/checks", "            for update skip locked\n", "            for update\n"),
     ),
     mutant(
         "connection-kept-after-an-error",

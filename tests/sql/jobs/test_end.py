@@ -229,6 +229,7 @@ def test_end_jobs_goes_past_a_row_that_is_locked_and_says_so(db, connect, more):
         ending(done),
     ]
     other = connect()
+    db.execute("set statement_timeout = '20s'")
 
     with other.transaction():
         other.execute("select from rota.jobs where id = %s for update", [locked.job_id])
