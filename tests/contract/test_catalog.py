@@ -210,7 +210,9 @@ def test_arguments_bear_the_names_and_types_of_their_columns(db: Db) -> None:
     found = {
         (function, name, kind)
         for _, function, names, modes, types in public_functions(db)
-        for name, mode, kind in zip(names or [], modes or ["i"] * 99, types, strict=False)
+        for name, mode, kind in zip(
+            names or [], modes or ["i"] * 99, types, strict=False
+        )
         if mode == "i" and (function, name) not in MOMENTS
     }
 
@@ -309,7 +311,9 @@ def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
         "_lock_bucket",
         "_sweep",
     ):
-        conditions = re.findall(r"\bj\.status\b(?! *=? *'running',)[^\n]*", code[function])
+        conditions = re.findall(
+            r"\bj\.status\b(?! *=? *'running',)[^\n]*", code[function]
+        )
         assert conditions
         for condition in conditions:
             assert condition in (
@@ -339,4 +343,8 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         assert locks <= LOCKS.get(name, set()), name
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
         # A hint that may be lost at any time.
-        assert "set_config" not in body or name in (*COMMITTING, "_keep_hint", "_try_lock_key"), name
+        assert "set_config" not in body or name in (
+            *COMMITTING,
+            "_keep_hint",
+            "_try_lock_key",
+        ), name

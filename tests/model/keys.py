@@ -18,13 +18,24 @@ class Keys(Waiting):
         return [self._enqueue(**job)[:1]]
 
     def enqueue_many(self, jobs: list[dict[str, Any]]) -> Rows:
-        return [[n, *self._enqueue(**job)] for n, job in enumerate(jobs, 1)]
+        coming: list[Job] = []
+        self.coming = coming
+        try:
+            rows = [[n, *self._enqueue(**job)] for n, job in enumerate(jobs, 1)]
+        finally:
+            self.coming = None
+        for job in sorted(coming, key=lambda job: job.id):
+            self._come_in(job)
+        return rows
 
     def _enqueue(self, before: int | None = None, **job: Any) -> list[Any]:
         """Return the id of the job, and whether it is a new one."""
+        waits = job.get("after") is not None or job.get("ordering_key") is not None
+        if before is not None and waits:
+            raise Refused("22023")
         its, is_new = self._take_in(**job)
         if before is not None:
-            self._wait_before(before, its)
+            self._wait_before(before, its, is_new)
         return [its.id, is_new]
 
     def _take_in(
@@ -35,13 +46,21 @@ class Keys(Waiting):
         key: Any = job.get("idempotency_key")
         live, has_memory = self._find(key), bool(unique_for or updated_at)
         known, until, version = self.memory.get(key, [None, None, None])
-        if until and self.now < until <= self.latest and self.seen.has_new(self.jobs, key):
-            until = None  # It was over, and is forgotten, though the clock was set back.
+        if (
+            until
+            and self.now < until <= self.latest
+            and self.seen.has_new(self.jobs, key)
+        ):
+            until = (
+                None  # It was over, and is forgotten, though the clock was set back.
+            )
         if not self._may_be_new(unique_for, until, updated_at, version):
             return live or self.jobs[known], False
         delay, run_at = job.pop("delay", None), job.pop("run_at", None)
         when = self.now + (delay or 0) if run_at is None else run_at
-        its = live or self._put(after, if_parent_dead, **job, job_type=job_type, run_at=when)
+        its = live or self._put(
+            after, if_parent_dead, **job, job_type=job_type, run_at=when
+        )
         if live and on_conflict != "keep":
             has_time = delay is not None or run_at is not None
             self._renew(live, on_conflict, when, has_time, max_wait, job)
@@ -50,13 +69,23 @@ class Keys(Waiting):
             self.memory[key] = [its.id, until, updated_at or version]
         return its, live is None
 
-    def _may_be_new(self, unique_for: Any, until: Any, updated_at: Any, version: Any) -> bool:
+    def _may_be_new(
+        self, unique_for: Any, until: Any, updated_at: Any, version: Any
+    ) -> bool:
         """Tell whether a key is not unique for a time, and has not seen this version."""
         is_free = unique_for is None or until is None or until <= self.now
-        return is_free and (updated_at is None or version is None or version < updated_at)
+        return is_free and (
+            updated_at is None or version is None or version < updated_at
+        )
 
     def _renew(
-        self, live: Job, rule: str, when: int, has_time: bool, max_wait: int | None, job: Any
+        self,
+        live: Job,
+        rule: str,
+        when: int,
+        has_time: bool,
+        max_wait: int | None,
+        job: Any,
     ) -> None:
         """A waiting job takes what is new; after a running one it runs, if rerun is said."""
         if live.pipeline:
@@ -72,8 +101,9 @@ class Keys(Waiting):
         live.payload, live.priority, live.attempts = payload, priority, 0
 
     def _put(
-        self, after: list[int] | None = None, if_parent_dead: str = "cancel", **given: Any
-    ) -> Job:
+        self, after: list[int] | None = None, if_parent_dead: str = "cancel",
+        is_new: bool = True, **given: Any,
+    ) -> Job:  # fmt: skip
         queue = given.get("queue", "default")
         its = self.queues.get(queue) or Queue(queue)
         values: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__) | {
@@ -86,9 +116,17 @@ class Keys(Waiting):
         if job.pipeline:
             job.first_job_id = job.first_job_id or job.id
         self.jobs[job.id] = job
-        self._line_up(job, after, if_parent_dead)
+        self.if_parent_dead[job.id] = if_parent_dead
+        if is_new:
+            self._line_up(job, after, if_parent_dead)
+        else:
+            job.status = "blocked" if job.ordering_key else "queued"
         return job
 
     def _find(self, key: str | None) -> Job | None:
-        live = (job for job in self.jobs.values() if job.is_live and job.idempotency_key == key)
+        live = (
+            job
+            for job in self.jobs.values()
+            if job.is_live and job.idempotency_key == key
+        )
         return next(live, None) if key else None

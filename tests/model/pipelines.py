@@ -111,7 +111,7 @@ class Pipelines(Operated):
         new = self._put_stage(old, then, self._input_of(old, then))
         if old.ordering_key and not self._takes_place(old):
             new.status = "blocked"
-        self._is_back(new)
+            self._come_in(new)
         return [[new.id]]
 
     def _takes_place(self, old: Job) -> bool:

@@ -22,7 +22,11 @@ UPKEEP = (
         "tick-without-sweep",
         "A tick takes nothing back from workers that vanished.",
         "sql/maintenance/test_tick.py sql/maintenance/test_sweep.py",
-        sql("maintenance/tick", "jobs_swept := rota.sweep_stale_leases(1000);", "jobs_swept := 0;"),
+        sql(
+            "maintenance/tick",
+            "jobs_swept := rota.sweep_stale_leases(1000);",
+            "jobs_swept := 0;",
+        ),
     ),
     mutant(
         "tick-stops-at-a-failure",
@@ -38,19 +42,27 @@ UPKEEP = (
         "stale-lease-not-looked-for",
         "A tick does not see that there is something to take back.",
         "sql/maintenance/test_tick.py sql/maintenance/test_wakeups.py",
-        sql("maintenance/tick", "return rota._has_stale_leases() or exists (", "return exists ("),
+        sql(
+            "maintenance/tick",
+            "return rota._has_stale_leases() or exists (",
+            "return exists (",
+        ),
     ),
     mutant(
-        "own-notes-taken-away",
-        "A transaction that looks takes away its own notes, before others see what it did.",
-        "races/test_waiting.py",
-        sql("waiting/pending", "\n      and r.made_by <> v_me;", ";"),
+        "own-checks-done",
+        "A transaction does its own checks, before others see what it did.",
+        "sql/waiting/test_pending.py",
+        sql("waiting/pending", "when not _due_checks.with_own\n", "when false\n"),
     ),
     mutant(
         "head-freed-beside-its-parent",
-        "The next of a line starts though it was just made to wait for a job.",
-        "races/test_games.py",
-        sql("waiting/order", "and not rota._has_parents(v_job_id)\n", "and true\n"),
+        "The next of a line starts though it waits for a job.",
+        "sql/waiting/test_dependencies.py",
+        sql(
+            "waiting/order",
+            "    if v_parent_id is not null then\n",
+            "    if false then\n",
+        ),
     ),
     mutant(
         "forgotten-run-waited-for",
@@ -69,10 +81,14 @@ UPKEEP = (
         sql("jobs/fail", "run_at := greatest(run_at, job.rerun_run_at);", "null;"),
     ),
     mutant(
-        "note-lost",
-        "A note that cannot be dealt with just now is taken away.",
-        "races/test_waiting.py sql/waiting/test_order.py",
-        sql("waiting/pending", "    elsif v_is_settled then\n", "    elsif true then\n"),
+        "check-lost",
+        "A check that cannot be decided just now is taken away.",
+        "sql/waiting/test_pending.py races/test_waiting.py",
+        sql(
+            "waiting/pending",
+            "            v_deferred := v_deferred || v_check.ids;",
+            "            v_done := v_done || v_check.ids;",
+        ),
     ),
     mutant(
         "history-forgotten-early",
@@ -100,7 +116,9 @@ UPKEEP = (
         "everybody-is-rung",
         "One job wakes all workers that sleep.",
         "sql/maintenance/test_wakeups.py",
-        sql("maintenance/wakeups", "exit when v_rung >= _ring_doors.max_doors;", "null;"),
+        sql(
+            "maintenance/wakeups", "exit when v_rung >= _ring_doors.max_doors;", "null;"
+        ),
     ),
     mutant(
         "sure-beside-a-writer",
@@ -122,7 +140,11 @@ UPKEEP = (
         "next-time-without-notes",
         "When a line may go on is not told to who asks for the next time.",
         "sql/maintenance/test_next_due.py client/test_wakeups.py",
-        sql("maintenance/next_due", "where r.due_at > _next_note_at.since", "where false"),
+        sql(
+            "maintenance/next_due",
+            "where r.due_at > _next_note_at.since",
+            "where false",
+        ),
     ),
     mutant(
         "round-trip-hides-the-lost",
@@ -134,7 +156,11 @@ UPKEEP = (
         "public-may-execute",
         "Whoever may connect may call every function.",
         "sql/access/test_grants.py contract/test_catalog.py",
-        sql("access/grants", "    revoke all on all routines in schema rota from public;\n", ""),
+        sql(
+            "access/grants",
+            "    revoke all on all routines in schema rota from public;\n",
+            "",
+        ),
     ),
     mutant(
         "observer-may-cancel",

@@ -79,7 +79,9 @@ STATES = {
     "succeeded": [*_NEW, _CLAIM, _FINISH],
 }
 _LATER = "update rota_test.clock set stopped_at = stopped_at + interval '1 second'"
-_HELD = "what somebody holds is left to a note, and which jobs have got the room is chance"
+_HELD = (
+    "what somebody holds is left to a note, and which jobs have got the room is chance"
+)
 
 LINES = Game(
     OPERATIONS,
