@@ -33,9 +33,7 @@ JOB += " skip_dead, if_parent_dead, status, run_at) select"
 class Place:
     """A database with one tree's rota in it."""
 
-    def __init__(
-        self, server: EmbeddedPostgres, name: str, tree: Path, many: int
-    ) -> None:
+    def __init__(self, server: EmbeddedPostgres, name: str, tree: Path, many: int) -> None:
         self.many = many
         self._dsn = server.url(name)
         with psycopg.connect(server.url("template1"), autocommit=True) as admin:
@@ -58,9 +56,7 @@ class Place:
             " in ('jobs', 'finished_jobs', 'dependencies', 'rechecks', 'pending_checks',"
             " 'stuck_keys')"
         ).fetchall()
-        self.db.execute(
-            f"truncate rota.{', rota.'.join(row[0] for row in rows)}".encode()
-        )
+        self.db.execute(f"truncate rota.{', rota.'.join(row[0] for row in rows)}".encode())
 
     def tick(self) -> None:
         for _ in range(100_000):
@@ -131,9 +127,7 @@ def enqueue_behind_many(place: Place) -> Iterator[tuple[str, float]]:
                 its_key = key if key == "full" else f"{name}{next(number)}"
                 its.append(
                     median_ms(
-                        lambda k=its_key, a=arguments: enqueue(
-                            place.db, ordering_key=k, **a
-                        ),
+                        lambda k=its_key, a=arguments: enqueue(place.db, ordering_key=k, **a),
                         1,
                     )
                 )
@@ -172,9 +166,7 @@ def ends_with_many_dependants(place: Place) -> Iterator[tuple[str, float]]:
         begun = time.perf_counter()
         other = enqueue_and_finish(place)
         for _ in range(100_000):
-            if place.db.execute("select has_more from rota.tick()").fetchone() == (
-                False,
-            ):
+            if place.db.execute("select has_more from rota.tick()").fetchone() == (False,):
                 break
         seconds = time.perf_counter() - begun
         yield "dependants released by upkeep, per s", place.many / seconds
@@ -215,9 +207,7 @@ def cancel_of_a_fan_in(place: Place) -> Iterator[tuple[str, float]]:
         f"finish of one of {place.many} parents, ms",
         median_ms(lambda: finish(place.db, claim_one(place.db, "far")), 50),
     )
-    few = [
-        enqueue(place.db, after=[enqueue(place.db, queue="other")]) for _ in range(5)
-    ]
+    few = [enqueue(place.db, after=[enqueue(place.db, queue="other")]) for _ in range(5)]
     median_ms(lambda: place.db.execute("select rota.cancel_job(%s)", [few.pop()]), 5)
     yield (
         f"cancel of a job with {place.many} parents, ms",
@@ -225,9 +215,7 @@ def cancel_of_a_fan_in(place: Place) -> Iterator[tuple[str, float]]:
     )
     yield (
         "the claim of another queue after it, ms",
-        median_ms(
-            lambda: place.db.execute("select from rota.claim_jobs('w', '{none}')"), 1
-        ),
+        median_ms(lambda: place.db.execute("select from rota.claim_jobs('w', '{none}')"), 1),
     )
 
 
@@ -295,23 +283,17 @@ def held_up_by_strangers(place: Place) -> Iterator[tuple[str, float]]:
         claim_one(stranger, "qa")
         yield (
             "next ordered job of qb, beside an open claim of qa",
-            is_held_up(
-                lambda: [finish(other, claim_one(other, "qb")) for _ in range(2)]
-            ),
+            is_held_up(lambda: [finish(other, claim_one(other, "qb")) for _ in range(2)]),
         )
     place.empty()
-    waiting = [
-        enqueue(place.db, after=[enqueue(place.db, queue="other")]) for _ in range(2)
-    ]
+    waiting = [enqueue(place.db, after=[enqueue(place.db, queue="other")]) for _ in range(2)]
     jobs = [{"job_type": "t", "before": b, "idempotency_key": str(b)} for b in waiting]
     with stranger.transaction():
         stranger.execute("select from rota.enqueue_many(%s)", [Jsonb(jobs[:1])])
         yield (
             "enqueue(before, key) of another job, beside an open one",
             is_held_up(
-                lambda: other.execute(
-                    "select from rota.enqueue_many(%s)", [Jsonb(jobs[1:])]
-                )
+                lambda: other.execute("select from rota.enqueue_many(%s)", [Jsonb(jobs[1:])])
             ),
         )
     stranger.close()
@@ -331,9 +313,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--many", type=int, default=1_000_000, help="how many are many")
     parser.add_argument("--against", type=Path, help="another tree to measure as well")
-    parser.add_argument(
-        "--only", action="append", help="the name of a figure's function"
-    )
+    parser.add_argument("--only", action="append", help="the name of a figure's function")
     arguments = parser.parse_args()
     trees = {"this": TREE}
     if arguments.against:
@@ -341,8 +321,7 @@ def main() -> int:
     bindir, _ = find_binaries(None)
     with EmbeddedPostgres(bindir=bindir, settings=SETTINGS) as server:
         places = {
-            name: Place(server, name, tree, arguments.many)
-            for name, tree in trees.items()
+            name: Place(server, name, tree, arguments.many) for name, tree in trees.items()
         }
         for figure in FIGURES:
             if arguments.only and figure.__name__ not in arguments.only:
@@ -353,9 +332,7 @@ def main() -> int:
                 for what, value in figure(place):
                     found.setdefault(what, {})[name] = value
             for what, values in found.items():
-                told = "  ".join(
-                    f"{name} {value:10.2f}" for name, value in values.items()
-                )
+                told = "  ".join(f"{name} {value:10.2f}" for name, value in values.items())
                 print(f"{what:75} {told}", flush=True)
     return 0
 

@@ -210,9 +210,7 @@ def test_arguments_bear_the_names_and_types_of_their_columns(db: Db) -> None:
     found = {
         (function, name, kind)
         for _, function, names, modes, types in public_functions(db)
-        for name, mode, kind in zip(
-            names or [], modes or ["i"] * 99, types, strict=False
-        )
+        for name, mode, kind in zip(names or [], modes or ["i"] * 99, types, strict=False)
         if mode == "i" and (function, name) not in MOMENTS
     }
 
@@ -311,9 +309,7 @@ def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
         "_lock_bucket",
         "_sweep",
     ):
-        conditions = re.findall(
-            r"\bj\.status\b(?! *=? *'running',)[^\n]*", code[function]
-        )
+        conditions = re.findall(r"\bj\.status\b(?! *=? *'running',)[^\n]*", code[function])
         assert conditions
         for condition in conditions:
             assert condition in (

@@ -46,21 +46,13 @@ class Keys(Waiting):
         key: Any = job.get("idempotency_key")
         live, has_memory = self._find(key), bool(unique_for or updated_at)
         known, until, version = self.memory.get(key, [None, None, None])
-        if (
-            until
-            and self.now < until <= self.latest
-            and self.seen.has_new(self.jobs, key)
-        ):
-            until = (
-                None  # It was over, and is forgotten, though the clock was set back.
-            )
+        if until and self.now < until <= self.latest and self.seen.has_new(self.jobs, key):
+            until = None  # It was over, and is forgotten, though the clock was set back.
         if not self._may_be_new(unique_for, until, updated_at, version):
             return live or self.jobs[known], False
         delay, run_at = job.pop("delay", None), job.pop("run_at", None)
         when = self.now + (delay or 0) if run_at is None else run_at
-        its = live or self._put(
-            after, if_parent_dead, **job, job_type=job_type, run_at=when
-        )
+        its = live or self._put(after, if_parent_dead, **job, job_type=job_type, run_at=when)
         if live and on_conflict != "keep":
             has_time = delay is not None or run_at is not None
             self._renew(live, on_conflict, when, has_time, max_wait, job)
@@ -69,14 +61,10 @@ class Keys(Waiting):
             self.memory[key] = [its.id, until, updated_at or version]
         return its, live is None
 
-    def _may_be_new(
-        self, unique_for: Any, until: Any, updated_at: Any, version: Any
-    ) -> bool:
+    def _may_be_new(self, unique_for: Any, until: Any, updated_at: Any, version: Any) -> bool:
         """Tell whether a key is not unique for a time, and has not seen this version."""
         is_free = unique_for is None or until is None or until <= self.now
-        return is_free and (
-            updated_at is None or version is None or version < updated_at
-        )
+        return is_free and (updated_at is None or version is None or version < updated_at)
 
     def _renew(
         self,
@@ -124,9 +112,5 @@ class Keys(Waiting):
         return job
 
     def _find(self, key: str | None) -> Job | None:
-        live = (
-            job
-            for job in self.jobs.values()
-            if job.is_live and job.idempotency_key == key
-        )
+        live = (job for job in self.jobs.values() if job.is_live and job.idempotency_key == key)
         return next(live, None) if key else None

@@ -29,15 +29,9 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a job that has ended and may end again": [
         ("_is_finished", "and f.lease_token = _is_finished.lease_token", "")
     ],
-    "a token that stands still with the clock": [
-        ("claim_jobs", GROWS, "j.lease_token")
-    ],
+    "a token that stands still with the clock": [("claim_jobs", GROWS, "j.lease_token")],
     "a forced retry that leaves the lease": [
-        (
-            "_requeue",
-            "lease_token = j.lease_token + (j.status = 'running')::integer,",
-            "",
-        )
+        ("_requeue", "lease_token = j.lease_token + (j.status = 'running')::integer,", "")
     ],
     "an attempt that counts when it fails": [
         ("claim_jobs", COUNTED, "attempts = j.attempts"),
@@ -49,11 +43,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "a lease that ends a moment too early": [
         ("_sweep", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
-        (
-            "_has_stale_leases",
-            "and j.locked_until < v_now",
-            "and j.locked_until <= v_now",
-        ),
+        ("_has_stale_leases", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
     ],
     "a cancel that nobody minds": [("_fail_running", CANCELLED, "when false then ''")],
     "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
@@ -71,22 +61,16 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_end_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
     ],
     "a token that does not outlive a retry": [
-        (
-            "_revive",
-            "e.lease_token,\n            e.last_error",
-            "0,\n            e.last_error",
-        )
+        ("_revive", "e.lease_token,\n            e.last_error", "0,\n            e.last_error")
     ],
-    "a dead job that holds nobody up": [
-        ("_leave_lines", "and not e.skip_dead", "and false")
-    ],
+    "a dead job that holds nobody up": [("_leave_lines", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [
         ("_check_order", "and j.status <> 'blocked'", "and false"),
         ("_open_line", "and j.status <> 'blocked'", "and false"),
         (
             "_open_line",
-            "order by j.ordering_key, j.id",
-            "and j.status = 'blocked' order by j.ordering_key, j.id",
+            "where j.ordering_key >= _open_line.ordering_key",
+            "where j.ordering_key = _open_line.ordering_key and j.status = 'blocked'",
         ),
     ],
     "a parent that nobody waits for": [
@@ -105,11 +89,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         )
     ],
     "a part that waits for others itself": [
-        (
-            "_check_before",
-            "_check_before.after, _check_before.ordering_key) > 0",
-            "null::text) > 0",
-        )
+        ("_check_before", "_check_before.after, _check_before.ordering_key) > 0", "null) > 0")
     ],
     "a limit with a slot too many": [
         ("_room", "room := _room.max_running - ", "room := 1 + _room.max_running - ")

@@ -27,19 +27,11 @@ class Waiting:
         self.jobs: dict[int, Job] = {}
         self.errors: dict[tuple[int, int], list[Any]] = {}
         self.queues: dict[str, Queue] = {}
-        self.memory: dict[
-            str, list[Any]
-        ] = {}  # of a key: job, unique_until, newest version
-        self.stuck: dict[
-            str, list[Any]
-        ] = {}  # of an ordering key: its dead job, since when
-        self.parents: dict[
-            int, set[int]
-        ] = {}  # of a job: those that have not succeeded
+        self.memory: dict[str, list[Any]] = {}  # of a key: job, unique_until, newest version
+        self.stuck: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when
+        self.parents: dict[int, set[int]] = {}  # of a job: those that have not succeeded
         self.if_parent_dead: dict[int, str] = {}
-        self.checks: set[tuple[str, str, int]] = (
-            set()
-        )  # what to look at, and who left it
+        self.checks: set[tuple[str, str, int]] = set()  # what to look at, and who left it
         self.coming: list[Job] | None = None
         self.transaction = 0
         self.effects: dict[tuple[str, str], list[Any]] = {}
@@ -56,9 +48,7 @@ class Waiting:
         """Let a new job wait for what it has to."""
         if job.ordering_key:
             job.skip_dead = bool(job.skip_dead)
-        job.status = (
-            "queued" if job.ordering_key is None and after is None else "blocked"
-        )
+        job.status = "queued" if job.ordering_key is None and after is None else "blocked"
         if job.status == "queued":
             return
         self.if_parent_dead[job.id] = if_parent_dead
@@ -78,11 +68,7 @@ class Waiting:
             return
         line = self._line(job.ordering_key)
         is_free = job.ordering_key not in self.stuck and line[0] is job
-        if (
-            is_free
-            and not self.parents.get(job.id)
-            and {j.status for j in line} == {"blocked"}
-        ):
+        if is_free and not self.parents.get(job.id) and {j.status for j in line} == {"blocked"}:
             job.status = "queued"
         else:
             self._check("order", job.ordering_key)
@@ -91,9 +77,7 @@ class Waiting:
         self.checks.add((kind, str(subject), self.transaction))
 
     def _line(self, key: str) -> list[Job]:
-        line = [
-            job for job in self.jobs.values() if job.ordering_key == key and job.is_live
-        ]
+        line = [job for job in self.jobs.values() if job.ordering_key == key and job.is_live]
         return sorted(line, key=lambda job: job.id)
 
     def _status_of_run(self, job: Job) -> str:
@@ -105,9 +89,7 @@ class Waiting:
     def _wait_before(self, before: int, job: Job, is_new: bool) -> None:
         """Let a blocked job wait for one more, which waits for nothing."""
         is_ordered = job.ordering_key is not None and job.status != "succeeded"
-        if not is_new and (
-            is_ordered or job.status in ("blocked", "dead", "cancelled")
-        ):
+        if not is_new and (is_ordered or job.status in ("blocked", "dead", "cancelled")):
             raise Refused("22023")
         waiting = self.jobs.get(before)
         if waiting is None or not waiting.is_live:
@@ -121,9 +103,7 @@ class Waiting:
 
     def _tell_children(self, job: Job) -> None:
         """A job has ended: those that wait for it start, if it succeeded, or hear of it."""
-        children = [
-            child for child, parents in self.parents.items() if job.id in parents
-        ]
+        children = [child for child, parents in self.parents.items() if job.id in parents]
         if job.status == "succeeded":
             self._free(job.id, children)
         elif children:
@@ -197,9 +177,7 @@ class Waiting:
             [j for j in children if j.status == "blocked" and rules[j.id] == "cancel"],
             parent,
         )
-        self._free(
-            parent.id, [j.id for j in children if j.is_live and rules[j.id] == "run"]
-        )
+        self._free(parent.id, [j.id for j in children if j.is_live and rules[j.id] == "run"])
 
     def _cancel_children(self, children: list[Job], parent: Job) -> None:
         """Cancel jobs because of a parent; all have ended before anything follows from it."""

@@ -118,11 +118,7 @@ where j.id in (
         "claim-a-moment-late",
         "A job that is due this very microsecond is not claimed.",
         "sql/jobs/test_claim.py",
-        sql(
-            "jobs/claim",
-            "and j.run_at <= _lock_lane.due",
-            "and j.run_at < _lock_lane.due",
-        ),
+        sql("jobs/claim", "and j.run_at <= _lock_lane.due", "and j.run_at < _lock_lane.due"),
     ),
     mutant(
         "claim-from-a-paused-queue",
@@ -160,11 +156,7 @@ where j.id in (
         "hint-that-is-over",
         "The place that a hint tells is good after its end.",
         "sql/jobs/test_scan_start.py",
-        sql(
-            "jobs/claim",
-            "_lock_head.hint[1] > c_due and _lock_head.hint",
-            "_lock_head.hint",
-        ),
+        sql("jobs/claim", "_lock_head.hint[1] > c_due and _lock_head.hint", "_lock_head.hint"),
     ),
     mutant(
         "hint-from-the-future",
@@ -192,11 +184,7 @@ where j.id in (
         "hint-of-all-there-is",
         "What was found in the lane of the hint is taken for all that is due.",
         "sql/jobs/test_scan_start.py",
-        sql(
-            "jobs/claim",
-            "              and j.priority > v_hint[3]::integer\n",
-            "and false\n",
-        ),
+        sql("jobs/claim", "              and j.priority > v_hint[3]::integer\n", "and false\n"),
     ),
     mutant(
         "clock-of-the-transaction",
@@ -208,11 +196,7 @@ where j.id in (
         "lease-of-the-transaction",
         "A lease begins with the transaction, and may be over when it is given.",
         "sql/jobs/test_claim.py",
-        sql(
-            "jobs/claim",
-            "locked_until = v_now + greatest(",
-            "locked_until = now() + greatest(",
-        ),
+        sql("jobs/claim", "locked_until = v_now + greatest(", "locked_until = now() + greatest("),
     ),
     mutant(
         "heartbeat-of-the-transaction",
@@ -250,11 +234,7 @@ where j.id in (
         "heartbeats-keep-quiet",
         "A worker of many jobs is not told that one of them shall be cancelled.",
         "sql/jobs/test_lease.py client/test_worker.py",
-        sql(
-            "jobs/lease",
-            "        b.cancel_requested_at is not null\n",
-            "        false\n",
-        ),
+        sql("jobs/lease", "        b.cancel_requested_at is not null\n", "        false\n"),
     ),
     mutant(
         "claim-of-any-type",
@@ -280,11 +260,7 @@ where j.id in (
         "claim-of-one-too-many",
         "A claim takes one job more than was asked for.",
         "sql/jobs/test_claim.py",
-        sql(
-            "jobs/claim",
-            "limit _lock_lane.max_jobs\n",
-            "limit _lock_lane.max_jobs + 1\n",
-        ),
+        sql("jobs/claim", "limit _lock_lane.max_jobs\n", "limit _lock_lane.max_jobs + 1\n"),
     ),
     mutant(
         "claim-of-the-least-urgent",
@@ -296,10 +272,6 @@ where j.id in (
         "claim-in-any-order",
         "A worker gets the jobs of its claim in the order of the table.",
         "sql/jobs/test_claim.py",
-        sql(
-            "jobs/claim",
-            "    order by c.priority, c.run_at, c.id;",
-            "    order by c.id desc;",
-        ),
+        sql("jobs/claim", "    order by c.priority, c.run_at, c.id;", "    order by c.id desc;"),
     ),
 )

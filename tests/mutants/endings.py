@@ -80,11 +80,7 @@ begin
         "finish-waits-for-a-locked-row",
         "One row that somebody holds keeps a worker from finishing all its jobs.",
         "sql/jobs/test_finish.py client/test_locked_rows.py",
-        sql(
-            "jobs/finish",
-            "finish_jobs.next_stages, true);",
-            "finish_jobs.next_stages);",
-        ),
+        sql("jobs/finish", "finish_jobs.next_stages, true);", "finish_jobs.next_stages);"),
     ),
     mutant(
         "finish-in-the-order-given",
@@ -126,48 +122,32 @@ begin
         "An attempt counts when a failure is told, and who dies tells nothing.",
         "sql/jobs/test_claim.py sql/jobs/test_fail.py",
         sql("jobs/claim", "least(j.attempts, 2147483646) + 1,", "j.attempts,"),
-        sql(
-            "jobs/fail",
-            "case when v_is_rerun then 0 else j.attempts end",
-            "j.attempts + 1",
-        ),
+        sql("jobs/fail", "case when v_is_rerun then 0 else j.attempts end", "j.attempts + 1"),
         sql("jobs/fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
     ),
     mutant(
         "one-attempt-more",
         "A job has one attempt more than it may have.",
         "sql/jobs/test_fail.py sql/jobs/test_claim.py",
-        sql(
-            "jobs/fail",
-            "job.attempts >= job.max_attempts",
-            "job.attempts > job.max_attempts",
-        ),
+        sql("jobs/fail", "job.attempts >= job.max_attempts", "job.attempts > job.max_attempts"),
     ),
     mutant(
         "fatal-tried-again",
         "What can never succeed is tried again.",
         "sql/jobs/test_fail.py",
-        sql(
-            "jobs/fail",
-            "when _fail_running.is_fatal or job.attempts",
-            "when job.attempts",
-        ),
+        sql("jobs/fail", "when _fail_running.is_fatal or job.attempts", "when job.attempts"),
     ),
     mutant(
         "cancelled-tried-again",
         "A job whose cancel was asked for is tried again when it fails.",
         "sql/jobs/test_control.py sql/maintenance/test_sweep.py",
-        sql(
-            "jobs/fail", "when job.cancel_requested_at is not null then 'cancelled'", ""
-        ),
+        sql("jobs/fail", "when job.cancel_requested_at is not null then 'cancelled'", ""),
     ),
     mutant(
         "failure-told-twice",
         "A failure that is told again, because the answer was lost, is refused.",
         "sql/jobs/test_fail.py client/test_worker.py",
-        sql(
-            "jobs/fail", "and r.status in ('failed', 'dead', 'cancelled')", "and false"
-        ),
+        sql("jobs/fail", "and r.status in ('failed', 'dead', 'cancelled')", "and false"),
     ),
     mutant(
         "snooze-burns-the-attempt",
@@ -244,11 +224,7 @@ begin
         "sweep-stops-at-a-bad-row",
         "One row that cannot be swept keeps all others.",
         "sql/maintenance/test_sweep.py sql/maintenance/test_tick.py",
-        sql(
-            "maintenance/sweep",
-            "return rota._sweep(sweep_stale_leases.max_jobs, true);",
-            "return 0;",
-        ),
+        sql("maintenance/sweep", "return rota._sweep(sweep_stale_leases.max_jobs, true);", "return 0;"),
     ),
     mutant(
         "sweep-hint-for-ever",
@@ -264,11 +240,7 @@ begin
         "backoff-without-cap",
         "The next try is put off without bounds.",
         "sql/base/test_backoff.py",
-        sql(
-            "base/backoff",
-            "v_delay := least(v_delay, v_cap / (1 + v_jitter));",
-            "null;",
-        ),
+        sql("base/backoff", "v_delay := least(v_delay, v_cap / (1 + v_jitter));", "null;"),
     ),
     mutant(
         "backoff-above-its-cap",
@@ -286,11 +258,7 @@ begin
         "backoff-without-bounds",
         "After a thousand attempts a job that fails cannot even fail.",
         "sql/base/test_backoff.py",
-        sql(
-            "base/backoff",
-            "power(2, least(v_attempt - 1, 62))",
-            "power(2, v_attempt - 1)",
-        ),
+        sql("base/backoff", "power(2, least(v_attempt - 1, 62))", "power(2, v_attempt - 1)"),
     ),
     mutant(
         "results-shifted",

@@ -20,9 +20,7 @@ BY_NAME = {mutant.name: mutant for mutant in ALL}
 def problems(root: Path) -> list[str]:
     """Say what keeps mutants from being made of the tree at *root*, or from being killed."""
     found = [
-        f"{name}: named twice"
-        for name, n in Counter(m.name for m in ALL).items()
-        if n > 1
+        f"{name}: named twice" for name, n in Counter(m.name for m in ALL).items() if n > 1
     ]
     for mutant in ALL:
         for edit in mutant.edits:

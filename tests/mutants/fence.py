@@ -142,11 +142,7 @@ FENCE = (
         "effect-withdrawn-by-another",
         "The next run of a job withdraws the effect that the one before has recorded.",
         "sql/jobs/test_effects.py races/test_effects.py",
-        sql(
-            "jobs/effects",
-            "and e.lease_token = withdraw_effect.lease_token",
-            "and true",
-        ),
+        sql("jobs/effects", "and e.lease_token = withdraw_effect.lease_token", "and true"),
     ),
     mutant(
         "cancel-without-lock",
@@ -167,11 +163,7 @@ FENCE = (
         "token-stands-still",
         "The token follows the clock alone: two claims in one moment have the same.",
         "sql/jobs/test_claim.py races/test_claim.py",
-        sql(
-            "jobs/claim",
-            "least(j.lease_token, 9223372036854775806) + 1,",
-            "j.lease_token,",
-        ),
+        sql("jobs/claim", "least(j.lease_token, 9223372036854775806) + 1,", "j.lease_token,"),
     ),
     mutant(
         "token-forgotten-by-retry",
@@ -201,11 +193,7 @@ FENCE = (
         "forced-without-force",
         "A retry takes a running job away from its worker without being told to.",
         "sql/jobs/test_control.py",
-        sql(
-            "jobs/control",
-            "if v_status = 'running' and not retry_job.is_forced",
-            "if false",
-        ),
+        sql("jobs/control", "if v_status = 'running' and not retry_job.is_forced", "if false"),
     ),
     mutant(
         "lost-taken-for-held",
@@ -217,11 +205,7 @@ FENCE = (
         "lost-taken-for-ended",
         "Whoever lost a job that another one has ended is told that he ended it himself.",
         "sql/jobs/test_finish.py sql/jobs/test_fail.py",
-        sql(
-            "base/checks",
-            "elsif v_lease_token = _raise_lost.lease_token\n",
-            "elsif true\n",
-        ),
+        sql("base/checks", "elsif v_lease_token = _raise_lost.lease_token\n", "elsif true\n"),
     ),
     mutant(
         "failure-of-another-is-the-answer",
@@ -233,10 +217,6 @@ FENCE = (
         "stage-checked-without-token",
         "A worker that lost its job is told that its stage is wrong, and not that it is lost.",
         "sql/waiting/test_pipelines.py",
-        sql(
-            "waiting/pipelines",
-            "and j.lease_token = _check_next_stage.lease_token",
-            "and true",
-        ),
+        sql("waiting/pipelines", "and j.lease_token = _check_next_stage.lease_token", "and true"),
     ),
 )

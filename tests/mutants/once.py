@@ -35,11 +35,7 @@ ONCE = (
         "batch-in-the-order-given",
         "Two batches that share keys insert them in any order, and wait in a circle.",
         "races/test_enqueue.py races/test_load.py",
-        sql(
-            "jobs/enqueue",
-            "order by n.idempotency_key, n.ordinal",
-            "order by n.ordinal",
-        ),
+        sql("jobs/enqueue", "order by n.idempotency_key, n.ordinal", "order by n.ordinal"),
     ),
     mutant(
         "batch-of-rules-in-the-order-given",
@@ -71,11 +67,7 @@ ONCE = (
         "replace-reaches-a-running-job",
         "A replace makes a running job run again.",
         "sql/jobs/test_keys.py",
-        sql(
-            "jobs/keys",
-            "and (j.status <> 'running' or _update_keyed.is_rerun)",
-            "and true",
-        ),
+        sql("jobs/keys", "and (j.status <> 'running' or _update_keyed.is_rerun)", "and true"),
     ),
     mutant(
         "cancel-keeps-the-rerun",
@@ -96,11 +88,7 @@ ONCE = (
         "effect-not-unique",
         "The same effect is recorded as often as one likes.",
         "sql/jobs/test_effects.py races/test_effects.py",
-        sql(
-            "tables/effects",
-            "    constraint effects_pkey primary key (scope, key),\n",
-            "",
-        ),
+        sql("tables/effects", "    constraint effects_pkey primary key (scope, key),\n", ""),
     ),
     mutant(
         "effect-taken-from-its-holder",
@@ -181,6 +169,7 @@ ONCE = (
         "The jobs behind a dead one go on, though nobody said so.",
         "sql/waiting/test_order.py",
         sql("waiting/order", "      and not e.skip_dead\n", "      and false\n"),
+        sql("waiting/order", "(_leave_lines.new_status <> 'dead' or e.skip_dead)", "true"),
     ),
     mutant(
         "turn-not-passed-on",
@@ -237,11 +226,7 @@ ONCE = (
         "limit-plus-one",
         "One job more than the limit runs.",
         "sql/waiting/test_limits.py",
-        sql(
-            "waiting/limits",
-            "room := _room.max_running -",
-            "room := 1 + _room.max_running -",
-        ),
+        sql("waiting/limits", "room := _room.max_running -", "room := 1 + _room.max_running -"),
     ),
     mutant(
         "limit-blind-to-what-ran",
@@ -267,11 +252,7 @@ ONCE = (
         "class-looked-at-once",
         "A key of a class is looked at under the limit of before, and nobody looks again.",
         "sql/waiting/test_limits.py",
-        sql(
-            "waiting/limits",
-            "like '%:*' and v_is_new then",
-            "like '%:*' and false then",
-        ),
+        sql("waiting/limits", "like '%:*' and v_is_new then", "like '%:*' and false then"),
     ),
     mutant(
         "walk-gives-up",
@@ -304,9 +285,7 @@ ONCE = (
         "A place under a limit gets free, and nobody is told.",
         "sql/waiting/test_limits.py",
         sql(
-            "waiting/limits",
-            "continue when v_limit_name like 'queue %'",
-            "continue when true",
+            "waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"
         ),
     ),
     mutant(

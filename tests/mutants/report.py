@@ -38,11 +38,7 @@ class Bar:
             f"{self._done:>4}/{self._total} {verdict.outcome:<9}{verdict.seconds:5.0f} s  "
             f"{verdict.mutant.name}  {verdict.test}  {verdict.reason[:80]}".rstrip()
         )
-        print(
-            f"\r\033[K{line}" if self._is_terminal else line,
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"\r\033[K{line}" if self._is_terminal else line, file=sys.stderr, flush=True)
         if self._is_terminal and self._done < self._total:
             self._draw()
 
@@ -91,9 +87,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
     """Return the verdicts as a table."""
     lines = ["| mutant | what it breaks | killed by |", "|---|---|---|"]
     for verdict in verdicts:
-        told = (
-            f"`{verdict.function}`" if verdict.outcome == "killed" else verdict.outcome
-        )
+        told = f"`{verdict.function}`" if verdict.outcome == "killed" else verdict.outcome
         told += ", which hung" if verdict.reason == "hung" else ""
         lines.append(f"| {verdict.mutant.name} | {verdict.mutant.breaks} | {told} |")
     return "\n".join(lines)

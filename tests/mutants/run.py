@@ -23,16 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mutants.everything import ALL, BY_NAME, problems
 from mutants.mutant import Mutant
 from mutants.report import Bar, Record, last_killers, table, write
-from mutants.trial import (
-    LOGS,
-    ROOT,
-    Verdict,
-    is_tested,
-    run_tests,
-    stop_all,
-    tree,
-    try_mutant,
-)
+from mutants.trial import LOGS, ROOT, Verdict, is_tested, run_tests, stop_all, tree, try_mutant
 
 
 def try_all(
@@ -76,12 +67,8 @@ def read_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--resume", action="store_true", help="go on with the last run")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument(
-        "--seed", type=int, default=random.SystemRandom().randrange(10**6)
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="put the table into the README"
-    )
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--write", action="store_true", help="put the table into the README")
     arguments = parser.parse_args()
     if arguments.write and arguments.only:
         parser.error("--write needs the verdicts of all mutants")

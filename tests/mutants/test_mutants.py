@@ -20,11 +20,7 @@ HARMLESS = mutant(
     "harmless",
     "Nothing.",
     FAIL,
-    sql(
-        "jobs/fail",
-        "job.attempts >= job.max_attempts",
-        "not job.attempts < job.max_attempts",
-    ),
+    sql("jobs/fail", "job.attempts >= job.max_attempts", "not job.attempts < job.max_attempts"),
 )
 
 

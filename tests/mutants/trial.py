@@ -63,9 +63,7 @@ def try_mutant(mutant: Mutant, is_thorough: bool, first: str | None = None) -> V
     with tree() as copy:
         for edit in mutant.edits:
             edit.apply(copy)
-        verdict = (
-            run_tests(copy, [first], mutant.name) if first else ("SURVIVED", "", "")
-        )
+        verdict = run_tests(copy, [first], mutant.name) if first else ("SURVIVED", "", "")
         if verdict[0] == "SURVIVED" and (is_thorough or not first):
             verdict = run_tests(copy, mutant.killers, mutant.name)
         if verdict[0] == "SURVIVED" and is_thorough:
@@ -78,30 +76,17 @@ def try_mutant(mutant: Mutant, is_thorough: bool, first: str | None = None) -> V
 @contextlib.contextmanager
 def tree() -> Iterator[Path]:
     """Copy the sources."""
-    with tempfile.TemporaryDirectory(
-        prefix="rota-mutant-", ignore_cleanup_errors=True
-    ) as name:
+    with tempfile.TemporaryDirectory(prefix="rota-mutant-", ignore_cleanup_errors=True) as name:
         # The server, which runs as another user, has its data beside the sources.
         Path(name).chmod(0o711)
         Path(name, "tmp").mkdir()
-        yield Path(
-            shutil.copytree(ROOT, Path(name, "rota"), ignore=NO_SOURCES, symlinks=True)
-        )
+        yield Path(shutil.copytree(ROOT, Path(name, "rota"), ignore=NO_SOURCES, symlinks=True))
 
 
 def run_tests(copy: Path, arguments: Sequence[str], log: str) -> tuple[str, str, str]:
     """Run tests of the copy until one fails; return outcome, test and reason."""
     LOGS.mkdir(exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-v",
-        "--tb=short",
-        "-k",
-        NO_MUTANTS,
-    ]
+    command = [sys.executable, "-m", "pytest", "-x", "-v", "--tb=short", "-k", NO_MUTANTS]
     with (LOGS / f"{log}.log").open("w+") as output:
         process = subprocess.Popen(
             [*command, "-p", "no:cacheprovider", *arguments],
@@ -152,11 +137,7 @@ def judge(code: int, told: str) -> tuple[str, str, str]:
         return "killed", begun[-1] if begun else "?", "hung"
     ended = sorted(ENDED.findall(told), key=lambda found: found[0] != "FAILED")
     if not ended:
-        return (
-            "BROKEN",
-            "",
-            f"pytest ended with {code}: {told.strip().splitlines()[-1:]}",
-        )
+        return "BROKEN", "", f"pytest ended with {code}: {told.strip().splitlines()[-1:]}"
     word, test, reason = ended[0]
     return "killed" if word == "FAILED" or TORN_DOWN in told else "BROKEN", test, reason
 

@@ -43,9 +43,7 @@ UPKEEP = (
         "A tick does not see that there is something to take back.",
         "sql/maintenance/test_tick.py sql/maintenance/test_wakeups.py",
         sql(
-            "maintenance/tick",
-            "return rota._has_stale_leases() or exists (",
-            "return exists (",
+            "maintenance/tick", "return rota._has_stale_leases() or exists (", "return exists ("
         ),
     ),
     mutant(
@@ -58,11 +56,7 @@ UPKEEP = (
         "head-freed-beside-its-parent",
         "The next of a line starts though it waits for a job.",
         "sql/waiting/test_dependencies.py",
-        sql(
-            "waiting/order",
-            "    if v_parent_id is not null then\n",
-            "    if false then\n",
-        ),
+        sql("waiting/order", "    if v_parent_id is not null then\n", "    if false then\n"),
     ),
     mutant(
         "forgotten-run-waited-for",
@@ -116,9 +110,7 @@ UPKEEP = (
         "everybody-is-rung",
         "One job wakes all workers that sleep.",
         "sql/maintenance/test_wakeups.py",
-        sql(
-            "maintenance/wakeups", "exit when v_rung >= _ring_doors.max_doors;", "null;"
-        ),
+        sql("maintenance/wakeups", "exit when v_rung >= _ring_doors.max_doors;", "null;"),
     ),
     mutant(
         "sure-beside-a-writer",
@@ -140,11 +132,7 @@ UPKEEP = (
         "next-time-without-notes",
         "When a line may go on is not told to who asks for the next time.",
         "sql/maintenance/test_next_due.py client/test_wakeups.py",
-        sql(
-            "maintenance/next_due",
-            "where r.due_at > _next_note_at.since",
-            "where false",
-        ),
+        sql("maintenance/next_due", "where r.due_at > _next_note_at.since", "where false"),
     ),
     mutant(
         "round-trip-hides-the-lost",
@@ -157,9 +145,7 @@ UPKEEP = (
         "Whoever may connect may call every function.",
         "sql/access/test_grants.py contract/test_catalog.py",
         sql(
-            "access/grants",
-            "    revoke all on all routines in schema rota from public;\n",
-            "",
+            "access/grants", "    revoke all on all routines in schema rota from public;\n", ""
         ),
     ),
     mutant(

@@ -32,9 +32,7 @@ WORKER = (
         "heartbeat-gives-up",
         "After one error no lease is kept any more.",
         "client/test_leases.py faults/test_workers.py client/test_worker_process.py",
-        client(
-            "heart", "                self._failures += 1\n", "                return\n"
-        ),
+        client("heart", "                self._failures += 1\n", "                return\n"),
     ),
     mutant(
         "loss-not-told",
@@ -66,17 +64,13 @@ WORKER = (
         "lease-counted-from-the-answer",
         "A heartbeat that was long under way makes the lease look longer than it is.",
         "client/test_leases.py client/test_worker.py",
-        client(
-            "heart", "job.confirmed_at = sent_at", "job.confirmed_at = time.monotonic()"
-        ),
+        client("heart", "job.confirmed_at = sent_at", "job.confirmed_at = time.monotonic()"),
     ),
     mutant(
         "claim-counted-from-the-answer",
         "A claim that was long under way makes the leases look longer than they are.",
         "client/test_leases.py client/test_throughput.py client/test_worker.py",
-        client(
-            "claim_loop", "accept(claims, sent_at)", "accept(claims, time.monotonic())"
-        ),
+        client("claim_loop", "accept(claims, sent_at)", "accept(claims, time.monotonic())"),
     ),
     mutant(
         "start-without-lease",
@@ -116,11 +110,7 @@ WORKER = (
         "lost-is-success",
         "A job that was lost is logged as a success.",
         "client/test_worker_process.py client/test_worker.py",
-        client(
-            "finisher",
-            '"lost" if o == "lost" else "succeeded" for o',
-            '"succeeded" for o',
-        ),
+        client("finisher", '"lost" if o == "lost" else "succeeded" for o', '"succeeded" for o'),
     ),
     mutant(
         "refused-result-keeps-the-job",
@@ -142,18 +132,14 @@ WORKER = (
         "leaves-with-running-jobs",
         "A worker whose grace is over gives back nothing.",
         "client/test_worker_process.py client/test_worker.py",
-        client(
-            "runner", "            await self._release(left)\n", "            pass\n"
-        ),
+        client("runner", "            await self._release(left)\n", "            pass\n"),
     ),
     mutant(
         "stopped-is-failed",
         "A handler that ends because the worker leaves has burnt an attempt.",
         "client/test_worker_process.py client/test_worker.py",
         client(
-            "outcome",
-            "            return Stopped()\n",
-            "            return failure(error)\n",
+            "outcome", "            return Stopped()\n", "            return failure(error)\n"
         ),
     ),
     mutant(
@@ -264,18 +250,14 @@ WORKER = (
         "refused-delay-keeps-the-job",
         "A handler asks for a delay that SQL refuses, and its job never ends.",
         "client/test_worker.py client/test_poison.py",
-        client(
-            "settler", "except REFUSED as error:", "except ZeroDivisionError as error:"
-        ),
+        client("settler", "except REFUSED as error:", "except ZeroDivisionError as error:"),
     ),
     mutant(
         "ring-lost-in-a-claim",
         "A job that comes while the worker looks waits until the next poll.",
         "client/test_wakeups.py",
         client(
-            "pace",
-            "self.claim_at = 0.0 if self._must_come else now",
-            "self.claim_at = now",
+            "pace", "self.claim_at = 0.0 if self._must_come else now", "self.claim_at = now"
         ),
     ),
     mutant(
@@ -283,9 +265,7 @@ WORKER = (
         "A job that rang before the worker was at its door waits until the next poll.",
         "client/test_wakeups.py",
         client(
-            "listener",
-            "if has_heard and not any(door.is_due for door in doors):",
-            "if True:",
+            "listener", "if has_heard and not any(door.is_due for door in doors):", "if True:"
         ),
     ),
     mutant(
@@ -336,10 +316,6 @@ WORKER = (
         "refusal-without-its-class",
         "A lost lease reaches the handler as any error of the database.",
         "client/test_client.py client/test_transaction.py",
-        client(
-            "errors",
-            "    if ours is None:\n",
-            "    if ours in {None, LeaseLostError}:\n",
-        ),
+        client("errors", "    if ours is None:\n", "    if ours in {None, LeaseLostError}:\n"),
     ),
 )

@@ -79,9 +79,7 @@ STATES = {
     "succeeded": [*_NEW, _CLAIM, _FINISH],
 }
 _LATER = "update rota_test.clock set stopped_at = stopped_at + interval '1 second'"
-_HELD = (
-    "what somebody holds is left to a note, and which jobs have got the room is chance"
-)
+_HELD = "what somebody holds is left to a note, and which jobs have got the room is chance"
 
 LINES = Game(
     OPERATIONS,

@@ -77,15 +77,7 @@ alter table rota.{table} enable always trigger storm_note;
 PATIENCE = 5.0  # seconds
 # What a story tells of a row that changed.
 TOLD = (
-    *(
-        "status",
-        "payload",
-        "attempts",
-        "run_at",
-        "lease_token",
-        "locked_by",
-        "locked_until",
-    ),
+    *("status", "payload", "attempts", "run_at", "lease_token", "locked_by", "locked_until"),
     *("rerun_payload", "rerun_run_at", "cancel_requested_at", "source_updated_at"),
     *("unique_until", "job_id", "completed_at", "parent_id"),
 )
@@ -217,9 +209,7 @@ class Player:
         if self._open is not None:
             self._open.append(call)
         try:
-            call.rows = self.connection.execute(
-                _query(function, *arguments), given
-            ).fetchall()
+            call.rows = self.connection.execute(_query(function, *arguments), given).fetchall()
         except psycopg.Error as error:
             if self.connection.broken:
                 raise
@@ -246,9 +236,7 @@ class Player:
 
 @cache
 def _query(function: str, *names: str) -> bytes:
-    named = [
-        sql.SQL("{} => {}").format(sql.Identifier(n), sql.Placeholder(n)) for n in names
-    ]
+    named = [sql.SQL("{} => {}").format(sql.Identifier(n), sql.Placeholder(n)) for n in names]
     query = sql.SQL("select * from rota.{}({})")
     return query.format(sql.Identifier(function), sql.SQL(", ").join(named)).as_bytes()
 
@@ -271,8 +259,7 @@ class History:
         self.keys = {
             row["id"]: row["idempotency_key"] or row["ordering_key"]
             for change in changes
-            if change.place in ("jobs", "finished_jobs")
-            and (row := change.new or change.old)
+            if change.place in ("jobs", "finished_jobs") and (row := change.new or change.old)
         }
         # Jobs that a story tells together although they have no key in common.
         self.families: dict[str, set[int]] = {}
@@ -302,12 +289,7 @@ class History:
             last = [c for c in changes if c.new and c.number >= since][-1:]
             after = None if has_gone else last[0].new
             step = Step(
-                changes[0].number,
-                self.calls[call],
-                job_id,
-                before,
-                after,
-                changes[-1].made_at,
+                changes[0].number, self.calls[call], job_id, before, after, changes[-1].made_at
             )
             found.append(step)
         return sorted(found, key=lambda step: step.number)
@@ -336,14 +318,8 @@ class History:
 
         def is_about(row: dict[str, Any]) -> bool:
             named = {row.get(name) for name in ("id", "job_id", "enqueue")}
-            named |= {
-                *row.get("job_ids", []),
-                *(row.get("after") or []),
-                row.get("before"),
-            }
-            keys = {
-                row.get(name) for name in ("idempotency_key", "ordering_key", "key")
-            }
+            named |= {*row.get("job_ids", []), *(row.get("after") or []), row.get("before")}
+            keys = {row.get(name) for name in ("idempotency_key", "ordering_key", "key")}
             return key in keys or bool(named & ids)
 
         lines = []
@@ -355,10 +331,7 @@ class History:
             ]
             rows = [call.arguments, *call.arguments.get("jobs", []), *call.rows]
             if changes or any(map(is_about, rows)):
-                lines += [
-                    call.tell(is_about),
-                    *(f"            {change}" for change in changes),
-                ]
+                lines += [call.tell(is_about), *(f"            {change}" for change in changes)]
         return "\n".join(lines)
 
 
@@ -395,8 +368,7 @@ def play(
         logs = [Path(folder, str(number)) for number in range(processes)]
         players = [
             context.Process(
-                target=_play_one,
-                args=(url, name, number, steps // processes, seed, log, done),
+                target=_play_one, args=(url, name, number, steps // processes, seed, log, done)
             )
             for number, log in enumerate(logs)
         ]
@@ -434,9 +406,7 @@ def _drain(url: str, feature: Feature, seed: int) -> list[Call]:
     hope = deadline = time.monotonic() + 60
     # What is left when nothing could be claimed for some seconds is left for good.
     while feature.drain(player) and time.monotonic() < min(hope, deadline):
-        jobs = sum(
-            len(call.rows) for call in player.calls if call.function == "claim_jobs"
-        )
+        jobs = sum(len(call.rows) for call in player.calls if call.function == "claim_jobs")
         if jobs > claimed:
             claimed, hope = jobs, time.monotonic() + PATIENCE
     player.connection.close()
@@ -450,9 +420,7 @@ def read_history(url: str, calls: list[Call]) -> History:
             "select number, call, place, old, new, made_at from storm.changes order by number"
         ).fetchall()
         broken = db.execute(f"select 'job ' || id || ' ' || rule from ({BROKEN}) as b")
-        return History(
-            calls, [Change(*row) for row in rows], [row[0] for row in broken]
-        )
+        return History(calls, [Change(*row) for row in rows], [row[0] for row in broken])
 
 
 def _is_json(value: Any) -> bool:

@@ -58,23 +58,13 @@ class Dependencies:
         pass
 
     def step(self, player: Player) -> None:
-        steps = [
-            ask,
-            ask_many,
-            split,
-            storm_work.claim,
-            storm_work.end,
-            upkeep,
-            operate,
-        ]
+        steps = [ask, ask_many, split, storm_work.claim, storm_work.end, upkeep, operate]
         player.random.choices(steps, [14, 3, 3, 34, 34, 5, 7])[0](player)
 
     def drain(self, player: Player) -> bool:
         retry_parents(player)
         has_jobs = storm_work.drain(player)
-        return has_jobs or bool(
-            (player.connection.execute(LEFT).fetchone() or {})["is_so"]
-        )
+        return has_jobs or bool((player.connection.execute(LEFT).fetchone() or {})["is_so"])
 
     def check(self, history: History) -> list[Violation]:
         children = find_children(history)
@@ -176,14 +166,11 @@ def find_children(history: History) -> dict[int, Child]:
         elif call.function == "enqueue_many" and call.is_done:
             ids = (row["job_id"] for row in call.rows)
             asked += [
-                (i, job, call)
-                for i, job in zip(ids, call.arguments["jobs"], strict=True)
+                (i, job, call) for i, job in zip(ids, call.arguments["jobs"], strict=True)
             ]
     for job_id, job, call in asked:
         policy = job.get("if_parent_dead", "cancel")
-        children[job_id] = Child(
-            call, policy, dict.fromkeys(job.get("after", []), call)
-        )
+        children[job_id] = Child(call, policy, dict.fromkeys(job.get("after", []), call))
     for job_id, job, call in asked:
         if "before" in job:
             children[job["before"]].parents[job_id] = call
@@ -210,10 +197,7 @@ def check_child(history: History, job_id: int, child: Child) -> Iterator[Violati
                 problem = "started once more"
             elif waits:
                 problem = f"started before its parents {waits} had ended well"
-        elif (
-            step.statuses == ("blocked", "cancelled")
-            and step.call.function != "cancel_job"
-        ):
+        elif step.statuses == ("blocked", "cancelled") and step.call.function != "cancel_job":
             is_asked = child.policy == "cancel" and any(
                 has_ended(history, parent, {"dead", "cancelled"}, call, step)
                 for parent, call in child.parents.items()
@@ -229,9 +213,7 @@ def ends_wait(policy: str) -> set[str]:
     return ENDED if policy == "run" else {"succeeded"}
 
 
-def has_ended(
-    history: History, parent: int, how: set[str], asked: Call, until: Step
-) -> bool:
+def has_ended(history: History, parent: int, how: set[str], asked: Call, until: Step) -> bool:
     """Whether a job may have been so at any moment from the call until that step."""
     steps = history.steps_by_job[parent]
     following = [*steps[1:], None]
@@ -256,6 +238,4 @@ def check_left(history: History) -> Iterator[Violation]:
     for (parent, job_id), call in left.items():
         if history.steps_by_job[job_id][-1].statuses[1] == "cancelled":
             continue
-        yield Violation(
-            f"job {job_id} is left to wait for {parent}", f"job {job_id}", call
-        )
+        yield Violation(f"job {job_id} is left to wait for {parent}", f"job {job_id}", call)

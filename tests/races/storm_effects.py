@@ -38,14 +38,7 @@ class Effects:
         pass
 
     def step(self, player: Player) -> None:
-        steps = [
-            enqueue,
-            storm_work.claim,
-            record,
-            settle,
-            storm_work.end,
-            storm_work.sweep,
-        ]
+        steps = [enqueue, storm_work.claim, record, settle, storm_work.end, storm_work.sweep]
         player.random.choices(steps, [20, 20, 30, 15, 10, 5])[0](player)
 
     def drain(self, player: Player) -> bool:
@@ -111,9 +104,7 @@ def settle(player: Player) -> None:
     name, job_id, token = player.random.choice(recorded[-2:])
     if player.chance(0.1) and player.memory.get("held"):
         job_id, token = player.random.choice(player.memory["held"])
-    function = player.random.choice(
-        ["complete_effect", "complete_effect", "withdraw_effect"]
-    )
+    function = player.random.choice(["complete_effect", "complete_effect", "withdraw_effect"])
     player.call(function, scope="mail", key=name, job_id=job_id, lease_token=token)
     return None
 
@@ -124,8 +115,7 @@ def find_losses(history: History) -> dict[tuple[int, int], int]:
     for step in history.steps:
         before, after = step.before or {}, step.after or {}
         if before.get("status") == "running" and (
-            after.get("status") != "running"
-            or after["lease_token"] != before["lease_token"]
+            after.get("status") != "running" or after["lease_token"] != before["lease_token"]
         ):
             losses[step.job_id, before["lease_token"]] = step.number
     return losses
@@ -166,11 +156,7 @@ def _problem_of(call: Call, change: Change, losses: dict[tuple[int, int], int]) 
     if call.function == "record_effect":
         if not call.rows or not call.rows[0]["record_effect"]:
             return "was taken by one who was not told so"
-        if (
-            not new
-            or (new["job_id"], new["lease_token"]) != mine
-            or new["completed_at"]
-        ):
+        if not new or (new["job_id"], new["lease_token"]) != mine or new["completed_at"]:
             return f"was recorded as {new}"
         if old is None:
             return ""
@@ -201,18 +187,14 @@ def check_answers(
             call.function == "withdraw_effect" or told in (True, "completed")
         )
         if is_told != has_changed:
-            yield Violation(
-                f"was told {told or call.error}, {has_changed=}", key, call.name
-            )
+            yield Violation(f"was told {told or call.error}, {has_changed=}", key, call.name)
         elif call.error == "RT010" and not _may_be_held(history, life, call):
             yield Violation("was told RT010, but no lease was held", key, call.name)
         elif call.is_done and told is False and not _has_record(history, life, call):
             yield Violation("was told to skip what is not recorded", key, call.name)
 
 
-def _records(
-    history: History, life: list[Change], call: Call
-) -> Iterator[dict[str, Any]]:
+def _records(history: History, life: list[Change], call: Call) -> Iterator[dict[str, Any]]:
     """Yield what the record may have been during the call."""
     ends = [*(history.calls[change.call].ended for change in life[1:]), call.ended]
     for change, until in zip(life, ends, strict=False):
@@ -239,6 +221,4 @@ def _may_be_held(history: History, life: list[Change], call: Call) -> bool:
             lambda job: (job["status"], job["lease_token"]) == ("running", holder[1]),
         )
 
-    return any(
-        not r["completed_at"] and is_held(r) for r in _records(history, life, call)
-    )
+    return any(not r["completed_at"] and is_held(r) for r in _records(history, life, call))

@@ -46,11 +46,7 @@ class Keys:
             by_key[history.keys[step.job_id]].append(step)
         return [
             *storm_work.check_jobs(history),
-            *(
-                found
-                for key, steps in by_key.items()
-                for found in check_life(key, steps)
-            ),
+            *(found for key, steps in by_key.items() for found in check_life(key, steps)),
             *(
                 found
                 for call in history.calls.values()
@@ -80,9 +76,7 @@ def new_job(player: Player) -> dict[str, Any]:
     if rule == "unique":
         job["unique_for"] = f"{player.random.randint(1, 200)} ms"
     elif rule == "versioned":
-        moment = datetime.now(UTC) + timedelta(
-            seconds=player.random.uniform(-0.05, 0.05)
-        )
+        moment = datetime.now(UTC) + timedelta(seconds=player.random.uniform(-0.05, 0.05))
         job |= {"on_conflict": "rerun", "updated_at": moment.isoformat()}
     else:
         job["on_conflict"] = rule
@@ -118,22 +112,16 @@ def check_life(key: str, steps: list[Step]) -> Iterator[Violation]:
     for step in steps:
         call, before, after = step.call, step.before or {}, step.after or {}
         was_live, is_live = before.get("status") in LIVE, after.get("status") in LIVE
-        payloads = [
-            job["payload"] for job in asked(call) if job["idempotency_key"] == key
-        ]
+        payloads = [job["payload"] for job in asked(call) if job["idempotency_key"] == key]
         problem = ""
         if followed_by is not None and (
-            call.name != followed_by[0]
-            or was_live
-            or after.get("payload") != followed_by[1]
+            call.name != followed_by[0] or was_live or after.get("payload") != followed_by[1]
         ):
             problem = f"was to be followed at once by a run with {followed_by[1]}"
         elif is_live and not was_live:
             if live is not None:
                 problem = f"got job {step.job_id} beside job {live}"
-            elif (
-                not before and followed_by is None and after["payload"] not in payloads
-            ):
+            elif not before and followed_by is None and after["payload"] not in payloads:
                 problem = f"got job {step.job_id}, which nobody asked for"
             live, owed, noted = step.job_id, after["payload"], None
         elif live != step.job_id:
@@ -142,14 +130,10 @@ def check_life(key: str, steps: list[Step]) -> Iterator[Violation]:
             problem = f"was owed a run with {owed} and got one with {after['payload']}"
         elif call.function in ASKING and before["status"] == "running":
             noted = after["rerun_payload"]
-            problem = (
-                "" if noted in payloads else f"noted {noted}, which was not asked for"
-            )
+            problem = "" if noted in payloads else f"noted {noted}, which was not asked for"
         elif call.function in ASKING:
             owed = after["payload"]
-            problem = (
-                "" if owed in payloads else f"took {owed}, which was not asked for"
-            )
+            problem = "" if owed in payloads else f"took {owed}, which was not asked for"
         elif call.function == "cancel_job" and is_live:
             noted = None
         elif is_live and before["status"] == "running" and after["status"] != "running":
@@ -178,23 +162,17 @@ def check_answer(history: History, call: Call) -> Iterator[Violation]:
     if not call.is_done or not jobs:
         return
     if len(jobs) != len(call.rows):
-        yield Violation(
-            f"was told of {len(call.rows)} jobs and not {len(jobs)}", "", call.name
-        )
+        yield Violation(f"was told of {len(call.rows)} jobs and not {len(jobs)}", "", call.name)
     for job, row in zip(jobs, call.rows, strict=False):
         problem = _problem_of(history, call, job, row)
         if problem:
             yield Violation(problem, job["idempotency_key"], call.name)
 
 
-def _problem_of(
-    history: History, call: Call, job: dict[str, Any], row: dict[str, Any]
-) -> str:
+def _problem_of(history: History, call: Call, job: dict[str, Any], row: dict[str, Any]) -> str:
     key, rule = job["idempotency_key"], job.get("on_conflict", "keep")
     job_id = row["enqueue"] if call.function == "enqueue" else row["job_id"]
-    step = next(
-        (s for s in history.steps_by_call[call.name] if s.job_id == job_id), None
-    )
+    step = next((s for s in history.steps_by_call[call.name] if s.job_id == job_id), None)
     is_new = step is not None and step.before is None
     if history.keys.get(job_id) != key:
         return f"was told of job {job_id}, which is not of this key"
@@ -205,9 +183,7 @@ def _problem_of(
     if step is not None:
         payloads = [j["payload"] for j in asked(call) if j["idempotency_key"] == key]
         after = step.after or {}
-        taken = (
-            after["rerun_payload"] if after["status"] == "running" else after["payload"]
-        )
+        taken = after["rerun_payload"] if after["status"] == "running" else after["payload"]
         return "" if taken in payloads else f"changed job {job_id} to {taken}"
     if "updated_at" in job:
         return "" if _has_seen(history, call, job) else "was ignored, but is the newest"
@@ -217,9 +193,7 @@ def _problem_of(
         return "asked for another run, and none was made or noted"
     statuses = {"running"} if rule == "replace" else LIVE
     if not history.might_see(call, job_id, lambda found: found["status"] in statuses):
-        return (
-            f"was told of job {job_id}, which was not {' or '.join(sorted(statuses))}"
-        )
+        return f"was told of job {job_id}, which was not {' or '.join(sorted(statuses))}"
     return ""
 
 
@@ -234,8 +208,7 @@ def _key_rows(history: History, call: Call, key: str) -> Iterator[dict[str, Any]
 def _has_seen(history: History, call: Call, job: dict[str, Any]) -> bool:
     mine = datetime.fromisoformat(job["updated_at"])
     seen = (
-        row["source_updated_at"]
-        for row in _key_rows(history, call, job["idempotency_key"])
+        row["source_updated_at"] for row in _key_rows(history, call, job["idempotency_key"])
     )
     return any(version and datetime.fromisoformat(version) >= mine for version in seen)
 
@@ -258,9 +231,7 @@ def check_memory(history: History) -> Iterator[Violation]:
         if row["source_updated_at"] != old.get("source_updated_at"):
             mine = datetime.fromisoformat(row["source_updated_at"])
             if key in version and mine <= version[key]:
-                yield Violation(
-                    f"took version {mine} after {version[key]}", key, change.call
-                )
+                yield Violation(f"took version {mine} after {version[key]}", key, change.call)
             version[key] = mine
         if row["unique_until"] and row["unique_until"] != old.get("unique_until"):
             if key in until and change.made_at < until[key]:

@@ -65,9 +65,7 @@ class Limits:
             *check_running(history),
             *check_slots(history),
             *(
-                Violation(
-                    f"job {job_id} is left {steps[-1].statuses[1]}", f"job {job_id}"
-                )
+                Violation(f"job {job_id} is left {steps[-1].statuses[1]}", f"job {job_id}")
                 for job_id, steps in history.steps_by_job.items()
                 if steps[-1].statuses[1] not in ENDED
             ),

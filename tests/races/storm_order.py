@@ -43,9 +43,7 @@ class Order:
         player.random.choices(steps, [13, 3, 34, 36, 6, 8])[0](player)
 
     def drain(self, player: Player) -> bool:
-        stuck = player.connection.execute(
-            "select ordering_key, job_id from rota.stuck_keys"
-        )
+        stuck = player.connection.execute("select ordering_key, job_id from rota.stuck_keys")
         for row in stuck.fetchall():
             if player.chance(0.5):
                 player.call("resume_key", ordering_key=row["ordering_key"])
@@ -65,11 +63,7 @@ class Order:
         return [
             *storm_work.check_jobs(history),
             *(found for key, its in events.items() for found in check_life(key, its)),
-            *(
-                found
-                for call in history.calls.values()
-                for found in check_retry(history, call)
-            ),
+            *(found for call in history.calls.values() for found in check_retry(history, call)),
         ]
 
 

@@ -117,9 +117,7 @@ def ask_many(player: Player) -> None:
 def find_requests(history: History) -> Iterator[Request]:
     for call in history.calls.values():
         jobs = (
-            [call.arguments]
-            if call.function == "enqueue"
-            else call.arguments.get("jobs", [])
+            [call.arguments] if call.function == "enqueue" else call.arguments.get("jobs", [])
         )
         for job in jobs if call.is_done else []:
             yield Request(job["idempotency_key"], job["payload"]["v"], call)
@@ -141,9 +139,7 @@ def find_runs(history: History) -> Iterator[Run]:
             yield Run(key, row["payload"]["v"], call, claimed[lease], ended.get(lease))
 
 
-def check_key(
-    key: str, requests: list[Request], runs: list[Run]
-) -> Iterator[Violation]:
+def check_key(key: str, requests: list[Request], runs: list[Run]) -> Iterator[Violation]:
     done = sorted((run for run in runs if run.ended), key=lambda run: run.claimed)
     for one, next_one in pairwise(done):
         if next_one.version <= one.version:
@@ -162,8 +158,6 @@ def check_key(
     last = max((run.version for run in done), default=0)
     for request in requests:
         if request.version > last:
-            yield Violation(
-                f"never ran version {request.version}", key, request.call.name
-            )
+            yield Violation(f"never ran version {request.version}", key, request.call.name)
     if done and requests and last > max(request.version for request in requests):
         yield Violation(f"ran version {last}, which was not committed", key)

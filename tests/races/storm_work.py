@@ -24,13 +24,7 @@ ENQUEUED = {
     ("running", "running"),
 }
 RERUN = ("none", "queued")
-FAILED = {
-    ("running", "failed"),
-    ("running", "dead"),
-    ("running", "cancelled"),
-    RERUN,
-    OPENED,
-}
+FAILED = {("running", "failed"), ("running", "dead"), ("running", "cancelled"), RERUN, OPENED}
 GIVEN_BACK = {("running", "queued"), ("running", "cancelled"), RERUN, OPENED}
 # What a call may do to a job: its status before and after.
 STEPS = {
@@ -92,14 +86,7 @@ def end(player: Player) -> None:
     one = {"job_id": job_id, "lease_token": token}
     many = {"job_ids": [job_id], "lease_tokens": [token]}
     how = player.random.choices(
-        [
-            "finish_job",
-            "finish_jobs",
-            "fail_job",
-            "fatal",
-            "release_jobs",
-            "snooze_job",
-        ],
+        ["finish_job", "finish_jobs", "fail_job", "fatal", "release_jobs", "snooze_job"],
         [40, 15, 20, 5, 15, 5],
     )[0]
     if how in ("finish_job", "finish_jobs"):
@@ -134,9 +121,7 @@ def drain(player: Player, **arguments: Any) -> bool:
     """Finish what can be claimed; return whether there is more to come."""
     time.sleep(0.02)  # until leases and backoffs are over
     player.call("tick")
-    last = player.call(
-        "claim_jobs", worker="last", max_jobs=100, lease="1 h", **arguments
-    )
+    last = player.call("claim_jobs", worker="last", max_jobs=100, lease="1 h", **arguments)
     for row in last.rows:
         player.call("finish_job", job_id=row["job_id"], lease_token=row["lease_token"])
     left = player.connection.execute("select exists (select from rota.jobs) as is_so")
@@ -148,9 +133,7 @@ def is_start(step: Step) -> bool:
     return step.statuses[0] == "blocked" and step.statuses[1] in LIVE
 
 
-def check_jobs(
-    history: History, refusals: dict[str, set[str]] = REFUSALS
-) -> list[Violation]:
+def check_jobs(history: History, refusals: dict[str, set[str]] = REFUSALS) -> list[Violation]:
     """What is true of every call and every job."""
     return [
         *_check_changes(history),
@@ -173,9 +156,7 @@ def _check_changes(history: History) -> Iterator[Violation]:
         if call is None:
             yield Violation(f"change without a call: {change}")
         elif not call.is_done:
-            yield Violation(
-                f"refused or rolled back, and yet: {change}", call=call.name
-            )
+            yield Violation(f"refused or rolled back, and yet: {change}", call=call.name)
 
 
 def _check_call(
@@ -200,9 +181,7 @@ def _check_call(
         accepted = "finished" in call.rows[0].values()
         if accepted != any(step.statuses == ("running", "succeeded") for step in steps):
             yield Violation(f"was told {call.rows} and did {steps}", call=call.name)
-    token = (call.arguments.get("lease_tokens") or [call.arguments.get("lease_token")])[
-        0
-    ]
+    token = (call.arguments.get("lease_tokens") or [call.arguments.get("lease_token")])[0]
     for step in steps:
         is_opened = step.statuses == OPENED or not step.before
         if token and not is_opened and step.before["lease_token"] != token:
@@ -237,9 +216,7 @@ def _problem_of(step: Step, last: dict[str, Any] | None) -> str:
         return "got a token that is not newer"
     if is_claim and _time(before["run_at"]) > step.made_at:
         return "was claimed too early"
-    is_swept = (
-        function in ("sweep_stale_leases", "tick") and before["status"] == "running"
-    )
+    is_swept = function in ("sweep_stale_leases", "tick") and before["status"] == "running"
     if is_swept and _time(before["locked_until"]) > step.made_at:
         return "was swept within its lease"
     return ""

@@ -11,9 +11,7 @@ import pytest
 from races import storm
 from races.instrument import mutate
 
-NO_CONFLICT = (
-    "on conflict (idempotency_key) where idempotency_key is not null do nothing"
-)
+NO_CONFLICT = "on conflict (idempotency_key) where idempotency_key is not null do nothing"
 TOKEN = """\
           and j.lease_token = coalesce(
             v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])"""
@@ -56,8 +54,8 @@ MUTANTS = {
             ("_open_line", "and j.status <> 'blocked'", "and false"),
             (
                 "_open_line",
-                "order by j.ordering_key, j.id",
-                "and j.status = 'blocked' order by j.ordering_key, j.id",
+                "where j.ordering_key >= _open_line.ordering_key",
+                "where j.ordering_key = _open_line.ordering_key and j.status = 'blocked'",
             ),
         ],
         "beside job",
@@ -67,14 +65,10 @@ MUTANTS = {
         [
             (
                 "_open_line",
-                "where j.ordering_key >= _open",
-                "where j.ordering_key = _open",
+                "where j.ordering_key >= _open_line.ordering_key",
+                "where j.ordering_key = _open_line.ordering_key",
             ),
-            (
-                "_open_line",
-                "order by j.ordering_key, j.id",
-                "order by j.ordering_key, j.id desc",
-            ),
+            ("_open_line", "order by j.ordering_key, j.id", "order by j.id desc"),
         ],
         "started before",
     ),
@@ -82,11 +76,7 @@ MUTANTS = {
         "order",
         [
             ("_leave_lines", "and not e.skip_dead", "and false"),
-            (
-                "_leave_lines",
-                "_leave_lines.new_status <> 'dead' or e.skip_dead",
-                "true",
-            ),
+            ("_leave_lines", "(_leave_lines.new_status <> 'dead' or e.skip_dead)", "true"),
         ],
         "although job",
     ),
@@ -141,13 +131,7 @@ MUTANTS = {
     ),
     "a slot that is free and nobody is told": (
         "limits",
-        [
-            (
-                "_free_slots",
-                "continue when v_limit_name like 'queue %'",
-                "continue when true",
-            )
-        ],
+        [("_free_slots", "continue when v_limit_name like 'queue %'", "continue when true")],
         "is left",
     ),
 }

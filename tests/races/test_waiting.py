@@ -87,9 +87,7 @@ def test_a_child_that_comes_in_while_its_dead_parent_is_retried(
     """A retries a dead job and stays open; B enqueues a child, which sees it dead; A ends."""
     parent = enqueue(a)
     (job,) = claimed(a)
-    a.fetch(
-        *call("fail_job", job_id=job[0], lease_token=job[1], error="x", is_fatal=True)
-    )
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", is_fatal=True))
     with a.transaction() as transaction:
         a.fetch(*call("retry_job", job_id=parent))
         child = enqueue(b, after=[parent])
@@ -102,9 +100,7 @@ def test_a_child_that_comes_in_while_its_dead_parent_is_retried(
     assert ids(b) == ([child] if is_committed else [])
 
 
-def test_two_that_end_and_claim_at_once_leave_nobody_behind(
-    a: Session, b: Session
-) -> None:
+def test_two_that_end_and_claim_at_once_leave_nobody_behind(a: Session, b: Session) -> None:
     """A ends the head of a key, claims and stays open; B adds a job and claims; A commits.
 
     Neither sees what the other does, and each looks at the key.
@@ -204,9 +200,7 @@ def test_a_part_that_comes_in_while_the_others_end(
 
 
 @pytest.mark.parametrize("how", ["enqueue", "enqueue_many"])
-def test_a_part_that_comes_too_late_is_refused(
-    a: Session, b: Session, how: str
-) -> None:
+def test_a_part_that_comes_too_late_is_refused(a: Session, b: Session, how: str) -> None:
     """A frees the last job and stays open; B names it in before, and does not wait."""
     split = enqueue(a)
     last = enqueue(a, after=[split])
@@ -340,9 +334,7 @@ def test_an_open_resume_and_a_job_that_comes_in(a: Session, b: Session) -> None:
     """A resumes a halted key and stays open; B enqueues; upkeep looks; A commits."""
     enqueue(a, ordering_key="k")
     (job,) = claimed(a)
-    a.fetch(
-        *call("fail_job", job_id=job[0], lease_token=job[1], error="x", is_fatal=True)
-    )
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", is_fatal=True))
     with a.transaction():
         a.fetch(*call("resume_key", ordering_key="k"))
         second = enqueue(b, ordering_key="k")
@@ -408,9 +400,7 @@ def test_a_key_goes_on_with_a_job_that_was_not_committed_when_its_head_ended(
 
 
 @BOTH
-def test_a_key_waits_for_an_open_finish(
-    a: Session, b: Session, is_committed: bool
-) -> None:
+def test_a_key_waits_for_an_open_finish(a: Session, b: Session, is_committed: bool) -> None:
     """A finishes the head and stays open; B enqueues the second job and claims; A ends."""
     enqueue(a, ordering_key="k")
     (head,) = claimed(a)
@@ -470,15 +460,7 @@ class Player:
         self.failed: Counter[str] = Counter()
 
     def play(self, until: float) -> None:
-        steps = [
-            self.ask,
-            self.ask,
-            self.fan,
-            self.work,
-            self.work,
-            self.work,
-            self.upkeep,
-        ]
+        steps = [self.ask, self.ask, self.fan, self.work, self.work, self.work, self.upkeep]
         while time.monotonic() < until:
             step = self.random.choice(steps)
             try:
@@ -535,9 +517,7 @@ class Player:
             " lease => '50 ms') as c"
         ).fetchall()
         for job_id, token in jobs:
-            how = self.random.choice(
-                ["finish", "finish", "fail", "fatal", "vanish", "cancel"]
-            )
+            how = self.random.choice(["finish", "finish", "fail", "fatal", "vanish", "cancel"])
             owner = {"job_id": job_id, "lease_token": token}
             try:
                 if how == "finish":
@@ -553,9 +533,7 @@ class Player:
                     raise
 
     def upkeep(self) -> None:
-        self.connection.execute(
-            *call(self.random.choice(["sweep_stale_leases", "tick"]))
-        )
+        self.connection.execute(*call(self.random.choice(["sweep_stale_leases", "tick"])))
 
 
 def left(db: psycopg.Connection[Any]) -> list[Any]:
@@ -618,21 +596,19 @@ def test_order_and_dependencies_hold_under_random_steps(
     while db.execute("select exists (select from rota.jobs)").fetchone() == (True,):
         assert time.monotonic() < deadline, (seed, left(db))
         db.execute(*call("tick"))
-        jobs = db.execute(
-            "select c.job_id, c.lease_token from rota.claim_jobs('w') as c"
-        )
+        jobs = db.execute("select c.job_id, c.lease_token from rota.claim_jobs('w') as c")
         for job in jobs.fetchall():
             db.execute(*finish(job))
     watched = "select count(*), count(*) filter (where w.waits) from public.watch as w"
     starts, too_early = db.execute(watched).fetchone() or (0, 0)
     assert (too_early, seed) == (0, seed)
     assert starts > 200
-    while db.execute("select exists (select from rota.pending_checks)").fetchone() == (
-        True,
-    ):
+    while db.execute("select exists (select from rota.pending_checks)").fetchone() == (True,):
         assert time.monotonic() < deadline, seed
         db.execute(*call("tick"))
-    kept = "select count(*) from rota.dependencies as d join rota.job_runs as r on r.id = d.job_id"
+    kept = (
+        "select count(*) from rota.dependencies as d join rota.job_runs as r on r.id = d.job_id"
+    )
     kept += " where r.status <> 'cancelled'"
     assert db.execute(kept).fetchone() == (0,)
     assert sum(p.did["fan"] for p in players) > 20

@@ -37,9 +37,7 @@ def _stages(*names: str) -> str:
 
 
 def _jobs(*jobs: str) -> str:
-    objects = ", ".join(
-        f"jsonb_build_object('job_type', 't', 'queue', 'q', {j})" for j in jobs
-    )
+    objects = ", ".join(f"jsonb_build_object('job_type', 't', 'queue', 'q', {j})" for j in jobs)
     return f"select m.is_new from rota.enqueue_many(jsonb_build_array({objects})) as m"
 
 
@@ -51,9 +49,7 @@ OPERATIONS = {
     "enqueue after": "select rota.enqueue('t', queue => 'q',"
     " after => array[%(job_id)s::bigint], before => %(second_id)s) as job_id",
     "enqueue many": _jobs(
-        "'idempotency_key', 'k'",
-        "'ordering_key', 'o'",
-        "'before', %(second_id)s::bigint",
+        "'idempotency_key', 'k'", "'ordering_key', 'o'", "'before', %(second_id)s::bigint"
     ),
     "start pipeline": "select rota.start_pipeline('p', idempotency_key => 'k',"
     f" {LINE}) as job_id",
@@ -131,9 +127,7 @@ _PLAIN = f"select rota.enqueue('t', queue => 'q', idempotency_key => 'k', {LINE}
 _CHECK = "select rota._recheck(1000)"
 _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"
 _LAPSE = "select from rota.claim_jobs('first', '{q}', lease => '1 second')"
-_EFFECT = (
-    "select rota.record_effect('mail', 'e', j.id, j.lease_token) from rota.jobs as j"
-)
+_EFFECT = "select rota.record_effect('mail', 'e', j.id, j.lease_token) from rota.jobs as j"
 _OTHERS = [
     "select rota.enqueue('t', queue => 'q', after => array[min(r.id)],"
     " if_parent_dead => 'wait') from rota.job_runs as r",
@@ -202,14 +196,7 @@ WORLD = Game(
     outside=frozenset({"tick alone", "tick loop"}),
     # Who looked where, and when; what follows from it is seen in the jobs.
     ignored=frozenset(
-        {
-            "upgrade_log",
-            "upkeep",
-            "rechecks",
-            "pending_checks",
-            "buckets",
-            "limit_states",
-        }
+        {"upgrade_log", "upkeep", "rechecks", "pending_checks", "buckets", "limit_states"}
     ),
     max_stops=3,
     left_over=LEFT_OVER,

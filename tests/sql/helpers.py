@@ -20,8 +20,7 @@ WORKER = {"worker": "w"}
 def call(db: Db, function: str, /, **arguments: Any) -> list[Any]:
     """Call a function of rota by its argument names; return its rows."""
     names = [
-        sql.SQL("{} => {}").format(sql.Identifier(a), sql.Placeholder(a))
-        for a in arguments
+        sql.SQL("{} => {}").format(sql.Identifier(a), sql.Placeholder(a)) for a in arguments
     ]
     query = sql.SQL("select * from rota.{}({})").format(
         sql.Identifier(function), sql.SQL(", ").join(names)
@@ -121,9 +120,7 @@ def raises(sqlstate: str, name: str = "") -> Iterator[None]:
     with pytest.raises(psycopg.Error) as caught:
         yield
     message = caught.value.diag.message_primary or ""
-    if caught.value.sqlstate != sqlstate or (
-        name and not message.startswith(f"{name} ")
-    ):
+    if caught.value.sqlstate != sqlstate or (name and not message.startswith(f"{name} ")):
         raise AssertionError(
             f"expected {sqlstate} {name}, got {caught.value.sqlstate} {message}"
         )

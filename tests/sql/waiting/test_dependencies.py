@@ -101,8 +101,7 @@ def test_a_dead_parent_cancels_runs_or_keeps_its_children(db, how, is_before):
     if is_before:
         end(db, a, how)
     cancel, go, wait = (
-        enqueue(db, after=[a], if_parent_dead=policy)
-        for policy in ("cancel", "run", "wait")
+        enqueue(db, after=[a], if_parent_dead=policy) for policy in ("cancel", "run", "wait")
     )
     if not is_before:
         end(db, a, how)
@@ -165,11 +164,7 @@ def test_edges_are_purged_in_chunks(db):
     )
     live = enqueue(db, after=[enqueue(db)])
 
-    assert [scalar(db, "select rota._purge_dependencies(20)") for _ in range(3)] == [
-        20,
-        10,
-        0,
-    ]
+    assert [scalar(db, "select rota._purge_dependencies(20)") for _ in range(3)] == [20, 10, 0]
     assert rows(db, "select job_id from rota.dependencies") == [(live,)]
 
 
@@ -239,9 +234,7 @@ def test_a_parent_of_many_tells_them_in_chunks(db, how):
 
     assert pending(db) == [("parent", str(parent))]
     settle(db)
-    states = rows(
-        db, "select distinct status from rota.job_runs where id = any(%s)", ids
-    )
+    states = rows(db, "select distinct status from rota.job_runs where id = any(%s)", ids)
     assert states == [("queued" if how == "finish" else "cancelled",)]
 
 
@@ -262,9 +255,7 @@ def test_fan_in_starts_after_the_last_child(db):
         [{"job_type": "part", "before": done, "idempotency_key": key} for key in "aba"],
     ]
     children = [
-        row.job_id
-        for jobs in batches
-        for row in call(db, "enqueue_many", jobs=Jsonb(jobs))
+        row.job_id for jobs in batches for row in call(db, "enqueue_many", jobs=Jsonb(jobs))
     ]
     value(db, "finish_job", **owner(job))
 
@@ -324,9 +315,7 @@ def test_before_refuses_the_job_itself(db):
         call(db, "enqueue_many", jobs=Jsonb([job]))
 
 
-@pytest.mark.parametrize(
-    "waits", [{"after": [1]}, {"ordering_key": "k"}, "dead", "cancelled"]
-)
+@pytest.mark.parametrize("waits", [{"after": [1]}, {"ordering_key": "k"}, "dead", "cancelled"])
 def test_before_refuses_a_job_found_by_its_key_that_waits_or_failed(db, waits):
     first = enqueue(db)
     last = enqueue(db, after=[first])
@@ -398,9 +387,7 @@ def test_enqueue_refuses_bad_parents(db, name, wrong):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", **wrong}]))
 
 
-@pytest.mark.parametrize(
-    "wrong", ["x", ["x"], {"a": 1}, [1.5], [[1], [2, 3]], [[[[[[[1]]]]]]]]
-)
+@pytest.mark.parametrize("wrong", ["x", ["x"], {"a": 1}, [1.5], [[1], [2, 3]], [[[[[[[1]]]]]]]])
 def test_enqueue_many_refuses_what_is_no_list_of_ids(db, wrong):
     with refused("jobs[1].after"):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "after": wrong}]))

@@ -95,8 +95,7 @@ def test_set_limit_holds_for_each_key_of_a_class(db):
 def test_set_limit_holds_for_a_queue_and_leaves_the_others_their_order(db):
     limit(db, queue="narrow", max_running=2)
     order = [
-        enqueue(db, queue=queue)
-        for queue in ("narrow", "wide", "narrow", "narrow", "wide")
+        enqueue(db, queue=queue) for queue in ("narrow", "wide", "narrow", "narrow", "wide")
     ]
 
     jobs = take(db, queues=["narrow", "wide"], max_jobs=3)
@@ -129,9 +128,7 @@ WAYS_OUT = {
     "die": lambda db, job: one(db, "fail_job", **owner(job), error="e", is_fatal=True),
     "snooze": lambda db, job: value(db, "snooze_job", **owner(job), delay="1 h"),
     "release": lambda db, job: call(db, "release_jobs", **owners(job)),
-    "take away": lambda db, job: value(
-        db, "retry_job", job_id=job.job_id, is_forced=True
-    ),
+    "take away": lambda db, job: value(db, "retry_job", job_id=job.job_id, is_forced=True),
     "cancel": lambda db, job: (
         value(db, "cancel_job", job_id=job.job_id),
         one(db, "fail_job", **owner(job), error="e"),
@@ -147,11 +144,7 @@ WAYS_OUT = {
 @pytest.mark.parametrize("way", WAYS_OUT)
 @pytest.mark.parametrize("kind", ["queue", "job_type", "limit_key"])
 def test_set_limit_gives_the_slot_back_by_every_way_out(db, way, kind):
-    limit(
-        db,
-        **{kind: {"queue": "default", "job_type": "x"}.get(kind, "k")},
-        max_running=1,
-    )
+    limit(db, **{kind: {"queue": "default", "job_type": "x"}.get(kind, "k")}, max_running=1)
     keyed(db, "k", 2)
     (job,) = take(db)
     assert take(db) == []
@@ -238,15 +231,11 @@ def test_set_limit_leaves_what_is_not_given_as_it_is(db):
     limit(db, limit_key="a", max_running=3, weight=2)
     limit(db, limit_key="a", max_starts=10, per="1 minute", burst=4)
 
-    (row,) = rows(
-        db, "select max_running, max_starts, per, burst, weight from rota.limits"
-    )
+    (row,) = rows(db, "select max_running, max_starts, per, burst, weight from rota.limits")
     assert row == (3, 10, timedelta(minutes=1), 4, 2)
 
     limit(db, limit_key="a", weight=5, is_reset=True)
-    (row,) = rows(
-        db, "select max_running, max_starts, per, burst, weight from rota.limits"
-    )
+    (row,) = rows(db, "select max_running, max_starts, per, burst, weight from rota.limits")
     assert row == (None, None, None, None, 5)
 
 
@@ -492,12 +481,7 @@ def test_claim_puts_priority_before_turns(db):
     (other,) = keyed(db, "b", priority=0)
     plain = enqueue(db, priority=1)
 
-    assert [take(db, max_jobs=1)[0].job_id for _ in range(4)] == [
-        high,
-        other,
-        plain,
-        low,
-    ]
+    assert [take(db, max_jobs=1)[0].job_id for _ in range(4)] == [high, other, plain, low]
 
 
 def test_claim_takes_its_types_out_of_the_line_of_a_key(db):
@@ -655,18 +639,14 @@ def test_ageing_is_off_without_a_setting_and_can_be_reset(db, clock):
 
 
 @pytest.mark.parametrize("max_jobs", [1, 3, 50])
-def test_ageing_gives_everything_in_the_order_of_effective_priority(
-    db, clock, max_jobs
-):
+def test_ageing_gives_everything_in_the_order_of_effective_priority(db, clock, max_jobs):
     clock.set("2026-01-12 10:00+00")
     value(db, "set_queue", queue="default", ageing="10 s")
     expected = []
     for n in range(40):
         priority, age = (n * 7) % 5, (n * 13) % 60
         clock.set("2026-01-12 10:00+00")
-        job_id = enqueue(
-            db, priority=priority, run_at=clock.now() - timedelta(seconds=age)
-        )
+        job_id = enqueue(db, priority=priority, run_at=clock.now() - timedelta(seconds=age))
         expected.append((priority - age // 10, -age, job_id))
     levels = {job_id: level for level, _, job_id in expected}
 
@@ -866,18 +846,14 @@ def test_claim_leaves_the_line_of_a_limited_type_to_those_who_take_it(db):
         assert take(db, job_types=["x"]) == []
 
     assert rows(db, "select * from rota.buckets") == before
-    assert (
-        scalar(db, "select count(*) from rota.rechecks where due_at <= rota.now()") == 0
-    )
+    assert scalar(db, "select count(*) from rota.rechecks where due_at <= rota.now()") == 0
 
 
 @pytest.mark.parametrize(
     ("ageing", "run_at"),
     [("1 hour", "1970-01-01 00:00+00"), ("30 days", "2026-01-11 10:00+00")],
 )
-def test_ageing_of_two_queues_is_far_apart_and_stops_no_claim(
-    db, clock, ageing, run_at
-):
+def test_ageing_of_two_queues_is_far_apart_and_stops_no_claim(db, clock, ageing, run_at):
     clock.set("2026-01-12 10:00+00")
     value(db, "set_queue", queue="a", ageing="1 second")
     value(db, "set_queue", queue="b", ageing=ageing)

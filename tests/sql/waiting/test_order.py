@@ -124,9 +124,7 @@ def test_order_stops_at_a_dead_job(db):
     fail(db, job, is_fatal=True)
 
     assert claimed(db) == []
-    assert rows(db, "select ordering_key, job_id from rota.stuck_keys") == [
-        ("a", first)
-    ]
+    assert rows(db, "select ordering_key, job_id from rota.stuck_keys") == [("a", first)]
     assert run(db, second).status == "blocked"
 
 
@@ -246,23 +244,16 @@ def test_many_blocked_jobs_keep_no_other_waiting(db):
     other = enqueue(db)
 
     with db.transaction():
-        before = scalar(
-            db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)"
-        )
+        before = scalar(db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)")
         assert claimed(db) == [other]
-        after = scalar(
-            db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)"
-        )
+        after = scalar(db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)")
     assert after - before < 50
 
 
 def test_the_first_job_of_a_key_needs_no_tick(db):
     first, second = ordered(db), ordered(db)
 
-    assert [run(db, job_id).status for job_id in (first, second)] == [
-        "queued",
-        "blocked",
-    ]
+    assert [run(db, job_id).status for job_id in (first, second)] == ["queued", "blocked"]
     assert pending(db) == [("order", "a")]
 
 
@@ -270,10 +261,7 @@ def test_the_end_of_a_job_opens_the_next_without_a_tick(db):
     first, second = ordered(db), ordered(db)
     finish(db, claim(db)[0])
 
-    assert [run(db, job_id).status for job_id in (first, second)] == [
-        "succeeded",
-        "queued",
-    ]
+    assert [run(db, job_id).status for job_id in (first, second)] == ["succeeded", "queued"]
 
 
 def test_a_transaction_leaves_the_keys_beyond_its_locks_to_a_tick(db):
@@ -337,20 +325,11 @@ def test_enqueue_costs_the_same_behind_many(db):
     )
     parent = enqueue(db, queue="other")
 
-    for arguments in (
-        {},
-        {"after": [parent]},
-        {"idempotency_key": "k"},
-        {"delay": "1 hour"},
-    ):
+    for arguments in ({}, {"after": [parent]}, {"idempotency_key": "k"}, {"delay": "1 hour"}):
         with db.transaction():
-            before = scalar(
-                db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)"
-            )
+            before = scalar(db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)")
             ordered(db, **arguments)
-            after = scalar(
-                db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)"
-            )
+            after = scalar(db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)")
         assert after - before < 50
 
 

@@ -135,7 +135,9 @@ def test_done_checks_cost_nothing_under_a_held_snapshot(db, connect):
             " select 'order', 'k' || n from generate_series(1, 1000) as n"
         )
         settle(db)
-    walked = "select pg_stat_get_xact_tuples_returned('rota.pending_checks_due_at_idx'::regclass)"
+    walked = (
+        "select pg_stat_get_xact_tuples_returned('rota.pending_checks_due_at_idx'::regclass)"
+    )
 
     counts = []
     for _ in range(5):

@@ -83,9 +83,7 @@ def test_finish_job_takes_a_run_through_its_stages_in_order(order):
     second = step(db, result={"receipt": "r-1"})
     third = step(db)
 
-    assert [
-        (j.pipeline, j.stage, j.job_type, j.attempt) for j in (first, second, third)
-    ] == [
+    assert [(j.pipeline, j.stage, j.job_type, j.attempt) for j in (first, second, third)] == [
         ("order", "check", "check_order", 1),
         ("order", "charge", "charge_card", 1),
         ("order", "ship", "ship_order", 1),
@@ -97,11 +95,7 @@ def test_finish_job_takes_a_run_through_its_stages_in_order(order):
         {"receipt": "r-1"},
     ]
     assert first.job_id == run_id
-    assert stages(db, run_id) == [
-        "check succeeded",
-        "charge succeeded",
-        "ship succeeded",
-    ]
+    assert stages(db, run_id) == ["check succeeded", "charge succeeded", "ship succeeded"]
     assert claim(db) == []
 
 
@@ -191,9 +185,7 @@ def test_finish_job_refuses_a_stage_of_another_pipeline(order):
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_finish_job_says_of_a_lost_job_that_it_is_lost_whatever_the_stage(
-    order, is_taken
-):
+def test_finish_job_says_of_a_lost_job_that_it_is_lost_whatever_the_stage(order, is_taken):
     start(order)
     job = take(order)
     call(order, "retry_job", job_id=job.job_id, is_forced=True)
@@ -235,9 +227,7 @@ def test_finish_jobs_takes_many_runs_on(order):
         ["charge queued"],
         ["charge queued"],
     ]
-    assert [job.stage_input == job.payload for job in claim(order, max_jobs=10)] == [
-        True
-    ] * 4
+    assert [job.stage_input == job.payload for job in claim(order, max_jobs=10)] == [True] * 4
     assert run(order, plain).status == "succeeded"
 
 
@@ -335,11 +325,7 @@ def test_a_dead_stage_ends_the_run_and_retry_job_goes_on_there(order):
     job = step(order, result={"n": 2})
 
     assert (job.stage, job.stage_input, job.attempt) == ("charge", {"n": 1}, 1)
-    assert stages(order, run_id) == [
-        "check succeeded",
-        "charge succeeded",
-        "ship queued",
-    ]
+    assert stages(order, run_id) == ["check succeeded", "charge succeeded", "ship queued"]
 
 
 def test_a_failed_stage_keeps_its_input_for_the_next_try(order, clock):
@@ -476,8 +462,7 @@ def test_a_child_waits_for_a_run_that_it_names_by_any_of_its_jobs(order):
     step(order)
     second = scalar(order, "select id from rota.jobs")
     children = {
-        enqueue(order, job_type="child", after=[parent])
-        for parent in (run_id, second, run_id)
+        enqueue(order, job_type="child", after=[parent]) for parent in (run_id, second, run_id)
     }
 
     assert [step(order).stage for _ in range(2)] == ["charge", "ship"]
@@ -504,11 +489,7 @@ def test_a_run_that_stops_cancels_runs_or_keeps_its_children(order, how, is_befo
         if how == "die":
             die(order, take(order, job_types=["charge_card"]))
         else:
-            value(
-                order,
-                "cancel_job",
-                job_id=scalar(order, "select max(id) from rota.jobs"),
-            )
+            value(order, "cancel_job", job_id=scalar(order, "select max(id) from rota.jobs"))
 
     if is_before:
         stop()
@@ -526,10 +507,7 @@ def test_a_run_that_stops_cancels_runs_or_keeps_its_children(order, how, is_befo
         stop()
 
     assert [job.job_id for job in claim(order, max_jobs=10)] == [go]
-    assert [run(order, job_id).status for job_id in (cancel, wait)] == [
-        "cancelled",
-        "blocked",
-    ]
+    assert [run(order, job_id).status for job_id in (cancel, wait)] == ["cancelled", "blocked"]
 
 
 def test_a_child_that_waits_goes_on_after_a_run_that_was_taken_up_again(order):
@@ -555,11 +533,7 @@ def test_start_pipeline_waits_for_jobs_and_before_a_job(order):
         passed.append((jobs[0].job_id == child, jobs[0].stage))
         finish(order, jobs[0])
     assert passed == [(False, stage) for stage in ("check", "charge", "ship")]
-    assert stages(order, second) == [
-        "check succeeded",
-        "charge succeeded",
-        "ship succeeded",
-    ]
+    assert stages(order, second) == ["check succeeded", "charge succeeded", "ship succeeded"]
 
     value(order, "finish_job", **owner(claim(order, queues=["other"])[0]))
     passed = [step(order).job_id for _ in range(4)]
@@ -567,9 +541,7 @@ def test_start_pipeline_waits_for_jobs_and_before_a_job(order):
     assert passed[3] == child
 
 
-def test_a_stage_that_ends_in_an_older_snapshot_frees_no_child_too_early(
-    order, connect
-):
+def test_a_stage_that_ends_in_an_older_snapshot_frees_no_child_too_early(order, connect):
     """REPEATABLE READ: the child comes in after the snapshot that the stages end in."""
     run_id = start(order)
     for stage in ("check", "charge", "ship"):
@@ -599,14 +571,9 @@ def test_a_run_holds_its_ordering_key_until_it_is_over(order):
         finish(order, job)
 
     assert passed == [
-        (run_id, stage)
-        for run_id in (first, second)
-        for stage in ("check", "charge", "ship")
+        (run_id, stage) for run_id in (first, second) for stage in ("check", "charge", "ship")
     ]
-    assert (
-        scalar(order, "select count(*) from rota.rechecks where due_at > rota.now()")
-        == 0
-    )
+    assert scalar(order, "select count(*) from rota.rechecks where due_at > rota.now()") == 0
 
 
 @pytest.mark.parametrize("how", ["retry_job", "rerun_from"])
@@ -695,9 +662,7 @@ def test_the_limit_key_of_a_run_goes_with_it(order):
 @pytest.mark.parametrize(
     ("stage", "stage_input"), [("check", None), ("charge", "c1"), ("ship", "c2")]
 )
-def test_rerun_from_goes_on_with_the_latest_result_before_the_stage(
-    order, stage, stage_input
-):
+def test_rerun_from_goes_on_with_the_latest_result_before_the_stage(order, stage, stage_input):
     run_id = start(order, payload={"order": 7}, idempotency_key="k")
     step(order, result="c1")
     step(order, result="c2")
@@ -802,8 +767,7 @@ def test_define_pipeline_can_be_said_again(order):
     define(order)
 
     assert rows(
-        order,
-        "select stage, ordinal, next_stage from rota.pipeline_stages order by ordinal",
+        order, "select stage, ordinal, next_stage from rota.pipeline_stages order by ordinal"
     ) == [("check", 1, "charge"), ("charge", 2, "ship"), ("ship", 3, None)]
 
 
@@ -867,11 +831,7 @@ def test_drop_pipeline_lets_runs_go_to_their_end(order):
     with refused("pipeline"):
         call(order, "drop_pipeline", pipeline="order")
     assert [step(order).stage for _ in range(2)] == ["charge", "ship"]
-    assert stages(order, run_id) == [
-        "check succeeded",
-        "charge succeeded",
-        "ship succeeded",
-    ]
+    assert stages(order, run_id) == ["check succeeded", "charge succeeded", "ship succeeded"]
     with refused("job_id"):
         value(order, "rerun_from", job_id=run_id, stage="check")
     define(order)
@@ -908,16 +868,10 @@ def test_a_job_whose_stage_is_nowhere_ends_its_run(order):
         ("stages[2].queue", [ORDER[0], {"stage": "a", "job_type": "a", "queue": "-"}]),
         ("stages[1].priority", [{"stage": "a", "job_type": "a", "priority": 99999}]),
         ("stages[1].priority", [{"stage": "a", "job_type": "a", "priority": "high"}]),
-        (
-            "stages[1].max_attempts",
-            [{"stage": "a", "job_type": "a", "max_attempts": 0}],
-        ),
+        ("stages[1].max_attempts", [{"stage": "a", "job_type": "a", "max_attempts": 0}]),
         ("stages[1].lease", [{"stage": "a", "job_type": "a", "lease": "long"}]),
         ("stages[1].lease", [{"stage": "a", "job_type": "a", "lease": "-1 s"}]),
-        (
-            "stages[1].backoff",
-            [{"stage": "a", "job_type": "a", "backoff": {"kind": "x"}}],
-        ),
+        ("stages[1].backoff", [{"stage": "a", "job_type": "a", "backoff": {"kind": "x"}}]),
         ("stages[1].backoff", [{"stage": "a", "job_type": "a", "backoff": 5}]),
     ],
 )
