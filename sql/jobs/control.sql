@@ -100,8 +100,8 @@ $$;
 /*
  * An ended job, back to life with its id and its token; null if there is none.  If it halted
  * its ordering key, the first of the line, which mostly is itself, becomes the head; any other
- * waits for its turn.  It waits again for those parents that have not succeeded, and whatever becomes of
- * them: somebody wants it to run.
+ * waits for its turn.  It waits again for those parents that have not succeeded, and whatever
+ * becomes of them: somebody wants it to run.
  */
 create or replace function rota._revive(job_id bigint)
     returns text
