@@ -80,8 +80,9 @@ bench-schedules: $(VENV)/.dev ## Fire 100000 schedules that are due in one minut
 bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and tenants, and without
 	$(BIN)/python tests/bench/behind.py $(ARGS)
 
-bench-waiting: $(VENV)/.dev ## Claim under limits, in turns and under a held snapshot: ARGS="--jobs 1000000"
-	$(BIN)/python tests/bench/limits.py $(ARGS)
+bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, before and after: ARGS="--against PATH"
+	$(BIN)/python tests/bench/waiting.py $(ARGS)
+	$(BIN)/python tests/bench/limits.py
 
 bench-fan-out: $(VENV)/.dev ## Fan out to a million jobs and in again, and time it
 	$(BIN)/python tests/bench/fan_out.py $(ARGS)

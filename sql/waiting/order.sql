@@ -60,6 +60,7 @@ create or replace function rota._open_line(
 as $$
 declare
     v_job_id bigint;
+    v_key text;
     v_status text;
     v_parent_id bigint;
 begin
@@ -80,13 +81,14 @@ begin
     ) then
         return true;
     end if;
-    select j.id
-    into v_job_id
+    -- Of several keys, so that no planner walks the primary key.
+    select j.id, j.ordering_key
+    into v_job_id, v_key
     from rota.jobs as j
-    where j.ordering_key = _open_line.ordering_key
-    order by j.id
+    where j.ordering_key >= _open_line.ordering_key
+    order by j.ordering_key, j.id
     limit 1;
-    if not found then
+    if v_key is distinct from _open_line.ordering_key then
         return true;
     end if;
 
@@ -215,13 +217,14 @@ begin
     return not exists (
         select from rota.stuck_keys as s where s.ordering_key = _is_line_empty.ordering_key
     ) and (
-        select j.id
+        -- Of several keys, so that no planner walks the primary key.
+        select j.ordering_key
         from rota.jobs as j
-        where j.ordering_key = _is_line_empty.ordering_key
-          and j.id < _is_line_empty.job_id
-        order by j.id desc
+        where j.ordering_key <= _is_line_empty.ordering_key
+          and (j.ordering_key, j.id) < (_is_line_empty.ordering_key, _is_line_empty.job_id)
+        order by j.ordering_key desc, j.id desc
         limit 1
-    ) is null and (
+    ) is distinct from _is_line_empty.ordering_key and (
         select j.id
         from rota.jobs as j
         where j.ordering_key = _is_line_empty.ordering_key

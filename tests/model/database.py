@@ -23,7 +23,7 @@ from model.rows import Seen
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EMPTIED = (
     *("slots", "jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys"),
-    *("rechecks", "limits", "limit_states", "buckets"),
+    *("rechecks", "pending_checks", "limits", "limit_states", "buckets"),
     *("job_definitions", "fires", "stuck_keys", "effects", "dependencies"),
     *("pipeline_stages", "stage_runs"),
 )
@@ -74,7 +74,7 @@ SHOWN = {
         {next_run_at}, {last_run_at}, r.last_job_id
     """,
     "stuck_keys": "r.ordering_key, r.job_id, {stuck_since}",
-    "dependencies": "r.job_id, r.parent_id, r.is_failed",
+    "dependencies": "r.job_id, r.parent_id",
     "effects": """
         r.scope, r.key, r.job_id, r.lease_token, {recorded_at}, {completed_at}, r.result
     """,

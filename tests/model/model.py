@@ -38,7 +38,6 @@ class Model(Keys):
         self, worker: str, queues: Sequence[str] = ("default",), max_jobs: int = 1,
         lease: int | None = None, job_types: Sequence[str] | None = None,
     ) -> Rows:  # fmt: skip
-        self._look_again(max_jobs + 20)
         due = [
             job
             for job in self.jobs.values()
@@ -152,11 +151,10 @@ class Model(Keys):
         job.result, rerun, job.rerun = result, job.rerun, None
         if rerun:
             kept = {name: getattr(job, name) for name in KEPT}
-            self._put(**kept, payload=rerun[0], run_at=rerun[1], priority=rerun[2])
-        if job.ordering_key:
-            self._note("order", job.ordering_key)
-            if status == "dead" and not job.skip_dead:
-                self.stuck.setdefault(job.ordering_key, [job.id, self.now])
+            self._put(
+                **kept, payload=rerun[0], run_at=rerun[1], priority=rerun[2], is_new=False
+            )
+        self._leave_line(job)
         self._tell_children(job)
 
     # A failed attempt is tried again after its delay, until there is none left; a job whose

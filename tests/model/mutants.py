@@ -63,24 +63,33 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a token that does not outlive a retry": [
         ("_revive", "e.lease_token,\n            e.last_error", "0,\n            e.last_error")
     ],
-    "a dead job that holds nobody up": [("_follow_up", "and not e.skip_dead", "and false")],
+    "a dead job that holds nobody up": [("_leave_lines", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [
-        ("_is_free_key", "and j.status <> 'blocked'", "and false"),
-        ("_is_free_key", "where j.id = _is_free_key.job_id", "where false"),
+        ("_check_order", "and j.status <> 'blocked'", "and false"),
+        ("_open_line", "and j.status <> 'blocked'", "and false"),
         (
-            "_recheck_order",
-            "order by coalesce(j",
-            "and j.status = 'blocked' order by coalesce(j",
+            "_open_line",
+            "where j.ordering_key >= _open_line.ordering_key",
+            "where j.ordering_key = _open_line.ordering_key and j.status = 'blocked'",
         ),
     ],
     "a parent that nobody waits for": [
-        ("_recheck_job", "if rota._has_parents(v_job.id) then", "if false then")
+        (
+            "_open_children",
+            "num_nonnulls(c.ordering_key, c.parent_id)",
+            "num_nonnulls(c.ordering_key)",
+        ),
+        ("_open_children", "where rota._newest_parent(h.id) is null", "where true"),
     ],
     "a parent that is dead and does not matter": [
-        ("_recheck_job", "is distinct from 'run'", "= 'wait'")
+        (
+            "_check_parent",
+            "where c_status = 'succeeded' or j.if_parent_dead = 'run'",
+            "where true",
+        )
     ],
-    "a circle of jobs that wait for each other": [
-        ("_check_no_circle", "as a where a.id = a.before limit 1", "as a where false limit 1")
+    "a part that waits for others itself": [
+        ("_check_before", "_check_before.after, _check_before.ordering_key) > 0", "null) > 0")
     ],
     "a limit with a slot too many": [
         ("_room", "room := _room.max_running - ", "room := 1 + _room.max_running - ")

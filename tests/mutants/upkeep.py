@@ -47,16 +47,16 @@ UPKEEP = (
         ),
     ),
     mutant(
-        "own-notes-taken-away",
-        "A transaction that looks takes away its own notes, before others see what it did.",
-        "races/test_waiting.py",
-        sql("waiting/pending", "\n      and r.made_by <> v_me;", ";"),
+        "own-checks-done",
+        "A transaction does its own checks, before others see what it did.",
+        "sql/waiting/test_pending.py",
+        sql("waiting/pending", "when not _due_checks.with_own\n", "when false\n"),
     ),
     mutant(
         "head-freed-beside-its-parent",
-        "The next of a line starts though it was just made to wait for a job.",
-        "races/test_games.py",
-        sql("waiting/order", "and not rota._has_parents(v_job_id)\n", "and true\n"),
+        "The next of a line starts though it waits for a job.",
+        "sql/waiting/test_dependencies.py",
+        sql("waiting/order", "    if v_parent_id is not null then\n", "    if false then\n"),
     ),
     mutant(
         "stage-finished-by-two",
@@ -75,10 +75,14 @@ UPKEEP = (
         sql("jobs/fail", "run_at := greatest(run_at, v_job.rerun_run_at);", "null;"),
     ),
     mutant(
-        "note-lost",
-        "A note that cannot be dealt with just now is taken away.",
-        "races/test_waiting.py sql/waiting/test_order.py",
-        sql("waiting/pending", "    elsif v_is_settled then\n", "    elsif true then\n"),
+        "check-lost",
+        "A check that cannot be decided just now is taken away.",
+        "sql/waiting/test_pending.py races/test_waiting.py",
+        sql(
+            "waiting/pending",
+            "            v_deferred := v_deferred || v_check.ids;",
+            "            v_done := v_done || v_check.ids;",
+        ),
     ),
     mutant(
         "history-purged-early",

@@ -80,7 +80,7 @@ def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Conn
             "none", "define more", "define less",
         ),
         (
-            "lines", "_depend", "for key share", "",
+            "lines", "_jobs_came_in", "if v_waiting is not null", "if false",
             "running", "enqueue after", "finish",
         ),
         (

@@ -192,8 +192,10 @@ def test_a_part_that_comes_in_while_the_others_end(
 
     if is_committed:
         assert ids(b) == [part]
-        b.fetch("select rota.finish_job(j.id, j.lease_token) from rota.jobs as j where"
-                " j.status = 'running'")
+        b.fetch(
+            "select rota.finish_job(j.id, j.lease_token) from rota.jobs as j where"
+            " j.status = 'running'"
+        )
     assert ids(b) == [last]
 
 
@@ -425,7 +427,9 @@ def test_a_head_in_an_open_claim_is_nobody_elses(
     assert ids(b) == ([] if is_committed else [head])
 
 
-def test_a_job_of_an_older_id_that_comes_in_late_still_runs_alone(a: Session, b: Session) -> None:
+def test_a_job_of_an_older_id_that_comes_in_late_still_runs_alone(
+    a: Session, b: Session
+) -> None:
     """A enqueues and stays open; B enqueues the next id and ends the head; A commits."""
     enqueue(b, ordering_key="k")
     (head,) = claimed(b)
@@ -602,7 +606,9 @@ def test_order_and_dependencies_hold_under_random_steps(
     while db.execute("select exists (select from rota.pending_checks)").fetchone() == (True,):
         assert time.monotonic() < deadline, seed
         db.execute(*call("tick"))
-    kept = "select count(*) from rota.dependencies as d join rota.job_runs as r on r.id = d.job_id"
+    kept = (
+        "select count(*) from rota.dependencies as d join rota.job_runs as r on r.id = d.job_id"
+    )
     kept += " where r.status <> 'cancelled'"
     assert db.execute(kept).fetchone() == (0,)
     assert sum(p.did["fan"] for p in players) > 20

@@ -129,7 +129,7 @@ _THINGS = [
 ]
 _RUN = f"select rota.start_pipeline('p', idempotency_key => 'k', {LINE})"
 _PLAIN = f"select rota.enqueue('t', queue => 'q', idempotency_key => 'k', {LINE})"
-_CHECK = "select rota._recheck(1000)"
+_CHECK = "select rota._recheck(1000) + rota._do_checks(1000)"
 _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"
 _LAPSE = "select from rota.claim_jobs('first', '{q}', lease => '1 second')"
 _EFFECT = "select rota.record_effect('mail', 'e', j.id, j.lease_token) from rota.jobs as j"

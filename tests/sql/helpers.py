@@ -81,7 +81,8 @@ def settle(db: Db) -> None:
 def pending(db: Db) -> list[tuple[str, str]]:
     """Return the kind and the subject of each pending check."""
     return [
-        tuple(row) for row in rows(db, "select kind, subject from rota.pending_checks order by id")
+        tuple(row)
+        for row in rows(db, "select kind, subject from rota.pending_checks order by id")
     ]
 
 

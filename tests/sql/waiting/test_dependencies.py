@@ -159,7 +159,9 @@ def test_the_edges_of_a_cancelled_child_go_with_it(db):
 
 
 def test_edges_are_purged_in_chunks(db):
-    db.execute("insert into rota.dependencies select n, 999999 from generate_series(1, 30) as n")
+    db.execute(
+        "insert into rota.dependencies select n, 999999 from generate_series(1, 30) as n"
+    )
     live = enqueue(db, after=[enqueue(db)])
 
     assert [scalar(db, "select rota._purge_dependencies(20)") for _ in range(3)] == [20, 10, 0]

@@ -265,9 +265,16 @@ def test_the_end_of_a_job_opens_the_next_without_a_tick(db):
 
 
 def test_a_transaction_leaves_the_keys_beyond_its_locks_to_a_tick(db):
-    ids = [row.job_id for row in call(db, "enqueue_many", jobs=Jsonb(
-        [{"job_type": "x", "ordering_key": str(number)} for number in range(40)]
-    ))]
+    ids = [
+        row.job_id
+        for row in call(
+            db,
+            "enqueue_many",
+            jobs=Jsonb(
+                [{"job_type": "x", "ordering_key": str(number)} for number in range(40)]
+            ),
+        )
+    ]
 
     assert [job.job_id for job in claim(db, max_jobs=100)] == ids[:32]
     settle(db)
