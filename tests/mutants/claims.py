@@ -64,9 +64,9 @@ CLAIMS = (
         "sql/jobs/test_claim.py",
         sql(
             "jobs/claim",
-            "where j.ctid = any(v_rows)\n",
+            "        where j.ctid = any(v_rows)\n        returning",
             """\
-where j.id in (
+        where j.id in (
             select w.id
             from rota.jobs as w
             where w.queue = any(claim_jobs.queues)
@@ -78,7 +78,7 @@ where j.id in (
             limit claim_jobs.max_jobs
             for update skip locked
         )
-""",
+        returning""",
         ),
     ),
     mutant(
@@ -133,7 +133,11 @@ where j.id in (
         "claim-a-moment-late",
         "A job that is due this very microsecond is not claimed.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "and j.run_at <= _lock_lane.due", "and j.run_at < _lock_lane.due"),
+        sql(
+            "jobs/claim",
+            "and j.run_at <= _lock_lane.due",
+            "and j.run_at < _lock_lane.due",
+        ),
     ),
     mutant(
         "claim-from-a-paused-queue",
@@ -171,7 +175,11 @@ where j.id in (
         "hint-that-is-over",
         "The place that a hint tells is good after its end.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "_lock_head.start[1] > c_due and _lock_head.start", "_lock_head.start"),
+        sql(
+            "jobs/claim",
+            "_lock_head.start[1] > c_due and _lock_head.start",
+            "_lock_head.start",
+        ),
     ),
     mutant(
         "hint-from-the-future",
@@ -200,7 +208,11 @@ where j.id in (
         "hint-of-all-there-is",
         "What was found in the lane of the hint is taken for all that is due.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "              and j.lane > v_start[3]::integer\n", "and false\n"),
+        sql(
+            "jobs/claim",
+            "              and j.lane > v_start[3]::integer\n",
+            "and false\n",
+        ),
     ),
     mutant(
         "clock-of-the-transaction",
@@ -212,7 +224,11 @@ where j.id in (
         "lease-of-the-transaction",
         "A lease begins with the transaction, and may be over when it is given.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "locked_until = v_now + greatest(", "locked_until = now() + greatest("),
+        sql(
+            "jobs/claim",
+            "locked_until = v_now + greatest(",
+            "locked_until = now() + greatest(",
+        ),
     ),
     mutant(
         "heartbeat-of-the-transaction",
@@ -250,7 +266,11 @@ where j.id in (
         "heartbeats-keep-quiet",
         "A worker of many jobs is not told that one of them shall be cancelled.",
         "sql/jobs/test_lease.py client/test_worker.py",
-        sql("jobs/lease", "        b.cancel_requested_at is not null\n", "        false\n"),
+        sql(
+            "jobs/lease",
+            "        b.cancel_requested_at is not null\n",
+            "        false\n",
+        ),
     ),
     mutant(
         "claim-of-any-type",
@@ -276,7 +296,11 @@ where j.id in (
         "claim-of-one-too-many",
         "A claim takes one job more than was asked for.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "limit _lock_lane.max_jobs\n", "limit _lock_lane.max_jobs + 1\n"),
+        sql(
+            "jobs/claim",
+            "limit _lock_lane.max_jobs\n",
+            "limit _lock_lane.max_jobs + 1\n",
+        ),
     ),
     mutant(
         "claim-of-the-least-urgent",
@@ -288,6 +312,10 @@ where j.id in (
         "claim-in-any-order",
         "A worker gets the jobs of its claim in the order of the table.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "    order by c.lane, c.place, c.id;", "    order by c.id desc;"),
+        sql(
+            "jobs/claim",
+            "    order by c.lane, c.place, c.id;",
+            "    order by c.id desc;",
+        ),
     ),
 )

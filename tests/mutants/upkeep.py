@@ -122,7 +122,7 @@ UPKEEP = (
         "next-time-without-notes",
         "When a line may go on is not told to who asks for the next time.",
         "sql/maintenance/test_next_due.py client/test_wakeups.py",
-        sql("maintenance/next_due", "where r.due_at > _next_note_at.since", "where false"),
+        sql("maintenance/next_due", "                where j.hold = 'time'\n", "                where false\n"),
     ),
     mutant(
         "round-trip-hides-the-lost",
