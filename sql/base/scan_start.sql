@@ -53,13 +53,13 @@ as $$
 $$;
 
 /*
- * When the next full scan is due, in microseconds, after one that
- * began at that time: later the longer it took, so that they take a twentieth of the time,
- * but never later than after 2 seconds.
+ * When the next full scan is due, in microseconds, after one that began at that time: later the
+ * longer it took, so that they take a twentieth of the time, but never later than after 2 s.
  */
 create or replace function rota._next_full_scan(began_at timestamptz)
     returns bigint
     language plpgsql
+    stable
 as $$
 declare
     v_cost constant numeric := extract(epoch from rota.now() - began_at);
@@ -72,6 +72,7 @@ $$;
 create or replace function rota._is_full_scan_due(full_scan_at bigint)
     returns boolean
     language plpgsql
+    stable
 as $$
 declare
     v_now constant bigint := (extract(epoch from rota.now()) * 1000000)::bigint;

@@ -858,7 +858,8 @@ begin
         group by s.cell
     ) as c;
     return case
-        when v_used < coalesce(_next_start_at.burst, 1) then rota.now()
+        when v_used < coalesce(_next_start_at.burst, 1)
+        then 'epoch'::timestamptz + v_now * v_rate.length * interval '1 microsecond'
         else 'epoch'::timestamptz + (v_now + 1) * v_rate.length * interval '1 microsecond'
     end;
 end;

@@ -24,7 +24,9 @@ from rota._embedded import EmbeddedPostgres, find_binaries
 SQL = Path(__file__).resolve().parents[2] / "sql"
 Db = psycopg.Connection[Any]
 CLAIM = "select job_id, lease_token from rota.claim_jobs('w', %s, 1)"
-ADD = "select count(rota.enqueue('x', queue => %s, limit_key => %s)) from generate_series(1, %s)"
+ADD = (
+    "select count(rota.enqueue('x', queue => %s, limit_key => %s)) from generate_series(1, %s)"
+)
 MANY = """
     select count(*) from rota.enqueue_many((
         select jsonb_agg(jsonb_build_object('job_type', 'x', 'queue', %s::text)
@@ -103,7 +105,10 @@ SCENARIOS: dict[str, tuple[Callable[[Db], None], str | None]] = {
     "10 running": (running(10), None),
     "10000 running": (running(10_000), "10 running"),
     "plain": (plain, None),
-    "other limit": (setting("select rota.set_limit(job_type => 'o', max_running => 1)"), "plain"),
+    "other limit": (
+        setting("select rota.set_limit(job_type => 'o', max_running => 1)"),
+        "plain",
+    ),
     "other queue": (setting("select rota.set_queue('o', lease => '1 h')"), "plain"),
 }
 # What passes by while a snapshot is held: queue, key, keys, and the queue that claims.

@@ -50,7 +50,8 @@ ENDINGS = (
             j.stage, j.stage_input, j.definition, j.scheduled_for, j.run_at,
             j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
             j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
-            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
+            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority,
+            j.held_limits
 """,
             "",
         ),
@@ -114,11 +115,11 @@ begin
         sql(
             "jobs/finish",
             """\
-    where e.rerun_payload is not null;
-    perform""",
+        where e.rerun_payload is not null
+        returning""",
             """\
-    where false;
-    perform""",
+        where false
+        returning""",
         ),
     ),
     mutant(
@@ -126,7 +127,11 @@ begin
         "An attempt counts when a failure is told, and who dies tells nothing.",
         "sql/jobs/test_claim.py sql/jobs/test_fail.py",
         sql("jobs/claim", "least(j.attempts, 2147483646) + 1,", "j.attempts,"),
-        sql("jobs/fail", "case when v_is_rerun then 0 else j.attempts end", "j.attempts + 1"),
+        sql(
+            "jobs/fail",
+            "case when v_is_rerun then 0 else j.attempts end",
+            "j.attempts + 1",
+        ),
         sql("jobs/fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
     ),
     mutant(
@@ -204,7 +209,11 @@ begin
         "give-back-forgets-the-cancel",
         "A job whose cancel was asked for is given back and runs again.",
         "sql/jobs/test_fail.py sql/jobs/test_control.py races/test_ending.py",
-        sql("jobs/fail", "where h.cancel_requested_at is not null;", "where false;"),
+        sql(
+            "jobs/fail",
+            "array_agg(h.id) filter (where h.cancel_requested_at is not null),",
+            "array_agg(h.id) filter (where false),",
+        ),
     ),
     mutant(
         "release-waits-for-what-is-held",
@@ -289,7 +298,11 @@ begin
         "backoff-without-cap",
         "The next try is put off without bounds.",
         "sql/base/test_backoff.py",
-        sql("base/backoff", "v_delay := least(v_delay, v_cap / (1 + v_jitter));", "null;"),
+        sql(
+            "base/backoff",
+            "v_delay := least(v_delay, v_cap / (1 + v_jitter));",
+            "null;",
+        ),
     ),
     mutant(
         "backoff-above-its-cap",
@@ -307,7 +320,11 @@ begin
         "backoff-without-bounds",
         "After a thousand attempts a job that fails cannot even fail.",
         "sql/base/test_backoff.py",
-        sql("base/backoff", "power(2, least(v_attempt - 1, 62))", "power(2, v_attempt - 1)"),
+        sql(
+            "base/backoff",
+            "power(2, least(v_attempt - 1, 62))",
+            "power(2, v_attempt - 1)",
+        ),
     ),
     mutant(
         "results-shifted",

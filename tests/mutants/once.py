@@ -35,7 +35,11 @@ ONCE = (
         "batch-in-the-order-given",
         "Two batches that share keys insert them in any order, and wait in a circle.",
         "races/test_enqueue.py races/test_load.py",
-        sql("jobs/enqueue", "order by n.idempotency_key, n.ordinal", "order by n.ordinal"),
+        sql(
+            "jobs/enqueue",
+            "order by n.idempotency_key, n.ordinal",
+            "order by n.ordinal",
+        ),
     ),
     mutant(
         "batch-of-rules-in-the-order-given",
@@ -67,7 +71,11 @@ ONCE = (
         "replace-reaches-a-running-job",
         "A replace makes a running job run again.",
         "sql/jobs/test_keys.py",
-        sql("jobs/keys", "and (j.status <> 'running' or _update_keyed.is_rerun)", "and true"),
+        sql(
+            "jobs/keys",
+            "and (j.status <> 'running' or _update_keyed.is_rerun)",
+            "and true",
+        ),
     ),
     mutant(
         "cancel-keeps-the-rerun",
@@ -88,7 +96,11 @@ ONCE = (
         "effect-not-unique",
         "The same effect is recorded as often as one likes.",
         "sql/jobs/test_effects.py races/test_effects.py",
-        sql("tables/effects", "    constraint effects_pkey primary key (scope, key),\n", ""),
+        sql(
+            "tables/effects",
+            "    constraint effects_pkey primary key (scope, key),\n",
+            "",
+        ),
     ),
     mutant(
         "effect-taken-from-its-holder",
@@ -246,96 +258,134 @@ ONCE = (
     ),
     mutant(
         "limit-plus-one",
-        "One job more than the limit runs.",
-        "sql/waiting/test_limits.py",
-        sql("waiting/limits", "room := _room.max_running -", "room := 1 + _room.max_running -"),
+        "A slot more than the limit has is issued.",
+        "sql/waiting/test_limits.py sql/waiting/test_limits_open.py",
+        sql(
+            "waiting/limits",
+            "(_part_slots.part < _part_slots.max_running % c_parts)::integer",
+            "(_part_slots.part <= _part_slots.max_running % c_parts)::integer",
+        ),
     ),
     mutant(
         "limit-blind-to-what-ran",
-        "What ran before a limit was set counts only once somebody has committed a look at it.",
-        "sql/waiting/test_limits.py",
+        "What ran before a limit was set does not count.",
+        "sql/waiting/test_limits.py races/test_limits.py",
         sql(
             "waiting/limits",
-            "+ rota._count_unseen(_count_running.limit_name, c_kind, c_subject)",
-            "+ 0",
+            ") is not true\n        limit 1000",
+            ") is null and false\n        limit 1000",
         ),
     ),
     mutant(
-        "limit-settled-before-its-commit",
-        "Who looks at a limit that he has set himself takes all others to know of it.",
-        "sql/waiting/test_limits.py",
-        sql(
-            "waiting/limits",
-            "                  and r.made_by = pg_current_xact_id()\n            ) then",
-            "                  and false\n            ) then",
-        ),
-    ),
-    mutant(
-        "class-looked-at-once",
-        "A key of a class is looked at under the limit of before, and nobody looks again.",
-        "sql/waiting/test_limits.py",
-        sql("waiting/limits", "like '%:*' and v_is_new then", "like '%:*' and false then"),
-    ),
-    mutant(
-        "walk-gives-up",
-        "A claim that has seen many keys of types that it does not take looks no further.",
-        "sql/waiting/test_limits.py",
-        sql(
-            "waiting/fairness",
-            """\
-        exit when cardinality(v_ids) > 0
-          and cardinality(v_seen)""",
-            """\
-        exit when cardinality(v_seen)""",
-        ),
-    ),
-    mutant(
-        "limit-counted-by-two",
-        "Two claims count at once, and both find room.",
+        "limit-settled-too-early",
+        "Claims that were under way when a limit was set are asked for once only.",
         "races/test_limits.py",
         sql(
             "waiting/limits",
-            """\
-    where s.limit_name = _hold_limit.limit_name
-    for update skip locked;""",
-            """\
-    where s.limit_name = _hold_limit.limit_name;""",
-        ),
-    ),
-    mutant(
-        "free-slot-not-told",
-        "A place under a limit gets free, and nobody is told.",
-        "sql/waiting/test_limits.py",
-        sql(
-            "waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"
-        ),
-    ),
-    mutant(
-        "limits-kept-by-origin-only",
-        "Where session_replication_role is replica, a job of a limit is never found.",
-        "sql/tables/test_first_run.py",
-        sql(
-            "tables/first_run",
-            """
-alter table rota.jobs
-    enable always trigger on_insert,
-    enable always trigger on_update,
-    enable always trigger on_delete;
-""",
+            "            when l.settled_xid > pg_snapshot_xmin(pg_current_snapshot())"
+            " then l.settled_xid\n",
             "",
         ),
     ),
     mutant(
-        "replicated-rows-are-noted-again",
-        "What comes by logical replication makes notes beside those that come with it.",
-        "sql/tables/test_first_run.py",
-        sql("waiting/limits", "and current_query() is null", "and false"),
+        "part-issued-twice",
+        "Two claims issue the same slots.",
+        "sql/waiting/test_limits_open.py races/test_limits.py",
+        sql(
+            "waiting/limits",
+            "continue when not rota._lock_part(_issue_slots",
+            "continue when 1 = 0 and rota._lock_part(_issue_slots",
+        ),
+    ),
+    mutant(
+        "slots-wait-for-slots",
+        "A claim waits for a slot that another one has taken.",
+        "sql/waiting/test_limits_open.py races/test_limits.py",
+        sql(
+            "waiting/limits",
+            """\
+            limit _take_slots.wanted
+            for update skip locked""",
+            """\
+            limit _take_slots.wanted
+            for update""",
+        ),
+    ),
+    mutant(
+        "slot-not-given-back",
+        "A job that stops running keeps its slots.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "perform rota._give_slots(_leave_limits.limit_names);",
+            "null;",
+        ),
+    ),
+    mutant(
+        "unused-slot-not-given-back",
+        "A job that found one limit full keeps the slots of the others.",
+        "sql/waiting/test_limits_open.py",
+        sql("waiting/limits", "            perform rota._give_slots(v_unused);\n", ""),
+    ),
+    mutant(
+        "free-slot-not-told",
+        "A slot gets free, and no held job takes its lane again.",
+        "sql/waiting/test_limits_open.py sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "            perform rota._open_held(v_name, v_slots);\n",
+            "            null;\n",
+        ),
+    ),
+    mutant(
+        "turned-away-unchecked",
+        "A claim turns jobs away and leaves no check.",
+        "races/test_limits.py sql/waiting/test_limits.py",
+        sql(
+            "jobs/claim",
+            "perform rota._add_checks('limit', v_limits_to_check);",
+            "null;",
+        ),
+    ),
+    mutant(
+        "surplus-is-used",
+        "After a limit was lowered the slots of before are still given out.",
+        "sql/waiting/test_limits_open.py",
+        sql(
+            "waiting/limits",
+            "          and p.max_running > _is_issued_for.max_running\n",
+            "          and false\n",
+        ),
     ),
     mutant(
         "rate-without-end",
         "Starts are not counted, so a rate holds nobody up.",
         "sql/waiting/test_limits.py",
-        sql("waiting/limits", "and _use_rate.starts > 0", "and false"),
+        sql(
+            "waiting/limits",
+            "            _take_starts.limit_name, v_cell, v_room,\n",
+            "            _take_starts.limit_name, v_cell, 0,\n",
+        ),
+    ),
+    mutant(
+        "keys-without-turns",
+        "A new key stands behind the backlog of the others.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/fairness",
+            "own_place = coalesce(v_last, v_first)\n",
+            "own_place = rota.now()\n",
+        ),
+    ),
+    mutant(
+        "ageing-without-priority",
+        "In a queue that ages the priority says nothing.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/fairness",
+            "own_place = j.run_at + j.priority * v_kind.ageing",
+            "own_place = j.run_at",
+        ),
     ),
     mutant(
         "planned-time-fired-twice",

@@ -48,11 +48,11 @@ OPERATIONS = {
     "set queue": f"select rota.set_queue('q', lease => '1 hour'){ANSWER}",
     "pause": f"select rota.pause_queue('q'){ANSWER}",
     "resume": f"select rota.resume_queue('q'){ANSWER}",
-    "recheck": "select rota._recheck(1000) + rota._do_checks(1000) is null as is_null",
+    "recheck": "select rota._do_checks(1000) is null as is_null",
     "claim": "select count(*) is null as is_null from rota.claim_jobs(%(me)s, '{q}') as c",
 }
 _BACKOFF = '{"kind": "fixed", "base_seconds": 60, "jitter": 0}'
-_CHECK = "select rota._recheck(1000) + rota._do_checks(1000)"
+_CHECK = "select rota._do_checks(1000)"
 _NEW = [
     f"select rota.set_queue('q', backoff => '{_BACKOFF}')",
     "select rota.set_limit(limit_key => 'c:*', max_running => 1)",

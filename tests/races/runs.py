@@ -56,7 +56,7 @@ OPERATIONS = {
     "retry": f"select rota.retry_job({JOB}) as answer",
     "retry by force": f"select rota.retry_job({JOB}, true) as answer",
     "retry second": f"select rota.retry_job({SECOND}, true) as answer",
-    "recheck": "select rota._recheck(1000) + rota._do_checks(1000) is null as is_null",
+    "recheck": "select rota._do_checks(1000) is null as is_null",
 }
 _DEFINE = f"""
     select rota.set_queue(
@@ -77,7 +77,7 @@ _CHILD = (
     "select rota.enqueue('c', queue => 'q', after => array[min(r.id)]) from rota.job_runs as r"
 )
 _NEXT = _start("ordering_key => 'o'", by="'next'")
-_CHECK = "select rota._recheck(1000) + rota._do_checks(1000)"
+_CHECK = "select rota._do_checks(1000)"
 STATES = {
     "none": [_DEFINE],
     "waiting": [_DEFINE, _NEW, _CHECK],

@@ -183,7 +183,7 @@ def _check_call(
             yield Violation(f"was told {call.rows} and did {steps}", call=call.name)
     token = (call.arguments.get("lease_tokens") or [call.arguments.get("lease_token")])[0]
     for step in steps:
-        is_opened = step.statuses == OPENED or not step.before
+        is_opened = step.statuses == OPENED or _is_placed(step) or not step.before
         if token and not is_opened and step.before["lease_token"] != token:
             yield Violation(
                 f"ended job {step.job_id} with the lease of another",
@@ -202,9 +202,19 @@ def _check_job(history: History, steps: list[Step]) -> Iterator[Violation]:
         last = step.after
 
 
+PLACE = {"hold", "own_lane", "own_place", "lane", "place"}
+
+
+def _is_placed(step: Step) -> bool:
+    """Whether a waiting job took another place, or was held or let in, and nothing else."""
+    before, after = step.before or {}, step.after or {}
+    changed = {column for column in before if before[column] != after.get(column)}
+    return bool(before and after) and before["status"] != "running" and changed <= PLACE
+
+
 def _problem_of(step: Step, last: dict[str, Any] | None) -> str:
     before, after, function = step.before, step.after, step.call.function
-    if step.statuses not in STEPS.get(function, set()):
+    if not _is_placed(step) and step.statuses not in STEPS.get(function, set()):
         return f"went by {function} from {' to '.join(step.statuses)}"
     if _differs(before, last):
         return f"changed unseen: left as {last}, found as {before}"

@@ -223,7 +223,9 @@ def test_limits_hold_and_nothing_is_left_waiting(connect: Connect) -> None:
     until = time.monotonic() + 20
     run_together([lambda w=w: w.drain(until) for w in workers])  # type: ignore[misc]
 
-    left = db.execute("select j.queue, j.hold, j.status, j.run_at from rota.jobs as j").fetchall()
+    left = db.execute(
+        "select j.queue, j.hold, j.status, j.run_at from rota.jobs as j"
+    ).fetchall()
     assert left == [], db.execute("select * from rota.pending_checks").fetchall()
     assert db.execute(RECOUNT).fetchall() == []
     check_invariants(db)
@@ -277,7 +279,11 @@ def test_forgotten_claim_keeps_only_what_it_has_taken(a: Session, b: Session) ->
         again = b.fetch(*call("claim_jobs", worker="w", queues=queues, max_jobs=10))
 
     assert [job[2:4] for job in mine] == [("default", "x"), ("full", "y")]
-    assert sorted(job[2:4] for job in jobs) == [("default", "x"), ("default", "y"), ("full", "y")]
+    assert sorted(job[2:4] for job in jobs) == [
+        ("default", "x"),
+        ("default", "y"),
+        ("full", "y"),
+    ]
     assert plain in [job[0] for job in jobs]
     assert again == []
 

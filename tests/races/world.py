@@ -129,7 +129,7 @@ _THINGS = [
 ]
 _RUN = f"select rota.start_pipeline('p', idempotency_key => 'k', {LINE})"
 _PLAIN = f"select rota.enqueue('t', queue => 'q', idempotency_key => 'k', {LINE})"
-_CHECK = "select rota._recheck(1000) + rota._do_checks(1000)"
+_CHECK = "select rota._do_checks(1000)"
 _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"
 _LAPSE = "select from rota.claim_jobs('first', '{q}', lease => '1 second')"
 _EFFECT = "select rota.record_effect('mail', 'e', j.id, j.lease_token) from rota.jobs as j"
@@ -161,7 +161,7 @@ SETTLE = (
 # After the last claim; a job behind a limit may well wait.
 LEFT_OVER = """
     select 'is due, and nobody finds it', j.id from rota.jobs as j
-    where j.status in ('queued', 'failed') and j.bucket is null and j.queue = 'q'
+    where j.status in ('queued', 'failed') and j.hold is null and j.queue = 'q'
       and j.run_at <= rota.now()
       and not exists (select from rota.queues as q where q.queue = 'q' and q.is_paused)
     union all

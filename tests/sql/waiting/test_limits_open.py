@@ -182,6 +182,15 @@ def test_no_more_than_the_new_setting_start_after_a_change(db, clock, before, af
     assert running == after
 
 
+WAYS_OUT = [
+    lambda db, job: value(db, "finish_job", **owner(job)),
+    lambda db, job: one(db, "fail_job", **owner(job), error="e", retry_in="0"),
+    lambda db, job: call(db, "release_jobs", **owners(job)),
+    lambda db, job: value(db, "snooze_job", **owner(job), delay="0"),
+    lambda db, job: value(db, "retry_job", job_id=job.job_id, is_forced=True),
+]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_recount_after_anything(db, seed):
     chance = random.Random(seed)
@@ -202,15 +211,7 @@ def test_recount_after_anything(db, seed):
             mine += claim(db, queues=["q", "default"], max_jobs=chance.choice([1, 3, 10]))
         elif act == "end" and mine:
             job = mine.pop(chance.randrange(len(mine)))
-            chance.choice(
-                [
-                    lambda: value(db, "finish_job", **owner(job)),
-                    lambda: one(db, "fail_job", **owner(job), error="e", retry_in="0"),
-                    lambda: call(db, "release_jobs", **owners(job)),
-                    lambda: value(db, "snooze_job", **owner(job), delay="0"),
-                    lambda: value(db, "retry_job", job_id=job.job_id, is_forced=True),
-                ]
-            )()
+            chance.choice(WAYS_OUT)(db, job)
         elif act == "limit":
             value(db, "set_limit", job_type="x", max_running=chance.randrange(1, 7))
         else:
