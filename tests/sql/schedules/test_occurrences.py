@@ -396,7 +396,7 @@ def test_after_ends_at_its_end(noon, clock):
     tick(noon)
 
     assert definition(noon).next_run_at is None
-    assert scalar(noon, "select count(*) from rota.rechecks") == 0
+    assert scalar(noon, "select count(*) from rota.pending_checks") == 0
 
 
 def test_after_that_never_begins_is_left_alone(noon):
@@ -406,7 +406,7 @@ def test_after_that_never_begins_is_left_alone(noon):
     tick(noon)
 
     assert definition(noon).next_run_at is None
-    assert scalar(noon, "select count(*) from rota.rechecks") == 0
+    assert scalar(noon, "select count(*) from rota.pending_checks") == 0
 
 
 def test_after_never_goes_back_with_the_clock(noon, clock):
