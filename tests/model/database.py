@@ -22,8 +22,8 @@ from model.rows import Seen
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EMPTIED = (
-    *("slots", "jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys"),
-    *("rechecks", "pending_checks", "limits", "limit_states", "buckets"),
+    *("jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys"),
+    *("pending_checks", "limits", "limit_slots", "limit_parts", "limit_starts", "fair_queues"),
     *("job_definitions", "fires", "stuck_keys", "effects", "dependencies"),
     *("pipeline_stages", "stage_runs"),
 )
@@ -79,7 +79,6 @@ SHOWN = {
         r.scope, r.key, r.job_id, r.lease_token, {recorded_at}, {completed_at}, r.result
     """,
     "limits": "r.limit_name, r.max_running, r.max_starts, {per}, r.burst, r.weight",
-    "rechecks": "{due_at}, r.is_seen",
     "pipeline_stages": """
         r.pipeline, r.stage, r.ordinal, r.next_stage, r.job_type, r.queue, r.priority,
         r.max_attempts, {lease}, r.backoff

@@ -127,10 +127,6 @@ class Machine(RuleBasedStateMachine):
             act, given = "enqueue", {"job": SHAPES[0]}
         if act == "start" and not self.model.pipelines:
             act, given = "define", {"stages": STAGES[0]}
-        notes = self.database.shown["rechecks"]
-        if sum(due_at <= self.model.now and not is_seen for due_at, is_seen in notes) > 12:
-            # A claim takes twenty and no more; which those are is nobody's business.
-            act, given = "upkeep", {"max_jobs": None}
         if act in ("begin", "end") and (act == "end") != (self.backup is not None):
             return
         self.told.append(f"{act} {given}")

@@ -29,12 +29,7 @@ DOCUMENTED = """
 STATE = re.compile(r"\b(?:RT\d{3}|\d[0-9A-Z]\d{3})\b")
 # What a tick swallows and tries again later; everything else that it warns of is a problem.
 # What counts of a table, where that is not all that it says.
-ROWS = {
-    # What was looked at and is looked at once more only in case of others.
-    "rechecks": """
-        case when not t.is_seen then to_jsonb(t) - '{made_by,is_seen}'::text[] end
-    """,
-}
+ROWS: dict[str, str] = {}
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """
     select set_config(format('rota.scan_%s_%s', k, n), '', false)
