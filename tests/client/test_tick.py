@@ -116,10 +116,10 @@ def test_loop_goes_on_where_a_part_fails(
     start: Start, client: Client, db: psycopg.Connection[Any]
 ) -> None:
     definition = db.execute(
-        "select pg_get_functiondef('rota._recheck(integer)'::regprocedure)"
+        "select pg_get_functiondef('rota._do_checks(integer)'::regprocedure)"
     ).fetchone()
     assert definition is not None
-    db.execute("drop function rota._recheck(integer)")
+    db.execute("drop function rota._do_checks(integer)")
     # Each tick shall come to the part that fails, also where nothing is due.
     db.execute(
         "create or replace function rota._has_maintenance() returns boolean"
@@ -134,7 +134,7 @@ def test_loop_goes_on_where_a_part_fails(
     ticker.wait_for("the server: none")
 
     assert len(ticker.lines("WARNING failing")) == 2
-    assert len(ticker.lines("WARNING database: rechecks failed")) == 1
+    assert len(ticker.lines("WARNING database: pending checks failed")) == 1
 
 
 def test_loop_waits_longer_and_longer_where_every_tick_fails(
