@@ -80,6 +80,9 @@ bench-schedules: $(VENV)/.dev ## Fire 100000 schedules that are due in one minut
 bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and tenants, and without
 	$(BIN)/python tests/bench/behind.py $(ARGS)
 
+bench-settings: $(VENV)/.dev ## See what one setting of another queue costs: ARGS="--against PATH", a tree to compare with
+	$(BIN)/python tests/bench/settings.py $(ARGS)
+
 bench-fan-out: $(VENV)/.dev ## Fan out to a million jobs and in again, and time it
 	$(BIN)/python tests/bench/fan_out.py $(ARGS)
 
