@@ -12,13 +12,15 @@ with runs as materialized (
     select
         j.id, 'live' as place, j.status, j.attempts, j.max_attempts, j.lease_token,
         j.locked_by, j.locked_until, j.idempotency_key, j.cancel_requested_at,
-        j.started_at, null::timestamptz as finished_at, j.first_job_id
+        j.started_at, null::timestamptz as finished_at, j.first_job_id,
+        coalesce('pipeline ' || j.pipeline, j.job_type) as key_scope
     from rota.jobs as j
     union all
     select
         f.id, 'ended', f.status, f.attempts, f.max_attempts, f.lease_token,
         f.locked_by, null, f.idempotency_key, f.cancel_requested_at,
-        f.started_at, f.finished_at, f.first_job_id
+        f.started_at, f.finished_at, f.first_job_id,
+        coalesce('pipeline ' || f.pipeline, f.job_type)
     from rota.finished_jobs as f
 )
 select 'has more than one row' as rule, r.id from runs as r group by r.id having count(*) > 1
@@ -55,7 +57,7 @@ where r.place = 'live' and r.status <> 'running' and r.cancel_requested_at is no
 union all
 select 'shares its key with another live job', min(r.id) from runs as r
 where r.place = 'live' and r.idempotency_key is not null
-group by r.idempotency_key
+group by r.idempotency_key, r.key_scope
 having count(*) > 1
 union all
 select 'is in two stages of a pipeline at once', min(r.id) from runs as r

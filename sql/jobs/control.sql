@@ -96,11 +96,9 @@ create or replace function rota._revive(job_id bigint)
     language plpgsql
 as $$
 declare
-    v_now constant timestamptz := rota.now();
-    v_key text;
+    v_job jsonb;
     v_ordering_key text;
     v_first_job_id bigint;
-    v_found boolean;
     v_status text;
 begin
     with ended as (
@@ -119,37 +117,21 @@ begin
           and s.job_id = e.id
           and e.pipeline is not null
         returning s.job_id
-    ),
-    revived as (
-        insert into rota.jobs as j (
-            id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, limit_key, bucket,
-            pipeline, stage, stage_input, first_job_id, definition, scheduled_for, lease_token,
-            last_error, error_type, failed_at, created_at,
-            status, run_at, updated_at
-        )
-        overriding system value
-        select
-            e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            rota._bucket(e.job_type, e.limit_key),
-            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition, e.scheduled_for,
-            e.lease_token,
-            e.last_error, e.error_type, e.failed_at, e.created_at,
-            case when e.ordering_key is null or k.job_id = e.id then 'queued'
-                else 'blocked' end, v_now, v_now
-        from ended as e
-        left join kept_place as k on k.job_id = e.id
-        on conflict do nothing
-        returning j.id, j.status
     )
-    select e.idempotency_key, e.ordering_key, e.first_job_id, true, r.status
-    into v_key, v_ordering_key, v_first_job_id, v_found, v_status
+    select
+        to_jsonb(e), e.ordering_key, e.first_job_id,
+        case when e.ordering_key is null or k.job_id = e.id then 'queued' else 'blocked' end
+    into v_job, v_ordering_key, v_first_job_id, v_status
     from ended as e
-    left join revived as r on r.id = e.id;
+    left join kept_place as k on k.job_id = e.id;
+    if not found then
+        return null;
+    end if;
 
-    if v_found and v_status is null then
-        perform rota._raise_taken(_revive.job_id, v_key, v_first_job_id);
+    if rota._insert_jobs(
+        jsonb_build_array(v_job || jsonb_build_object('status', v_status)),
+        array[_revive.job_id]) = '{}' then
+        perform rota._raise_taken(_revive.job_id, v_job);
     end if;
     if v_ordering_key is not null then
         perform rota._unstick(_revive.job_id, v_ordering_key);
@@ -164,30 +146,33 @@ end;
 $$;
 
 /* Why an ended job, or its run, cannot come back: something of it is live. */
-create or replace function rota._raise_taken(
-    job_id bigint,
-    idempotency_key text,
-    first_job_id bigint
-)
+create or replace function rota._raise_taken(job_id bigint, job jsonb)
     returns void
     language plpgsql
 as $$
 declare
+    v_key constant text := _raise_taken.job ->> 'idempotency_key';
+    v_pipeline constant text := 'pipeline ' || (_raise_taken.job ->> 'pipeline');
+    v_scope constant text := coalesce(v_pipeline, _raise_taken.job ->> 'job_type');
+    v_first_job_id constant bigint := (_raise_taken.job ->> 'first_job_id')::bigint;
     v_run_job bigint;
     v_key_job bigint;
 begin
     v_run_job := (
-        select j.id from rota.jobs as j where j.first_job_id = _raise_taken.first_job_id
+        select j.id from rota.jobs as j where j.first_job_id = v_first_job_id
     );
     v_key_job := (
-        select j.id from rota.jobs as j where j.idempotency_key = _raise_taken.idempotency_key
+        select j.id
+        from rota.jobs as j
+        where j.idempotency_key = v_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope
     );
     -- What was in the way a moment ago may have ended since.  A run brings its key along.
-    if v_run_job is null and (v_key_job is not null or _raise_taken.first_job_id is null) then
+    if v_run_job is null and (v_key_job is not null or v_first_job_id is null) then
         raise exception using
             errcode = 'RT007',
-            message = format('job %s: its idempotency_key %L is taken by %s',
-                _raise_taken.job_id, _raise_taken.idempotency_key,
+            message = format('job %s: idempotency_key %L of %s is taken by %s',
+                _raise_taken.job_id, v_key, coalesce(v_pipeline, 'job type ' || v_scope),
                 coalesce('job ' || v_key_job, 'a job that has just ended')),
             hint = 'Wait for that job, or cancel it first.';
     end if;

@@ -204,8 +204,8 @@ declare
     v_deleted integer;
 begin
     delete from rota.idempotency_keys as k
-    where k.idempotency_key in (
-        select o.idempotency_key
+    where (k.idempotency_key, k.key_scope) in (
+        select o.idempotency_key, o.key_scope
         from rota.idempotency_keys as o
         where o.kept_until < rota.now()
         order by o.kept_until

@@ -135,7 +135,6 @@ create or replace function rota.start_pipeline(
 as $$
 declare
     v_stage rota.pipeline_stages;
-    v_job rota.jobs;
 begin
     v_stage := rota._pipeline_stage(start_pipeline.pipeline, start_pipeline.stage);
     perform rota._check_priority('priority', start_pipeline.priority);
@@ -147,16 +146,19 @@ begin
         '', start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.after,
         start_pipeline.if_parent_dead, start_pipeline.limit_key);
 
-    v_job := rota._new_job(
-        v_stage.job_type, start_pipeline.payload, v_stage.queue, start_pipeline.run_at,
-        start_pipeline.delay, coalesce(v_stage.priority, start_pipeline.priority),
-        v_stage.max_attempts, v_stage.lease, v_stage.backoff, start_pipeline.idempotency_key,
-        start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.after,
-        start_pipeline.if_parent_dead, start_pipeline.limit_key);
     return rota._enqueue_special(
-        jsonb_populate_record(v_job, jsonb_build_object(
-            'pipeline', v_stage.pipeline, 'stage', v_stage.stage)),
-        start_pipeline.unique_for, 'keep', null, null, false, start_pipeline.after,
+        jsonb_build_object(
+            'job_type', v_stage.job_type, 'payload', start_pipeline.payload,
+            'queue', v_stage.queue, 'run_at', start_pipeline.run_at,
+            'delay', start_pipeline.delay,
+            'priority', coalesce(v_stage.priority, start_pipeline.priority),
+            'max_attempts', v_stage.max_attempts, 'lease', v_stage.lease,
+            'backoff', v_stage.backoff, 'idempotency_key', start_pipeline.idempotency_key,
+            'ordering_key', start_pipeline.ordering_key, 'skip_dead', start_pipeline.skip_dead,
+            'after', start_pipeline.after, 'if_parent_dead', start_pipeline.if_parent_dead,
+            'limit_key', start_pipeline.limit_key, 'pipeline', v_stage.pipeline,
+            'stage', v_stage.stage),
+        start_pipeline.unique_for, 'keep', null, null, start_pipeline.after,
         start_pipeline.before);
 end;
 $$;
@@ -251,7 +253,6 @@ as $$
 declare
     v_old rota.jobs;
     v_stage rota.pipeline_stages;
-    v_job rota.jobs;
     v_job_id bigint;
     v_has_place boolean;
 begin
@@ -260,20 +261,22 @@ begin
     v_old := rota._ended_stage(rerun_from.job_id);
     v_stage := rota._pipeline_stage(v_old.pipeline, rerun_from.stage);
 
-    v_job := rota._new_job(
-        v_stage.job_type, v_old.payload, v_stage.queue, null, null,
-        coalesce(v_stage.priority, v_old.priority), v_stage.max_attempts, v_stage.lease,
-        v_stage.backoff, v_old.idempotency_key, v_old.ordering_key, v_old.skip_dead, null, null,
-        v_old.limit_key);
     v_has_place := rota._take_place(v_old.ordering_key, v_old.first_job_id);
-    v_job_id := rota._insert_job(jsonb_populate_record(v_job, jsonb_build_object(
-        'pipeline', v_stage.pipeline,
-        'stage', v_stage.stage,
-        'stage_input', rota._stage_input(v_old.id, v_old.first_job_id, v_stage),
-        'first_job_id', v_old.first_job_id,
-        'status', case when v_has_place then 'queued' else v_job.status end)));
+    v_job_id := (rota._insert_jobs(
+        jsonb_build_array(jsonb_build_object(
+            'job_type', v_stage.job_type, 'payload', v_old.payload, 'queue', v_stage.queue,
+            'priority', coalesce(v_stage.priority, v_old.priority),
+            'max_attempts', v_stage.max_attempts, 'lease', v_stage.lease,
+            'backoff', v_stage.backoff, 'idempotency_key', v_old.idempotency_key,
+            'ordering_key', v_old.ordering_key, 'skip_dead', v_old.skip_dead,
+            'limit_key', v_old.limit_key, 'pipeline', v_stage.pipeline,
+            'stage', v_stage.stage,
+            'stage_input', rota._stage_input(v_old.id, v_old.first_job_id, v_stage),
+            'first_job_id', v_old.first_job_id,
+            'status', case when v_has_place then 'queued' end)),
+        array[nextval('rota.jobs_id_seq')]))[1];
     if v_job_id is null then
-        perform rota._raise_taken(v_old.id, v_old.idempotency_key, v_old.first_job_id);
+        perform rota._raise_taken(v_old.id, to_jsonb(v_old));
     end if;
     update rota.dependencies as d
     set is_failed = false
@@ -339,7 +342,7 @@ begin
         perform rota._refuse('job_id', format(
             'must be a job of a pipeline that is defined, and %L is not', v_job.pipeline));
     elsif exists (select from rota.jobs as j where j.first_job_id = v_job.first_job_id) then
-        perform rota._raise_taken(v_job.id, v_job.idempotency_key, v_job.first_job_id);
+        perform rota._raise_taken(v_job.id, to_jsonb(v_job));
     end if;
     return v_job;
 end;
@@ -379,7 +382,9 @@ begin
     ) then
         if rota._run_status(_stage_input.first_job_id) = 'live' then
             -- It was retried just now.
-            perform rota._raise_taken(_stage_input.job_id, null, _stage_input.first_job_id);
+            perform rota._raise_taken(
+            _stage_input.job_id,
+            jsonb_build_object('first_job_id', _stage_input.first_job_id));
         end if;
         raise exception using
             errcode = 'RT001',

@@ -61,7 +61,11 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_end_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
     ],
     "a token that does not outlive a retry": [
-        ("_revive", "e.lease_token,\n            e.last_error", "0,\n            e.last_error")
+        (
+            "_revive",
+            "to_jsonb(e), e.ordering_key",
+            "to_jsonb(e) - 'lease_token', e.ordering_key",
+        )
     ],
     "a dead job that holds nobody up": [("_follow_up", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [

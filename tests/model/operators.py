@@ -51,7 +51,7 @@ class Operated(Limits):
         """Refuse to bring back what is live in another job."""
         if self._status_of_run(job) == "live":
             raise Refused("RT014")
-        if self._find(job.idempotency_key):
+        if self._find(job.idempotency_key, job.pipeline, job.job_type):
             raise Refused("RT007")
 
     def _is_back(self, job: Job) -> None:

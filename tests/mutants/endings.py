@@ -110,11 +110,11 @@ begin
         sql(
             "jobs/finish",
             """\
-    where e.rerun_payload is not null;
-    perform""",
+    where e.rerun_payload is not null
+    having count(*) > 0;""",
             """\
-    where false;
-    perform""",
+    where e.rerun_payload is not null
+    having false;""",
         ),
     ),
     mutant(
@@ -224,7 +224,11 @@ begin
         "sweep-stops-at-a-bad-row",
         "One row that cannot be swept keeps all others.",
         "sql/maintenance/test_sweep.py sql/maintenance/test_tick.py",
-        sql("maintenance/sweep", "return rota._sweep(sweep_stale_leases.max_jobs, true);", "return 0;"),
+        sql(
+            "maintenance/sweep",
+            "return rota._sweep(sweep_stale_leases.max_jobs, true);",
+            "return 0;",
+        ),
     ),
     mutant(
         "sweep-hint-for-ever",

@@ -171,12 +171,8 @@ FENCE = (
         "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_claim.py",
         sql(
             "jobs/control",
-            """\
-            e.lease_token,
-            e.last_error""",
-            """\
-            0::bigint,
-            e.last_error""",
+            "to_jsonb(e), e.ordering_key",
+            "to_jsonb(e) - 'lease_token', e.ordering_key",
         ),
     ),
     mutant(
@@ -217,6 +213,8 @@ FENCE = (
         "stage-checked-without-token",
         "A worker that lost its job is told that its stage is wrong, and not that it is lost.",
         "sql/waiting/test_pipelines.py",
-        sql("waiting/pipelines", "and j.lease_token = _check_next_stage.lease_token", "and true"),
+        sql(
+            "waiting/pipelines", "and j.lease_token = _check_next_stage.lease_token", "and true"
+        ),
     ),
 )

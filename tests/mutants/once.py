@@ -17,7 +17,8 @@ ONCE = (
         sql(
             "jobs/enqueue",
             """\
-        on conflict (idempotency_key) where idempotency_key is not null do nothing
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing
         returning""",
             """\
         returning""",
@@ -25,23 +26,41 @@ ONCE = (
         sql(
             "jobs/enqueue",
             """\
-    order by n.idempotency_key, n.ordinal
-    on conflict (idempotency_key) where idempotency_key is not null do nothing;""",
+        order by n.idempotency_key, n.job_type, n.ordinal
+        on conflict do nothing""",
             """\
-    order by n.idempotency_key, n.ordinal;""",
+        order by n.idempotency_key, n.job_type, n.ordinal""",
+        ),
+    ),
+    mutant(
+        "key-of-all-types",
+        "A key finds the job of another type.",
+        "sql/jobs/test_enqueue.py sql/jobs/test_keys.py",
+        sql(
+            "tables/jobs",
+            "on rota.jobs (idempotency_key, coalesce('pipeline ' || pipeline, job_type))",
+            "on rota.jobs (idempotency_key, coalesce('pipeline ' || pipeline, 'job'))",
         ),
     ),
     mutant(
         "batch-in-the-order-given",
         "Two batches that share keys insert them in any order, and wait in a circle.",
         "races/test_enqueue.py races/test_load.py",
-        sql("jobs/enqueue", "order by n.idempotency_key, n.ordinal", "order by n.ordinal"),
+        sql(
+            "jobs/enqueue",
+            "order by n.idempotency_key, n.job_type, n.ordinal",
+            "order by n.ordinal",
+        ),
     ),
     mutant(
         "batch-of-rules-in-the-order-given",
         "Two batches with rules for shared keys take them in any order.",
         "races/test_enqueue.py races/test_keys.py",
-        sql("jobs/keys", "order by m.idempotency_key, m.ordinal", "order by m.ordinal"),
+        sql(
+            "jobs/keys",
+            "order by m.idempotency_key, m.job_type, m.ordinal",
+            "order by m.ordinal",
+        ),
     ),
     mutant(
         "version-seen-twice",
@@ -190,7 +209,11 @@ ONCE = (
         "dead-parent-is-well",
         "A job runs although one that it waits for is dead.",
         "sql/waiting/test_dependencies.py",
-        sql("waiting/dependencies", "and v_job.if_parent_dead is distinct from 'run'", "and false"),
+        sql(
+            "waiting/dependencies",
+            "and v_job.if_parent_dead is distinct from 'run'",
+            "and false",
+        ),
     ),
     mutant(
         "parent-ends-unheard",
@@ -280,7 +303,9 @@ ONCE = (
         "free-slot-not-told",
         "A place under a limit gets free, and nobody is told.",
         "sql/waiting/test_limits.py",
-        sql("waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"),
+        sql(
+            "waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"
+        ),
     ),
     mutant(
         "limits-kept-by-origin-only",
