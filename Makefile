@@ -80,11 +80,18 @@ bench-schedules: $(VENV)/.dev ## Fire 100000 schedules that are due in one minut
 bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and tenants, and without
 	$(BIN)/python tests/bench/behind.py $(ARGS)
 
+bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, before and after: ARGS="--against PATH"
+	$(BIN)/python tests/bench/waiting.py $(ARGS)
+	$(BIN)/python tests/bench/limits.py
+
 bench-settings: $(VENV)/.dev ## See what one setting of another queue costs: ARGS="--against PATH", a tree to compare with
 	$(BIN)/python tests/bench/settings.py $(ARGS)
 
 bench-fan-out: $(VENV)/.dev ## Fan out to a million jobs and in again, and time it
 	$(BIN)/python tests/bench/fan_out.py $(ARGS)
+
+bench-upkeep: $(VENV)/.dev ## Remove what has expired, by the ten thousand rows a second: ARGS="--against ../main"
+	$(BIN)/python tests/bench/upkeep.py $(ARGS)
 
 bench-worker: $(VENV)/.dev ## Drain jobs that do nothing, and tell where the CPU time goes: ARGS="--plain --processes 4 --phases"
 	$(BIN)/python tests/bench/worker_profile.py $(ARGS)

@@ -43,6 +43,8 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir base/version.sql
 \ir base/checks.sql
 \ir base/backoff.sql
+\ir base/notify.sql
+\ir base/scan_start.sql
 
 -- jobs/: from enqueue to the end of a job.
 \ir jobs/enqueue.sql
@@ -51,6 +53,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir jobs/finish.sql
 \ir jobs/lease.sql
 \ir jobs/fail.sql
+\ir jobs/end.sql
 \ir jobs/control.sql
 \ir jobs/queues.sql
 \ir jobs/workers.sql
@@ -79,7 +82,6 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir maintenance/retention.sql
 \ir maintenance/tick.sql
 \ir maintenance/wakeups.sql
-\ir maintenance/next_due.sql
 \ir maintenance/pg_cron.sql
 \if :fresh
 \ir tables/first_run.sql

@@ -12,14 +12,14 @@ with runs as materialized (
     select
         j.id, 'live' as place, j.status, j.attempts, j.max_attempts, j.lease_token,
         j.locked_by, j.locked_until, j.idempotency_key, j.cancel_requested_at,
-        j.started_at, null::timestamptz as finished_at, j.first_job_id,
-        coalesce('pipeline ' || j.pipeline, j.job_type) as key_scope
+        j.started_at, null::timestamptz as finished_at, j.pipeline, j.stage,
+        j.stage_queued_at, coalesce('pipeline ' || j.pipeline, j.job_type) as key_scope
     from rota.jobs as j
     union all
     select
         f.id, 'ended', f.status, f.attempts, f.max_attempts, f.lease_token,
         f.locked_by, null, f.idempotency_key, f.cancel_requested_at,
-        f.started_at, f.finished_at, f.first_job_id,
+        f.started_at, f.finished_at, f.pipeline, f.stage, null,
         coalesce('pipeline ' || f.pipeline, f.job_type)
     from rota.finished_jobs as f
 )
@@ -60,10 +60,31 @@ where r.place = 'live' and r.idempotency_key is not null
 group by r.idempotency_key, r.key_scope
 having count(*) > 1
 union all
-select 'is in two stages of a pipeline at once', min(r.id) from runs as r
-where r.place = 'live' and r.first_job_id is not null
-group by r.first_job_id
-having count(*) > 1
+select 'is in a stage and in no pipeline, or has not come to it', r.id from runs as r
+where (r.pipeline is null) <> (r.stage is null)
+   or r.place = 'live' and (r.pipeline is null) <> (r.stage_queued_at is null)
+union all
+select 'has left a stage with a later lease than its last', s.job_id
+from rota.stage_runs as s
+join runs as r on r.id = s.job_id
+where s.lease_token > r.lease_token
+   or s.lease_token = r.lease_token and r.place = 'live'
+union all
+select 'has left a stage before it came to it', s.job_id
+from rota.stage_runs as s
+where s.finished_at < s.queued_at or s.started_at < s.queued_at
+union all
+select 'has ended in a stage and not left it', r.id from runs as r
+where r.place = 'ended' and r.pipeline is not null
+  -- Retention may have taken one and not the other.
+  and r.finished_at > rota.now() - interval '1 day'
+  and not exists (select from rota.queues as q where q.keep_finished < interval '1 day')
+  and not exists (
+    select
+    from rota.stage_runs as s
+    where (s.job_id, s.lease_token, s.stage) = (r.id, r.lease_token, r.stage)
+      and (s.status = r.status or (s.status, r.status) = ('succeeded', 'cancelled'))
+  )
 union all
 select 'ended before it began', r.id from runs as r
 where r.finished_at < r.started_at

@@ -33,6 +33,7 @@ values
     ('observer', 'view', 'dependencies'),
     ('observer', 'view', 'stuck_keys'),
     ('observer', 'view', 'pipeline_stages'),
+    ('observer', 'view', 'stage_runs'),
     ('observer', 'view', 'limits'),
     ('observer', 'view', 'job_definitions'),
     ('observer', 'view', 'fires'),
@@ -50,7 +51,7 @@ values
     ('operator', 'function', 'resume_key'),
     ('operator', 'function', 'define_pipeline'),
     ('operator', 'function', 'drop_pipeline'),
-    ('operator', 'function', 'rerun_from'),
+    ('operator', 'function', 'restart_pipeline'),
     ('operator', 'function', 'schedule_job'),
     ('operator', 'function', 'unschedule_job'),
     ('operator', 'function', 'enable_schedule'),
@@ -65,10 +66,9 @@ values
 union all
 select 'worker', 'function', f.name
 from unnest(
-    '{claim_jobs,finish_job,finish_jobs,finish_and_claim,fail_job,snooze_job,release_jobs,'
-    'heartbeat,'
-    'heartbeat_jobs,set_progress,record_effect,complete_effect,withdraw_effect,effect_result,'
-    'report_worker,forget_worker,wait_for_jobs,stop_waiting,ring_others,next_due_in,'
+    '{claim_jobs,finish_job,finish_jobs,finish_and_claim,end_jobs,fail_job,snooze_job,'
+    'release_jobs,heartbeat,heartbeat_jobs,set_progress,record_effect,complete_effect,'
+    'withdraw_effect,effect_result,report_worker,forget_worker,wait_for_jobs,stop_waiting,'
     'sweep_stale_leases,tick}'::text[]) as f (name)
 union all
 -- The views compute ages with now(), as whoever asks.

@@ -6,21 +6,16 @@
  * attempt is counted here and not when a failure is reported: a job that kills its worker
  * reports nothing, and must still come to its end.
  *
- * The order is priority, run_at, id.  The index jobs_ready_idx is a set of lanes, one for each
- * (queue, priority), each in order of run_at.  A claim walks the priorities from the lowest
- * number up, and within one takes only the due beginning of each lane.  So a million jobs for
- * next month in front of a lane cost nothing: it never looks behind the first that is not due.
+ * A claim is always the same walk along one index: jobs_ready_idx is a set of lanes, one for
+ * each (queue, lane), each in order of place.  The lane of a plain job is its priority and its
+ * place is run_at; waiting/fairness.sql gives other places to jobs that age or take turns.  A
+ * claim walks the lanes from the lowest number up, and within one takes only the due beginning.
+ * So a million jobs for next month in front of a lane cost nothing: it never looks behind the
+ * first that is not due.  Where each lane begins is remembered (base/scan_start.sql).
  *
- * The lane hint.  While somebody holds an old snapshot (a report, a dump, a forgotten
- * transaction) vacuum cannot remove what is done, and the index entries of all jobs that went
- * by stay in front of the lane.  So a session remembers where the first job of each lane was
- * and begins there the next time.  A job behind that place -- its transaction committed late,
- * somebody moved it -- is found by a full look from the start of the lane.  Full looks take at
- * most a twentieth of the time: after one that took 5 ms the next comes 100 ms later.  A
- * million old entries take 0.1 s to walk, so even behind them nothing is found later than after
- * 2 s, and sooner the more workers there are.  Where a full look meets few old entries, every
- * look is one.  A new lane is seen at once.  Nothing but speed rests on the hint: it may be
- * lost, wrong, or another's.
+ * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
+ * waiting work of others: a job whose limit is full leaves its lane, with a check to be done by
+ * maintenance, and after max_jobs + 100 of those the claim returns what it has.
  *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a
@@ -70,36 +65,41 @@ create or replace function rota.claim_jobs(
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_call constant text := format('%L %s %s %s',
+    v_call constant text := format('claim %L %s %s %s',
         claim_jobs.worker, claim_jobs.queues, claim_jobs.lease, claim_jobs.job_types);
-    v_hint constant bigint[] := rota._hint(v_call);
+    v_start constant bigint[] := string_to_array(rota._scan_start(v_call), ' ')::bigint[];
     v_rows tid[] := rota._lock_head(
-        v_hint, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
+        v_start, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
+    v_held_limits jsonb;
     v_lease interval;
-    v_has_settings boolean := false;
-    v_limited_ids bigint[] := '{}'::bigint[];
 begin
     if cardinality(v_rows) < claim_jobs.max_jobs is not false and (
-        -- All that is due, if the look was from the start of the only lane.
-        v_rows <> '{}' and v_hint[4] = 0 and not exists (
+        -- All that is due, if the scan was from the start of the only lane.
+        v_rows <> '{}' and v_start[4] = 0 and not exists (
             select
             from rota.jobs as j
             where j.queue = claim_jobs.queues[1]
-              and j.priority > v_hint[3]::integer
-              and j.bucket is null
+              and j.lane > v_start[3]::integer
+              and j.hold is null
               and j.status in ('queued', 'failed')
         )
-    ) is not true then
-        if v_hint is null or claim_jobs.max_jobs between 1 and 1000 is not true
+    ) is not true or exists (select from rota.limits) and exists (
+        select
+        from rota.jobs as j
+        where j.ctid = any(v_rows)
+          and (j.limit_key is not null
+            or exists (select from rota.limits as l where l.job_type = j.job_type))
+    ) then
+        if v_start is null or claim_jobs.max_jobs between 1 and 1000 is not true
           or current_setting('transaction_isolation') <> 'read committed' then
             perform rota._check_claim(
                 claim_jobs.worker, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.lease,
                 claim_jobs.job_types);
         end if;
-        select d.locked_rows, d.limited_ids, d.has_settings
-        into v_rows, v_limited_ids, v_has_settings
+        select d.locked_rows, d.held_limits
+        into v_rows, v_held_limits
         from rota._lock_due(
-            v_call, v_hint, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types,
+            v_call, v_start, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types,
             v_now) as d;
         if v_rows = '{}' then
             return;
@@ -121,10 +121,17 @@ begin
             locked_by = claim_jobs.worker,
             locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
                 j.lease, v_lease,
-                case when v_has_settings then (
-                    select q.lease from rota.queues as q where q.queue = j.queue) end,
+                -- For one queue it is read once.
+                case when cardinality(claim_jobs.queues) = 1
+                    then (
+                        select q.lease from rota.queues as q
+                        where q.queue = claim_jobs.queues[1])
+                    else (
+                        select q.lease from rota.queues as q where q.queue = j.queue)
+                end,
                 '1 minute'))),
-            is_limited = j.id = any(v_limited_ids),
+            held_limits = case when v_held_limits ? j.id::text then array(
+                select jsonb_array_elements_text(v_held_limits -> j.id::text)) end,
             progress_percent = null,
             progress_message = null,
             started_at = v_now,
@@ -133,14 +140,14 @@ begin
         returning
             j.id, j.lease_token, j.queue, j.job_type, j.payload, j.priority, j.attempts,
             j.max_attempts, j.run_at, j.locked_until, j.idempotency_key, j.created_at,
-            j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for
+            j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for, j.lane, j.place
     )
     select
         c.id, c.lease_token, c.queue, c.job_type, c.payload, c.priority, c.attempts,
         c.max_attempts, c.run_at, c.locked_until, c.locked_until - v_now, c.idempotency_key,
         c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for
     from claimed as c
-    order by c.priority, c.run_at, c.id;
+    order by c.lane, c.place, c.id;
 end;
 $$;
 
@@ -149,13 +156,13 @@ comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
     'a lease lasts as the job says, else the argument, else the queue; raises 22023 or RT009.';
 
 /*
- * The rows of the first due jobs from the hint on, locked.  Null if there is no fresh hint for
- * this very call, and none or too few where more has to be looked at: another lane, a limit, a
- * paused queue, jobs whose turn has to be found.  What is in this one statement is all that
- * most claims need.
+ * The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
+ * if nothing fresh is remembered of this very call, and none or too few where more has to be
+ * looked at: another lane, a limit of the queue, one that is paused or ages.  What is in this
+ * one statement is all that most claims need.
  */
 create or replace function rota._lock_head(
-    hint bigint[],
+    start bigint[],
     queues text[],
     max_jobs integer,
     job_types text[],
@@ -171,8 +178,8 @@ declare
     v_queue constant text := _lock_head.queues[1];
 begin
     if (
-        _lock_head.hint[1] > c_due and _lock_head.hint[1] <= c_due + 60000000
-        and cardinality(_lock_head.hint) >= 5
+        _lock_head.start[1] > c_due and _lock_head.start[1] <= c_due + 60000000
+        and cardinality(_lock_head.start) >= 5
         and cardinality(_lock_head.queues) = 1
         and _lock_head.max_jobs between 1 and 1000
         and current_setting('transaction_isolation') = 'read committed'
@@ -183,36 +190,37 @@ begin
         select j.ctid
         from rota.jobs as j
         where j.queue = v_queue
-          and j.priority = _lock_head.hint[3]::integer
-          and j.bucket is null
+          and j.lane = _lock_head.start[3]::integer
+          and j.hold is null
           and j.status in ('queued', 'failed')
+          and j.place <= _lock_head.due
           and j.run_at <= _lock_head.due
-          and (j.run_at, j.id) >= (
+          and (j.place, j.id) >= (
             case
-                when _lock_head.hint[4] = 0 then timestamptz '-infinity'
-                else 'epoch'::timestamptz + _lock_head.hint[4] * interval '1 microsecond'
-            end, _lock_head.hint[5])
+                when _lock_head.start[4] = 0 then timestamptz '-infinity'
+                else 'epoch'::timestamptz + _lock_head.start[4] * interval '1 microsecond'
+            end, _lock_head.start[5])
           and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
-          and not exists (select from rota.limits)
-          and not exists (select from rota.queue_grants)
-          and not exists (select from rota.rechecks as r where r.due_at <= _lock_head.due)
+          and (
+            not exists (select from rota.queue_grants)
+            or coalesce(
+                v_queue = any((select rota._allowed_queues('worker'))::text[]), true))
+          and not exists (select from rota.limits as l where l.queue = v_queue)
           and not exists (
             select
             from rota.queues as q
             where q.queue = v_queue
-              and (q.is_paused or q.ageing is not null or q.lease is not null)
+              and (q.is_paused or q.ageing is not null)
           )
-          and not exists (
-            select from rota.buckets as b where b.queue = v_queue and b.waits_for is null)
           and not exists (
             select
             from rota.jobs as u
             where u.queue = v_queue
-              and u.priority < _lock_head.hint[3]::integer
-              and u.bucket is null
+              and u.lane < _lock_head.start[3]::integer
+              and u.hold is null
               and u.status in ('queued', 'failed')
           )
-        order by j.run_at, j.id
+        order by j.place, j.id
         limit _lock_head.max_jobs
         for update of j skip locked
     );
@@ -220,110 +228,71 @@ end;
 $$;
 
 /*
- * The hint of this session for such a call: when it ends and when a full look is due, in
- * microseconds; then the priority, run_at and id of the first job of each lane.  A hash over
- * it and the call goes with it, so that another's, or what is no hint, is not taken for ours.
- */
-create or replace function rota._hint(call text)
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
-declare
-    v_text constant text := current_setting('rota.hint_' || case
-        when _hint.call in ('sweep', 'due') then _hint.call
-        else (hashtext(_hint.call) & 15)::text
-    end, true);
-    v_hint constant text := split_part(v_text, '#', 1);
-begin
-    if split_part(v_text, '#', 2) = hashtext(v_hint || _hint.call)::text then
-        return string_to_array(v_hint, ' ')::bigint[];
-    end if;
-    return null;
-end;
-$$;
-
-create or replace function rota._keep_hint(call text, hint bigint[])
-    returns void
-    language plpgsql
-as $$
-declare
-    v_hint constant text := array_to_string(_keep_hint.hint, ' ');
-begin
-    -- Sixteen settings for all ways to claim, and one for each of the other hints.
-    perform set_config(
-        'rota.hint_' || case
-            when _keep_hint.call in ('sweep', 'due') then _keep_hint.call
-            else (hashtext(_keep_hint.call) & 15)::text
-        end,
-        format('%s#%s', v_hint, hashtext(v_hint || _keep_hint.call)), false);
-end;
-$$;
-
-/*
- * Lock due jobs, and say which of them count for a limit.  Where nothing is set for these
- * queues and no key waits for its turn, only the common lanes are walked.
+ * Lock due jobs of the queues that are open, and say which slots they hold: a jsonb object from
+ * id to the names of limits, null if none holds any.  A job whose limit is full leaves its lane
+ * on the way, and the walk goes on for another; but not for ever.
  */
 create or replace function rota._lock_due(
     call text,
-    hint bigint[],
+    start bigint[],
     queues text[],
     max_jobs integer,
     job_types text[],
     due timestamptz
 )
-    returns table (locked_rows tid[], limited_ids bigint[], has_settings boolean)
+    returns table (locked_rows tid[], held_limits jsonb)
     language plpgsql
 as $$
 declare
-    v_queues text[] := _lock_due.queues;
-    v_has_grants boolean;
-    v_has_notes boolean;
-    v_has_limits boolean;
-    v_has_buckets boolean;
+    v_open record;
+    v_wanted integer;
+    v_found bigint[];
+    v_admitted record;
     v_ids bigint[] := '{}'::bigint[];
+    v_turned_away integer := 0;
+    v_limits_to_check text[] := '{}'::text[];
 begin
-    -- One statement, because each costs as much as a job that is claimed.
-    select
-        exists (select from rota.queue_grants),
-        exists (select from rota.limits),
-        exists (select from rota.rechecks as r where r.due_at <= _lock_due.due),
-        exists (select from rota.queues as q where q.queue = any(_lock_due.queues)),
-        exists (
-            select
-            from rota.buckets as b
-            where b.queue = any(_lock_due.queues)
-              and b.waits_for is null
-        )
-    into v_has_grants, v_has_limits, v_has_notes, has_settings, v_has_buckets;
-    if v_has_grants then
+    if exists (select from rota.queue_grants) then
         perform rota._check_queues('worker', _lock_due.queues);
     end if;
-    limited_ids := '{}'::bigint[];
-    if v_has_notes then
-        perform rota._recheck(_lock_due.max_jobs + 20);
-    end if;
-    if v_has_limits or v_has_notes or has_settings or v_has_buckets then
-        v_queues := array(
-            select distinct c.queue
-            from unnest(_lock_due.queues) as c (queue)
-            left join rota.queues as q on q.queue = c.queue
-            where q.is_paused is not true
-        );
-        select s.ids, s.open_queues
-        into v_ids, v_queues
-        from rota._lock_shared(
-            v_queues, _lock_due.max_jobs, _lock_due.job_types, _lock_due.due) as s;
-    end if;
-    if cardinality(v_queues) > 0 and cardinality(v_ids) < _lock_due.max_jobs then
-        v_ids := v_ids || rota._lock_lanes(
-            _lock_due.call, _lock_due.hint, v_queues,
-            _lock_due.max_jobs - cardinality(v_ids), _lock_due.job_types, _lock_due.due);
-    end if;
-    if v_has_limits then
-        select l.kept_ids, l.limited_ids
-        into v_ids, limited_ids
-        from rota._apply_limits(v_ids) as l;
+    select o.open_queues as queues, o.ends
+    into v_open
+    from rota._open_queues(_lock_due.queues, _lock_due.due) as o;
+
+    while cardinality(v_open.queues) > 0 loop
+        v_wanted := _lock_due.max_jobs - cardinality(v_ids);
+        v_found := rota._lock_lanes(
+            _lock_due.call, _lock_due.start, v_open.queues, v_open.ends, v_wanted,
+            _lock_due.job_types, _lock_due.due, v_ids);
+        exit when cardinality(v_found) = 0;
+        if not exists (select from rota.limits) then
+            v_ids := v_ids || v_found;
+            exit;
+        end if;
+
+        select a.ids, a.held_limits, a.full_queues, a.limits_to_check
+        into v_admitted
+        from rota._admit_jobs(v_found) as a;
+        v_ids := v_ids || v_admitted.ids;
+        v_limits_to_check := v_limits_to_check || v_admitted.limits_to_check;
+        held_limits := coalesce(held_limits || v_admitted.held_limits,
+            held_limits, v_admitted.held_limits);
+        v_turned_away := v_turned_away
+            + cardinality(v_found) - cardinality(v_admitted.ids);
+        exit when cardinality(v_ids) >= _lock_due.max_jobs
+          or cardinality(v_found) < v_wanted and v_admitted.full_queues = '{}'
+          or v_turned_away >= 100 + _lock_due.max_jobs;
+        if v_admitted.full_queues <> '{}' then
+            select coalesce(array_agg(q.queue), '{}') as queues,
+                coalesce(array_agg(q.until), '{}') as ends
+            into v_open
+            from unnest(v_open.queues, v_open.ends) as q (queue, until)
+            where q.queue <> all(v_admitted.full_queues);
+        end if;
+        _lock_due.start := string_to_array(rota._scan_start(_lock_due.call), ' ')::bigint[];
+    end loop;
+    if v_limits_to_check <> '{}' then
+        perform rota._add_checks('limit', v_limits_to_check);
     end if;
     -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
@@ -332,27 +301,65 @@ end;
 $$;
 
 /*
- * Walk the lanes from the lowest priority number up, until there are enough.  The place of the
- * first job of each is remembered; where a look from the start of a lane found none, all that
- * is older than a tenth of a second.
+ * The queues that are not paused, nor full; and until which place their lanes are walked.  A
+ * place is in the future where jobs of a high number age, or of a key that has just sent many;
+ * jobs for later are not in the lanes of such queues.
+ */
+create or replace function rota._open_queues(
+    queues text[],
+    due timestamptz,
+    out open_queues text[],
+    out ends timestamptz[]
+)
+    language plpgsql
+    stable
+as $$
+begin
+    select
+        coalesce(array_agg(c.queue), '{}'),
+        coalesce(array_agg(case
+            when q.ageing is not null then 'infinity'
+            when f.queue is not null then _open_queues.due + interval '1 minute'
+            else _open_queues.due
+        end), '{}')
+    into open_queues, ends
+    from (select distinct u.queue from unnest(_open_queues.queues) as u (queue)) as c
+    left join rota.queues as q on q.queue = c.queue
+    left join rota.fair_queues as f on f.queue = c.queue
+    where q.is_paused is not true;
+    if exists (select from rota.limits as l where l.queue = any(open_queues)) then
+        select coalesce(array_agg(c.queue), '{}'), coalesce(array_agg(c.until), '{}')
+        into open_queues, ends
+        from unnest(open_queues, ends) as c (queue, until)
+        where rota._has_room('queue ' || c.queue);
+    end if;
+end;
+$$;
+
+/*
+ * Walk the lanes from the lowest number up, until there are enough.  The place of the first job
+ * of each is remembered; where a scan from the start of a lane found none, all that is older
+ * than a tenth of a second.
  */
 create or replace function rota._lock_lanes(
     call text,
-    hint bigint[],
+    start bigint[],
     queues text[],
+    ends timestamptz[],
     max_jobs integer,
     job_types text[],
-    due timestamptz
+    due timestamptz,
+    locked_ids bigint[]
 )
     returns bigint[]
     language plpgsql
 as $$
 declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
-    v_hint bigint[] := coalesce(_lock_lanes.hint, '{0,0}'::bigint[]);
+    v_start bigint[] := coalesce(_lock_lanes.start, '{0,0}'::bigint[]);
     -- A time too far ahead is of a clock that went back.
     v_is_full constant boolean := (
-        v_hint[2] > c_due and v_hint[2] <= c_due + 60000000) is not true;
+        v_start[2] > c_due and v_start[2] <= c_due + 60000000) is not true;
     v_next integer := 3;
     v_from bigint[] := '{-32769}'::bigint[];
     v_taken bigint[];
@@ -364,20 +371,21 @@ declare
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
 begin
     while cardinality(v_ids) < _lock_lanes.max_jobs loop
-        v_from := array[rota._next_lane(_lock_lanes.queues, v_from[1], v_hint[v_next]), 0, 0];
+        v_from := array[rota._next_lane(_lock_lanes.queues, v_from[1], v_start[v_next]), 0, 0];
         exit when v_from[1] is null;
-        if v_from[1] = v_hint[v_next] then
+        if v_from[1] = v_start[v_next] then
             if not v_is_full then
-                v_from := v_hint[v_next:v_next + 2];
+                v_from := v_start[v_next:v_next + 2];
             end if;
             v_next := v_next + 3;
         end if;
 
         v_taken := rota._lock_lane(
-            _lock_lanes.queues, v_from, _lock_lanes.max_jobs - cardinality(v_ids),
-            _lock_lanes.job_types, _lock_lanes.due);
+            _lock_lanes.queues, _lock_lanes.ends, v_from,
+            _lock_lanes.max_jobs - cardinality(v_ids), _lock_lanes.job_types, _lock_lanes.due,
+            _lock_lanes.locked_ids);
         if cardinality(v_taken) > 1 then
-            if v_is_full or v_from[2] > 0 then
+            if v_is_full or v_from[2] <> 0 then
                 v_from := v_from[1] || v_taken[:2];
             end if;
             v_ids := v_ids || v_taken[2:];
@@ -388,54 +396,50 @@ begin
         v_seen := v_seen || v_from;
     end loop;
 
-    -- Full looks that take long are rare.  Beside them the places are brought up to date often,
-    -- and where each look is a full one, only what is in front has to be counted now and then.
+    -- Full scans that take long are rare.  Beside them the places are brought up to date often,
+    -- and where each scan is a full one, only what is in front has to be counted now and then.
     v_cost := (extract(epoch from rota.now() - _lock_lanes.due) * 1000000)::bigint;
-    v_hint[1] := c_due + least(21 * v_cost, 20000);
+    v_start[1] := c_due + least(21 * v_cost, 20000);
     if v_is_full then
-        v_hint[2] := c_due + least(21 * v_cost, 60000000);
+        v_start[2] := c_due + least(21 * v_cost, 60000000);
         v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
         if v_walked < 500
           + 2 * cardinality(_lock_lanes.queues) * (_lock_lanes.max_jobs + 20) then
             v_seen := v_used;
-            v_hint[1] := c_due + 1000000;
+            v_start[1] := c_due + 1000000;
         end if;
     end if;
-    perform rota._keep_hint(
-        _lock_lanes.call, v_hint[:2] || v_seen[:24] || v_hint[v_next:26]);
+    perform rota._keep_scan_start(_lock_lanes.call, array_to_string(
+        v_start[:2] || v_seen[:24] || v_start[v_next:26], ' '));
     return v_ids;
 end;
 $$;
 
 /*
- * The lowest priority number in use above this one, as far as the known one, without a look at
- * the known lane itself.
+ * The lowest lane in use above this one, as far as the known one, without a scan of the known
+ * lane itself.
  */
-create or replace function rota._next_lane(
-    queues text[],
-    priority bigint,
-    known bigint
-)
+create or replace function rota._next_lane(queues text[], lane bigint, known bigint)
     returns bigint
     language plpgsql
     stable
 as $$
 declare
-    v_after constant integer := _next_lane.priority::integer;
+    v_after constant integer := _next_lane.lane::integer;
     v_before constant integer := coalesce(_next_lane.known, 32768)::integer;
 begin
     return coalesce((
-        select min(l.priority)
+        select min(l.lane)
         from unnest(_next_lane.queues) as c (queue)
         cross join lateral (
-            select j.priority
+            select j.lane
             from rota.jobs as j
             where j.queue = c.queue
-              and j.bucket is null
+              and j.hold is null
               and j.status in ('queued', 'failed')
-              and j.priority > v_after
-              and j.priority < v_before
-            order by j.priority
+              and j.lane > v_after
+              and j.lane < v_before
+            order by j.lane
             limit 1
         ) as l
     ), _next_lane.known);
@@ -443,75 +447,82 @@ end;
 $$;
 
 /*
- * Lock the first due jobs of one lane, or of one priority of several queues, that nobody else
- * holds: from (priority, run_at in microseconds, id) on.  Returns the run_at of the first of
- * them, and then the ids.
+ * Lock the first due jobs of one lane, or of one lane of several queues, that nobody else
+ * holds: from (lane, place in microseconds, id) on, but for those that this claim has.  Returns
+ * the place of the first of them, and then the ids.
  */
 create or replace function rota._lock_lane(
     queues text[],
+    ends timestamptz[],
     first bigint[],
     max_jobs integer,
     job_types text[],
-    due timestamptz
+    due timestamptz,
+    locked_ids bigint[]
 )
     returns bigint[]
     language plpgsql
 as $$
 declare
     c_queue constant text := _lock_lane.queues[1];
-    c_priority constant integer := _lock_lane.first[1]::integer;
-    c_run_at constant timestamptz := case
+    c_end constant timestamptz := _lock_lane.ends[1];
+    c_lane constant integer := _lock_lane.first[1]::integer;
+    c_place constant timestamptz := case
         when _lock_lane.first[2] = 0 then timestamptz '-infinity'
         else 'epoch'::timestamptz + _lock_lane.first[2] * interval '1 microsecond'
     end;
     c_id constant bigint := _lock_lane.first[3];
-    v_run_at timestamptz;
+    v_place timestamptz;
     v_ids bigint[];
 begin
     if cardinality(_lock_lane.queues) = 1 then
-        select array_agg(l.id), min(l.run_at)
-        into v_ids, v_run_at
+        select array_agg(l.id), min(l.place)
+        into v_ids, v_place
         from (
-            select j.id, j.run_at
+            select j.id, j.place
             from rota.jobs as j
             where j.queue = c_queue
-              and j.priority = c_priority
-              and j.bucket is null
+              and j.lane = c_lane
+              and j.hold is null
               and j.status in ('queued', 'failed')
+              and j.place <= c_end
               and j.run_at <= _lock_lane.due
-              and (j.run_at, j.id) >= (c_run_at, c_id)
+              and (j.place, j.id) >= (c_place, c_id)
               and (_lock_lane.job_types is null or j.job_type = any(_lock_lane.job_types))
-            order by j.run_at, j.id
+              and j.id <> all(_lock_lane.locked_ids)
+            order by j.place, j.id
             limit _lock_lane.max_jobs
             for update skip locked
         ) as l;
     else
-        select m.ids, m.run_at
-        into v_ids, v_run_at
+        select m.ids, m.place
+        into v_ids, v_place
         from rota._lock_merged(
-            _lock_lane.queues, c_priority, c_run_at, c_id, _lock_lane.max_jobs,
-            _lock_lane.job_types, _lock_lane.due) as m;
+            _lock_lane.queues, _lock_lane.ends, c_lane, c_place, c_id, _lock_lane.max_jobs,
+            _lock_lane.job_types, _lock_lane.due, _lock_lane.locked_ids) as m;
     end if;
-    return (extract(epoch from greatest(v_run_at, 'epoch')) * 1000000)::bigint || v_ids;
+    return (extract(epoch from greatest(v_place, 'epoch')) * 1000000)::bigint || v_ids;
 end;
 $$;
 
 /*
- * The same for several queues of one priority, in one order over all of them.  No index has
- * that order, and locking the head of each lane would take jobs that are then not claimed away
- * from other workers.  So the lanes are merged first and locked after, window by window until
- * there are enough.
+ * The same for several queues, in one order over all of them.  No index has that order, and
+ * locking the head of each lane would take jobs that are then not claimed away from other
+ * workers.  So the lanes are merged first and locked after, window by window until there are
+ * enough.
  */
 create or replace function rota._lock_merged(
     queues text[],
-    priority integer,
-    after_run_at timestamptz,
+    ends timestamptz[],
+    lane integer,
+    after_place timestamptz,
     after_id bigint,
     max_jobs integer,
     job_types text[],
-    due timestamptz
+    due timestamptz,
+    locked_ids bigint[]
 )
-    returns table (ids bigint[], run_at timestamptz)
+    returns table (ids bigint[], place timestamptz)
     language plpgsql
 as $$
 -- It locks rows, which plpgsql_check does not see in an array.
@@ -519,9 +530,9 @@ as $$
 declare
     v_window constant integer := _lock_merged.max_jobs + 20;
     -- A variable: with literals the planner may take jobs_ready_idx where the ids are known,
-    -- and read the whole line of a priority to find them.
+    -- and read the whole lane to find them.
     c_waiting constant text[] := '{queued,failed}'::text[];
-    v_after_run_at timestamptz := _lock_merged.after_run_at;
+    v_after_place timestamptz := _lock_merged.after_place;
     v_after_id bigint := _lock_merged.after_id - 1;
     v_candidates bigint[];
 begin
@@ -529,32 +540,35 @@ begin
     loop
         v_candidates := array(
             select m.id
-            from unnest(_lock_merged.queues) as c (queue)
+            from unnest(_lock_merged.queues, _lock_merged.ends) as c (queue, until)
             cross join lateral (
-                select j.id, j.run_at
+                select j.id, j.place
                 from rota.jobs as j
                 where j.queue = c.queue
-                  and j.priority = _lock_merged.priority
-                  and j.bucket is null
+                  and j.lane = _lock_merged.lane
+                  and j.hold is null
                   and j.status in ('queued', 'failed')
+                  and j.place <= c.until
                   and j.run_at <= _lock_merged.due
-                  and (j.run_at, j.id) > (v_after_run_at, v_after_id)
+                  and (j.place, j.id) > (v_after_place, v_after_id)
                   and (_lock_merged.job_types is null
                     or j.job_type = any(_lock_merged.job_types))
-                order by j.run_at, j.id
+                  and j.id <> all(_lock_merged.locked_ids)
+                order by j.place, j.id
                 limit v_window
             ) as m
-            order by m.run_at, m.id
+            order by m.place, m.id
             limit v_window
         );
         ids := ids || array(
             select j.id
             from rota.jobs as j
             where j.id = any(v_candidates)
-              and j.priority = _lock_merged.priority
+              and j.lane = _lock_merged.lane
               and j.status = any(c_waiting)
               and j.run_at <= _lock_merged.due
-            order by j.run_at, j.id
+              and coalesce(j.hold, '') = ''
+            order by j.place, j.id
             limit _lock_merged.max_jobs - cardinality(ids)
             for update skip locked
         );
@@ -562,14 +576,14 @@ begin
           or cardinality(v_candidates) < v_window;
 
         v_after_id := v_candidates[v_window];
-        select j.run_at into v_after_run_at from rota.jobs as j where j.id = v_after_id;
+        select j.place into v_after_place from rota.jobs as j where j.id = v_after_id;
         exit when not found;
     end loop;
 
     if cardinality(ids) = 0 then
         ids := null;
     end if;
-    select j.run_at into run_at from rota.jobs as j where j.id = ids[1];
+    select j.place into place from rota.jobs as j where j.id = ids[1];
     return next;
 end;
 $$;

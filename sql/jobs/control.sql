@@ -9,7 +9,11 @@
  * but of a running one it only asks; the worker learns of it at its next heartbeat.
  */
 
-create or replace function rota.retry_job(job_id bigint, is_forced boolean default false)
+create or replace function rota.retry_job(
+    job_id bigint,
+    is_forced boolean default false,
+    with_dependants boolean default false
+)
     returns text
     language plpgsql
     security definer
@@ -24,6 +28,8 @@ begin
     perform rota._check_job_id(retry_job.job_id);
     if retry_job.is_forced is null then
         perform rota._refuse('is_forced', 'must not be null');
+    elsif retry_job.with_dependants is null then
+        perform rota._refuse('with_dependants', 'must not be null');
     end if;
 
     for v_round in 1..3 loop
@@ -37,7 +43,8 @@ begin
             if v_status = 'running' and not retry_job.is_forced then
                 perform rota._raise_running(retry_job.job_id);
             end if;
-            return rota._requeue(retry_job.job_id);
+            v_status := rota._requeue(retry_job.job_id);
+            exit;
         end if;
         v_status := rota._revive(retry_job.job_id);
         exit when v_status is not null;
@@ -46,15 +53,19 @@ begin
         end if;
     end loop;
 
+    if retry_job.with_dependants then
+        perform rota._add_checks('retry', array[retry_job.job_id || ' 0']);
+    end if;
     return v_status;
 end;
 $$;
 
-comment on function rota.retry_job(bigint, boolean) is
+comment on function rota.retry_job(bigint, boolean, boolean) is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
     'one at once, an ended one with all its attempts, a running one only if forced (its worker '
-    'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
-    'running, RT014 if its run of a pipeline is in another job.';
+    'loses the lease); with_dependants has upkeep bring back the jobs that were cancelled '
+    'because of it, and theirs; raises RT001, RT007 if its idempotency_key is taken, RT008 if '
+    'it is running.';
 
 /* A live job, back to the head of its lane; whoever ran it has lost the lease. */
 create or replace function rota._requeue(job_id bigint)
@@ -62,10 +73,13 @@ create or replace function rota._requeue(job_id bigint)
     language plpgsql
 as $$
 declare
+    v_held_limits constant text[] := (
+        select j.held_limits from rota.jobs as j where j.id = _requeue.job_id);
     v_status text;
 begin
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
+        held_limits = null,
         run_at = least(j.run_at, rota.now()),
         attempts = least(j.attempts, j.max_attempts - 1),
         payload = coalesce(j.rerun_payload, j.payload),
@@ -81,24 +95,28 @@ begin
         updated_at = rota.now()
     where j.id = _requeue.job_id
     returning j.status into v_status;
-    perform rota._ring_for(array[_requeue.job_id]);
+    perform rota._leave_limits(v_held_limits);
+    perform rota._enter_lanes(array[_requeue.job_id]);
+    perform rota._notify_for(array[_requeue.job_id]);
     return v_status;
 end;
 $$;
 
 /*
- * An ended job, back to life with its id and its token; null if there is none.  Its id is lower
- * than those of the jobs that came after it under its ordering key, so it is the next of them.
- * A later stage of a pipeline is not, and takes the place that its dead job has kept.
+ * An ended job, back to life with its id and its token; null if there is none.  If it halted
+ * its ordering key, the first of the line, which mostly is itself, becomes the head; any other
+ * waits for its turn.  It waits again for those parents that have not succeeded, and whatever
+ * becomes of them: somebody wants it to run.  In a pipeline it is the next time in its stage,
+ * which needs a token of its own.
  */
 create or replace function rota._revive(job_id bigint)
     returns text
     language plpgsql
 as $$
 declare
+    v_has_parents constant boolean := rota._newest_parent(_revive.job_id) is not null;
     v_job jsonb;
-    v_ordering_key text;
-    v_first_job_id bigint;
+    v_halted_key text;
     v_status text;
 begin
     with ended as (
@@ -107,45 +125,46 @@ begin
         returning
             f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
             f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead, f.limit_key,
-            f.pipeline, f.stage, f.stage_input, f.first_job_id, f.definition, f.scheduled_for,
-            f.lease_token, f.last_error, f.error_type, f.failed_at, f.created_at
+            f.pipeline, f.stage, f.stage_input, f.definition, f.scheduled_for,
+            case when f.pipeline is null then f.lease_token
+                else least(f.lease_token, 9223372036854775806) + 1 end as lease_token,
+            f.last_error, f.error_type, f.failed_at, f.created_at,
+            case when v_has_parents then 'wait' end as if_parent_dead,
+            case
+                when f.ordering_key is null and not v_has_parents then 'queued'
+                else 'blocked'
+            end as status
     ),
     kept_place as (
         delete from rota.stuck_keys as s
         using ended as e
         where s.ordering_key = e.ordering_key
           and s.job_id = e.id
-          and e.pipeline is not null
-        returning s.job_id
+        returning s.job_id, s.ordering_key
     )
-    select
-        to_jsonb(e), e.ordering_key, e.first_job_id,
-        case when e.ordering_key is null or k.job_id = e.id then 'queued' else 'blocked' end
-    into v_job, v_ordering_key, v_first_job_id, v_status
+    select to_jsonb(e), e.status, k.ordering_key
+    into v_job, v_status, v_halted_key
     from ended as e
     left join kept_place as k on k.job_id = e.id;
     if not found then
         return null;
-    end if;
-
-    if rota._insert_jobs(
-        jsonb_build_array(v_job || jsonb_build_object('status', v_status)),
-        array[_revive.job_id]) = '{}' then
+    elsif rota._insert_jobs(jsonb_build_array(v_job), array[_revive.job_id]) = '{}' then
         perform rota._raise_taken(_revive.job_id, v_job);
     end if;
-    if v_ordering_key is not null then
-        perform rota._unstick(_revive.job_id, v_ordering_key);
+
+    if v_halted_key is not null and current_setting('transaction_isolation') = 'read committed'
+      and rota._open_line(v_halted_key, true, 32) then
+        select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
+    elsif v_status = 'blocked' then
+        perform rota._jobs_came_in(array[_revive.job_id]);
+        select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     end if;
-    perform rota._forget_parents(_revive.job_id);
-    update rota.dependencies as d
-    set is_failed = false
-    where d.parent_id = coalesce(v_first_job_id, _revive.job_id);
-    perform rota._ring_for(array[_revive.job_id]);
+    perform rota._notify_for(array[_revive.job_id]);
     return v_status;
 end;
 $$;
 
-/* Why an ended job, or its run, cannot come back: something of it is live. */
+/* Why an ended job cannot come back: a live one of its type, or pipeline, has its key. */
 create or replace function rota._raise_taken(job_id bigint, job jsonb)
     returns void
     language plpgsql
@@ -154,33 +173,21 @@ declare
     v_key constant text := _raise_taken.job ->> 'idempotency_key';
     v_pipeline constant text := 'pipeline ' || (_raise_taken.job ->> 'pipeline');
     v_scope constant text := coalesce(v_pipeline, _raise_taken.job ->> 'job_type');
-    v_first_job_id constant bigint := (_raise_taken.job ->> 'first_job_id')::bigint;
-    v_run_job bigint;
     v_key_job bigint;
 begin
-    v_run_job := (
-        select j.id from rota.jobs as j where j.first_job_id = v_first_job_id
-    );
     v_key_job := (
         select j.id
         from rota.jobs as j
         where j.idempotency_key = v_key
           and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope
     );
-    -- What was in the way a moment ago may have ended since.  A run brings its key along.
-    if v_run_job is null and (v_key_job is not null or v_first_job_id is null) then
-        raise exception using
-            errcode = 'RT007',
-            message = format('job %s: idempotency_key %L of %s is taken by %s',
-                _raise_taken.job_id, v_key, coalesce(v_pipeline, 'job type ' || v_scope),
-                coalesce('job ' || v_key_job, 'a job that has just ended')),
-            hint = 'Wait for that job, or cancel it first.';
-    end if;
+    -- What was in the way a moment ago may have ended since.
     raise exception using
-        errcode = 'RT014',
-        message = format('job %s: its run of the pipeline is under way, in %s',
-            _raise_taken.job_id, coalesce('job ' || v_run_job, 'a job that has just ended')),
-        hint = 'Wait for the end of that job, or cancel it first.';
+        errcode = 'RT007',
+        message = format('job %s: idempotency_key %L of %s is taken by %s',
+            _raise_taken.job_id, v_key, coalesce(v_pipeline, 'job type ' || v_scope),
+            coalesce('job ' || v_key_job, 'a job that has just ended')),
+        hint = 'Wait for that job, or cancel it first.';
 end;
 $$;
 
@@ -258,12 +265,6 @@ begin
 
     perform rota._end_jobs(
         array[_cancel.job_id], array[_cancel.lease_token], _cancel.status, 'cancelled');
-    if _cancel.status = 'blocked' then
-        -- The rows of what it waited for are taken away with the next look.
-        insert into rota.rechecks (due_at, kind, subject)
-        values (rota.now(), 'job', _cancel.job_id::text);
-        perform rota._ring('');
-    end if;
     return 'cancelled';
 end;
 $$;
@@ -289,6 +290,7 @@ begin
     if not found then
         perform rota._raise_not_live(set_priority.job_id);
     end if;
+    perform rota._enter_lanes(array[set_priority.job_id]);
 end;
 $$;
 
@@ -339,7 +341,8 @@ begin
         updated_at = rota.now()
     where j.id = reschedule_job.job_id
     returning j.run_at into v_run_at;
-    perform rota._ring_for(array[reschedule_job.job_id]);
+    perform rota._enter_lanes(array[reschedule_job.job_id]);
+    perform rota._notify_for(array[reschedule_job.job_id]);
     return v_run_at;
 end;
 $$;

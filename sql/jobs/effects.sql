@@ -4,7 +4,7 @@
  * record_effect(), commit, do it, complete_effect().  What is promised:
  *
  * 1. Of all that record the same (scope, key) one is told true and holds the record, until it
- *    is withdrawn, forgotten or taken over.
+ *    is withdrawn, purged or taken over.
  * 2. If the holder's lease is lost before it completes the record, nobody can know whether the
  *    effect happened.  Neither answer is right for every effect, so who comes next chooses:
  *    'skip' is told false, at most once; 'again' takes the record over, at least once.
@@ -35,7 +35,7 @@ create or replace function rota.record_effect(
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_kept_until timestamptz;
+    v_expires_at timestamptz;
     v_effect rota.effects;
 begin
     perform rota._check_effect(record_effect.scope, record_effect.key);
@@ -46,17 +46,17 @@ begin
             'must be skip or again, got %L', left(record_effect.if_unknown, 80)));
     end if;
     perform rota._check_interval('keep', record_effect.keep, '1 second', '100 years');
-    v_kept_until := v_now + rota._exact(record_effect.keep);
+    v_expires_at := v_now + rota._exact(record_effect.keep);
 
     if not rota._lock_lease(record_effect.job_id, record_effect.lease_token) then
         perform rota._raise_lost(record_effect.job_id, record_effect.lease_token);
     end if;
 
     loop
-        insert into rota.effects (scope, key, job_id, lease_token, recorded_at, kept_until)
+        insert into rota.effects (scope, key, job_id, lease_token, recorded_at, expires_at)
         values (
             record_effect.scope, record_effect.key, record_effect.job_id,
-            record_effect.lease_token, v_now, v_kept_until
+            record_effect.lease_token, v_now, v_expires_at
         )
         on conflict do nothing;
         if found then
@@ -69,7 +69,7 @@ begin
         where e.scope = record_effect.scope
           and e.key = record_effect.key
         for update;
-        -- If it is not found, it was withdrawn or forgotten just now.
+        -- If it is not found, it was withdrawn or purged just now.
         exit when found;
     end loop;
 
@@ -87,7 +87,7 @@ begin
     set job_id = record_effect.job_id,
         lease_token = record_effect.lease_token,
         recorded_at = v_now,
-        kept_until = v_kept_until
+        expires_at = v_expires_at
     where e.scope = record_effect.scope
       and e.key = record_effect.key;
     return true;

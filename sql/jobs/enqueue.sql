@@ -14,9 +14,9 @@
  * ended meanwhile, all that was inserted is given up and the whole done again: to insert one
  * more key while holding later ones would be the other direction.
  *
- * Last of all a due job asks whether a worker sleeps.  The question of _ring()
- * (maintenance/wakeups.sql) stands here once more, because where nobody is to be rung it then
- * costs no call.
+ * Last of all a due job asks whether a worker waits.  The question of _notify()
+ * (base/notify.sql) stands here once more, because where none is to be notified it then costs
+ * no call.
  */
 
 create or replace function rota.enqueue(
@@ -52,6 +52,7 @@ as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
 declare
+    v_has_places boolean;
     v_now constant timestamptz := rota.now();
     v_job_id bigint;
 begin
@@ -92,7 +93,7 @@ begin
     loop
         insert into rota.jobs as j (
             queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, bucket, status, run_at, created_at, updated_at
+            idempotency_key, status, run_at, created_at, updated_at
         ) values (
             case when exists (select from rota.queue_grants as g where g.access = 'producer')
                 then rota._checked_queue(enqueue.queue) else enqueue.queue end,
@@ -100,16 +101,24 @@ begin
             coalesce(enqueue.max_attempts, (
                 select q.max_attempts from rota.queues as q where q.queue = enqueue.queue), 10),
             case when enqueue.lease is not null then rota._exact(enqueue.lease) end,
-            enqueue.backoff, enqueue.idempotency_key, (
-                select l.job_type || '|' from rota.limits as l
-                where l.job_type = enqueue.job_type), 'queued',
+            enqueue.backoff, enqueue.idempotency_key, 'queued',
             case when enqueue.delay is not null then v_now + rota._exact(enqueue.delay)
                 else coalesce(enqueue.run_at, v_now) end, v_now, v_now
         )
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing
-        returning j.id into v_job_id;
-        exit when found;
+        returning j.id, exists (
+                select from rota.limits as l where l.job_type = enqueue.job_type
+            ) or exists (
+                select from rota.fair_queues as f where f.queue = enqueue.queue
+            ) or exists (
+                select from rota.queues as q
+                where q.queue = enqueue.queue and q.ageing is not null
+            ) into v_job_id, v_has_places;
+        if v_has_places then
+            perform rota._enter_lanes(array[v_job_id]);
+        end if;
+        exit when v_job_id is not null;
         select j.id
         into v_job_id
         from rota.jobs as j
@@ -122,7 +131,7 @@ begin
         and pg_advisory_unlock(1919907936, hashtext(enqueue.queue)))
       and pg_try_advisory_lock_shared(1919907937, hashtext(enqueue.queue))
       and pg_advisory_unlock_shared(1919907937, hashtext(enqueue.queue)) then
-        perform rota._ring_doors(enqueue.queue, 1, '');
+        perform rota._notify_slots(hashtext(enqueue.queue), 1);
     end if;
     return v_job_id;
 end;
@@ -158,7 +167,7 @@ begin
         select i.ordinal::integer, i.id, true
         from unnest(rota._insert_plain_jobs(enqueue_many.jobs))
             with ordinality as i (id, ordinal);
-        perform rota._ring_for_new(enqueue_many.jobs);
+        perform rota._notify_for_new(enqueue_many.jobs);
         return;
     end if;
 
@@ -168,7 +177,7 @@ begin
         '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
             || exists(@.limit_key))');
     if v_has_waits then
-        perform rota._lock_links_of(enqueue_many.jobs);
+        perform rota._check_befores(enqueue_many.jobs);
     end if;
     v_new_ids := array(
         select nextval('rota.jobs_id_seq')
@@ -210,7 +219,7 @@ begin
     if v_has_waits then
         perform rota._link_jobs(enqueue_many.jobs, v_ids, v_news);
     end if;
-    perform rota._ring_for_new(enqueue_many.jobs);
+    perform rota._notify_for_new(enqueue_many.jobs);
     return query
     select i.ordinal::integer, i.id, i.is_new
     from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal)
@@ -258,12 +267,11 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_has_settings constant boolean := exists (select from rota.queues);
-    v_has_limits constant boolean := exists (select from rota.limits);
     v_ids bigint[];
 begin
     with added as (
         insert into rota.jobs (
-            queue, job_type, payload, priority, max_attempts, bucket, status, run_at,
+            queue, job_type, payload, priority, max_attempts, status, run_at,
             created_at, updated_at
         )
         select
@@ -276,25 +284,25 @@ begin
                     from rota.queues as q
                     where q.queue = coalesce(j.job ->> 'queue', 'default')
                 ) end, 10),
-            case when v_has_limits then (
-                select l.job_type || '|'
-                from rota.limits as l
-                where l.job_type = j.job ->> 'job_type'
-            ) end,
             'queued', v_now, v_now, v_now
         from jsonb_array_elements(_insert_plain_jobs.jobs) as j (job)
         returning id
     )
     -- Ids are drawn in the order of the rows.
     select array_agg(a.id) into v_ids from added as a;
+    if v_has_settings or exists (select from rota.limits)
+      or exists (select from rota.fair_queues) then
+        perform rota._enter_lanes(v_ids);
+    end if;
     return v_ids;
 end;
 $$;
 
 /*
- * Put new jobs in, given in the form of _new_jobs(), with these ids; returns the ids of those
- * that went in, which are not those whose key has a live job.  All but the plain jobs of
- * enqueue() and enqueue_many() come this way, in the order of their keys.
+ * Put new jobs in, given in the form of _new_jobs(), with these ids, and those that need not
+ * wait for others into their lanes; returns the ids of those that went in, which are not those
+ * whose key has a live job.  All but the plain jobs of enqueue() and enqueue_many() come this
+ * way, in the order of their keys.
  */
 create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
     returns bigint[]
@@ -307,9 +315,9 @@ begin
     with added as (
         insert into rota.jobs as j (
             id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, bucket,
-            pipeline, stage, stage_input, first_job_id, definition, scheduled_for, status,
-            run_at, lease_token, last_error, error_type, failed_at, created_at, updated_at
+            idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, pipeline,
+            stage, stage_input, stage_queued_at, definition, scheduled_for, status, run_at,
+            lease_token, last_error, error_type, failed_at, created_at, updated_at
         )
         overriding system value
         select
@@ -317,34 +325,19 @@ begin
             coalesce(n.max_attempts, q.max_attempts, 10), rota._exact(n.lease), n.backoff,
             n.idempotency_key, n.ordering_key,
             case when n.ordering_key is not null then n.skip_dead end,
-            case
-                when n.ordering_key is not null or n.after is not null then n.if_parent_dead
-            end,
-            n.limit_key,
-            case
-                when l.job_type is not null or n.limit_key is not null
-                then format('%s|%s', l.job_type, n.limit_key)
-            end,
-            n.pipeline, n.stage, n.stage_input,
-            case
-                when n.pipeline is not null
-                then coalesce(n.first_job_id, _insert_jobs.new_ids[n.ordinal])
-            end,
-            n.definition, n.scheduled_for,
-            coalesce(n.status, case
-                when n.ordering_key is null and n.after is null then 'queued'
-                else 'blocked'
-            end),
+            case when n.status = 'blocked' then n.if_parent_dead end, n.limit_key, n.pipeline,
+            n.stage, n.stage_input, case when n.pipeline is not null then v_now end,
+            n.definition, n.scheduled_for, n.status,
             coalesce(n.run_at, v_now + rota._exact(n.delay), v_now), n.lease_token,
             n.last_error, n.error_type, n.failed_at, coalesce(n.created_at, v_now), v_now
         from rota._new_jobs(_insert_jobs.jobs) as n
         left join rota.queues as q on q.queue = n.queue
-        left join rota.limits as l on l.job_type = n.job_type
         order by n.idempotency_key, n.job_type, n.ordinal
         on conflict do nothing
         returning j.id
     )
     select coalesce(array_agg(a.id), '{}') into v_ids from added as a;
+    perform rota._enter_lanes(v_ids);
     return v_ids;
 end;
 $$;
@@ -401,7 +394,6 @@ create or replace function rota._new_jobs(jobs jsonb)
         pipeline text,
         stage text,
         stage_input jsonb,
-        first_job_id bigint,
         definition text,
         scheduled_for timestamptz,
         status text,
@@ -424,7 +416,11 @@ begin
         n.unique_for, coalesce(n.on_conflict, 'keep'), n.updated_at, n.max_wait,
         n.ordering_key, coalesce(n.skip_dead, false), n.after, n.before,
         coalesce(n.if_parent_dead, 'cancel'), n.limit_key, n.pipeline, n.stage,
-        nullif(n.stage_input, 'null'), n.first_job_id, n.definition, n.scheduled_for, n.status,
+        nullif(n.stage_input, 'null'), n.definition, n.scheduled_for,
+        coalesce(n.status, case
+            when n.ordering_key is null and n.after is null then 'queued'
+            else 'blocked'
+        end),
         coalesce(n.lease_token, 0), n.last_error, n.error_type, n.failed_at, n.created_at
     from rows from (
         jsonb_to_recordset(_new_jobs.jobs) as (
@@ -433,7 +429,7 @@ begin
             idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
             max_wait interval, ordering_key text, skip_dead boolean, after bigint[],
             before bigint, if_parent_dead text, limit_key text, pipeline text, stage text,
-            stage_input jsonb, first_job_id bigint, definition text, scheduled_for timestamptz,
+            stage_input jsonb, definition text, scheduled_for timestamptz,
             status text, lease_token bigint, last_error text, error_type text,
             failed_at timestamptz, created_at timestamptz
         )
@@ -441,7 +437,7 @@ begin
         job_type, payload, queue, run_at, delay, priority, max_attempts, lease, backoff,
         idempotency_key, unique_for, on_conflict, updated_at, max_wait, ordering_key,
         skip_dead, after, before, if_parent_dead, limit_key, pipeline, stage, stage_input,
-        first_job_id, definition, scheduled_for, status, lease_token, last_error, error_type,
+        definition, scheduled_for, status, lease_token, last_error, error_type,
         failed_at, created_at, ordinal
     );
 end;

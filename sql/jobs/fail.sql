@@ -4,9 +4,9 @@
  * fail: the attempt counts; the job waits for its next try, or is dead after the last one.
  * snooze and release: the attempt is given back, because nothing went wrong.
  *
- * _fail_running() is the only place where it is decided what a failure leads to.  fail_job()
- * and the sweep both go through it, so a job whose worker vanished is treated exactly like one
- * whose worker reported an error.  No way leads past max_attempts, also not retry_in.
+ * _fail_running() is the only place where it is decided what a failure leads to.  fail_job(),
+ * end_jobs() and the sweep all go through it, so a job whose worker vanished is treated exactly
+ * like one whose worker reported an error.  No way leads past max_attempts, also not retry_in.
  *
  * A job whose cancel was requested is not tried again: it ends as cancelled, and what its
  * worker reported then is no failure that anybody has to look at.
@@ -30,8 +30,6 @@ create or replace function rota.fail_job(
     set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
-declare
-    v_job rota.jobs;
 begin
     perform rota._check_job_ref(fail_job.job_id, fail_job.lease_token);
     if fail_job.error is null then
@@ -42,37 +40,18 @@ begin
         perform rota._check_interval('retry_in', fail_job.retry_in, '0', '1 year');
     end if;
 
-    select j.*
-    into v_job
-    from rota.jobs as j
-    where j.id = fail_job.job_id
-      and j.lease_token = fail_job.lease_token
-      and j.status = 'running'
-    for update;
-
+    return query
+    select f.status, f.run_at
+    from rota._fail_running(
+        array[fail_job.job_id], array[fail_job.lease_token], array[fail_job.error],
+        array[fail_job.error_type], array[fail_job.stack], array[fail_job.retry_in],
+        array[fail_job.is_fatal]) as f;
     if found then
-        return query
-        select f.status, f.run_at
-        from rota._fail_running(
-            v_job, fail_job.error, fail_job.error_type, fail_job.stack, fail_job.retry_in,
-            fail_job.is_fatal) as f;
         return;
     end if;
-
-    -- The same report again, because its answer was lost.
     return query
-    select r.status, case when r.status = 'failed' then r.run_at end
-    from rota.job_runs as r
-    where r.id = fail_job.job_id
-      and r.lease_token = fail_job.lease_token
-      and r.status in ('failed', 'dead', 'cancelled')
-      and (r.status = 'cancelled' and r.cancel_requested_at is not null or exists (
-        select
-        from rota.job_errors as e
-        where e.job_id = fail_job.job_id
-          and e.lease_token = fail_job.lease_token
-          and e.message = left(fail_job.error, 10000)
-      ));
+    select f.status, f.run_at
+    from rota._failed_before(fail_job.job_id, fail_job.lease_token, fail_job.error) as f;
     if not found then
         perform rota._raise_lost(fail_job.job_id, fail_job.lease_token);
     end if;
@@ -84,84 +63,163 @@ comment on function rota.fail_job(bigint, bigint, text, text, text, interval, bo
     'with null; error is cut to 10000 characters and stack to 20000; raises RT002 if the lease '
     'is lost, RT001, RT003, 22023.';
 
+/*
+ * Fail running jobs, with one entry of each list for each job; one row for each that was ours.
+ * Of several jobs each is already locked, so that nobody waits for a row while he holds others.
+ */
 create or replace function rota._fail_running(
-    job rota.jobs,
-    error text,
-    error_type text,
-    stack text,
-    retry_in interval,
-    is_fatal boolean
+    job_ids bigint[],
+    lease_tokens bigint[],
+    errors text[],
+    error_types text[],
+    stacks text[],
+    retry_ins interval[],
+    fatals boolean[]
 )
-    returns table (status text, run_at timestamptz)
+    returns table (job_id bigint, status text, run_at timestamptz)
     language plpgsql
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_error_type constant text := left(_fail_running.error_type, 200);
+    v_job rota.jobs;
+    v_n integer;
+    v_error_type text;
     v_is_rerun boolean;
+    v_dead_ids bigint[] := '{}'::bigint[];
+    v_dead_tokens bigint[] := '{}'::bigint[];
+    v_cancelled_ids bigint[] := '{}'::bigint[];
+    v_cancelled_tokens bigint[] := '{}'::bigint[];
+    v_failed_ids bigint[] := '{}'::bigint[];
+    v_soon_ids bigint[] := '{}'::bigint[];
+    v_held_limits text[] := '{}'::text[];
 begin
-    status := case
-        when job.cancel_requested_at is not null then 'cancelled'
-        when _fail_running.is_fatal or job.attempts >= job.max_attempts then 'dead'
-        else 'failed'
-    end;
-    v_is_rerun := status = 'failed' and job.rerun_payload is not null;
-    if status = 'failed' then
-        run_at := v_now + coalesce(
-            rota._exact(_fail_running.retry_in),
-            rota._backoff(
-                coalesce(
-                    job.backoff,
-                    (select q.backoff from rota.queues as q where q.queue = job.queue)),
-                job.attempts));
-        if v_is_rerun then
-            run_at := greatest(run_at, job.rerun_run_at);
+    for v_job in
+        select j.*
+        from rota.jobs as j
+        where j.id = any(_fail_running.job_ids)
+          and j.lease_token = _fail_running.lease_tokens[
+            array_position(_fail_running.job_ids, j.id)]
+          and j.status = 'running'
+        for update
+    loop
+        job_id := v_job.id;
+        run_at := null;
+        v_n := array_position(_fail_running.job_ids, v_job.id);
+        if v_job.cancel_requested_at is not null then
+            status := 'cancelled';
+            v_cancelled_ids := v_cancelled_ids || v_job.id;
+            v_cancelled_tokens := v_cancelled_tokens || v_job.lease_token;
+            return next;
+            continue;
         end if;
-    end if;
+        status := case
+            when _fail_running.fatals[v_n] or v_job.attempts >= v_job.max_attempts then 'dead'
+            else 'failed'
+        end;
+        v_error_type := left(_fail_running.error_types[v_n], 200);
+        v_is_rerun := status = 'failed' and v_job.rerun_payload is not null;
+        if status = 'failed' then
+            run_at := v_now + coalesce(
+                rota._exact(_fail_running.retry_ins[v_n]),
+                rota._backoff(
+                    coalesce(
+                        v_job.backoff,
+                        (select q.backoff from rota.queues as q where q.queue = v_job.queue)),
+                    v_job.attempts));
+            if v_is_rerun then
+                run_at := greatest(run_at, v_job.rerun_run_at);
+            end if;
+        end if;
 
-    if status = 'cancelled' then
-        perform rota._end_jobs(array[job.id], array[job.lease_token], 'running', status);
+        insert into rota.job_errors (
+            job_id, lease_token, attempt, queue, job_type, worker, started_at, failed_at,
+            error_type, message, stack
+        )
+        values (
+            v_job.id, v_job.lease_token, v_job.attempts, v_job.queue, v_job.job_type,
+            coalesce(v_job.locked_by, ''), coalesce(v_job.started_at, v_now), v_now,
+            v_error_type, left(_fail_running.errors[v_n], 10000),
+            left(_fail_running.stacks[v_n], 20000)
+        );
+
+        update rota.jobs as j
+        set status = case when _fail_running.status = 'failed' then 'failed' else j.status end,
+            run_at = coalesce(_fail_running.run_at, j.run_at),
+            -- The next try is also the run that was asked for meanwhile.
+            attempts = case when v_is_rerun then 0 else j.attempts end,
+            payload = case when v_is_rerun then j.rerun_payload else j.payload end,
+            priority = case when v_is_rerun then j.rerun_priority else j.priority end,
+            rerun_payload = case when not v_is_rerun then j.rerun_payload end,
+            rerun_run_at = case when not v_is_rerun then j.rerun_run_at end,
+            rerun_priority = case when not v_is_rerun then j.rerun_priority end,
+            locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
+            locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
+            held_limits = case when _fail_running.status <> 'failed' then j.held_limits end,
+            last_error = left(_fail_running.errors[v_n], 1000),
+            error_type = v_error_type,
+            failed_at = v_now,
+            updated_at = v_now
+        where j.id = v_job.id
+          and j.lease_token = v_job.lease_token
+          and j.status = 'running';
+
+        if status = 'dead' then
+            v_dead_ids := v_dead_ids || v_job.id;
+            v_dead_tokens := v_dead_tokens || v_job.lease_token;
+        else
+            v_failed_ids := v_failed_ids || v_job.id;
+            v_held_limits := v_held_limits || v_job.held_limits;
+            if run_at < v_now + rota._soon() then
+                v_soon_ids := v_soon_ids || v_job.id;
+            end if;
+        end if;
         return next;
-        return;
+    end loop;
+
+    if v_dead_ids <> '{}' then
+        perform rota._end_jobs(v_dead_ids, v_dead_tokens, 'running', 'dead');
     end if;
-
-    insert into rota.job_errors (
-        job_id, lease_token, attempt, queue, job_type, worker, started_at, failed_at,
-        error_type, message, stack
-    )
-    values (
-        job.id, job.lease_token, job.attempts, job.queue, job.job_type,
-        coalesce(job.locked_by, ''), coalesce(job.started_at, v_now), v_now, v_error_type,
-        left(_fail_running.error, 10000), left(_fail_running.stack, 20000)
-    )
-    on conflict do nothing;
-
-    update rota.jobs as j
-    set status = case when _fail_running.status = 'failed' then 'failed' else j.status end,
-        run_at = coalesce(_fail_running.run_at, j.run_at),
-        -- The next try is also the run that somebody asked for meanwhile.
-        attempts = case when v_is_rerun then 0 else j.attempts end,
-        payload = case when v_is_rerun then j.rerun_payload else j.payload end,
-        priority = case when v_is_rerun then j.rerun_priority else j.priority end,
-        rerun_payload = case when not v_is_rerun then j.rerun_payload end,
-        rerun_run_at = case when not v_is_rerun then j.rerun_run_at end,
-        rerun_priority = case when not v_is_rerun then j.rerun_priority end,
-        locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
-        locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
-        last_error = left(_fail_running.error, 1000),
-        error_type = v_error_type,
-        failed_at = v_now,
-        updated_at = v_now
-    where j.id = job.id
-      and j.lease_token = job.lease_token
-      and j.status = 'running';
-
-    if status <> 'failed' then
-        perform rota._end_jobs(array[job.id], array[job.lease_token], 'running', status);
-    elsif run_at < v_now + rota._soon() then
-        perform rota._ring_for(array[job.id]);
+    if v_cancelled_ids <> '{}' then
+        perform rota._end_jobs(v_cancelled_ids, v_cancelled_tokens, 'running', 'cancelled');
     end if;
-    return next;
+    perform rota._leave_limits(v_held_limits);
+    if v_failed_ids <> '{}' then
+        perform rota._enter_lanes(v_failed_ids);
+    end if;
+    if v_soon_ids <> '{}' then
+        perform rota._notify_for(v_soon_ids);
+    end if;
+end;
+$$;
+
+/* What a failure came to that is reported again because its answer was lost. */
+create or replace function rota._failed_before(job_id bigint, lease_token bigint, error text)
+    returns table (status text, run_at timestamptz)
+    language plpgsql
+    stable
+as $$
+begin
+    return query
+    select r.status, case when r.status = 'failed' then r.run_at end
+    from rota.job_runs as r
+    where r.id = _failed_before.job_id
+      and r.lease_token = _failed_before.lease_token
+      and r.status in ('failed', 'dead', 'cancelled')
+      and (r.status = 'cancelled' and r.cancel_requested_at is not null or exists (
+        select
+        from rota.job_errors as e
+        where e.job_id = _failed_before.job_id
+          and e.lease_token = _failed_before.lease_token
+          and e.message = left(_failed_before.error, 10000)
+      ))
+      -- A job that was cancelled after its stage: that has succeeded.
+      and not exists (
+        select
+        from rota.stage_runs as s
+        where s.job_id = _failed_before.job_id
+          and s.lease_token = _failed_before.lease_token
+          and s.status = 'succeeded'
+      );
 end;
 $$;
 
@@ -185,7 +243,7 @@ begin
         select g.next_run_at
         from rota._give_back(
             array[snooze_job.job_id], array[snooze_job.lease_token],
-            rota.now() + rota._exact(snooze_job.delay)) as g
+            array[rota.now() + rota._exact(snooze_job.delay)]) as g
     );
     if v_run_at is null then
         perform rota._raise_lost(snooze_job.job_id, snooze_job.lease_token);
@@ -225,7 +283,7 @@ begin
         end
     from unnest(release_jobs.job_ids, release_jobs.lease_tokens, v_ids)
         with ordinality as t (job_id, lease_token, held_id, ordinal)
-    left join rota._give_back(v_ids, release_jobs.lease_tokens, null) as g
+    left join rota._give_back(v_ids, release_jobs.lease_tokens) as g
       on g.job_id = t.held_id
     order by t.ordinal;
 end;
@@ -238,14 +296,14 @@ comment on function rota.release_jobs(bigint[], bigint[]) is
 
 /*
  * Running jobs back to queued with their attempt returned; one row for each that was ours.
- * run_at null leaves the time as it is.  One whose cancel was requested ends instead, and is
- * answered with infinity.  Of several jobs each is already locked: nobody waits for a row while
- * he holds others.
+ * Where run_ats has none the time stays as it is.  One whose cancel was requested ends instead,
+ * and is answered with infinity.  Of several jobs each is already locked: nobody waits for a
+ * row while he holds others.
  */
 create or replace function rota._give_back(
     job_ids bigint[],
     lease_tokens bigint[],
-    run_at timestamptz
+    run_ats timestamptz[] default null
 )
     returns table (job_id bigint, next_run_at timestamptz)
     language plpgsql
@@ -253,21 +311,29 @@ as $$
 declare
     v_cancelled_ids bigint[];
     v_cancelled_tokens bigint[];
+    v_held_limits text[];
 begin
     -- Each is locked before it is looked at: the planner moves a condition on a subquery into
     -- it, in front of the lock, but not on a CTE.
     with held as (
-        select j.id, j.lease_token, j.cancel_requested_at
+        select j.id, j.lease_token, j.cancel_requested_at, j.held_limits
         from rota.jobs as j
         where j.id = any(_give_back.job_ids)
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
           and j.status = 'running'
         for update
     )
-    select array_agg(h.id), array_agg(h.lease_token)
-    into v_cancelled_ids, v_cancelled_tokens
-    from held as h
-    where h.cancel_requested_at is not null;
+    select
+        array_agg(h.id) filter (where h.cancel_requested_at is not null),
+        array_agg(h.lease_token) filter (where h.cancel_requested_at is not null),
+        (
+            select array_agg(n.limit_name)
+            from held as l
+            cross join lateral unnest(l.held_limits) as n (limit_name)
+            where l.cancel_requested_at is null
+        )
+    into v_cancelled_ids, v_cancelled_tokens, v_held_limits
+    from held as h;
 
     return query
     select e.job_id, timestamptz 'infinity'
@@ -278,7 +344,9 @@ begin
     return query
     update rota.jobs as j
     set status = 'queued',
-        run_at = greatest(coalesce(_give_back.run_at, j.run_at), j.rerun_run_at),
+        run_at = greatest(
+            coalesce(_give_back.run_ats[array_position(_give_back.job_ids, j.id)], j.run_at),
+            j.rerun_run_at),
         attempts = j.attempts - 1,
         payload = coalesce(j.rerun_payload, j.payload),
         priority = coalesce(j.rerun_priority, j.priority),
@@ -287,11 +355,14 @@ begin
         rerun_priority = null,
         locked_by = null,
         locked_until = null,
+        held_limits = null,
         updated_at = rota.now()
     where j.id = any(_give_back.job_ids)
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running'
     returning j.id, j.run_at;
-    perform rota._ring_for(_give_back.job_ids);
+    perform rota._leave_limits(v_held_limits);
+    perform rota._enter_lanes(_give_back.job_ids);
+    perform rota._notify_for(_give_back.job_ids);
 end;
 $$;

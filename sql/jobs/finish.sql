@@ -10,7 +10,8 @@
  * already_finished.
  *
  * What a job leads to is made in the same transaction: a run that was asked for meanwhile, the
- * next stage of its pipeline, a note for those that wait for it.
+ * start of those that wait for it.  A job of a pipeline that has a next stage does not end: see
+ * waiting/pipelines.sql.
  */
 
 create or replace function rota.finish_job(
@@ -56,8 +57,8 @@ $$;
 
 comment on function rota.finish_job(bigint, bigint, jsonb, text) is
     'End a running job as succeeded and return finished, or already_finished if this token '
-    'did so before; its run of a pipeline goes on to next_stage, to the next in order if that '
-    'is null, to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
+    'did so before; a job of a pipeline goes on to next_stage instead, to the next in order if '
+    'that is null, to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
     'otherwise, RT001, 22023.';
 
 create or replace function rota.finish_jobs(
@@ -75,10 +76,6 @@ create or replace function rota.finish_jobs(
     set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
-declare
-    v_hasty bigint[];
-    v_newest bigint[];
-    v_ended bigint[];
 begin
     perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
     perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
@@ -87,42 +84,14 @@ begin
             finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.next_stages);
     end if;
 
-    v_hasty := rota._end_jobs(
-        finish_jobs.job_ids, finish_jobs.lease_tokens, 'running', 'succeeded',
-        finish_jobs.results, finish_jobs.next_stages, true);
-    if cardinality(v_hasty) = cardinality(finish_jobs.job_ids) then
-        return query
-        select i.job_id, 'finished' from unnest(finish_jobs.job_ids) as i (job_id);
-        return;
-    end if;
-
-    -- Some are not ours any more, or locked by somebody, or were.
-    v_newest := rota._newest_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
-    v_ended := rota._end_jobs(
-        rota._hold_jobs(v_newest, finish_jobs.lease_tokens), finish_jobs.lease_tokens,
-        'running', 'succeeded', finish_jobs.results, finish_jobs.next_stages);
     return query
-    select
-        t.job_id,
-        case
-            when h.job_id is not null and t.lease_token = t.first_token then 'finished'
-            when e.job_id is not null then 'finished'
-            when rota._is_running(t.job_id, t.lease_token) then 'busy'
-            when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
-            else 'lost'
-        end
-    from (
-        select
-            i.*,
-            first_value(i.lease_token)
-                over (partition by i.job_id order by i.ordinal) as first_token
-        from unnest(finish_jobs.job_ids, finish_jobs.lease_tokens, v_newest)
-            with ordinality as i (job_id, lease_token, newest_id, ordinal)
-    ) as t
-    -- Of a job that was given twice, the first token is the one that was tried in haste.
-    left join unnest(v_hasty) as h (job_id) on h.job_id = t.job_id
-    left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id
-    order by t.ordinal;
+    select f.job_id, f.answer
+    from unnest(
+        finish_jobs.job_ids,
+        rota._finish_running(
+            finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.results,
+            finish_jobs.next_stages)
+    ) as f (job_id, answer);
 end;
 $$;
 
@@ -130,6 +99,59 @@ comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
     'End up to 1000 running jobs as succeeded and return finished, already_finished, lost, or '
     'busy (another session has the row locked, ask again) for each in the order given; results '
     'and next_stages are as long as job_ids; raises 22023.';
+
+/* What finish_jobs() answers for each job, whose arguments are checked. */
+create or replace function rota._finish_running(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    results jsonb,
+    next_stages text[]
+)
+    returns text[]
+    language plpgsql
+as $$
+declare
+    v_first bigint[];
+    v_newest bigint[];
+    v_ended bigint[];
+begin
+    v_first := rota._end_jobs(
+        _finish_running.job_ids, _finish_running.lease_tokens, 'running', 'succeeded',
+        _finish_running.results, _finish_running.next_stages, true);
+    if cardinality(v_first) = cardinality(_finish_running.job_ids) then
+        return array_fill('finished'::text, array[cardinality(v_first)]);
+    end if;
+
+    -- Some are not ours any more, or locked by another session, or were.
+    v_newest := rota._newest_refs(_finish_running.job_ids, _finish_running.lease_tokens);
+    v_ended := rota._end_jobs(
+        rota._hold_jobs(v_newest, _finish_running.lease_tokens), _finish_running.lease_tokens,
+        'running', 'succeeded', _finish_running.results, _finish_running.next_stages);
+    return array(
+        select
+            case
+                when h.job_id is not null and t.lease_token = t.first_token then 'finished'
+                when e.job_id is not null then 'finished'
+                when rota._is_running(t.job_id, t.lease_token) then 'busy'
+                when rota._is_finished(t.job_id, t.lease_token) then 'already_finished'
+                else 'lost'
+            end
+        from (
+            select
+                i.*,
+                first_value(i.lease_token)
+                    over (partition by i.job_id order by i.ordinal) as first_token
+            from unnest(
+                _finish_running.job_ids, _finish_running.lease_tokens, v_newest
+            ) with ordinality as i (job_id, lease_token, newest_id, ordinal)
+        ) as t
+        -- Of a job that was given twice, the first token is the one that was tried first.
+        left join unnest(v_first) as h (job_id) on h.job_id = t.job_id
+        left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id
+        order by t.ordinal
+    );
+end;
+$$;
 
 /*
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
@@ -141,6 +163,9 @@ comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
  *
  * In haste it goes past rows that somebody may have locked: a mark of whoever locked a row last
  * is left in its xmax, and that of its own claim is none.
+ *
+ * A job of a pipeline is passed over, too, and left to _end_stages(), which calls again for
+ * those that are in their last stage.
  */
 create or replace function rota._end_jobs(
     job_ids bigint[],
@@ -149,7 +174,8 @@ create or replace function rota._end_jobs(
     new_status text,
     results jsonb default null,
     next_stages text[] default null,
-    is_hasty boolean default false
+    is_hasty boolean default false,
+    is_last_stage boolean default false
 )
     returns bigint[]
     language plpgsql
@@ -162,8 +188,9 @@ declare
     v_token constant bigint := case when _end_jobs.lease_tokens[1]
         = all(_end_jobs.lease_tokens) then _end_jobs.lease_tokens[1] end;
     v_ended bigint[];
-    v_over bigint[];
     v_leading jsonb;
+    v_held_limits jsonb;
+    v_waiting_kinds jsonb;
 begin
     with ended as (
         delete from rota.jobs as j
@@ -171,6 +198,7 @@ begin
           and j.lease_token = coalesce(
             v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])
           and j.status = _end_jobs.old_status
+          and (j.pipeline is null or _end_jobs.is_last_stage)
           and (not _end_jobs.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
           -- Only a worker succeeds; other ends may be of a sweep, which is for all queues.
           and (_end_jobs.new_status <> 'succeeded' or not exists (select from rota.queue_grants)
@@ -178,16 +206,17 @@ begin
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
             j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.pipeline,
-            j.stage, j.stage_input, j.first_job_id, j.definition, j.scheduled_for, j.run_at,
+            j.stage, j.stage_input, j.definition, j.scheduled_for, j.run_at,
             j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
             j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
-            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
+            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority,
+            j.held_limits
     ),
     archived as (
         insert into rota.finished_jobs (
             id, queue, job_type, payload, priority, max_attempts, lease,
             backoff, idempotency_key, ordering_key, skip_dead, limit_key,
-            pipeline, stage, stage_input, first_job_id, definition,
+            pipeline, stage, stage_input, definition,
             scheduled_for, run_at, attempts, lease_token, locked_by,
             cancel_requested_at, cancel_reason, progress_percent, progress_message,
             last_error, error_type, failed_at, created_at, started_at,
@@ -196,7 +225,7 @@ begin
         select
             e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            e.pipeline, e.stage, e.stage_input, e.first_job_id, e.definition,
+            e.pipeline, e.stage, e.stage_input, e.definition,
             e.scheduled_for, e.run_at, e.attempts, e.lease_token, e.locked_by,
             e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
@@ -208,32 +237,46 @@ begin
     select
         coalesce(array_agg(e.id), '{}'),
         -- Of what may be large only what goes on: a jsonb holds 256 MB.
-        jsonb_agg(to_jsonb(e) - array['stage_input', case when e.pipeline is null
-            then 'payload' end]) filter (where num_nonnulls(
-            e.rerun_payload, e.ordering_key, e.pipeline, e.definition) > 0)
-    into v_ended, v_leading
+        jsonb_agg(to_jsonb(e) - '{payload,stage_input}'::text[]) filter (where num_nonnulls(
+            e.rerun_payload, e.ordering_key, e.definition) > 0),
+        jsonb_agg(e.held_limits) filter (where e.held_limits is not null),
+        jsonb_agg(jsonb_build_array(e.job_type, e.limit_key))
+            filter (where _end_jobs.old_status in ('queued', 'failed'))
+    into v_ended, v_leading, v_held_limits, v_waiting_kinds
     from ended as e;
+    if v_held_limits is not null then
+        perform rota._leave_limits(array(
+            select jsonb_array_elements_text(h.names)
+            from jsonb_array_elements(v_held_limits) as h (names)
+        ));
+    elsif v_waiting_kinds is not null and exists (select from rota.limits) then
+        perform rota._check_held_of(k.kind ->> 0, k.kind ->> 1)
+        from jsonb_array_elements(v_waiting_kinds) as k (kind);
+    end if;
 
-    v_over := v_ended;
     if v_leading is not null then
-        perform rota._follow_up(v_leading, _end_jobs.new_status);
-        v_over := rota._advance_runs(
-            v_leading, v_ended, _end_jobs.new_status, _end_jobs.job_ids, _end_jobs.results,
-            _end_jobs.next_stages);
+        perform rota._follow_up(v_leading);
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
-    if current_setting('transaction_isolation') <> 'read committed' or exists (
-        select from rota.dependencies as d where d.parent_id = any(v_over)
-    ) then
-        perform rota._settle_parents(v_over, _end_jobs.new_status);
+    if v_leading is not null or current_setting('transaction_isolation') <> 'read committed'
+      or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
+        perform rota._jobs_ended(
+            v_ended, v_leading, _end_jobs.old_status, _end_jobs.new_status);
+    end if;
+    if not _end_jobs.is_last_stage
+      and cardinality(v_ended) < cardinality(_end_jobs.job_ids) then
+        v_ended := v_ended || rota._end_stages(
+            _end_jobs.job_ids, _end_jobs.lease_tokens, _end_jobs.old_status,
+            _end_jobs.new_status, _end_jobs.results, _end_jobs.next_stages,
+            _end_jobs.is_hasty);
     end if;
     return v_ended;
 end;
 $$;
 
-/* What ended jobs lead to, given as rows of jobs: a run after them, a turn for the next. */
-create or replace function rota._follow_up(jobs jsonb, status text)
+/* The run that somebody asked for meanwhile, of ended jobs given as rows of jobs. */
+create or replace function rota._follow_up(jobs jsonb)
     returns void
     language plpgsql
 as $$
@@ -253,33 +296,10 @@ begin
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null
     having count(*) > 0;
-    perform rota._ring(e.queue)
+    perform rota._notify(e.queue)
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null
       and e.rerun_run_at <= v_now;
-
-    insert into rota.stuck_keys (ordering_key, job_id, stuck_since)
-    select e.ordering_key, e.id, v_now
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where _follow_up.status = 'dead'
-      and not e.skip_dead
-    on conflict do nothing;
-
-    insert into rota.rechecks (due_at, kind, subject)
-    select v_now, 'order', e.ordering_key
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where e.ordering_key is not null;
-
-    -- What follows its last run is planned by the end of that.
-    insert into rota.rechecks (due_at, kind, subject)
-    select v_now, 'schedule', e.definition
-    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    join rota.job_definitions as d on d.name = e.definition
-    where d.last_job_id = e.id
-      -- An older snapshot does not show who has come to wait for it.
-      and (d.next_run_at is null
-        or current_setting('transaction_isolation') <> 'read committed');
-    perform rota._ring('');
 end;
 $$;
 
@@ -295,6 +315,12 @@ begin
         where f.id = _is_finished.job_id
           and f.lease_token = _is_finished.lease_token
           and f.status = 'succeeded'
+    ) or exists (
+        select
+        from rota.stage_runs as r
+        where r.job_id = _is_finished.job_id
+          and r.lease_token = _is_finished.lease_token
+          and r.status = 'succeeded'
     );
 end;
 $$;

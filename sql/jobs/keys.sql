@@ -42,21 +42,16 @@ create or replace function rota._enqueue_special(
 as $$
 declare
     v_key constant text := _enqueue_special.job ->> 'idempotency_key';
-    v_ordering_key constant text := _enqueue_special.job ->> 'ordering_key';
     v_job_id bigint;
     v_is_new boolean;
 begin
     perform rota._check_key_rule(
         '', v_key, _enqueue_special.unique_for, _enqueue_special.on_conflict,
         _enqueue_special.updated_at, _enqueue_special.max_wait);
+    perform rota._check_before('', _enqueue_special.after, _enqueue_special.before,
+        _enqueue_special.job ->> 'ordering_key');
     perform rota._check_queues('producer', array[_enqueue_special.job ->> 'queue']);
 
-    if _enqueue_special.before is not null
-      and num_nonnulls(_enqueue_special.after, v_key, v_ordering_key) > 0 then
-        perform rota._lock_links();
-    elsif _enqueue_special.after is not null and v_ordering_key is not null then
-        perform rota._share_links();
-    end if;
     select k.job_id, k.is_new
     into v_job_id, v_is_new
     from rota._enqueue_keyed(
@@ -67,7 +62,7 @@ begin
     end if;
     perform rota._link_job(
         v_job_id, v_is_new, _enqueue_special.after, _enqueue_special.before);
-    perform rota._ring_for(array[v_job_id]);
+    perform rota._notify_for(array[v_job_id]);
     return v_job_id;
 end;
 $$;
@@ -198,7 +193,7 @@ declare
     v_unique_until constant timestamptz := v_now + rota._exact(_hold_key.unique_for);
 begin
     insert into rota.idempotency_keys as k (
-        idempotency_key, key_scope, job_id, unique_until, source_updated_at, kept_until
+        idempotency_key, key_scope, job_id, unique_until, source_updated_at, expires_at
     )
     values (
         _hold_key.idempotency_key, _hold_key.key_scope, _hold_key.job_id, v_unique_until,
@@ -208,7 +203,7 @@ begin
     set job_id = excluded.job_id,
         unique_until = coalesce(excluded.unique_until, k.unique_until),
         source_updated_at = coalesce(excluded.source_updated_at, k.source_updated_at),
-        kept_until = greatest(excluded.kept_until, k.kept_until)
+        expires_at = greatest(excluded.expires_at, k.expires_at)
     where (excluded.unique_until is null or coalesce(k.unique_until, '-infinity') <= v_now)
       and (
         excluded.source_updated_at is null
@@ -257,6 +252,7 @@ begin
         updated_at = case when j.status = 'running' then j.updated_at else v_now end
     where j.id = _update_keyed.job_id
       and (j.status <> 'running' or _update_keyed.is_rerun);
+    perform rota._enter_lanes(array[_update_keyed.job_id]);
 end;
 $$;
 

@@ -61,6 +61,10 @@ begin
         keep_dead = coalesce(excluded.keep_dead, case when not is_reset then q.keep_dead end),
         ageing = coalesce(excluded.ageing, case when not is_reset then q.ageing end),
         updated_at = rota.now();
+    if set_queue.ageing is not null or set_queue.is_reset then
+        -- Jobs that wait take the places that the new setting gives them.
+        perform rota._add_checks('queue', array[set_queue.queue]);
+    end if;
 end;
 $$;
 
@@ -112,7 +116,7 @@ begin
         updated_at = rota.now()
     where q.queue = resume_queue.queue
       and q.is_paused;
-    perform rota._ring(resume_queue.queue);
+    perform rota._notify(resume_queue.queue);
 end;
 $$;
 

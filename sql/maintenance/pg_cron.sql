@@ -8,7 +8,7 @@
  * of the owner of rota.
  *
  * The extension may be missing, so whatever touches it is dynamic.  It never empties its log
- * of runs; retention forgets ours after a day.
+ * of runs; retention deletes ours after a day.
  */
 
 create or replace function rota.start_ticker(every interval default '1 second')
@@ -35,7 +35,7 @@ begin
       and j.username = current_user
       and not j.active;
     perform cron.schedule('rota tick', v_schedule, v_command);
-    insert into rota.upkeep (task, done_at)
+    insert into rota.maintenance (task, done_at)
     values ('pg_cron', rota.now())
     on conflict (task) do nothing;
     return format('pg_cron %s runs "%s" at "%s" as %s',
@@ -222,8 +222,8 @@ end;
 $$;
 
 /* Delete what pg_cron has logged about our runs that ended a day ago; looks once an hour. */
-create or replace function rota._forget_cron_runs(max_rows integer)
-    returns void
+create or replace function rota._purge_cron_runs(max_rows integer)
+    returns integer
     language plpgsql
     set enable_seqscan = on
     -- The log of others grows as it likes: an older plan may be one for a few rows.
@@ -231,15 +231,15 @@ create or replace function rota._forget_cron_runs(max_rows integer)
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_deleted bigint;
+    v_deleted integer;
 begin
     perform
-    from rota.upkeep as u
+    from rota.maintenance as u
     where u.task = 'pg_cron'
       and u.done_at not between v_now - interval '1 hour' and v_now
     for update skip locked;
     if not found or not rota._has_cron() then
-        return;
+        return 0;
     end if;
 
     delete from cron.job_run_details as d
@@ -250,11 +250,12 @@ begin
           and o.username = current_user
           and o.command like 'call rota.tick_loop(%'
           and coalesce(o.end_time, o.start_time) < v_now - interval '1 day'
-        limit _forget_cron_runs.max_rows
+        limit _purge_cron_runs.max_rows
     ));
     get diagnostics v_deleted = row_count;
-    if v_deleted < _forget_cron_runs.max_rows then
-        update rota.upkeep as u set done_at = v_now where u.task = 'pg_cron';
+    if v_deleted < _purge_cron_runs.max_rows then
+        update rota.maintenance as u set done_at = v_now where u.task = 'pg_cron';
     end if;
+    return v_deleted;
 end;
 $$;

@@ -1,92 +1,331 @@
 /*
- * maintenance/retention.sql -- partitions ahead, and forgetting behind.
+ * maintenance/retention.sql -- partitions ahead, and purging behind.
  *
- * Nothing is kept for ever unless somebody asks for it.  The horizon is the longest keep of
- * any queue; a day that lies wholly behind it is dropped as one partition.  Only queues that
- * keep less than the horizon, dead jobs, and days without a partition are deleted row by row,
- * a few thousand a call.
+ * Nothing is kept for ever unless somebody asks for it.  Ended jobs and failed attempts lie in
+ * partitions, of which one that lies wholly behind the longest keep of any queue is dropped.
+ * All else is deleted row by row, in the order in which it expires: jobs of queues that keep
+ * less, dead jobs, idempotency keys, effects, occurrences, and rows without a partition.
  *
- * Records of effects carry the end of their time themselves.
+ * A call deletes up to 1000 rows of each kind, and begins with no further kind after 100 ms.
+ * What stays for the next call is told by has_more, and then the next tick goes on at once.
+ * Otherwise retention looks every ten seconds.  Kinds are taken in any order, so that none
+ * starves behind another.
+ *
+ * While a session holds an old snapshot, the index entries of what was deleted stay in front.
+ * So each scan remembers what it reached and begins there the next time.  A row behind that
+ * place -- it was locked, it was committed late -- is found by a full scan, and full scans take
+ * at most a twentieth of the time.  In peace a scan takes a moment, and nearly all are full.
  *
  * Making and dropping a partition locks the parent for a moment.  It waits for that lock no
  * longer than a tenth of a second, so that finishing jobs never queue up behind it; what does
  * not succeed now will at a later tick.  And it is done only when tick() is alone in its
- * transaction: a forgotten transaction must not hold such a lock.  (Several statements sent as
- * one string are one transaction that cannot be told from one statement: send tick() alone.)
+ * transaction: a forgotten transaction must not hold such a lock.  Where no tick is ever alone,
+ * rows go to the default partition and are deleted from it one by one, and so are those of a
+ * partition that should have been dropped a day ago.  (Several statements sent as one string
+ * are one transaction that cannot be told from one statement: send tick() alone.)
  *
  * Each step is a subtransaction of its own, and so is each queue and each partition.  A view
  * that somebody has made on one partition, or a row that cannot be deleted, stays with a
- * warning, and everything else goes its way.
+ * warning, and everything else goes its way.  Rows that others hold are skipped.
  */
 
+/* How many rows of each kind were deleted, and whether there are more. */
 create or replace function rota._retain(is_alone boolean, is_busy boolean)
     returns table (
-        jobs_deleted integer,
+        deleted jsonb,
         partitions_created integer,
-        partitions_dropped integer
+        partitions_dropped integer,
+        has_more boolean
     )
     language plpgsql
     set enable_seqscan = off
     set jit = off
     set plan_cache_mode = force_generic_plan
+    set max_parallel_workers_per_gather = 0
+    set enable_hashjoin = off
+    set enable_mergejoin = off
     set lock_timeout = '100ms'
 as $$
 declare
+    c_kinds constant text[] := array[
+        'jobs',
+        'stage_runs',
+        'dependencies',
+        'errors',
+        'keys',
+        'effects',
+        'occurrences',
+        'limits',
+        'workers',
+        'cron_runs'
+    ];
+    c_max_rows constant integer := 1000;
     v_now constant timestamptz := rota.now();
-    v_step text;
-    v_others integer := 0;
+    v_is_due constant boolean := rota._record_tick(_retain.is_alone, _retain.is_busy);
+    v_kind text;
+    v_rows integer;
+    v_did boolean := false;
 begin
-    jobs_deleted := 0;
+    deleted := (select jsonb_object_agg(k.kind, 0) from unnest(c_kinds) as k (kind));
     partitions_created := 0;
     partitions_dropped := 0;
-
-    -- At most once in ten seconds, and by one caller at a time.
-    if not rota._record_tick(_retain.is_alone, _retain.is_busy) then
+    has_more := false;
+    if not v_is_due and not exists (
+        select from rota.maintenance as m where m.task = 'retention' and m.has_more
+    ) then
         return next;
         return;
     end if;
 
-    foreach v_step in array array[
-        'jobs', 'errors', 'keys', 'effects', 'fires', 'limits', 'workers', 'pg_cron',
-        'partitions'
-    ] loop
+    foreach v_kind in array (
+        select array_agg(k.kind order by random()) from unnest(c_kinds) as k (kind)
+    ) loop
+        if rota.now() - v_now > interval '100 ms' then
+            has_more := true;
+            exit;
+        end if;
         begin
-            if v_step = 'jobs' then
-                jobs_deleted := rota._delete_old_jobs(5000);
-            elsif v_step = 'errors' then
-                v_others := v_others + rota._delete_old_errors(5000);
-            elsif v_step = 'keys' then
-                v_others := v_others + rota._forget_keys(5000);
-            elsif v_step = 'effects' then
-                v_others := v_others + rota._forget_effects(5000);
-            elsif v_step = 'fires' then
-                v_others := v_others + rota._forget_fires(5000);
-            elsif v_step = 'limits' then
-                perform rota._forget_limits(5000);
-            elsif v_step = 'workers' then
-                delete from rota.workers as w where w.last_seen_at < v_now - interval '1 day';
-            elsif v_step = 'pg_cron' then
-                perform rota._forget_cron_runs(10000);
-            elsif _retain.is_alone then
-                partitions_created := rota._create_partitions();
-                partitions_dropped := rota._drop_partitions();
+            v_rows := rota._purge(v_kind, c_max_rows);
+            if v_rows >= c_max_rows then
+                -- One more says whether there are more.
+                v_rows := v_rows + rota._purge(v_kind, 1);
+                has_more := has_more or v_rows > c_max_rows;
             end if;
+            v_did := v_did or v_rows > 0;
         exception
             when others then
-                raise warning 'retention of % failed, to be tried again: %', v_step, sqlerrm;
+                raise warning 'retention of % failed, to be tried again: %', v_kind, sqlerrm;
+                continue;
         end;
+        deleted := deleted || jsonb_build_object(v_kind, v_rows);
     end loop;
 
-    if greatest(jobs_deleted, v_others, partitions_created, partitions_dropped) > 0 then
-        -- There may be more.
-        update rota.upkeep as u
-        set done_at = v_now,
-            done_by = t.done_by
-        from rota.upkeep as t
-        where u.task = 'retention'
-          and t.task = 'tick';
+    -- Last, because of its locks, and at a pace of its own.
+    if _retain.is_alone and v_is_due then
+        begin
+            partitions_created := rota._create_partitions();
+            partitions_dropped := rota._drop_partitions();
+            v_did := v_did or greatest(partitions_created, partitions_dropped) > 0;
+        exception
+            when others then
+                raise warning 'partitions failed, to be tried again: %', sqlerrm;
+        end;
     end if;
+
+    perform rota._record_retention(v_did, has_more);
     return next;
+end;
+$$;
+
+/* Delete up to so many rows of one kind, and return how many. */
+create or replace function rota._purge(kind text, max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+begin
+    return case _purge.kind
+        when 'jobs' then rota._purge_jobs(_purge.max_rows)
+        when 'stage_runs' then rota._purge_stage_runs(_purge.max_rows)
+        when 'dependencies' then rota._purge_dependencies(_purge.max_rows)
+        when 'errors' then rota._purge_partitions('job_errors', _purge.max_rows)
+        when 'keys' then rota._purge_keys(_purge.max_rows)
+        when 'effects' then rota._purge_effects(_purge.max_rows)
+        when 'occurrences' then rota._purge_occurrences(_purge.max_rows)
+        when 'limits' then rota._purge_limits(_purge.max_rows)
+        when 'workers' then rota._purge_workers(_purge.max_rows)
+        when 'cron_runs' then rota._purge_cron_runs(_purge.max_rows)
+    end;
+end;
+$$;
+
+/* Record what retention found; a row that another tick holds is left to that one. */
+create or replace function rota._record_retention(did_something boolean, has_more boolean)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+begin
+    perform
+    from rota.maintenance as m
+    where m.task = 'retention'
+      and (
+        m.has_more <> _record_retention.has_more
+        or _record_retention.did_something
+        and m.done_at not between v_now - interval '10 seconds' and v_now
+      )
+    for update skip locked;
+    if not found then
+        return;
+    end if;
+
+    update rota.maintenance as m
+    set done_at = case when _record_retention.did_something then v_now else m.done_at end,
+        done_by = t.done_by,
+        has_more = _record_retention.has_more
+    from rota.maintenance as t
+    where m.task = 'retention'
+      and t.task = 'tick';
+end;
+$$;
+
+/* Where a scan begins: at what it reached the last time, or -infinity for a full one. */
+create or replace function rota._purge_from(scan text, moment timestamptz)
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_hint constant bigint[] := string_to_array(
+        rota._scan_start('purge ' || _purge_from.scan), ' ')::bigint[];
+    v_moment constant bigint := (extract(epoch from _purge_from.moment) * 1000000)::bigint;
+begin
+    if (
+        v_hint[1] > v_moment and v_hint[1] <= v_moment + 3600000000
+        and v_hint[2] <= v_moment
+    ) is not true then
+        return timestamptz '-infinity';
+    end if;
+    return 'epoch'::timestamptz + v_hint[2] * interval '1 microsecond';
+end;
+$$;
+
+/*
+ * Keep what a scan reached; *moment* is when it began, and *start* where.  After a full one the
+ * next full one is due when twenty times as long has passed.
+ */
+create or replace function rota._keep_purge(
+    scan text,
+    moment timestamptz,
+    start timestamptz,
+    reached timestamptz
+)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_hint bigint[] := string_to_array(
+        rota._scan_start('purge ' || _keep_purge.scan), ' ')::bigint[];
+begin
+    if not isfinite(_keep_purge.start) then
+        v_hint[1] := (extract(epoch from _keep_purge.moment + least(
+            21 * (rota.now() - _keep_purge.moment), interval '1 hour')) * 1000000)::bigint;
+    end if;
+    v_hint[2] := (extract(epoch from _keep_purge.reached) * 1000000)::bigint;
+    perform rota._keep_scan_start(
+        'purge ' || _keep_purge.scan, array_to_string(v_hint, ' '));
+end;
+$$;
+
+create or replace function rota._purge_keys(max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_from constant timestamptz := rota._purge_from('keys', v_now);
+    v_rows tid[];
+    v_last timestamptz;
+    v_deleted integer;
+begin
+    select array_agg(o.ctid), max(o.expires_at)
+    into v_rows, v_last
+    from (
+        select k.ctid, k.expires_at
+        from rota.idempotency_keys as k
+        where k.expires_at < v_now
+          and k.expires_at >= v_from
+        order by k.expires_at
+        limit _purge_keys.max_rows
+        for update skip locked
+    ) as o;
+    perform rota._keep_purge('keys', v_now, v_from, coalesce(v_last, v_now));
+    delete from rota.idempotency_keys as k where k.ctid = any(v_rows);
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
+end;
+$$;
+
+/* Delete records of effects; one whose lease is held is still needed. */
+create or replace function rota._purge_effects(max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_from constant timestamptz := rota._purge_from('effects', v_now);
+    v_rows tid[];
+    v_last timestamptz;
+    v_deleted integer;
+begin
+    select array_agg(o.ctid), max(o.expires_at)
+    into v_rows, v_last
+    from (
+        select e.ctid, e.expires_at
+        from rota.effects as e
+        where e.expires_at < v_now
+          and e.expires_at >= v_from
+          and (e.completed_at is not null or not rota._is_leased(e.job_id, e.lease_token))
+        order by e.expires_at
+        limit _purge_effects.max_rows
+        for update skip locked
+    ) as o;
+    perform rota._keep_purge('effects', v_now, v_from, coalesce(v_last, v_now));
+    -- Asked again when it is locked: a new lease may just have taken it over.
+    delete from rota.effects as e
+    where e.ctid = any(v_rows)
+      and (e.completed_at is not null or not rota._is_leased(e.job_id, e.lease_token));
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
+end;
+$$;
+
+/* Delete planned times that were dealt with; last_run_at stands for them. */
+create or replace function rota._purge_occurrences(max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_from constant timestamptz := rota._purge_from('occurrences', v_now);
+    v_rows tid[];
+    v_last timestamptz;
+    v_deleted integer;
+begin
+    select array_agg(o.ctid), max(o.fired_at)
+    into v_rows, v_last
+    from (
+        select f.ctid, f.fired_at
+        from rota.fires as f
+        where f.fired_at < v_now - interval '90 days'
+          and f.fired_at >= v_from
+        order by f.fired_at
+        limit _purge_occurrences.max_rows
+        for update skip locked
+    ) as o;
+    perform rota._keep_purge(
+        'occurrences', v_now, v_from, coalesce(v_last, v_now - interval '90 days'));
+    delete from rota.fires as f where f.ctid = any(v_rows);
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
+end;
+$$;
+
+create or replace function rota._purge_workers(max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_rows tid[] := array(
+        select w.ctid
+        from rota.workers as w
+        where w.last_seen_at < rota.now() - interval '1 day'
+        limit _purge_workers.max_rows
+        for update skip locked
+    );
+begin
+    delete from rota.workers as w where w.ctid = any(v_rows);
+    return cardinality(v_rows);
 end;
 $$;
 
@@ -101,217 +340,424 @@ begin
 end;
 $$;
 
-/* Delete up to max_rows rows that no partition drop will take soon enough. */
-create or replace function rota._delete_old_jobs(max_rows integer)
+/* Delete ended jobs that no partition drop will take soon enough. */
+create or replace function rota._purge_jobs(max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_keep record;
+    v_deleted integer := 0;
+begin
+    for v_keep in
+        select k.is_dead, k.queue, rota.now() - k.keep as before
+        from rota._short_keeps() as k
+    loop
+        v_deleted := v_deleted + rota._purge_queue(
+            v_keep.is_dead, v_keep.queue, v_keep.before, _purge_jobs.max_rows - v_deleted);
+        exit when v_deleted >= _purge_jobs.max_rows;
+    end loop;
+    return v_deleted
+        + rota._purge_partitions('finished_jobs_done', _purge_jobs.max_rows - v_deleted);
+end;
+$$;
+
+/*
+ * Which queues have jobs to be deleted row by row, and how long each keeps them; null stands
+ * for all queues without a keep_dead of their own.
+ */
+create or replace function rota._short_keeps()
+    returns table (is_dead boolean, queue text, keep interval)
+    language plpgsql
+    stable
+as $$
+declare
+    v_horizon constant interval := rota._horizon();
+begin
+    return query
+    select false, q.queue, q.keep_finished
+    from rota.queues as q
+    where q.keep_finished < v_horizon
+    union all
+    select true, q.queue, q.keep_dead
+    from rota.queues as q
+    where q.keep_dead is not null
+    union all
+    select true, null, interval '90 days';
+    if v_horizon > interval '7 days' then
+        return query
+        select false, h.queue, interval '7 days'
+        from rota._history_queues('finished_jobs_done') as h (queue)
+        left join rota.queues as q on q.queue = h.queue
+        where q.keep_finished is null;
+    end if;
+end;
+$$;
+
+/*
+ * The queues in a part of the history, by a loose scan with one probe for each: of its newest
+ * row, since that is seldom one that was deleted.
+ */
+create or replace function rota._history_queues(part text)
+    returns setof text
+    language plpgsql
+    stable
+as $$
+begin
+    return query execute format(
+        'with recursive found (queue) as ('
+        '(select f.queue from rota.%1$I as f '
+        'order by f.queue desc, f.finished_at desc limit 1) '
+        'union all '
+        'select (select f.queue from rota.%1$I as f where f.queue < n.queue '
+        'order by f.queue desc, f.finished_at desc limit 1) '
+        'from found as n where n.queue is not null) '
+        'select n.queue from found as n where n.queue is not null',
+        _history_queues.part);
+end;
+$$;
+
+/* Delete ended jobs of a queue, or of all; where that fails, of each of these by itself. */
+create or replace function rota._purge_queue(
+    is_dead boolean,
+    queue text,
+    before timestamptz,
+    max_rows integer
+)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_queue text;
+    v_deleted integer := 0;
+begin
+    return case
+        when _purge_queue.is_dead then rota._purge_dead(
+            _purge_queue.queue, _purge_queue.before, _purge_queue.max_rows)
+        else rota._purge_done(
+            _purge_queue.queue, _purge_queue.before, _purge_queue.max_rows)
+    end;
+exception
+    when others then
+        if _purge_queue.queue is not null then
+            raise warning 'old jobs of queue % stay for now: %', _purge_queue.queue, sqlerrm;
+            return 0;
+        end if;
+
+        for v_queue in
+            select h.queue
+            from rota._history_queues('finished_jobs_dead') as h (queue)
+            left join rota.queues as q on q.queue = h.queue
+            where q.keep_dead is null
+        loop
+            exit when v_deleted >= _purge_queue.max_rows;
+            v_deleted := v_deleted + rota._purge_queue(
+                true, v_queue, _purge_queue.before, _purge_queue.max_rows - v_deleted);
+        end loop;
+        return v_deleted;
+end;
+$$;
+
+/* Delete succeeded and cancelled jobs of a queue that ended before this. */
+create or replace function rota._purge_done(queue text, before timestamptz, max_rows integer)
     returns integer
     language plpgsql
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_oldest constant timestamptz := v_now - rota._horizon();
-    v_statuses text[];
-    v_queue text;
-    v_before timestamptz;
+    v_scan constant text := 'done_' || (hashtext(_purge_done.queue) & 2147483647);
+    v_from constant timestamptz := rota._purge_from(v_scan, v_now);
     v_ids bigint[];
+    v_first timestamptz;
+    v_last timestamptz;
+    v_deleted integer;
+begin
+    select array_agg(o.id), min(o.finished_at), max(o.finished_at)
+    into v_ids, v_first, v_last
+    from (
+        select f.id, f.finished_at
+        from rota.finished_jobs_done as f
+        where f.queue = _purge_done.queue
+          and f.finished_at < _purge_done.before
+          and f.finished_at >= v_from
+          -- A job that was enqueued under an older snapshot may wait for it.
+          and not exists (
+            select
+            from rota.dependencies as d
+            where d.parent_id = f.id
+          )
+        order by f.finished_at
+        limit _purge_done.max_rows
+        for update skip locked
+    ) as o;
+    perform rota._keep_purge(v_scan, v_now, v_from, coalesce(v_last, _purge_done.before));
+    delete from rota.finished_jobs_done as f
+    where f.id = any(v_ids)
+      and f.finished_at between v_first and v_last;
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
+end;
+$$;
+
+/* Delete dead jobs that ended before this, of a queue or of those without a keep_dead. */
+create or replace function rota._purge_dead(queue text, before timestamptz, max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_scan constant text :=
+        'dead_' || coalesce((hashtext(_purge_dead.queue) & 2147483647)::text, 'rest');
+    v_from constant timestamptz := rota._purge_from(v_scan, v_now);
+    v_rows tid[];
+    v_last timestamptz;
+    v_deleted integer;
+begin
+    if _purge_dead.queue is not null then
+        select array_agg(o.ctid), max(o.finished_at)
+        into v_rows, v_last
+        from (
+            select f.ctid, f.finished_at
+            from rota.finished_jobs_dead as f
+            where f.queue = _purge_dead.queue
+              and f.finished_at < _purge_dead.before
+              and f.finished_at >= v_from
+              -- Another job, or its ordering key, may wait for the retry.
+              and not exists (select from rota.dependencies as d where d.parent_id = f.id)
+              and not exists (
+                select
+                from rota.stuck_keys as s
+                where s.ordering_key = f.ordering_key
+                  and s.job_id = f.id
+              )
+            order by f.finished_at
+            limit _purge_dead.max_rows
+            for update skip locked
+        ) as o;
+    else
+        select array_agg(o.ctid), max(o.finished_at)
+        into v_rows, v_last
+        from (
+            select f.ctid, f.finished_at
+            from rota.finished_jobs_dead as f
+            where f.finished_at < _purge_dead.before
+              and f.finished_at >= v_from
+              and not exists (
+                select
+                from rota.queues as q
+                where q.queue = f.queue
+                  and q.keep_dead is not null
+              )
+              -- Another job, or its ordering key, may wait for the retry.
+              and not exists (select from rota.dependencies as d where d.parent_id = f.id)
+              and not exists (
+                select
+                from rota.stuck_keys as s
+                where s.ordering_key = f.ordering_key
+                  and s.job_id = f.id
+              )
+            order by f.finished_at
+            limit _purge_dead.max_rows
+            for update skip locked
+        ) as o;
+    end if;
+    perform rota._keep_purge(v_scan, v_now, v_from, coalesce(v_last, _purge_dead.before));
+    delete from rota.finished_jobs_dead as f where f.ctid = any(v_rows);
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
+end;
+$$;
+
+/*
+ * Delete up to max_rows rows of stages that are as old as ended jobs may get in any queue of
+ * their pipeline.  So of one job the oldest go first, and its latest result is the one left.
+ */
+create or replace function rota._purge_stage_runs(max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_pipeline text;
+    v_before timestamptz;
+    v_rows tid[];
     v_deleted integer := 0;
 begin
-    for v_statuses, v_queue, v_before in
-        select r.statuses, r.queue, v_now - r.keep from rota._rows_to_delete() as r
+    for v_pipeline, v_before in
+        select p.pipeline, v_now - max(coalesce(q.keep_finished, '7 days'))
+        from rota.pipeline_stages as p
+        left join rota.queues as q on q.queue = p.queue
+        group by p.pipeline
     loop
-        begin
-            v_ids := array(
-                select f.id
-                from rota.finished_jobs as f
-                where f.status = any(v_statuses)
-                  and f.queue = v_queue
-                  and f.finished_at < v_before
-                  and not rota._is_waited_for(f.id, f.first_job_id)
-                order by f.finished_at
-                limit _delete_old_jobs.max_rows - v_deleted
-                for update skip locked
-            );
-            delete from rota.finished_jobs as f
-            where f.id = any(v_ids)
-              and f.status = any(v_statuses)
-              and f.finished_at < v_before;
-            v_deleted := v_deleted + cardinality(v_ids);
-        exception
-            when others then
-                raise warning 'old jobs of queue % stay for now: %', v_queue, sqlerrm;
-        end;
-        exit when v_deleted >= _delete_old_jobs.max_rows;
+        v_rows := array(
+            select r.ctid
+            from rota.stage_runs as r
+            where r.pipeline = v_pipeline
+              and r.finished_at < v_before
+            order by r.finished_at
+            limit _purge_stage_runs.max_rows - v_deleted
+            for update skip locked
+        );
+        delete from rota.stage_runs as r where r.ctid = any(v_rows);
+        v_deleted := v_deleted + cardinality(v_rows);
+        exit when v_deleted >= _purge_stage_runs.max_rows;
     end loop;
-
-    -- The default partition is never dropped.
-    v_ids := array(
-        select f.id
-        from rota.finished_jobs_done_default as f
-        where f.finished_at < v_oldest
-        limit _delete_old_jobs.max_rows - v_deleted
-        for update skip locked
-    );
-    delete from rota.finished_jobs_done_default as f
-    where f.id = any(v_ids)
-      and f.finished_at < v_oldest;
-    return v_deleted + cardinality(v_ids);
-end;
-$$;
-
-/* Whether somebody waits for an ended job, or its run: for its retry, if it is dead. */
-create or replace function rota._is_waited_for(job_id bigint, first_job_id bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
-begin
-    return exists (
-        select
-        from rota.dependencies as d
-        where d.parent_id in (_is_waited_for.job_id, _is_waited_for.first_job_id)
-    ) or exists (
-        select from rota.stuck_keys as s where s.job_id = _is_waited_for.job_id
-    );
-end;
-$$;
-
-create or replace function rota._delete_old_errors(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_deleted integer;
-begin
-    delete from rota.job_errors as e
-    where (e.job_id, e.lease_token) in (
-        select o.job_id, o.lease_token
-        from rota.job_errors as o
-        where o.failed_at < rota.now() - greatest(
-            '90 days', (select max(q.keep_dead) from rota.queues as q))
-        order by o.failed_at
-        limit _delete_old_errors.max_rows
-        for update skip locked
-    );
-    get diagnostics v_deleted = row_count;
     return v_deleted;
 end;
 $$;
 
-create or replace function rota._forget_keys(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_deleted integer;
-begin
-    delete from rota.idempotency_keys as k
-    where (k.idempotency_key, k.key_scope) in (
-        select o.idempotency_key, o.key_scope
-        from rota.idempotency_keys as o
-        where o.kept_until < rota.now()
-        order by o.kept_until
-        limit _forget_keys.max_rows
-        for update skip locked
-    );
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
-end;
-$$;
-
-/* Delete up to max_rows records of effects; one whose lease is held is still needed. */
-create or replace function rota._forget_effects(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_old tid[];
-    v_deleted integer;
-begin
-    v_old := array(
-        select e.ctid
-        from rota.effects as e
-        where e.kept_until < rota.now()
-          and (e.completed_at is not null or not rota._is_leased(e.job_id, e.lease_token))
-        order by e.kept_until
-        limit _forget_effects.max_rows
-        for update skip locked
-    );
-    -- Asked again when it is locked: a new lease may just have taken it over.
-    delete from rota.effects as e
-    where e.ctid = any(v_old)
-      and (e.completed_at is not null or not rota._is_leased(e.job_id, e.lease_token));
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
-end;
-$$;
-
-/* Which queues have history, and how long each keeps it; a loose scan, one probe a queue. */
-create or replace function rota._rows_to_delete()
-    returns table (statuses text[], queue text, keep interval)
+/* What is partitioned by time: by so many days, so many partitions ahead, kept so long. */
+create or replace function rota._partitioned_tables()
+    returns table (name text, time_column text, days integer, ahead integer, keep interval)
     language plpgsql
     stable
 as $$
 begin
     return query
-    with recursive trees (statuses) as (
-        values ('{dead}'::text[]), ('{succeeded,cancelled}')
-    ),
-    found (statuses, queue) as (
-        select t.statuses, (
-            select f.queue
-            from rota.finished_jobs as f
-            where f.status = any(t.statuses)
-            order by f.queue
-            limit 1
-        )
-        from trees as t
-        union all
-        select n.statuses, (
-            select f.queue
-            from rota.finished_jobs as f
-            where f.status = any(n.statuses)
-              and f.queue > n.queue
-            order by f.queue
-            limit 1
-        )
-        from found as n
-        where n.queue is not null
-    )
-    select
-        n.statuses, n.queue,
-        case
-            when n.statuses = '{dead}' then coalesce(q.keep_dead, '90 days')
-            else coalesce(q.keep_finished, '7 days')
-        end
-    from found as n
-    left join rota.queues as q on q.queue = n.queue
-    where n.queue is not null
-      and (n.statuses = '{dead}' or coalesce(q.keep_finished, '7 days') < rota._horizon());
+    select 'finished_jobs_done', 'finished_at', 1, 7, rota._horizon()
+    union all
+    select 'job_errors', 'failed_at', 7, 2, greatest(
+        interval '90 days', (select max(q.keep_dead) from rota.queues as q));
+end;
+$$;
+
+/* The partitions of a table that lie wholly before this day, oldest first. */
+create or replace function rota._old_partitions(parent text, days integer, before date)
+    returns setof regclass
+    language plpgsql
+    stable
+as $$
+begin
+    return query
+    select c.oid::regclass
+    from pg_inherits as i
+    join pg_class as c on c.oid = i.inhrelid
+    where i.inhparent = format('rota.%I', _old_partitions.parent)::regclass
+      and c.relname ~ ('^' || _old_partitions.parent || '_[0-9]{8}$')
+      and c.relname <= format('%s_%s', _old_partitions.parent,
+        to_char(_old_partitions.before - _old_partitions.days, 'YYYYMMDD'))
+    order by c.relname;
 end;
 $$;
 
 /*
- * One partition for each of the next days; returns how many were made.  Not for a day that has
- * begun or is just about to: a job that ends meanwhile may be on its way to the default one.
+ * Delete rows of a partitioned table that are in the default partition, which is never dropped,
+ * or in one that should have been dropped a day ago.
  */
-create or replace function rota._create_partitions()
+create or replace function rota._purge_partitions(parent text, max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_default constant text := _purge_partitions.parent || '_default';
+    v_from constant timestamptz := rota._purge_from(v_default, v_now);
+    v_table record;
+    v_rows tid[];
+    v_last timestamptz;
+    v_partition regclass;
+    v_deleted integer;
+begin
+    select t.time_column, t.days, v_now - t.keep as before
+    into strict v_table
+    from rota._partitioned_tables() as t
+    where t.name = _purge_partitions.parent;
+
+    execute format(
+        'select array_agg(o.ctid), max(o.%2$I) from ('
+        'select f.ctid, f.%2$I from rota.%1$I as f where f.%2$I < $1 and f.%2$I >= $2 '
+        'order by f.%2$I limit $3 for update skip locked) as o',
+        v_default, v_table.time_column)
+    into v_rows, v_last
+    using v_table.before, v_from, _purge_partitions.max_rows;
+    perform rota._keep_purge(v_default, v_now, v_from, coalesce(v_last, v_table.before));
+    execute format('delete from rota.%I as f where f.ctid = any($1)', v_default) using v_rows;
+    get diagnostics v_deleted = row_count;
+
+    for v_partition in
+        select rota._old_partitions(_purge_partitions.parent, v_table.days,
+            (v_table.before at time zone 'UTC')::date - 1)
+    loop
+        exit when v_deleted >= _purge_partitions.max_rows;
+        begin
+            v_deleted := v_deleted
+                + rota._purge_partition(v_partition, _purge_partitions.max_rows - v_deleted);
+        exception
+            when others then
+                raise warning 'rows of % stay for now: %', v_partition, sqlerrm;
+        end;
+    end loop;
+    return v_deleted;
+end;
+$$;
+
+/* Delete rows of a partition as they lie in it; what is remembered is the number of a page. */
+create or replace function rota._purge_partition(partition regclass, max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    c_zero constant timestamptz := timestamptz 'epoch';
+    v_now constant timestamptz := rota.now();
+    v_scan constant text := _purge_partition.partition::oid::text;
+    v_from constant timestamptz := rota._purge_from(v_scan, v_now);
+    v_page bigint := case when isfinite(v_from)
+        then (extract(epoch from v_from) * 1000000)::bigint else 0 end;
+    v_rows tid[];
+    v_deleted integer;
+begin
+    execute format(
+        'select array_agg(o.ctid), coalesce(max((o.ctid::text::point)[0]::bigint), $1) from ('
+        'select f.ctid from %s as f where f.ctid >= format(''(%%s,0)'', $1)::tid '
+        'limit $2 for update skip locked) as o', _purge_partition.partition)
+    into v_rows, v_page
+    using v_page, _purge_partition.max_rows;
+    perform rota._keep_purge(
+        v_scan, v_now, v_from, c_zero + v_page * interval '1 microsecond');
+    execute format('delete from %s as f where f.ctid = any($1)', _purge_partition.partition)
+    using v_rows;
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
+end;
+$$;
+
+/*
+ * Partitions for the next days and weeks, and for the current ones only in a new installation:
+ * a job that ends meanwhile may be on its way to the default partition.  Returns how many.
+ */
+create or replace function rota._create_partitions(with_current boolean default false)
     returns integer
     language plpgsql
 as $$
 declare
     v_today constant date := ((rota.now() + '1 minute') at time zone 'UTC')::date;
+    v_table record;
+    v_first date;
+    v_is_large boolean;
     v_created integer := 0;
 begin
-    -- Attaching a partition reads the default one under a lock that endings wait for.
-    if (
-        select count(*) > 100000
-        from (select from rota.finished_jobs_done_default as f limit 100001) as f
-    ) then
-        raise warning 'partitions are made again when finished_jobs_done_default is small';
-        return 0;
-    end if;
+    for v_table in select t.* from rota._partitioned_tables() as t loop
+        -- Attaching a partition reads the default one under a lock that endings wait for.
+        execute format(
+            'select count(*) > 100000 from (select from rota.%I as f limit 100001) as f',
+            v_table.name || '_default')
+        into v_is_large;
+        if v_is_large then
+            raise warning 'partitions are made again when %_default is small', v_table.name;
+            continue;
+        end if;
 
-    for v_day in 1..7 loop
-        v_created := v_created + rota._create_partition(v_today + v_day);
+        -- Weeks begin on Monday.
+        v_first := case v_table.days
+            when 7 then date_trunc('week', v_today)::date
+            else v_today
+        end;
+        for v_number in case when _create_partitions.with_current then 0 else 1 end
+          ..v_table.ahead loop
+            v_created := v_created + rota._create_partition(
+                v_table.name, v_table.time_column, v_first + v_number * v_table.days,
+                v_table.days);
+        end loop;
     end loop;
     return v_created;
 exception
@@ -320,42 +766,54 @@ exception
 end;
 $$;
 
-/* The partition of a day; returns how many were made. */
-create or replace function rota._create_partition(day date)
+/* The partition of some days; returns how many were made. */
+create or replace function rota._create_partition(
+    parent text,
+    time_column text,
+    day date,
+    days integer
+)
     returns integer
     language plpgsql
 as $$
 -- It makes a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_name constant text := 'finished_jobs_done_' || to_char(_create_partition.day, 'YYYYMMDD');
+    v_name constant text :=
+        _create_partition.parent || to_char(_create_partition.day, '_YYYYMMDD');
     -- As texts that are the same in every session.
     v_from constant text := to_char(_create_partition.day, 'YYYY-MM-DD 00:00:00+00');
-    v_to constant text := to_char(_create_partition.day + 1, 'YYYY-MM-DD 00:00:00+00');
+    v_to constant text := to_char(
+        _create_partition.day + _create_partition.days, 'YYYY-MM-DD 00:00:00+00');
+    v_is_there boolean := to_regclass('rota.' || v_name) is not null;
 begin
-    -- Rows that came before their partition stay in the default one; so does their day.
-    if to_regclass('rota.' || v_name) is not null or exists (
-        select
-        from rota.finished_jobs_done_default as f
-        where f.finished_at >= v_from::timestamptz
-          and f.finished_at < v_to::timestamptz
-    ) then
+    -- Rows that came before their partition stay in the default one; so do their days.
+    if not v_is_there then
+        execute format(
+            'select exists (select from rota.%I as f where f.%2$I >= $1 and f.%2$I < $2)',
+            _create_partition.parent || '_default', _create_partition.time_column)
+        into v_is_there
+        using v_from::timestamptz, v_to::timestamptz;
+    end if;
+    if v_is_there then
         return 0;
     end if;
+
     -- The owner may give what he makes to everybody, and has not meant this.
     execute format(
-        'create table rota.%1$I (like rota.finished_jobs_done including constraints);'
-        'alter table rota.finished_jobs_done attach partition rota.%1$I '
-        'for values from (%2$L) to (%3$L);'
-        'comment on table rota.%1$I is %4$L;'
+        'create table rota.%1$I (like rota.%2$I including constraints);'
+        'alter table rota.%2$I attach partition rota.%1$I for values from (%3$L) to (%4$L);'
+        'comment on table rota.%1$I is %5$L;'
         'revoke all on table rota.%1$I from public;'
         'revoke all on type rota.%1$I from public',
-        v_name, v_from, v_to, 'Succeeded and cancelled jobs of one day.');
+        v_name, _create_partition.parent, v_from, v_to,
+        format('Rows of %s whose %s lies in these days.',
+            _create_partition.parent, _create_partition.time_column));
     return 1;
 end;
 $$;
 
-/* Drop the days that lie wholly behind the horizon; returns how many. */
+/* Drop partitions that lie wholly behind what is kept; returns how many. */
 create or replace function rota._drop_partitions()
     returns integer
     language plpgsql
@@ -363,19 +821,15 @@ as $$
 -- It drops a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_last constant date := ((rota.now() - rota._horizon()) at time zone 'UTC')::date - 1;
     v_partition regclass;
     v_dropped integer := 0;
 begin
     for v_partition in
-        select i.inhrelid::regclass
-        from pg_inherits as i
-        join pg_class as c on c.oid = i.inhrelid
-        where i.inhparent = 'rota.finished_jobs_done'::regclass
-          and c.relname ~ '^finished_jobs_done_[0-9]{8}$'
-          and c.relname <= 'finished_jobs_done_' || to_char(v_last, 'YYYYMMDD')
-        order by c.relname
-        limit 10
+        select p.partition
+        from rota._partitioned_tables() as t
+        cross join lateral rota._old_partitions(
+            t.name, t.days, ((rota.now() - t.keep) at time zone 'UTC')::date) as p (partition)
+        limit 20
     loop
         begin
             execute format('drop table %s', v_partition);

@@ -3,7 +3,8 @@
  *
  * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
  * this and no daemon: anybody may call it at any time, each call does a bounded amount, and
- * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.
+ * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.  The
+ * attempt counts, but where the one before did not end like this the next try comes at once.
  *
  * One row that cannot be swept must not keep the others.  All are first tried together; if
  * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
@@ -104,7 +105,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_since timestamptz := timestamptz '-infinity';
 begin
-    if (rota._hint('sweep'))[3] > 5000 then
+    if (string_to_array(rota._scan_start('sweep'), ' '))[3]::bigint > 5000 then
         v_since := rota._swept_until(v_now, false);
         if not isfinite(v_since) then
             return true;
@@ -127,7 +128,7 @@ create or replace function rota._swept_until(moment timestamptz, is_careful bool
     stable
 as $$
 declare
-    v_hint constant bigint[] := rota._hint('sweep');
+    v_hint constant bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
     v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
 begin
     if _swept_until.is_careful or (
@@ -149,7 +150,7 @@ create or replace function rota._keep_sweep(
     language plpgsql
 as $$
 declare
-    v_hint bigint[] := rota._hint('sweep');
+    v_hint bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
 begin
     if _keep_sweep.was_full then
         v_hint[1] := (extract(epoch from _keep_sweep.moment + least(
@@ -158,19 +159,34 @@ begin
             - _keep_sweep.walked;
     end if;
     v_hint[2] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint;
-    perform rota._keep_hint('sweep', v_hint);
+    perform rota._keep_scan_start('sweep', array_to_string(v_hint, ' '));
 end;
 $$;
 
+/*
+ * The lease ended through no fault of the job's code, as far as anybody knows, and the job has
+ * waited for that end: so it is tried again about a second later.  Where the attempt before it
+ * ended in the same way, the job may be what kills its workers, and the backoff holds.
+ */
 create or replace function rota._sweep_one(job rota.jobs)
     returns void
     language plpgsql
 as $$
+declare
+    v_policy constant jsonb := coalesce(
+        job.backoff, (select q.backoff from rota.queues as q where q.queue = job.queue));
 begin
     perform rota._fail_running(
-        job,
-        format('lease expired: %s neither finished the job nor sent a heartbeat before %s',
-            job.locked_by, job.locked_until),
-        'lease_expired', null, null, false);
+        array[job.id], array[job.lease_token],
+        array[format(
+            'lease expired: %s neither finished the job nor sent a heartbeat before %s',
+            job.locked_by, job.locked_until)],
+        array['lease_expired'], array[null::text],
+        array[case when job.error_type is distinct from 'lease_expired' then least(
+            rota._backoff(
+                coalesce(v_policy, '{}') || '{"kind": "fixed", "base_seconds": 1}', 1),
+            rota._backoff(v_policy, job.attempts))
+        end],
+        array[false]);
 end;
 $$;

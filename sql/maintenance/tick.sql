@@ -1,12 +1,13 @@
 /*
- * maintenance/tick.sql -- all the upkeep there is, in one call.
+ * maintenance/tick.sql -- all the maintenance there is, in one call.
  *
  * Call it from anywhere, as anybody, as often as you like: every worker does between polls,
  * pg_cron may, a person may from psql.  Each call does a bounded amount, and nothing but this
- * is needed to recover from anything.
+ * is needed to recover from anything.  If any part left something to do, has_more is true, and
+ * the caller ticks again at once.
  *
  * Two ticks at once do not disturb each other: each part skips rows that the other holds.  But
- * they would look at the same things, so one that finds another in hand returns at once.  The
+ * they would look at the same things, so one that finds another running returns at once.  The
  * lock for that must never become a leader.  It lasts as long as the transaction, so tick()
  * takes it only when it is alone there; and if no tick was recorded for ten seconds, whoever
  * has the lock hangs, and the others work without it.
@@ -21,9 +22,14 @@ create or replace function rota.tick()
         jobs_swept integer,
         rechecks_done integer,
         jobs_deleted integer,
+        keys_deleted integer,
+        effects_deleted integer,
+        errors_deleted integer,
+        occurrences_deleted integer,
+        others_deleted integer,
         partitions_created integer,
         partitions_dropped integer,
-        was_busy boolean,
+        was_skipped boolean,
         has_more boolean
     )
     language plpgsql
@@ -34,23 +40,13 @@ declare
     -- Or in a procedure that has committed since its call.  What comes in several messages, as
     -- many drivers send a statement, cannot be told from a transaction and is taken for one.
     v_is_alone constant boolean := transaction_timestamp() >= statement_timestamp();
+    v_deleted jsonb;
 begin
-    was_busy := v_is_alone
+    was_skipped := v_is_alone
         and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))
         and rota._was_ticked();
-    if was_busy then
-        jobs_fired := 0;
-        jobs_swept := 0;
-        rechecks_done := 0;
-        jobs_deleted := 0;
-        partitions_created := 0;
-        partitions_dropped := 0;
-        has_more := false;
-        return next;
-        return;
-    end if;
-    if not rota._has_upkeep() then
-        return query select 0, 0, 0, 0, 0, 0, false, false;
+    if was_skipped or not rota._has_maintenance() then
+        return query select 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, was_skipped, false;
         return;
     end if;
 
@@ -67,14 +63,14 @@ begin
             raise warning 'firing failed and will be tried again: %', sqlerrm;
     end;
     begin
-        rechecks_done := rota._recheck(1000);
+        rechecks_done := rota._enter_due(1000) + rota._do_checks(1000);
     exception
         when others then
-            raise warning 'rechecks failed and will be tried again: %', sqlerrm;
+            raise warning 'pending checks failed and will be tried again: %', sqlerrm;
     end;
     begin
-        select r.jobs_deleted, r.partitions_created, r.partitions_dropped
-        into jobs_deleted, partitions_created, partitions_dropped
+        select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
+        into v_deleted, partitions_created, partitions_dropped, has_more
         from rota._retain(v_is_alone,
             num_nulls(jobs_swept, jobs_fired, rechecks_done) > 0
             or greatest(jobs_swept, jobs_fired, rechecks_done) > 0) as r;
@@ -83,22 +79,40 @@ begin
             raise warning 'retention failed and will be tried again: %', sqlerrm;
     end;
 
-    -- Retention keeps a pace of its own.
-    has_more := greatest(jobs_swept, jobs_fired, rechecks_done) >= 1000;
+    jobs_deleted := (v_deleted ->> 'jobs')::integer;
+    keys_deleted := (v_deleted ->> 'keys')::integer;
+    effects_deleted := (v_deleted ->> 'effects')::integer;
+    errors_deleted := (v_deleted ->> 'errors')::integer;
+    occurrences_deleted := (v_deleted ->> 'occurrences')::integer;
+    others_deleted := (
+        select sum(d.value::integer)::integer
+        from jsonb_each_text(v_deleted) as d
+        where d.key not in ('jobs', 'keys', 'effects', 'errors', 'occurrences')
+    );
+    -- What a part left because it could not do it is not asked for again at once.
+    has_more := coalesce(
+        has_more
+        or jobs_swept >= 1000 and rota._has_stale_leases()
+        or jobs_fired >= 1000 and exists (
+            select from rota.job_definitions as d where d.next_run_at <= rota.now())
+        or rechecks_done >= 1000 and rota._has_later_due()
+        -- What was done may have led to more, which can be done after the commit.
+        or rota._has_checks(with_own => greatest(jobs_swept, jobs_fired, rechecks_done) > 0),
+        false);
     return next;
 end;
 $$;
 
 comment on function rota.tick() is
     'Sweep leases that ended, fire schedules, look again at jobs that wait for others, make '
-    'partitions ahead and forget what is old, a bounded amount per call, and return what was '
-    'done; does nothing while another tick is in hand.';
+    'partitions ahead and purge what has expired, a bounded amount per call, and return what '
+    'was done and whether there is more; does nothing while another tick runs.';
 
 /*
  * Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
  * looking at each part.
  */
-create or replace function rota._has_upkeep()
+create or replace function rota._has_maintenance()
     returns boolean
     language plpgsql
     stable
@@ -112,18 +126,16 @@ declare
 begin
     return rota._has_stale_leases() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
-    ) or exists (
-        select from rota.rechecks as r where r.due_at <= v_now
-    ) or exists (
+    ) or rota._has_checks(true) or rota._has_later_due() or exists (
         select
-        from rota.upkeep as u
-        join rota.upkeep as r on r.task = 'retention'
+        from rota.maintenance as u
+        join rota.maintenance as r on r.task = 'retention'
         where u.task = 'tick'
-          and u.done_at not between v_now - case
+          and (r.has_more or u.done_at not between v_now - case
               when r.done_at between v_now - interval '1 minute' and v_now
               then interval '10 seconds'
               else '5 minutes'
-          end and v_now
+          end and v_now)
     );
 end;
 $$;
@@ -139,7 +151,7 @@ declare
 begin
     return exists (
         select
-        from rota.upkeep as u
+        from rota.maintenance as u
         where u.task = 'tick'
           and u.done_at between v_now - interval '10 seconds' and v_now
     );
@@ -147,10 +159,10 @@ end;
 $$;
 
 /*
- * Record a tick, unless one was recorded lately; returns whether it did.  Lately is five
+ * Record a tick, unless one was recorded lately; returns whether it was due.  Lately is five
  * minutes where there was nothing to do for a minute, so that an idle database is not written
  * to.  Who is not alone in his transaction may hold the row for long, and so leaves it to
- * others somewhat longer.
+ * others somewhat longer.  A row that somebody holds stays as it is, and the tick is due.
  */
 create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
     returns boolean
@@ -160,7 +172,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_is_idle constant boolean := not _record_tick.is_busy and not exists (
         select
-        from rota.upkeep as u
+        from rota.maintenance as u
         where u.task = 'retention'
           and u.done_at between v_now - interval '1 minute' and v_now
     );
@@ -171,16 +183,16 @@ declare
         else '30 seconds'
     end;
 begin
-    perform
-    from rota.upkeep as u
-    where u.task = 'tick'
-      and u.done_at not between v_since and v_now
-    for update skip locked;
-    if not found then
+    if exists (
+        select
+        from rota.maintenance as u
+        where u.task = 'tick'
+          and u.done_at between v_since and v_now
+    ) then
         return false;
     end if;
 
-    update rota.upkeep as u
+    update rota.maintenance as u
     set
         done_at = v_now,
         done_by = format('%s as %s',
@@ -191,7 +203,12 @@ begin
                 where a.pid = pg_backend_pid()
             )),
             session_user)
-    where u.task = 'tick' or u.task = 'retention' and _record_tick.is_busy;
+    where u.task = any(array(
+        select f.task
+        from rota.maintenance as f
+        where f.task = 'tick' or f.task = 'retention' and _record_tick.is_busy
+        for update skip locked
+    ));
     return true;
 end;
 $$;

@@ -1,166 +1,252 @@
 /*
- * maintenance/wakeups.sql -- wake workers that sleep, and nobody else.
+ * maintenance/wakeups.sql -- how a worker that found no job waits for the next.
  *
- * NOTIFY takes a lock of the whole cluster at each commit, so it is sent only when somebody
- * sleeps.  Who sleeps is told by advisory locks that the connection of a sleeping worker holds:
- * no row is written, and a worker that dies vanishes by itself.  A queue has three kinds:
+ * What a client in any language has to do, on one direct connection for the waiting:
  *
- *   the bell    held shared by everybody who sleeps.  Whoever brings a job tries to lock it
- *               alone: if that succeeds nobody sleeps, and that was all it costs.
- *   the doors   16, each held by one sleeper, who listens to the channel of his door.  The
- *               lowest that is held is rung: one job wakes one worker.
- *   the watch   held by one worker who does not sleep but looks again every few milliseconds,
- *               because jobs come all the time.  While it is held nobody is rung.
+ *   1. Call claim_jobs().  While jobs come and there are free places, run them and claim again.
+ *   2. When a claim brought fewer than wanted, call wait_for_jobs() with the same queues and
+ *      job types, and LISTEN to each of its channels; to repeat that does no harm.
+ *   3. Sleep until a notification arrives, but not longer than look_again_in.  Go to 1.
+ *   4. If has_maintenance, call tick() too, about once a second.
+ *   5. Call stop_waiting() when all places are taken, and before leaving: another worker is
+ *      notified instead.  What is notified after that is for others.
+ *   6. Behind a pooler in transaction mode no notification arrives: claim about once a second.
  *
- * The queue without a name stands for notes: whoever leaves one rings any worker of any queue,
- * since each of them deals with all notes before it claims.
+ * base/notify.sql tells which locks say that a worker waits.  They are the only session locks
+ * in rota.  pg_locks alone knows which of them the session has, so the locks of its
+ * application are left alone, and one that a rollback left behind is found again.
  *
- * These are the only locks of sessions in rota, and nothing is right or wrong by them.  Held by
- * mistake, one costs a NOTIFY too many; lost, a job waits for the next poll.  Workers poll in
- * any case.
+ * A worker has to look by itself for what nobody notifies it of: a run_at, a retry or a start
+ * at a rate whose time comes, and what was claimable before it held the locks.  look_again_in
+ * says when.  It is 0 after the locks have changed, unless nothing is due; so LISTEN comes
+ * before that claim.  What came due since the call before makes it 0 once and not again: a
+ * claim has been between, and has refused the job or taken it.
  *
- * Of a job whose transaction asked before the worker came to the door and commits after the
- * worker has looked, nobody hears.  Such a transaction has an id by then, so a worker at whose
- * coming none was under way has missed nothing; otherwise is_sure is false, and it looks again
- * soon.
+ * Of a job whose transaction looked for waiting workers before this one held its locks, and
+ * commits after the worker has claimed, no notification comes.  Such a transaction has an id by
+ * then.  So until all transactions have ended that had an id when the locks were taken, the
+ * worker looks again after 5 ms, 20 ms and so on, in intervals that grow with the wait.
+ *
+ * Workers of one queue may take different job types.  A worker that sees a due job of another
+ * type notifies the next higher listen slot, whose holder does the same: that ends at the
+ * highest slot, so workers never notify each other in a cycle.
  */
 
 create or replace function rota.wait_for_jobs(
     queues text[] default '{default}',
-    is_on_watch boolean default false
+    job_types text[] default null,
+    poll_interval interval default '1 second',
+    active boolean default false
 )
     returns table (
-        queue text,
-        channel text,
-        is_first boolean,
-        has_watch boolean,
-        is_sure boolean,
-        is_due boolean,
-        has_upkeep boolean
+        channels text[],
+        look_again_in interval,
+        has_maintenance boolean,
+        is_active boolean
     )
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_queues text[];
-    v_doors integer[] := '{}'::integer[];
-    v_watches boolean[] := '{}'::boolean[];
+    v_now constant timestamptz := rota.now();
+    v_slots integer[];
+    v_has_changed boolean;
+    v_is_first boolean;
 begin
     perform rota._check_names('queues', wait_for_jobs.queues);
     perform rota._check_queues('worker', wait_for_jobs.queues);
-    if wait_for_jobs.is_on_watch is null then
-        perform rota._refuse('is_on_watch', 'must not be null');
+    if wait_for_jobs.job_types is not null then
+        perform rota._check_names('job_types', wait_for_jobs.job_types);
     end if;
+    perform rota._check_interval(
+        'poll_interval', wait_for_jobs.poll_interval, '1 ms', '1 hour');
+    if wait_for_jobs.active is null then
+        perform rota._refuse('active', 'must not be null');
+    end if;
+
+    select t.channels, t.slots, t.has_changed, t.is_active, t.is_first
+    into channels, v_slots, v_has_changed, is_active, v_is_first
     -- What a session can lock is limited, and so each queue costs the others something.
-    v_queues := array[''] || wait_for_jobs.queues[1:100];
+    from rota._take_listen_slots(wait_for_jobs.queues[1:100], wait_for_jobs.active) as t;
+    if wait_for_jobs.job_types is not null then
+        perform rota._notify_slots(hashtext(q.queue), 1, q.slot)
+        from unnest(wait_for_jobs.queues[1:100], v_slots) as q (queue, slot)
+        where rota._is_other_due(q.queue, wait_for_jobs.job_types, v_now);
+    end if;
 
-    perform pg_advisory_unlock_all();
-    -- Also where all doors of the notes are taken.
-    perform pg_advisory_lock_shared(1919907936, hashtext(''));
-    for v_place in 1..cardinality(v_queues) loop
-        v_doors[v_place] := rota._take_door(v_queues[v_place]);
-        v_watches[v_place] := v_doors[v_place] is not null and wait_for_jobs.is_on_watch
-            and pg_try_advisory_lock(1919907937, hashtext(v_queues[v_place]));
-    end loop;
-
-    -- The next id is the oldest that is not over: so there is no writer at all.  A transaction
-    -- asks for the next id once, hence after all locks.
-    is_sure := age(pg_snapshot_xmin(pg_current_snapshot())::xid) = 0;
-    is_due := rota._is_any_due(wait_for_jobs.queues, null);
-    has_upkeep := rota._has_upkeep();
-    return query
-    select
-        d.queue, case when d.door is not null then rota._channel(d.queue, d.door) end,
-        d.door is not distinct from 0, d.has_watch, is_sure, is_due, has_upkeep
-    from unnest(v_queues, v_doors, v_watches) as d (queue, door, has_watch);
+    -- One worker of a queue polls as often as it was told, the others less often.
+    look_again_in := rota._look_again_in(
+        wait_for_jobs.queues[1:100], v_now,
+        v_now + wait_for_jobs.poll_interval * (0.75 + random() / 4) * case
+            when is_active or 0 = any(v_slots) then 1
+            when (select min(s.slot) from unnest(v_slots) as s (slot) where s.slot >= 0) < 4
+                then 2
+            else 5
+        end,
+        v_has_changed, channels);
+    if is_active then
+        look_again_in := least(look_again_in, '10 ms');
+    end if;
+    has_maintenance := v_is_first or rota._has_maintenance();
+    return next;
 end;
 $$;
 
-comment on function rota.wait_for_jobs(text[], boolean) is
-    'Take a door of each of these queues, and of the one of notes whose name is empty, instead '
-    'of those that this session had: listen to the channels and then claim, unless it listened '
-    'before and nothing is_due; has_watch says that nobody is rung while this worker looks '
-    'every few milliseconds; channel is null where all doors are taken; raises 22023.';
+comment on function rota.wait_for_jobs(text[], text[], interval, boolean) is
+    'Let this session be notified of jobs: listen to the channels and claim again at the next '
+    'notification, or after look_again_in at the latest; has_maintenance asks for tick(), and '
+    'with active no producer notifies while the worker claims every few milliseconds; raises '
+    '22023.';
 
-/* Take the lowest free door of a queue, and then be among those who may be rung. */
-create or replace function rota._take_door(queue text)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_key constant integer := hashtext(_take_door.queue);
-begin
-    for v_door in 0..15 loop
-        if pg_try_advisory_lock(1919907938 + v_door, v_key) then
-            perform pg_advisory_lock_shared(1919907936, v_key);
-            return v_door;
-        end if;
-    end loop;
-    return null;
-end;
-$$;
-
-create or replace function rota.stop_waiting(queues text[] default '{default}')
+create or replace function rota.stop_waiting()
     returns void
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_keys constant integer[] := array(
+        select h.key from rota._held_locks() as h where h.kind > 0
+    );
 begin
-    perform rota._check_names('queues', stop_waiting.queues);
-    perform rota._check_queues('worker', stop_waiting.queues);
-
-    perform pg_advisory_unlock_all();
-    perform rota._ring(q.queue)
-    from unnest(array[''] || stop_waiting.queues[1:100]) as q (queue);
+    perform rota._give_up(h.kind, h.key) from rota._held_locks() as h;
+    perform rota._keep_waiting('');
+    -- The next worker also moves up to the slot, and so looks again until the transactions of
+    -- all producers have ended that had found this session there.
+    perform rota._notify_key(k.key, 1) from unnest(v_keys) as k (key);
 end;
 $$;
 
-comment on function rota.stop_waiting(text[]) is
-    'Give back all doors of this session because its worker is full, and ring the next sleeper '
-    'of these queues; raises 22023.';
+comment on function rota.stop_waiting() is
+    'Let this session be notified no more, and notify the next worker that waits instead.';
 
 /*
- * Workers of one queue may take different job types, and who is rung or on watch may not be the
- * one who takes the job.  The message keeps those who are rung by this from passing it on.
+ * Take the lowest free listen slot of each queue and of all queues together, or become their
+ * active poller, and give up what was held before instead.
  */
-create or replace function rota.ring_others(
-    queues text[] default '{default}',
-    job_types text[] default null
+create or replace function rota._take_listen_slots(
+    queues text[],
+    active boolean,
+    out channels text[],
+    out slots integer[],
+    out has_changed boolean,
+    out is_active boolean,
+    out is_first boolean
 )
-    returns boolean
     language plpgsql
-    security definer
-    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_held text[];
+    v_kept text[] := '{}'::text[];
+    v_key integer;
+    v_slot integer;
+    v_is_active boolean;
+begin
+    channels := '{}';
+    slots := '{}';
+    has_changed := false;
+    is_active := false;
+    select coalesce(array_agg(h.kind || ' ' || h.key), '{}')
+    into v_held
+    from rota._held_locks() as h;
+
+    for v_key in
+        select hashtext(q.queue)
+        from unnest(array[''] || _take_listen_slots.queues) as q (queue)
+    loop
+        v_slot := (
+            select min(n) from generate_series(0, 15) as n
+            where n + 2 || ' ' || v_key = any(v_held)
+        );
+        v_is_active := active and ('1 ' || v_key = any(v_held)
+            or pg_try_advisory_lock(1919907937, v_key));
+        if v_is_active then
+            -- It claims by itself, and what it does not take it passes on to all slots.
+            v_slot := null;
+            v_held := v_held || ('1 ' || v_key);
+            v_kept := v_kept || ('1 ' || v_key);
+            is_active := true;
+        else
+            for v_lower in 0..coalesce(v_slot, 16) - 1 loop
+                if pg_try_advisory_lock(1919907938 + v_lower, v_key) then
+                    v_slot := v_lower;
+                    v_held := v_held || (v_slot + 2 || ' ' || v_key);
+                    has_changed := true;
+                    exit;
+                end if;
+            end loop;
+        end if;
+        if v_slot is not null then
+            channels := channels || rota._channel(v_key, v_slot);
+            v_kept := v_kept || (v_slot + 2 || ' ' || v_key);
+        end if;
+        -- After the slot: from here on producers look for it.
+        if v_slot is not null or v_key = hashtext('') then
+            if '0 ' || v_key <> all(v_held) then
+                perform pg_advisory_lock_shared(1919907936, v_key);
+                v_held := v_held || ('0 ' || v_key);
+            end if;
+            v_kept := v_kept || ('0 ' || v_key);
+        end if;
+        if is_first is null then
+            is_first := v_is_active or v_slot is not distinct from 0;
+        else
+            slots := slots || coalesce(v_slot, -1);
+        end if;
+    end loop;
+
+    perform rota._give_up(split_part(h.lock, ' ', 1)::integer,
+        split_part(h.lock, ' ', 2)::integer)
+    from unnest(v_held) as h (lock)
+    where h.lock <> all(v_kept);
+end;
+$$;
+
+/* The locks of this session: kind 0 idle lock, 1 active poller, 2 and more the listen slots. */
+create or replace function rota._held_locks()
+    returns table (kind integer, key integer)
+    language plpgsql
 as $$
 begin
-    perform rota._check_names('queues', ring_others.queues);
-    perform rota._check_queues('worker', ring_others.queues);
-    if ring_others.job_types is null then
-        return false;
-    end if;
-    perform rota._check_names('job_types', ring_others.job_types);
-
-    if not rota._is_any_due(ring_others.queues, ring_others.job_types) then
-        return false;
-    end if;
-    perform rota._ring_doors(q.queue, 16, 'other')
-    from unnest(ring_others.queues[1:100]) as q (queue);
-    return true;
+    return query
+    select
+        (l.classid::bigint - 1919907936)::integer,
+        l.objid::bigint::bit(32)::integer
+    from pg_locks as l
+    where l.locktype = 'advisory'
+      and l.pid = pg_backend_pid()
+      and l.objsubid = 2
+      and l.classid::bigint between 1919907936 and 1919907953;
 end;
 $$;
 
-comment on function rota.ring_others(text[], text[]) is
-    'Ring all other sleepers of these queues, with the message other, if a job of another type '
-    'than these is due, and return whether one is; raises 22023.';
+create or replace function rota._give_up(kind integer, key integer)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _give_up.kind = 0 then
+        perform pg_advisory_unlock_shared(1919907936, _give_up.key);
+    else
+        perform pg_advisory_unlock(1919907936 + _give_up.kind, _give_up.key);
+    end if;
+end;
+$$;
 
 /*
- * Whether these queues have a due job of other types than these; or, with null, anything that a
- * claim may have to do.  True also where a queue has more priorities than are looked at.
+ * How long until this session has to look again.  The setting rota.waiting holds, in
+ * microseconds and as an id: the call before, the last change of the locks, the first
+ * transaction after it, and until when a look takes long.
  */
-create or replace function rota._is_any_due(queues text[], job_types text[])
-    returns boolean
+create or replace function rota._look_again_in(
+    queues text[],
+    moment timestamptz,
+    until timestamptz,
+    has_changed boolean,
+    channels text[]
+)
+    returns interval
     language plpgsql
     set enable_seqscan = off
     set jit = off
@@ -169,215 +255,230 @@ create or replace function rota._is_any_due(queues text[], job_types text[])
     set enable_sort = off
 as $$
 declare
-    v_now constant timestamptz := rota.now();
-    v_queue text;
-    v_priority integer;
+    c_now constant bigint := (extract(epoch from moment) * 1000000)::bigint;
+    c_text constant text := current_setting('rota.waiting', true);
+    -- The next id is asked for after all locks are taken.
+    c_xmin constant bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    v_state bigint[] := case when c_text ~ '^[0-9]{1,18}( [0-9]{1,18}){3}$'
+        then string_to_array(c_text, ' ')::bigint[] end;
+    v_is_new constant boolean := has_changed or v_state is null or v_state[1] > c_now;
+    v_is_sure boolean;
+    v_since timestamptz;
+    v_due_at timestamptz := until;
 begin
-    -- Under a held snapshot a look takes long, and a claim knows better where to begin.
-    if _is_any_due.job_types is null
-      and (rota._hint('due'))[1] > extract(epoch from v_now) * 1000000 then
-        return true;
+    if v_is_new then
+        v_state := array[c_now, c_now, c_xmin
+            + age(pg_snapshot_xmin(pg_current_snapshot())::xid), coalesce(v_state[4], 0)];
+        v_since := '-infinity';
+    else
+        v_since := moment - (c_now - v_state[1]) * interval '1 microsecond';
     end if;
-    if _is_any_due.job_types is null and (
-        exists (select from rota.rechecks as r where r.due_at <= v_now)
-        or exists (
+    v_is_sure := c_xmin >= v_state[3];
+
+    if v_is_new and (not v_is_sure or v_state[4] > c_now or exists (
+        select unnest(_look_again_in.channels) except select pg_listening_channels()
+    )) then
+        v_due_at := moment;
+    elsif v_state[4] > c_now and v_state[4] <= c_now + 60000000 then
+        -- Under a held snapshot a look takes long, and is worth it now and then.
+        v_due_at := least(until, moment + (v_state[4] - c_now) * interval '1 microsecond');
+    else
+        v_due_at := least(until, rota._next_due_at(queues, v_since, until));
+        if not v_is_new and c_now - v_state[1] < 10000 then
+            -- Of what comes due all the time, and is not for this worker, the most together.
+            v_due_at := greatest(
+                v_due_at,
+                moment + (10000 - c_now + v_state[1]) * interval '1 microsecond');
+        end if;
+        v_state[4] := case when rota.now() - moment > interval '5 ms' then
+            c_now + (extract(epoch from
+                least(20 * (rota.now() - moment), '1 minute')) * 1000000)::bigint
+            else 0 end;
+    end if;
+    if not v_is_sure then
+        v_due_at := least(v_due_at,
+            moment + greatest(3 * (c_now - v_state[2]), 5000) * interval '1 microsecond');
+    end if;
+    v_state[1] := c_now;
+    perform rota._keep_waiting(array_to_string(v_state, ' '));
+    return case when v_due_at > moment then v_due_at - moment else '0' end;
+end;
+$$;
+
+create or replace function rota._keep_waiting(state text)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform set_config('rota.waiting', state, false);
+end;
+$$;
+
+/*
+ * Whether a queue has a due job of other types than these, asked of the first ones of each
+ * lane.  True also where a queue has more lanes than are looked at.
+ */
+create or replace function rota._is_other_due(queue text, job_types text[], due timestamptz)
+    returns boolean
+    language plpgsql
+    stable
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    v_lane integer := -32769;
+begin
+    for v_step in 1..11 loop
+        select j.lane::integer
+        into v_lane
+        from rota.jobs as j
+        where j.queue = _is_other_due.queue
+          and j.hold is null
+          and j.status in ('queued', 'failed')
+          and j.lane > v_lane
+        order by j.lane
+        limit 1;
+        exit when not found;
+        if v_step = 11 or exists (
             select
-            from rota.buckets as b
-            where b.queue = any(_is_any_due.queues)
-              and b.waits_for is null
-        )
-    ) then
-        return true;
-    end if;
-
-    if rota._is_any_in_line(_is_any_due.queues, _is_any_due.job_types, v_now) then
-        return true;
-    end if;
-
-    foreach v_queue in array _is_any_due.queues loop
-        v_priority := -32769;
-        for v_lane in 1..11 loop
-            select j.priority::integer
-            into v_priority
-            from rota.jobs as j
-            where j.queue = v_queue
-              and j.bucket is null
-              and j.status in ('queued', 'failed')
-              and j.priority > v_priority
-            order by j.priority
-            limit 1;
-            exit when not found;
-            if v_lane = 11 or exists (
-                select
+            from (
+                select j.job_type
                 from rota.jobs as j
-                where j.queue = v_queue
-                  and j.priority = v_priority
-                  and j.bucket is null
+                where j.queue = _is_other_due.queue
+                  and j.lane = v_lane
+                  and j.hold is null
                   and j.status in ('queued', 'failed')
-                  and j.run_at <= v_now
-                  and (_is_any_due.job_types is null
-                    or j.job_type <> all(_is_any_due.job_types))
-            ) then
-                return true;
-            end if;
-        end loop;
+                  and j.place <= _is_other_due.due
+                limit 1000
+            ) as d
+            where d.job_type <> all(_is_other_due.job_types)
+        ) then
+            return true;
+        end if;
     end loop;
-    if rota.now() - v_now > interval '5 ms' then
-        perform rota._keep_hint('due', array[
-            (extract(epoch from v_now + interval '1 minute') * 1000000)::bigint]);
-    end if;
     return false;
 end;
 $$;
 
-/* Whether lines have a due job of other types than these; asked of the first jobs of some. */
-create or replace function rota._is_any_in_line(
+/* When something comes due between these times that no session notifies of. */
+create or replace function rota._next_due_at(
     queues text[],
-    job_types text[],
-    due timestamptz
+    since timestamptz,
+    until timestamptz
 )
-    returns boolean
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_next timestamptz := least(
+        until, rota._next_check_at(queues, since), rota._next_start_of(queues, since));
+begin
+    return least(v_next, (
+        select min(rota._next_run_at(c.queue, since, v_next))
+        from unnest(_next_due_at.queues) as c (queue)
+        left join rota.queues as q on q.queue = c.queue
+        where q.is_paused is not true
+    ));
+end;
+$$;
+
+/* When the time of a job of these queues comes, or of a check that may let one in. */
+create or replace function rota._next_check_at(queues text[], since timestamptz)
+    returns timestamptz
     language plpgsql
     stable
 as $$
 begin
-    return exists (
-        select
-        from (
-            select b.queue, b.bucket
-            from rota.buckets as b
-            where b.queue = any(_is_any_in_line.queues)
-              and b.waits_for is null
-            limit 100
-        ) as l
-        cross join lateral (
-            select j.job_type
-            from rota.jobs as j
-            where j.queue = l.queue
-              and j.bucket = l.bucket
-              and j.status in ('queued', 'failed')
-              and j.run_at <= _is_any_in_line.due
-            limit 10
-        ) as d
-        where d.job_type <> all(_is_any_in_line.job_types)
+    return least(
+        (
+            select min(l.run_at)
+            from (
+                select j.run_at, j.queue
+                from rota.jobs as j
+                where j.hold = 'time'
+                  and j.status in ('queued', 'failed')
+                  and j.run_at > _next_check_at.since
+                order by j.run_at
+                limit 100
+            ) as l
+            where l.queue = any(_next_check_at.queues)
+        ),
+        (
+            select min(c.due_at)
+            from (
+                select p.due_at, p.subject
+                from rota.pending_checks as p
+                where p.kind = 'limit'
+                  and p.due_at > '-infinity'
+                  and p.due_at > _next_check_at.since
+                order by p.due_at
+                limit 100
+            ) as c
+            where exists (
+                select
+                from rota.jobs as j
+                where j.hold = c.subject
+                  and j.hold <> 'time'
+                  and j.status in ('queued', 'failed')
+                  and j.queue = any(_next_check_at.queues)
+            )
+        )
     );
 end;
 $$;
 
-/* Ring up to max_doors sleepers of a queue, if there are any and nobody is on watch. */
-create or replace function rota._ring(queue text, max_doors integer default 1)
-    returns void
+/* The next start at a rate of one of these queues. */
+create or replace function rota._next_start_of(queues text[], since timestamptz)
+    returns timestamptz
     language plpgsql
+    stable
 as $$
-declare
-    v_key constant integer := hashtext(_ring.queue);
 begin
-    -- Nothing can come between the two halves of such a line, so no lock is left behind.
-    if not (pg_try_advisory_lock(1919907936, v_key)
-        and pg_advisory_unlock(1919907936, v_key))
-      and pg_try_advisory_lock_shared(1919907937, v_key)
-      and pg_advisory_unlock_shared(1919907937, v_key) then
-        perform rota._ring_doors(_ring.queue, _ring.max_doors, '');
-    end if;
+    return (
+        select min(n.start_at)
+        from rota.limits as l
+        cross join lateral rota._next_start_at(
+            l.limit_name, l.max_starts, l.per, l.burst) as n (start_at)
+        where l.queue = any(_next_start_of.queues)
+          and l.max_starts is not null
+          and n.start_at > _next_start_of.since
+    );
 end;
 $$;
 
-create or replace function rota._ring_doors(queue text, max_doors integer, message text)
-    returns void
+/* The first run_at between these times in the common line of a queue. */
+create or replace function rota._next_run_at(
+    queue text,
+    after timestamptz,
+    before timestamptz
+)
+    returns timestamptz
     language plpgsql
+    stable
 as $$
 declare
-    v_key constant integer := hashtext(_ring_doors.queue);
-    v_rung integer := 0;
+    v_lane bigint := -32769::bigint;
+    v_run_at timestamptz;
+    v_first timestamptz;
 begin
-    -- Where somebody else has filled it a commit would fail; and a transaction that has
-    -- notified cannot be prepared, so who prepares them says so.  Workers poll in any case.
-    if pg_notification_queue_usage() > 0.5 or current_setting('rota.wakeups', true) = 'off' then
-        return;
-    end if;
-
-    for v_door in 0..15 loop
-        continue when pg_try_advisory_lock_shared(1919907938 + v_door, v_key)
-          and pg_advisory_unlock_shared(1919907938 + v_door, v_key);
-        perform pg_notify(rota._channel(_ring_doors.queue, v_door), _ring_doors.message);
-        v_rung := v_rung + 1;
-        exit when v_rung >= _ring_doors.max_doors;
-    end loop;
-end;
-$$;
-
-/* Ring for jobs that may be claimable now: as many sleepers as there are such jobs. */
-create or replace function rota._ring_for(job_ids bigint[])
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
-declare
-    c_waiting constant text[] := '{queued,failed}'::text[];
-begin
-    -- The empty name is that of all who sleep.
-    if pg_try_advisory_lock(1919907936, hashtext(''))
-      and pg_advisory_unlock(1919907936, hashtext('')) then
-        return;
-    end if;
-
-    perform rota._ring(d.queue, d.jobs)
-    from (
-        select
-            j.queue,
-            greatest(1, count(*) filter (where j.run_at <= rota.now()))::integer as jobs
+    for v_step in 1..10 loop
+        v_lane := rota._next_lane(array[_next_run_at.queue], v_lane, null);
+        exit when v_lane is null;
+        select min(j.run_at)
+        into v_run_at
         from rota.jobs as j
-        where j.id = any(_ring_for.job_ids)
-          and j.status = any(c_waiting)
-          and j.run_at < rota.now() + rota._soon()
-        group by j.queue
-    ) as d;
-end;
-$$;
-
-/* The same for new jobs in the form of enqueue_many(), without looking them up. */
-create or replace function rota._ring_for_new(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
-begin
-    if pg_try_advisory_lock(1919907936, hashtext(''))
-      and pg_advisory_unlock(1919907936, hashtext('')) then
-        return;
-    end if;
-
-    perform rota._ring(d.queue, d.jobs)
-    from (
-        select
-            coalesce(n.job ->> 'queue', 'default') as queue,
-            greatest(1, count(*) filter (where n.job ->> 'delay' is null))::integer as jobs
-        from jsonb_array_elements(_ring_for_new.jobs) as n (job)
-        where coalesce((n.job ->> 'delay')::interval < rota._soon(), true)
-          and coalesce((n.job ->> 'run_at')::timestamptz < rota.now() + rota._soon(), true)
-        group by 1
-    ) as d;
-end;
-$$;
-
-/* What is due later than this is seen by a poll in time, as polls are a second apart. */
-create or replace function rota._soon()
-    returns interval
-    language plpgsql
-    immutable
-as $$
-begin
-    return interval '2 seconds';
-end;
-$$;
-
-/* The channel of a door. */
-create or replace function rota._channel(queue text, door integer)
-    returns text
-    language plpgsql
-    immutable
-as $$
-begin
-    return format('rota_%s_%s', to_hex(hashtext(_channel.queue)), _channel.door);
+        where j.queue = _next_run_at.queue
+          and j.lane = v_lane
+          and j.hold is null
+          and j.status in ('queued', 'failed')
+          and j.place > _next_run_at.after
+          and j.place < _next_run_at.before;
+        v_first := least(v_first, v_run_at);
+    end loop;
+    return v_first;
 end;
 $$;

@@ -12,7 +12,7 @@ select
     j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
     j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
     null::timestamptz as finished_at, null::jsonb as result,
-    j.ordering_key, j.limit_key, j.pipeline, j.stage, j.first_job_id, j.stage_input,
+    j.ordering_key, j.limit_key, j.pipeline, j.stage, j.stage_input,
     j.definition, j.scheduled_for
 from rota.jobs as j
 union all
@@ -22,7 +22,7 @@ select
     f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
     f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
     f.finished_at, f.result,
-    f.ordering_key, f.limit_key, f.pipeline, f.stage, f.first_job_id, f.stage_input,
+    f.ordering_key, f.limit_key, f.pipeline, f.stage, f.stage_input,
     f.definition, f.scheduled_for
 from rota.finished_jobs as f;
 
@@ -146,24 +146,16 @@ select
     n.limit_name, l.max_running, coalesce(w.running, 0) as running,
     coalesce(w.waiting, 0) as waiting,
     l.max_starts, coalesce(l.per, '1 second') as per, coalesce(l.burst, 1) as burst,
-    case when l.max_starts is not null then greatest(
-        rota.now(),
-        -- As _used_until() has it.  The microsecond is for a gap that was rounded up.
-        case when t.used_until <= rota.now() + coalesce(l.burst, 1)
-            * (coalesce(l.per, '1 second') / l.max_starts + interval '1 microsecond')
-        then t.used_until
-            - (coalesce(l.burst, 1) - 1) * coalesce(l.per, '1 second') / l.max_starts
-        end)
-    end as next_start_at
+    case when l.max_starts is not null then s.next_start_at end as next_start_at
 from (
     select l.limit_name
     from rota.limits as l
     where l.limit_key is null
       or l.limit_key !~ ':[*]$'
     union
-    select t.limit_name from rota.limit_states as t
+    select p.limit_name from rota.limit_parts as p
     union
-    select s.limit_name from rota.slots as s
+    select t.limit_name from rota.limit_starts as t
 ) as n
 cross join lateral (
     select l.max_running, l.max_starts, l.per, l.burst
@@ -173,7 +165,39 @@ cross join lateral (
     order by l.limit_name = n.limit_name desc
     limit 1
 ) as l
-left join rota.limit_states as t on t.limit_name = n.limit_name
+-- As _next_start_at() has it, in cells.
+left join lateral (
+    select
+        case
+            when sum(least(coalesce(k.starts, 0), case
+                    when k.cell = c.cell - c.cells + 1
+                    then c.burst - (c.cells - 1) * c.starts
+                    else c.starts
+                end)) < c.burst
+            then rota.now()
+            else 'epoch'::timestamptz + (c.cell + 1) * c.length * interval '1 microsecond'
+        end as next_start_at
+    from (
+        select
+            r.burst, r.starts, r.length, (r.burst + r.starts - 1) / r.starts as cells,
+            floor(extract(epoch from rota.now()) * 1000000 / r.length)::bigint as cell
+        from (
+            select
+                coalesce(l.burst, 1) as burst, (coalesce(l.burst, 1) + 15) / 16 as starts,
+                (coalesce(l.burst, 1) + 15) / 16 * ceil(
+                    extract(epoch from coalesce(l.per, '1 second')) * 1000000
+                    / l.max_starts)::bigint as length
+        ) as r
+    ) as c
+    left join lateral (
+        select t.cell, sum(t.starts) as starts
+        from rota.limit_starts as t
+        where t.limit_name = n.limit_name
+          and t.cell between c.cell - c.cells + 1 and c.cell
+        group by t.cell
+    ) as k on true
+    group by c.burst, c.cell, c.length
+) as s on l.max_starts is not null
 left join (
     select
         k.limit_name,
@@ -202,7 +226,7 @@ select
     d.schedules_overdue,
     n.now - d.next_run_at as oldest_overdue,
     b.schedules_broken
-from rota.upkeep as u
+from rota.maintenance as u
 join rota.upgrade_log as i on i.id = 0
 cross join (select rota.now() as now) as n
 cross join lateral (

@@ -335,8 +335,7 @@ create or replace function rota._note_schedule(name text)
     language plpgsql
 as $$
 begin
-    insert into rota.rechecks (due_at, kind, subject)
-    values (rota.now(), 'schedule', _note_schedule.name);
+    perform rota._add_checks('schedule', array[_note_schedule.name]);
 end;
 $$;
 

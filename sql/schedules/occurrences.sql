@@ -395,6 +395,7 @@ as $$
 declare
     v_blocked bigint[];
 begin
+    -- Not all at once where they are large: a jsonb holds 256 MB.
     perform rota._insert_jobs(
         jsonb_agg(jsonb_build_object(
             'queue', d.queue, 'job_type', d.job_type, 'payload', d.payload,
@@ -402,17 +403,23 @@ begin
             'backoff', d.backoff,
             'ordering_key', case when d.overlap = 'queue' then 'schedule:' || d.name end,
             'skip_dead', d.overlap = 'queue',
-            'definition', d.name, 'scheduled_for', m.scheduled_for,
+            'definition', d.name, 'scheduled_for', d.scheduled_for,
             'created_at', _make_jobs.made_at,
             'run_at', case
                 when _make_jobs.is_manual then _make_jobs.made_at
-                else m.scheduled_for + random() * d.jitter
-            end) order by m.id),
-        array_agg(m.id order by m.id))
-    from unnest(_make_jobs.names, _make_jobs.times, _make_jobs.ids)
-        as m (name, scheduled_for, id)
-    join rota.job_definitions as d on d.name = m.name
-    having count(*) > 0;
+                else d.scheduled_for + random() * d.jitter
+            end) order by d.id),
+        array_agg(d.id order by d.id))
+    from (
+        select
+            d.*, m.scheduled_for, m.id,
+            sum(octet_length(d.payload::text)) over (order by m.id) / 33554432 as part
+        from unnest(_make_jobs.names, _make_jobs.times, _make_jobs.ids)
+            as m (name, scheduled_for, id)
+        join rota.job_definitions as d on d.name = m.name
+    ) as d
+    group by d.part
+    order by d.part;
 
     select array_agg(m.id)
     into v_blocked
@@ -420,9 +427,9 @@ begin
     join rota.job_definitions as d on d.name = m.name
     where d.overlap = 'queue';
     if v_blocked is not null then
-        perform rota._note_new(v_blocked);
+        perform rota._jobs_came_in(v_blocked);
     end if;
-    perform rota._ring_for(_make_jobs.ids);
+    perform rota._notify_for(_make_jobs.ids);
 end;
 $$;
 
@@ -463,8 +470,8 @@ begin
         returning d.name, d.kind, d.next_run_at, u.job_id
     )
     -- A last job that was live may be about to end without knowing that this waits for it.
-    insert into rota.rechecks (due_at, kind, subject)
-    select rota.now(), 'schedule', m.name
+    insert into rota.pending_checks (kind, subject)
+    select 'schedule', m.name
     from moved as m
     where m.next_run_at is null
       and m.job_id is null
@@ -474,10 +481,9 @@ $$;
 
 /*
  * Plan what follows the last job of a definition, if it has ended; false if that is not to be
- * known just now.  A live one is locked for a moment: whoever ends it later finds that its end
- * is waited for.
+ * known just now.  Whoever ends a live one later finds that its end is waited for.
  */
-create or replace function rota._recheck_schedule(name text)
+create or replace function rota._check_schedule(name text)
     returns boolean
     language plpgsql
 as $$
@@ -488,22 +494,18 @@ begin
     select d.*
     into v_definition
     from rota.job_definitions as d
-    where d.name = _recheck_schedule.name
+    where d.name = _check_schedule.name
     for update skip locked;
     if not found then
         return not exists (
-            select from rota.job_definitions as d where d.name = _recheck_schedule.name
+            select from rota.job_definitions as d where d.name = _check_schedule.name
         );
     elsif not v_definition.is_enabled or v_definition.next_run_at is not null
       or v_definition.last_job_id is null or v_definition.kind <> 'after' then
         return true;
     end if;
 
-    perform
-    from rota.jobs as j
-    where j.id = v_definition.last_job_id
-    for key share skip locked;
-    if found then
+    if rota._still_to_end(array[v_definition.last_job_id]) <> '{}' then
         return true;
     elsif rota._is_live(v_definition.last_job_id) then
         return false;
@@ -513,27 +515,5 @@ begin
     set next_run_at = v_next_run_at
     where d.name = v_definition.name;
     return true;
-end;
-$$;
-
-/* Delete up to max_rows planned times; last_run_at stands for them. */
-create or replace function rota._forget_fires(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_deleted integer;
-begin
-    delete from rota.fires as f
-    where (f.definition, f.scheduled_for) in (
-        select o.definition, o.scheduled_for
-        from rota.fires as o
-        where o.fired_at < rota.now() - interval '90 days'
-        order by o.fired_at
-        limit _forget_fires.max_rows
-        for update skip locked
-    );
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
 end;
 $$;

@@ -14,17 +14,17 @@ create table rota.effects (
     lease_token bigint not null,
     recorded_at timestamptz not null default rota.now(),
     completed_at timestamptz,
-    kept_until timestamptz not null,
+    expires_at timestamptz not null,
     result jsonb,
 
     constraint effects_pkey primary key (scope, key),
     constraint effects_scope_check check (octet_length(scope) between 1 and 63),
     constraint effects_key_check check (char_length(key) between 1 and 255),
-    constraint effects_kept_until_check check (isfinite(kept_until)),
+    constraint effects_expires_at_check check (isfinite(expires_at)),
     constraint effects_result_check check (result is null or completed_at is not null)
 );
 
-create index effects_kept_until_idx on rota.effects (kept_until);
+create index effects_expires_at_idx on rota.effects (expires_at);
 
 comment on table rota.effects is
     'What must happen once outside of the database: a row before it, completed after it.';
@@ -32,4 +32,4 @@ comment on column rota.effects.scope is 'What kind of effect; a name like that o
 comment on column rota.effects.key is 'Which one; unique in its scope.';
 comment on column rota.effects.lease_token is 'The lease that holds the row, with job_id.';
 comment on column rota.effects.completed_at is 'Null while the outcome is not known.';
-comment on column rota.effects.kept_until is 'Retention deletes the row after this.';
+comment on column rota.effects.expires_at is 'Retention deletes the row after this.';

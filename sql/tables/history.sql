@@ -3,9 +3,12 @@
  *
  * A job that has ended moves here and never changes again, except by retry_job().  What ends
  * well is most of it and is kept for days: it lies in partitions of one day each, so that
- * forgetting a day is one drop and not a million deletes.  What died is little and is kept for
+ * purging a day is one drop and not a million deletes.  What died is little and is kept for
  * months: were it in the same partitions, each day would have to stay for the sake of a few
  * rows.  So status comes first, and the day within it.
+ *
+ * Failed attempts are kept for months, all alike, so they lie in partitions of one week: a
+ * query by job reads fourteen of them and not a hundred, each of which it has to lock.
  *
  * tick() makes partitions ahead.  If nobody called it, rows go to the default partition: a
  * missing partition never refuses one.
@@ -27,7 +30,6 @@ create table rota.finished_jobs (
     pipeline text,
     stage text,
     stage_input jsonb,
-    first_job_id bigint,
     definition text,
     scheduled_for timestamptz,
     status text not null,
@@ -62,8 +64,6 @@ create table rota.finished_jobs_dead partition of rota.finished_jobs
 -- Not unique: a unique index of a partitioned table would need status and finished_at in it.
 -- That a job ends once is held by its one row in jobs.
 create index finished_jobs_id_idx on rota.finished_jobs (id);
-create index finished_jobs_first_job_id_idx on rota.finished_jobs (first_job_id)
-    where first_job_id is not null;
 create index finished_jobs_queue_idx on rota.finished_jobs (queue, finished_at);
 create index finished_jobs_done_default_finished_at_idx
     on rota.finished_jobs_done_default (finished_at);
@@ -76,3 +76,32 @@ comment on column rota.finished_jobs.result is 'What finish_job() was given.';
 comment on table rota.finished_jobs_done is 'Succeeded and cancelled jobs, a partition a day.';
 comment on table rota.finished_jobs_done_default is 'Where a day has no partition.';
 comment on table rota.finished_jobs_dead is 'Dead jobs.';
+
+create table rota.job_errors (
+    job_id bigint not null,
+    lease_token bigint not null,
+    attempt integer not null,
+    queue text not null,
+    job_type text not null,
+    worker text not null,
+    started_at timestamptz not null,
+    failed_at timestamptz not null,
+    error_type text,
+    message text not null,
+    stack text,
+
+    constraint job_errors_message_check check (char_length(message) <= 10000),
+    constraint job_errors_stack_check check (char_length(stack) <= 20000)
+)
+partition by range (failed_at);
+
+create table rota.job_errors_default partition of rota.job_errors default;
+
+-- Not unique for the same reason: an attempt fails once because its row in jobs changes once.
+create index job_errors_job_id_idx on rota.job_errors (job_id, lease_token);
+create index job_errors_failed_at_idx on rota.job_errors (failed_at);
+
+comment on table rota.job_errors is 'One row per failed attempt, a partition a week.';
+comment on column rota.job_errors.message is 'Full text of the error, cut to 10000 characters.';
+comment on column rota.job_errors.stack is 'Stack trace, cut to 20000 characters.';
+comment on table rota.job_errors_default is 'Where a week has no partition.';

@@ -4,10 +4,9 @@
  * jobs holds only what is still to be done; the moment a job ends it moves to finished_jobs.
  * So jobs stays small however long the history is, and every question about work to do is
  * cheap.  That every row is in a state in which somebody looks for it, and a running one has a
- * deadline, is a constraint: so none is stuck for ever.  It is written as an index and not as a
- * CHECK.  PostgreSQL parses the stored form of a CHECK again for every statement that writes,
- * which was a sixth of an enqueue, but keeps that of an index.  No row can enter this index,
- * since its expression refuses each that would.  All else is left to the functions.
+ * deadline, is a CHECK: so none is stuck for ever.  PostgreSQL reads the text of each CHECK
+ * again for every statement that writes, which costs as much as the write of an index entry: so
+ * jobs has this one, and all else is left to the functions, which take it as an argument.
  */
 
 create table rota.jobs (
@@ -24,16 +23,20 @@ create table rota.jobs (
     skip_dead boolean,
     if_parent_dead text,
     limit_key text,
-    bucket text collate "C",
-    is_limited boolean not null default false,
     pipeline text,
     stage text,
     stage_input jsonb,
-    first_job_id bigint,
+    stage_queued_at timestamptz,
     definition text,
     scheduled_for timestamptz,
     status text not null,
     run_at timestamptz not null,
+    own_lane smallint,
+    own_place timestamptz,
+    lane smallint not null generated always as (coalesce(own_lane, priority)) stored,
+    place timestamptz not null generated always as (coalesce(own_place, run_at)) stored,
+    hold text collate "C",
+    held_limits text[],
     attempts integer not null default 0,
     lease_token bigint not null default 0,
     locked_by text,
@@ -50,7 +53,12 @@ create table rota.jobs (
     failed_at timestamptz,
     created_at timestamptz not null default rota.now(),
     updated_at timestamptz not null default rota.now(),
-    started_at timestamptz
+    started_at timestamptz,
+
+    constraint jobs_status_check check (
+        status in ('blocked', 'queued', 'failed') and locked_until is null
+        or status = 'running' and locked_until is not null
+    )
 )
 with (
     -- Room on each page: progress of a running job is then written without index entries.
@@ -66,28 +74,19 @@ with (
     autovacuum_vacuum_cost_delay = 0
 );
 
-create or replace function rota._refuse_state(status text)
-    returns text
-    language plpgsql
-    immutable
-as $$
-begin
-    raise exception using
-        errcode = 'check_violation',
-        message = format('jobs must not be %s with or without a lease as this one', status),
-        schema = 'rota',
-        table = 'jobs',
-        constraint = 'jobs_status_check';
-end;
-$$;
+-- What every claim walks: one lane after the other of its queues, each in order of place.
+create index jobs_ready_idx on rota.jobs (queue, lane, place, id)
+    where hold is null and status in ('queued', 'failed');
 
-create index jobs_status_check on rota.jobs (rota._refuse_state(status))
-    where (status not in ('blocked', 'queued', 'failed') or locked_until is not null)
-      and (status <> 'running' or locked_until is null);
+-- Jobs that are kept out of their lanes: by a limit, or until their time has come.
+create index jobs_hold_idx on rota.jobs (hold, queue, job_type, priority, run_at, id)
+    where hold is not null and hold <> 'time' and status in ('queued', 'failed');
+create index jobs_later_idx on rota.jobs (run_at, id)
+    where hold = 'time' and status in ('queued', 'failed');
 
--- The line in front of each worker: one lane is one (queue, priority), in order of run_at.
-create index jobs_ready_idx on rota.jobs (queue, priority, run_at, id)
-    where bucket is null and status in ('queued', 'failed');
+-- The last place of each key of a queue, without a row of state that producers would share.
+create index jobs_key_place_idx on rota.jobs (queue, lane, coalesce(limit_key, ''), place)
+    where own_place is not null and hold is null and status in ('queued', 'failed');
 
 -- The same rows as "where status = 'running'".  But that is said of single jobs everywhere, and
 -- a planner that knows of few running jobs would look for the one by reading them all.
@@ -101,14 +100,10 @@ create unique index jobs_idempotency_key_idx
     where idempotency_key is not null;
 
 -- In which order the jobs of a key run, and that no two of them are at it.
-create index jobs_ordering_key_idx on rota.jobs (ordering_key, coalesce(first_job_id, id))
+create index jobs_ordering_key_idx on rota.jobs (ordering_key, id)
     where ordering_key is not null;
 create unique index jobs_ordering_key_head_idx on rota.jobs (ordering_key)
     where ordering_key is not null and status <> 'blocked';
-
--- A run of a pipeline is in one stage at a time.
-create unique index jobs_first_job_id_idx on rota.jobs (first_job_id)
-    where first_job_id is not null;
 
 -- Whether a schedule has a live job.
 create index jobs_definition_idx on rota.jobs (definition)
@@ -130,11 +125,14 @@ comment on column rota.jobs.if_parent_dead is
     'What becomes of the job if one that it waits for is dead: cancel, run or wait.';
 comment on column rota.jobs.limit_key is
     'Jobs of one key share a limit, and the keys of a queue take turns; null means no key.';
-comment on column rota.jobs.bucket is
-    'The line that the job waits in, by limit_key and limited type; null is the common line.';
-comment on column rota.jobs.is_limited is 'Whether the running job counts for a limit.';
+comment on column rota.jobs.own_lane is 'Null where the lane is the priority.';
+comment on column rota.jobs.own_place is 'Null where the place in the lane is run_at.';
+comment on column rota.jobs.hold is
+    'Why a waiting job is kept out of its lane: the name of a full limit, or time; else null.';
+comment on column rota.jobs.held_limits is
+    'The limits that the running job holds a slot of; null means none.';
 comment on column rota.jobs.stage_input is 'Result of the stage before this one.';
-comment on column rota.jobs.first_job_id is 'The job of the first stage of this run.';
+comment on column rota.jobs.stage_queued_at is 'When the job came to its stage.';
 comment on column rota.jobs.definition is 'The schedule that made the job; null for others.';
 comment on column rota.jobs.scheduled_for is 'The planned time that the job stands for.';
 comment on column rota.jobs.attempts is 'Claims so far that were not given back.';
@@ -155,16 +153,16 @@ create table rota.idempotency_keys (
     job_id bigint,
     unique_until timestamptz,
     source_updated_at timestamptz,
-    kept_until timestamptz not null,
+    expires_at timestamptz not null,
 
     constraint idempotency_keys_pkey primary key (idempotency_key, key_scope),
     constraint idempotency_keys_idempotency_key_check
         check (char_length(idempotency_key) between 1 and 255),
-    constraint idempotency_keys_kept_until_check
-        check (isfinite(kept_until) and coalesce(unique_until, kept_until) <= kept_until)
+    constraint idempotency_keys_expires_at_check
+        check (isfinite(expires_at) and coalesce(unique_until, expires_at) <= expires_at)
 );
 
-create index idempotency_keys_kept_until_idx on rota.idempotency_keys (kept_until);
+create index idempotency_keys_expires_at_idx on rota.idempotency_keys (expires_at);
 
 comment on table rota.idempotency_keys is
     'Keys that mean something beyond the life of their job: unique for a time, or versioned.';
@@ -175,30 +173,6 @@ comment on column rota.idempotency_keys.unique_until is
     'Until then the key makes no new job; null for a key that is only versioned.';
 comment on column rota.idempotency_keys.source_updated_at is
     'Newest version seen of what the job is about; null if none was given.';
-
-create table rota.job_errors (
-    job_id bigint not null,
-    lease_token bigint not null,
-    attempt integer not null,
-    queue text not null,
-    job_type text not null,
-    worker text not null,
-    started_at timestamptz not null,
-    failed_at timestamptz not null,
-    error_type text,
-    message text not null,
-    stack text,
-
-    constraint job_errors_pkey primary key (job_id, lease_token),
-    constraint job_errors_message_check check (char_length(message) <= 10000),
-    constraint job_errors_stack_check check (char_length(stack) <= 20000)
-);
-
-create index job_errors_failed_at_idx on rota.job_errors (failed_at);
-
-comment on table rota.job_errors is 'One row per failed attempt.';
-comment on column rota.job_errors.message is 'Full text of the error, cut to 10000 characters.';
-comment on column rota.job_errors.stack is 'Stack trace, cut to 20000 characters.';
 
 create table rota.queues (
     queue text primary key,
@@ -256,15 +230,18 @@ create table rota.workers (
 comment on table rota.workers is
     'Who works here, for people to look at; nothing is ever decided by it.';
 
-create table rota.upkeep (
+create table rota.maintenance (
     task text primary key,
     done_at timestamptz not null,
-    done_by text
+    done_by text,
+    has_more boolean not null default false
 );
 
-comment on table rota.upkeep is
-    'When each part of the upkeep was last done or, for retention, last found something to do, '
-    'and by whom.';
+comment on table rota.maintenance is
+    'When each part of the maintenance was last done or, for retention, last found something '
+    'to do, and by whom.';
+comment on column rota.maintenance.has_more is
+    'For retention: it reached its bound, and the next tick goes on at once.';
 
 create table rota.upgrade_log (
     id integer primary key,
@@ -275,5 +252,5 @@ create table rota.upgrade_log (
 comment on table rota.upgrade_log is 'Which changes of the tables ran, and when.';
 
 insert into rota.upgrade_log (id, name) values (0, 'fresh install');
-insert into rota.upkeep (task, done_at)
+insert into rota.maintenance (task, done_at)
 values ('retention', '-infinity'), ('tick', '-infinity');

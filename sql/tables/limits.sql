@@ -1,19 +1,23 @@
 /*
- * tables/limits.sql -- limits, and the lines behind them.
+ * tables/limits.sql -- limits, and what is left of them.
  *
  * limits: what an operator has set.
  *
- * limit_states: a row for each limit in use, such as 'key customer:8' of the class customer:*.
- * Whoever gives out jobs under a limit holds its row, and looks at the rest only then.  It can
- * be thrown away when nobody holds it.
+ * limit_slots: a row for each free slot of a limit in use, such as 'key customer:8' of the
+ * class customer:*.  A claim deletes the oldest rows that nobody else has locked, and the end
+ * of a job inserts new ones; nothing is ever updated, so nobody waits for anybody, and dead
+ * rows lie in front of a place that each session remembers.
  *
- * slots: which running jobs count for which limit.  A row counts only as long as its job runs,
- * so the jobs themselves are the truth, and a slot is free with the lease that held it.
+ * limit_parts: which parts of the capacity of a limit have been issued as slots.  The slots of
+ * all parts are the free ones and those that running jobs hold (jobs.held_limits); so the sum
+ * can be proved at any time.  Parts are issued one by one, when they are needed: the first
+ * claim under a limit keeps nobody from the other parts.
  *
- * buckets: a row for each line that has due jobs, one for each queue, limited job type and
- * limit_key.  Jobs with a bucket stand in an index of their own; the common line of the queue
- * does not see them, and a claim finds out whose turn it is from these rows alone.  A bucket
- * whose limit is reached is parked: no claim looks at it until its limit has room.
+ * limit_starts: how many jobs started under a rate, by spans of time (cells).  Later spans are
+ * later rows.
+ *
+ * fair_queues: the queues in which keys have waited.  There jobs without a key are given a
+ * place as well, as if they had one key in common.
  */
 
 create table rota.limits (
@@ -61,29 +65,11 @@ comment on column rota.limits.is_settled is
 comment on column rota.limits.settled_xid is
     'Transactions before this one may not know of the limit; null until somebody has looked.';
 
-create table rota.limit_states (
-    limit_name text collate "C" primary key,
-    used_until timestamptz not null
-)
-with (
-    fillfactor = 70,
-    autovacuum_vacuum_scale_factor = 0,
-    autovacuum_vacuum_threshold = 1000,
-    autovacuum_vacuum_cost_delay = 0
-);
-
-create index limit_states_used_until_idx on rota.limit_states (used_until);
-
-comment on table rota.limit_states is
-    'The limits in use; held by whoever starts jobs under one.';
-comment on column rota.limit_states.used_until is
-    'When the starts so far are paid for at the rate of the limit.';
-
-create table rota.slots (
+create table rota.limit_slots (
     limit_name text collate "C" not null,
-    job_id bigint not null,
+    version bigint generated always as identity,
 
-    constraint slots_pkey primary key (limit_name, job_id)
+    constraint limit_slots_pkey primary key (limit_name, version)
 )
 with (
     autovacuum_vacuum_scale_factor = 0,
@@ -91,49 +77,55 @@ with (
     autovacuum_vacuum_cost_delay = 0
 );
 
-create index slots_job_id_idx on rota.slots (job_id);
+comment on table rota.limit_slots is 'The free slots of the limits in use.';
 
-comment on table rota.slots is 'Which running jobs count for which limit.';
+create table rota.limit_parts (
+    limit_name text collate "C" not null,
+    part integer not null,
+    max_running integer not null,
+    slots integer not null,
+    checked_at timestamptz not null default rota.now(),
 
-create table rota.buckets (
-    queue text not null,
-    bucket text collate "C" not null,
-    priority smallint not null,
-    run_at timestamptz not null,
-    turn_at timestamptz not null,
-    starts integer not null default 0,
-    waits_for text collate "C",
+    constraint limit_parts_pkey primary key (limit_name, part)
+);
 
-    constraint buckets_pkey primary key (queue, bucket)
+create index limit_parts_max_running_idx on rota.limit_parts (limit_name, max_running);
+create index limit_parts_checked_at_idx on rota.limit_parts (checked_at);
+
+comment on table rota.limit_parts is 'The parts of each limit that are issued as slots.';
+comment on column rota.limit_parts.max_running is
+    'The setting that the slots are for; another than that of the limit means that they have '
+    'to be adjusted, and nothing starts before.';
+comment on column rota.limit_parts.slots is
+    'Free ones and those in use; only the sum over the parts of a limit says something.';
+comment on column rota.limit_parts.checked_at is
+    'When maintenance last asked whether the limit is still in use.';
+
+create table rota.limit_starts (
+    limit_name text collate "C" not null,
+    cell bigint not null,
+    starts integer not null,
+    purge_at timestamptz not null
 )
 with (
-    fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 1000,
-    autovacuum_analyze_scale_factor = 0,
-    autovacuum_analyze_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0
 );
 
-create index buckets_turn_idx on rota.buckets (queue, priority, turn_at)
-    where waits_for is null;
-create index buckets_waits_for_idx on rota.buckets (waits_for, queue, priority, turn_at)
-    where waits_for is not null;
+create index limit_starts_cell_idx on rota.limit_starts (limit_name, cell);
+create index limit_starts_purge_at_idx on rota.limit_starts (purge_at);
 
-comment on table rota.buckets is 'Lines of due jobs, by limited job type and limit_key.';
-comment on column rota.buckets.bucket is 'The limited job type or nothing, |, the key.';
-comment on column rota.buckets.priority is 'Of the first job.';
-comment on column rota.buckets.run_at is 'Of the first job.';
-comment on column rota.buckets.turn_at is
-    'Its place among the buckets: when it had its last turn.';
-comment on column rota.buckets.starts is 'Jobs started in this turn.';
-comment on column rota.buckets.waits_for is
-    'The limit it is parked at; null while it takes turns.';
+comment on table rota.limit_starts is 'How many started in each span of time under a rate.';
+comment on column rota.limit_starts.cell is
+    'Number of the span, counted from 1970 in lengths that follow from the rate.';
 
--- The line of each bucket.
-create index jobs_bucket_idx on rota.jobs (queue, bucket, priority, run_at, id)
-    where bucket is not null and status in ('queued', 'failed');
+create table rota.fair_queues (
+    queue text primary key
+);
 
--- Whether there is such a note is asked before it is written.
-create index rechecks_subject_idx on rota.rechecks (subject, due_at, id)
-    where kind in ('bucket', 'limit');
+comment on table rota.fair_queues is 'Queues whose keys take turns.';
+
+-- Whether there is a check for later is asked before one is added.
+create index pending_checks_subject_idx on rota.pending_checks (subject, due_at)
+    where kind = 'limit' and due_at > '-infinity';

@@ -1,9 +1,14 @@
 /*
  * tables/pipelines.sql -- the stages of pipelines.
  *
- * A row is never deleted.  A stage that a new definition leaves out is retired: no run enters
- * it any more, but the runs that are in it still find here where they go on to.  So a pipeline
- * can be defined anew at any moment, and no run is lost by it or has to be waited for.
+ * pipeline_stages: a row is never deleted.  A stage that a new definition leaves out is
+ * retired: no run enters it any more, but the runs that are in it still find here where they
+ * go on to.  So a pipeline can be defined anew at any moment, and no run is lost by it or has
+ * to be waited for.
+ *
+ * stage_runs: a row for each time that a job has left a stage, written by the transaction that
+ * takes the job out of it.  The job itself is one row of jobs, which knows of the stage that it
+ * is in and of no other.
  */
 
 create table rota.pipeline_stages (
@@ -34,3 +39,36 @@ comment on column rota.pipeline_stages.priority is
 comment on column rota.pipeline_stages.max_attempts is 'Null means the queue''s.';
 comment on column rota.pipeline_stages.lease is 'Null means the queue''s.';
 comment on column rota.pipeline_stages.backoff is 'Null means the queue''s.';
+
+create table rota.stage_runs (
+    job_id bigint not null,
+    lease_token bigint not null,
+    pipeline text not null,
+    stage text not null,
+    status text not null,
+    queue text not null,
+    job_type text not null,
+    attempts integer not null,
+    worker text,
+    queued_at timestamptz not null,
+    started_at timestamptz,
+    finished_at timestamptz not null,
+    stage_input jsonb,
+    result jsonb,
+
+    constraint stage_runs_pkey primary key (job_id, lease_token)
+);
+
+create index stage_runs_pipeline_idx on rota.stage_runs (pipeline, finished_at);
+
+comment on table rota.stage_runs is
+    'What became of each job of a pipeline in each stage that it has left.';
+comment on column rota.stage_runs.lease_token is
+    'The last lease of the job in this stage; grows from stage to stage.';
+comment on column rota.stage_runs.status is
+    'How the stage ended: succeeded, dead or cancelled.';
+comment on column rota.stage_runs.worker is
+    'The worker of the last attempt; null if the stage ended while the job waited.';
+comment on column rota.stage_runs.queued_at is 'When the job came to the stage.';
+comment on column rota.stage_runs.started_at is
+    'Begin of the latest attempt; null if there was none.';

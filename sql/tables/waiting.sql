@@ -1,37 +1,30 @@
 /*
  * tables/waiting.sql -- what a job waits for besides its time.
  *
- * dependencies: a row for each job that another one waits for.  It goes when the parent ends
- * well; whether a child is free is then a question of whether it has a row left, and no counter
- * can be wrong.  Of a pipeline one waits for a whole run, and names it by its first job: so the
- * row has nothing to follow while the run goes from stage to stage.
+ * dependencies: a row for each job that another one waits for.  It goes when the parent
+ * succeeds; whether a child is free is then a question of whether it has a row left, and no
+ * counter can be wrong.
  *
  * stuck_keys: an ordering key whose next job is dead.  Without the row the jobs behind go on.
  *
- * rechecks: notes that something may go on now.  Whoever makes that possible (a job ends, a job
- * comes in) only adds a note, in its own transaction; it waits for nobody and locks nothing of
- * others.  Claims and ticks take the notes and look again, at what is committed by then.
+ * pending_checks: what upkeep has to look at again once it is committed, because two
+ * transactions may have missed each other.  A check is only ever added, so it waits for nobody.
  */
 
 create table rota.dependencies (
     parent_id bigint not null,
     job_id bigint not null,
-    is_failed boolean not null default false,
 
     constraint dependencies_pkey primary key (parent_id, job_id),
     constraint dependencies_job_id_check check (job_id <> parent_id)
 );
 
 create index dependencies_job_id_idx on rota.dependencies (job_id, parent_id);
--- A job may wait for a million others, and is looked at each time that some of them end.
-create index dependencies_failed_idx on rota.dependencies (job_id) where is_failed;
 
-comment on table rota.dependencies is 'Which job waits for which; no row once that is over.';
-comment on column rota.dependencies.parent_id is
-    'The job that has to end first; the first job of a run stands for the whole run.';
-comment on column rota.dependencies.job_id is 'The job that waits.';
-comment on column rota.dependencies.is_failed is
-    'The parent is dead or was cancelled, and counts as such unless it is live again.';
+comment on table rota.dependencies is
+    'Which job waits for which that has not succeeded; kept for a retry while the job is kept.';
+comment on column rota.dependencies.parent_id is 'The job that has to succeed first.';
+comment on column rota.dependencies.job_id is 'The job that waits, or waited when it ended.';
 
 create table rota.stuck_keys (
     ordering_key text primary key,
@@ -42,30 +35,38 @@ create table rota.stuck_keys (
 comment on table rota.stuck_keys is
     'Ordering keys that wait for somebody to retry their dead job, or to resume the key.';
 
-create table rota.rechecks (
-    id bigint generated always as identity,
-    due_at timestamptz not null,
+create table rota.pending_checks (
+    id bigint generated always as identity primary key,
     kind text not null,
     subject text not null,
+    due_at timestamptz not null default '-infinity',
+    deferrals integer not null default 0,
     made_by xid8 not null default pg_current_xact_id(),
-    is_seen boolean not null default false,
+    updated_at timestamptz not null default rota.now(),
 
-    constraint rechecks_pkey primary key (due_at, id),
-    constraint rechecks_kind_check
-        check (kind in ('job', 'order', 'parent', 'bucket', 'limit', 'schedule'))
+    constraint pending_checks_kind_check
+        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'queue', 'schedule'))
 )
 with (
-    -- Notes that were taken lie in front of those that are due.
+    -- Every check leaves a dead row, however few wait.
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0
 );
 
-comment on table rota.rechecks is
-    'Notes that something may go on now; taken away by another who has looked.';
-comment on column rota.rechecks.subject is
-    'A job''s id (of a parent with how it ended), an ordering key, a bucket, a limit or a '
-    'schedule''s name, by kind.';
-comment on column rota.rechecks.made_by is
-    'The transaction that wrote it; it cannot take its own note away.';
-comment on column rota.rechecks.is_seen is 'The transaction that wrote it has looked already.';
+create index pending_checks_due_at_idx on rota.pending_checks (due_at, id);
+-- What was put off by a clock that has stepped back since.
+create index pending_checks_updated_at_idx on rota.pending_checks (updated_at)
+    where due_at > '-infinity';
+
+comment on table rota.pending_checks is
+    'What upkeep has to look at again, because a transaction that made it possible could not '
+    'see what another did.';
+comment on column rota.pending_checks.subject is
+    'By kind: an ordering key, a job''s id, a parent''s id, a limit or a schedule''s name; '
+    'behind an id the position that the check has come to.';
+comment on column rota.pending_checks.due_at is 'The smallest value means at once.';
+comment on column rota.pending_checks.deferrals is
+    'How often it could not be decided and was deferred.';
+comment on column rota.pending_checks.made_by is
+    'The transaction that wrote it, which does not do it.';

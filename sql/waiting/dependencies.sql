@@ -1,21 +1,66 @@
 /*
  * waiting/dependencies.sql -- jobs that wait for jobs.
  *
- * A job is free when it has no row in dependencies left.  The row of a parent that ended well
- * is deleted in the transaction that ends it; that of one that is dead or was cancelled stays
- * and says so, and the job's if_parent_dead decides.
+ * dependencies has a row, an edge, for each parent that a job waits for.  When the parent
+ * succeeds the edge goes; a job is free when it has none left.  If the parent is dead or was
+ * cancelled, the child's if_parent_dead decides: it is cancelled and keeps its edges, so that
+ * a retry waits again; or the edge goes; or it waits on for a retry of the parent.
  *
- * To become a dependant one locks the parent's row against its end.  So either the parent ends
- * later and finds the new row, or it has ended and its outcome is known.
+ * No cycle can exist.  A job waits for older ones: those in `after` have to be there, and so
+ * do those in front of it under its ordering key.  Only for `before` an older job waits for a
+ * newer one; but that one has neither `after` nor an ordering key, is not blocked and so no
+ * other's `before`: it waits for nothing, and no way leads through it.
  *
- * Fan-in is the same seen from the other end: a new job names in `before` the blocked job that
- * has to wait for it as well.  If the new one waits for something itself, that could close a
- * circle, in which nothing ever starts.  Such calls come one after the other, because neither
- * of two open transactions sees the half circle of the other.
+ * That no job is forgotten, though nobody locks a parent.  One that comes in leaves a check,
+ * and after the commit each of its parents has either ended, or its end is still to come and
+ * will see the edge.  A parent that ends takes away its edges and then looks at each child: if
+ * that has another edge whose parent's end is still to come, that end will look again, later;
+ * if that end is under way too, neither may see what the other does, and a check is left; if
+ * there is no edge, the child is opened, or a check is left where somebody has locked it.
  *
- * Who waits for a job of a pipeline waits for the run, under the id of its first job: until a
- * stage ends and no other follows.
+ * A producer with `before` keeps the child from being opened until it commits, by a lock on its
+ * row: whoever would open it leaves a check and goes on, and after the commit sees the edge.
+ * Only acts on that very job wait for the producer.
+ *
+ * A parent with many children tells them by a check, in chunks.
  */
+
+/* Refuse what could close a cycle; *prefix* says which of many it is. */
+create or replace function rota._check_before(
+    prefix text,
+    after bigint[],
+    before bigint,
+    ordering_key text
+)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _check_before.before is not null
+      and num_nonnulls(_check_before.after, _check_before.ordering_key) > 0 then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('%sbefore must not be given with after or ordering_key',
+                _check_before.prefix),
+            hint = 'Make a part of several steps a pipeline: start_pipeline() has before, too.';
+    end if;
+end;
+$$;
+
+/* The same for a batch. */
+create or replace function rota._check_befores(jobs jsonb)
+    returns void
+    language plpgsql
+as $$
+begin
+    if jsonb_path_exists(_check_befores.jobs, '$[*].before ? (@ != null)') then
+        perform rota._check_before(
+            format('jobs[%s].', n.ordinal), n.after, n.before, n.ordering_key)
+        from rota._new_jobs(_check_befores.jobs) as n
+        order by n.ordinal;
+    end if;
+end;
+$$;
 
 /* What a job that was just enqueued, or found by its key, waits for, and what waits for it. */
 create or replace function rota._link_job(
@@ -28,21 +73,15 @@ create or replace function rota._link_job(
     language plpgsql
 as $$
 begin
-    if _link_job.before = _link_job.job_id then
-        perform rota._refuse('before', format(
-            'must not be the job itself, got %s', _link_job.before));
-    elsif _link_job.before is not null then
-        perform rota._hold_blocked(array[_link_job.before]);
-        perform rota._depend(array[_link_job.before], array[_link_job.job_id]);
+    if _link_job.before is not null then
+        perform rota._block_children(
+            array[_link_job.before], array[_link_job.job_id], array[_link_job.is_new],
+            array['before']);
     end if;
     if _link_job.is_new then
-        perform rota._depend(
+        perform rota._jobs_came_in(
+            array[_link_job.job_id],
             array(select _link_job.job_id from unnest(_link_job.after)), _link_job.after);
-        perform rota._note_new(array[_link_job.job_id]);
-    end if;
-    if _link_job.before is not null then
-        perform rota._check_no_circle(
-            array[_link_job.before], array[_link_job.job_id], array['before']);
     end if;
 end;
 $$;
@@ -54,126 +93,107 @@ create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news bo
 as $$
 declare
     v_before bigint[];
-    v_before_child bigint[];
-    v_before_names text[];
+    v_parts bigint[];
+    v_are_new boolean[];
+    v_names text[];
     v_after bigint[];
-    v_after_child bigint[];
+    v_children bigint[];
 begin
     select
         array_agg(n.before), array_agg(_link_jobs.job_ids[n.ordinal]),
-        array_agg(format('jobs[%s].before', n.ordinal))
-    into v_before, v_before_child, v_before_names
+        array_agg(_link_jobs.news[n.ordinal]), array_agg(format('jobs[%s].before', n.ordinal))
+    into v_before, v_parts, v_are_new, v_names
     from rota._new_jobs(_link_jobs.jobs) as n
     where n.before is not null;
     select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal])
-    into v_after, v_after_child
+    into v_after, v_children
     from rota._new_jobs(_link_jobs.jobs) as n
     cross join unnest(n.after) as p (id)
     where _link_jobs.news[n.ordinal];
 
     if v_before is not null then
-        perform rota._refuse(b.name, format('must not be the job itself, got %s', b.before))
-        from unnest(v_before, v_before_child, v_before_names) as b (before, job_id, name)
-        where b.before = b.job_id;
-        perform rota._hold_blocked(v_before);
-        perform rota._depend(v_before, v_before_child);
+        perform rota._block_children(v_before, v_parts, v_are_new, v_names);
     end if;
-    perform rota._depend(v_after_child, v_after);
-    if v_before is not null then
-        perform rota._check_no_circle(v_before, v_before_child, v_before_names);
-    end if;
-    perform rota._note_new(array(
-        select i.id
-        from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
-        where i.is_new
-    ));
-end;
-$$;
-
-/* Lock the jobs that are to wait for more, so that they cannot start meanwhile. */
-create or replace function rota._hold_blocked(job_ids bigint[])
-    returns void
-    language plpgsql
-as $$
-declare
-    v_held bigint[];
-    v_job_id bigint;
-    v_status text;
-begin
-    v_held := array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(_hold_blocked.job_ids)
-          and j.status = 'blocked'
-        order by j.id
-        for share
-    );
-    perform rota._check_queues_of_jobs(v_held);
-    select i.id
-    into v_job_id
-    from unnest(_hold_blocked.job_ids) as i (id)
-    left join unnest(v_held) as h (id) on h.id = i.id
-    where h.id is null
-    limit 1;
-    if not found then
-        return;
-    end if;
-
-    select j.status into v_status from rota.jobs as j where j.id = v_job_id;
-    if not found then
-        perform rota._raise_not_live(v_job_id);
-    end if;
-    raise exception using
-        errcode = 'RT013',
-        message = format('job %s is %s and waits for no more jobs', v_job_id, v_status),
-        hint = 'Name in `before` a job that is blocked; enqueue that with `after`, for example '
-            'after the job that enqueues the others.';
-end;
-$$;
-
-/* Wait for all others that may close a circle, before anything else is locked. */
-create or replace function rota._lock_links()
-    returns void
-    language plpgsql
-as $$
-begin
-    perform pg_advisory_xact_lock(hashtextextended('rota.links', 0));
-end;
-$$;
-
-/* The same for a batch, if it has such jobs. */
-create or replace function rota._lock_links_of(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
-begin
-    if jsonb_path_exists(_lock_links_of.jobs, '$[*] ? (exists(@.before)
-        && (exists(@.after) || exists(@.idempotency_key) || exists(@.ordering_key)))') then
-        perform rota._lock_links();
-    elsif jsonb_path_exists(_lock_links_of.jobs,
-        '$[*] ? (exists(@.after) && exists(@.ordering_key))') then
-        perform rota._share_links();
-    end if;
-end;
-$$;
-
-/* Let those wait for us: we go into a line, and come after others. */
-create or replace function rota._share_links()
-    returns void
-    language plpgsql
-as $$
-begin
-    perform pg_advisory_xact_lock_shared(hashtextextended('rota.links', 0));
+    perform rota._jobs_came_in(
+        array(
+            select i.id
+            from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
+            where i.is_new
+        ),
+        v_children, v_after);
 end;
 $$;
 
 /*
- * Refuse that one of *before* waits for a job that waits, perhaps over others, for it: for its
- * parents, and for who is in front of it in the line of its ordering key.
+ * Hook of jobs/: these are new, and each of child_ids waits for the one of parent_ids at the
+ * same place.  What waits for nothing starts, and the others leave their checks.
  */
-create or replace function rota._check_no_circle(
-    before bigint[],
+create or replace function rota._jobs_came_in(
     job_ids bigint[],
+    child_ids bigint[] default null,
+    parent_ids bigint[] default null
+)
+    returns void
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    v_unknown bigint;
+    v_waiting bigint[];
+    v_keyed bigint[];
+    v_free bigint[];
+begin
+    if _jobs_came_in.parent_ids <> '{}' then
+        select min(e.parent_id) filter (where e.status is null)
+        into v_unknown
+        from rota._parent_statuses(_jobs_came_in.parent_ids) as e;
+        if v_unknown is not null then
+            perform rota._raise_not_found(v_unknown);
+        end if;
+        insert into rota.dependencies as d (parent_id, job_id)
+        select distinct p.id, p.job_id
+        from unnest(_jobs_came_in.parent_ids, _jobs_came_in.child_ids) as p (id, job_id)
+        join rota._parent_statuses(_jobs_came_in.parent_ids) as e on e.parent_id = p.id
+        where e.status <> 'succeeded'
+        order by 1, 2
+        on conflict do nothing;
+    end if;
+
+    select
+        array_agg(b.id) filter (where b.is_keyed),
+        array_agg(b.id) filter (where not b.is_keyed and not b.is_waiting),
+        array_agg(b.id) filter (where b.is_waiting)
+    into v_keyed, v_free, v_waiting
+    from (
+        select
+            j.id, j.ordering_key is not null as is_keyed,
+            exists (select from rota.dependencies as d where d.job_id = j.id) as is_waiting
+        from rota.jobs as j
+        where j.id = any(_jobs_came_in.job_ids)
+          and j.status = 'blocked'
+    ) as b;
+    if v_free is not null then
+        perform rota._open_jobs(v_free);
+    end if;
+    if v_keyed is not null then
+        perform rota._enter_lines(v_keyed);
+    end if;
+    if v_waiting is not null then
+        perform rota._add_checks(
+            'job', array(select format('%s all', w.id) from unnest(v_waiting) as w (id)));
+    end if;
+end;
+$$;
+
+/*
+ * Let the jobs in *before* wait for the parts at the same place, and keep them from being
+ * opened until this transaction ends.
+ */
+create or replace function rota._block_children(
+    before bigint[],
+    parts bigint[],
+    are_new boolean[],
     arguments text[]
 )
     returns void
@@ -182,234 +202,161 @@ create or replace function rota._check_no_circle(
     set enable_bitmapscan = off
 as $$
 declare
-    v_before bigint;
+    v_held bigint[];
+    v_job_id bigint;
+    v_status text;
 begin
-    -- A run goes by the id of its first job, and what it waits for by that of its live one.
-    with recursive ancestors (before, its_run, run) as (
-        select
-            b.before,
-            coalesce(w.first_job_id, b.before),
-            coalesce(n.first_job_id, b.job_id)
-        from unnest(_check_no_circle.before, _check_no_circle.job_ids) as b (before, job_id)
-        left join rota.jobs as w on w.id = b.before
-        left join rota.jobs as n on n.id = b.job_id
-        union
-        select a.before, a.its_run, p.run
-        from ancestors as a
-        -- Of one that has ended rows may be left, but it waits for nothing.
-        join rota.jobs as j on j.id = coalesce(
-            (select r.id from rota.jobs as r where r.first_job_id = a.run), a.run)
-        cross join lateral (
-            select d.parent_id as run
-            from rota.dependencies as d
-            where d.job_id = j.id
-            union all (
-                select coalesce(e.first_job_id, e.id)
-                from rota.jobs as e
-                where e.ordering_key = j.ordering_key
-                  and coalesce(e.first_job_id, e.id) < a.run
-                order by coalesce(e.first_job_id, e.id) desc
-                limit 1
-            )
-        ) as p
-        where a.run <> a.its_run
-    )
-    select a.before into v_before from ancestors as a where a.run = a.its_run limit 1;
-    if not found then
-        return;
-    elsif cardinality(_check_no_circle.before) = 1 then
-        perform rota._refuse(_check_no_circle.arguments[1], format(
-            'must not be a job that this one waits for, got %s', v_before));
+    perform rota._check_parts(
+        _block_children.before, _block_children.parts, _block_children.are_new,
+        _block_children.arguments);
+    v_held := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_block_children.before)
+          and j.status = 'blocked'
+        for key share skip locked
+    );
+    perform rota._check_queues_of_jobs(v_held);
+    select b.id
+    into v_job_id
+    from unnest(_block_children.before) as b (id)
+    where b.id <> all(v_held)
+    limit 1;
+    if found then
+        select j.status into v_status from rota.jobs as j where j.id = v_job_id;
+        if not found then
+            perform rota._raise_not_live(v_job_id);
+        end if;
+        raise exception using
+            errcode = 'RT013',
+            message = format('job %s is %s and waits for no more jobs', v_job_id, case
+                when v_status = 'blocked' then 'just being started, ended or changed'
+                else v_status
+            end),
+            hint = 'Name in `before` a job that is blocked; enqueue that with `after`, for '
+                'example after the job that enqueues the others.';
     end if;
-    -- Of several, which is it?
-    for v_place in 1..cardinality(_check_no_circle.before) loop
-        perform rota._check_no_circle(
-            _check_no_circle.before[v_place:v_place],
-            _check_no_circle.job_ids[v_place:v_place],
-            _check_no_circle.arguments[v_place:v_place]);
-    end loop;
+
+    insert into rota.dependencies as d (parent_id, job_id)
+    select distinct p.parent_id, b.id
+    from unnest(_block_children.before, _block_children.parts) as b (id, part)
+    join rota._parent_statuses(_block_children.parts) as p on p.parent_id = b.part
+    where p.status <> 'succeeded'
+    order by 1, 2
+    on conflict do nothing;
+    -- A part that was found may end before this is committed.
+    perform rota._add_checks('job', array(
+        select format('%s all', b.id)
+        from unnest(_block_children.before, _block_children.are_new) as b (id, is_new)
+        where not b.is_new));
 end;
 $$;
 
-/* Let each of job_ids wait for the one of parent_ids at the same place. */
-create or replace function rota._depend(job_ids bigint[], parent_ids bigint[])
+/* Refuse parts, found by their keys, that wait for anything themselves or did not succeed. */
+create or replace function rota._check_parts(
+    before bigint[],
+    parts bigint[],
+    are_new boolean[],
+    arguments text[]
+)
     returns void
     language plpgsql
+as $$
+declare
+    v_part record;
+begin
+    select p.id, p.argument, e.status, e.ordering_key, p.id = p.before as is_itself
+    into v_part
+    from unnest(
+        _check_parts.before, _check_parts.parts, _check_parts.are_new, _check_parts.arguments
+    ) with ordinality as p (before, id, is_new, argument, ordinal)
+    join rota._parent_statuses(_check_parts.parts) as e on e.parent_id = p.id
+    where not p.is_new
+      and (e.status in ('blocked', 'dead', 'cancelled')
+        or e.ordering_key is not null and e.status <> 'succeeded')
+    order by p.ordinal
+    limit 1;
+    if not found then
+        return;
+    end if;
+    raise exception using
+        errcode = 'invalid_parameter_value',
+        message = case
+            when v_part.is_itself
+            then format('%s must not be the job itself, got %s', v_part.argument, v_part.id)
+            else format('%s cannot be given with the idempotency_key of job %s, which %s',
+                v_part.argument, v_part.id, case
+                    when v_part.status = 'blocked' then 'waits for others'
+                    when v_part.status in ('dead', 'cancelled')
+                    then 'ended as ' || v_part.status
+                    else 'has an ordering key'
+                end)
+        end,
+        hint = 'A part waits for nothing; make one of several steps a pipeline.';
+end;
+$$;
+
+/* How parents are or ended, all of one snapshot; null for one that is in neither table. */
+create or replace function rota._parent_statuses(parent_ids bigint[])
+    returns table (parent_id bigint, status text, ordering_key text)
+    language plpgsql
+    stable
     set enable_seqscan = off
     set enable_bitmapscan = off
 as $$
-declare
-    v_live bigint[];
-    v_runs bigint[];
 begin
-    if _depend.parent_ids is null or cardinality(_depend.parent_ids) = 0 then
-        return;
-    end if;
-    with held as (
-        select j.id, j.first_job_id
-        from rota.jobs as j
-        where j.id = any(_depend.parent_ids)
-        order by j.id
-        for key share
-    )
-    select array_agg(h.id), array_agg(coalesce(h.first_job_id, h.id))
-    into v_live, v_runs
-    from held as h;
-    -- Of those that are not live the outcome is known, and has no other.
-    insert into rota.dependencies (parent_id, job_id, is_failed)
-    select distinct coalesce(l.run_id, e.parent_id), p.job_id, coalesce(e.is_failed, false)
-    from unnest(_depend.parent_ids, _depend.job_ids) as p (id, job_id)
-    left join unnest(v_live, v_runs) as l (id, run_id) on l.id = p.id
-    left join lateral rota._ended_parent(case when l.id is null then p.id end) as e on true
-    where coalesce(l.run_id, e.parent_id) is not null
-    order by 1, 2
-    on conflict do nothing;
+    return query
+    select p.id, coalesce(j.status, f.status), coalesce(j.ordering_key, f.ordering_key)
+    from (select distinct u.id from unnest(_parent_statuses.parent_ids) as u (id)) as p
+    left join rota.jobs as j on j.id = p.id
+    left join lateral (
+        select h.status, h.ordering_key
+        from rota.finished_jobs as h
+        where h.id = p.id
+          and j.id is null
+    ) as f on true;
 end;
 $$;
 
 /*
- * What there is to wait for of a job that has ended: nothing if it did its work, itself if it
- * is dead or was cancelled, and its run if that goes on; raises RT001 if there is no such job.
- * Nothing for null.
+ * Those of these jobs that are live and nobody is ending: whoever does so later looks for what
+ * waits for them with a snapshot that sees all that is committed now.  A job that carries the
+ * mark of a lock is locked for a moment, and by the end of this function is not any more.
  */
-create or replace function rota._ended_parent(job_id bigint)
-    returns table (parent_id bigint, is_failed boolean)
+create or replace function rota._still_to_end(job_ids bigint[])
+    returns bigint[]
     language plpgsql
     set enable_seqscan = off
     set enable_bitmapscan = off
 as $$
 declare
-    v_status text;
-    v_first_job_id bigint;
+    v_free bigint[];
+    v_marked bigint[];
+    v_held bigint;
 begin
-    if _ended_parent.job_id is null then
-        return;
-    end if;
-
-    select f.status, f.first_job_id
-    into v_status, v_first_job_id
-    from rota.finished_jobs as f
-    where f.id = _ended_parent.job_id;
-    if not found then
-        -- It may have been retried since we looked for it in jobs.
-        select 'live', j.first_job_id
-        into v_status, v_first_job_id
-        from rota.jobs as j
-        where j.id = _ended_parent.job_id
-        for key share;
-    end if;
-    if v_first_job_id is not null then
-        v_status := rota._hold_run(v_first_job_id);
-    end if;
-    if v_status is null then
-        perform rota._raise_not_found(_ended_parent.job_id);
-    elsif v_status <> 'succeeded' then
-        parent_id := coalesce(v_first_job_id, _ended_parent.job_id);
-        is_failed := v_status <> 'live';
-        return next;
-    end if;
-end;
-$$;
-
-/* These jobs have ended: tell those that wait for them. */
-create or replace function rota._settle_parents(parent_ids bigint[], status text)
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
-begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        -- This snapshot may be older than a row that waits for us.
-        insert into rota.rechecks (due_at, kind, subject)
-        select rota.now(), 'parent', format('%s %s', p.id, _settle_parents.status)
-        from unnest(_settle_parents.parent_ids) as p (id);
-        perform rota._ring('');
-        return;
-    end if;
-    with freed as (
-        delete from rota.dependencies as d
-        where d.parent_id = any(_settle_parents.parent_ids)
-          and _settle_parents.status = 'succeeded'
-        returning d.job_id
-    ),
-    failed as (
-        update rota.dependencies as d
-        set is_failed = true
-        where d.parent_id = any(_settle_parents.parent_ids)
-          and _settle_parents.status <> 'succeeded'
-        returning d.job_id
-    )
-    insert into rota.rechecks (due_at, kind, subject)
-    select distinct rota.now(), 'job', c.job_id::text
-    from (select f.job_id from freed as f union all select f.job_id from failed as f) as c;
-    perform rota._ring('');
-end;
-$$;
-
-/* This job, or run, had ended so; it may be live again, or forgotten. */
-create or replace function rota._recheck_parent(job_id bigint, status text)
-    returns void
-    language plpgsql
-as $$
-declare
-    v_status text;
-begin
-    perform rota._settle_parents(array[f.id], f.status)
-    from rota.finished_jobs as f
-    where f.id = _recheck_parent.job_id
-      and f.first_job_id is null;
-
-    if not found and not exists (
-        select from rota.jobs as j where j.id = _recheck_parent.job_id and j.pipeline is null
-    ) then
-        v_status := coalesce(
-            rota._run_status(_recheck_parent.job_id), _recheck_parent.status);
-        -- What is live tells at its end.
-        if v_status <> 'live' then
-            perform rota._settle_parents(array[_recheck_parent.job_id], v_status);
-        end if;
-    end if;
-end;
-$$;
-
-/* Free a job that waits for nothing more; false if it is locked just now. */
-create or replace function rota._recheck_job(job_id bigint)
-    returns boolean
-    language plpgsql
-as $$
-declare
-    v_job rota.jobs;
-begin
-    select j.*
-    into v_job
+    select
+        coalesce(array_agg(j.id) filter (where j.xmax = '0'::xid or j.xmax = j.xmin), '{}'),
+        coalesce(array_agg(j.id) filter (where j.xmax <> '0'::xid and j.xmax <> j.xmin), '{}')
+    into v_free, v_marked
     from rota.jobs as j
-    where j.id = _recheck_job.job_id
-    for update skip locked;
-    if not found and exists (select from rota.jobs as j where j.id = _recheck_job.job_id) then
-        return false;
-    elsif not found then
-        perform rota._forget_parents(_recheck_job.job_id);
-        return true;
-    elsif v_job.status <> 'blocked' then
-        return true;
+    where j.id = any(_still_to_end.job_ids);
+    if v_marked <> '{}' then
+        begin
+            for v_held in
+                select j.id
+                from rota.jobs as j
+                where j.id = any(v_marked)
+                for key share skip locked
+            loop
+                v_free := v_free || v_held;
+            end loop;
+            raise exception using errcode = 'RTB01';
+        exception
+            when sqlstate 'RTB01' then
+                null;
+        end;
     end if;
-
-    if coalesce(v_job.if_parent_dead, 'cancel') <> 'wait' then
-        if rota._forget_failed(v_job.id)
-          and v_job.if_parent_dead is distinct from 'run' then
-            perform rota._cancel(v_job.id, v_job.lease_token, 'blocked',
-                'a job that it waited for is dead or was cancelled');
-            return true;
-        end if;
-    end if;
-    if rota._has_parents(v_job.id) then
-        return true;
-    elsif v_job.ordering_key is not null then
-        return rota._recheck_order(v_job.ordering_key);
-    end if;
-    perform rota._unblock(v_job.id);
-    return true;
+    return v_free;
 end;
 $$;
 
@@ -417,8 +364,8 @@ $$;
  * From the end of the index: parents end in about the order of their ids, and the entries at
  * the beginning are those of the dead.
  */
-create or replace function rota._has_parents(job_id bigint)
-    returns boolean
+create or replace function rota._newest_parent(job_id bigint)
+    returns bigint
     language plpgsql
     stable
 as $$
@@ -426,46 +373,479 @@ begin
     return (
         select d.parent_id
         from rota.dependencies as d
-        where d.job_id = _has_parents.job_id
+        where d.job_id = _newest_parent.job_id
         order by d.parent_id desc
         limit 1
-    ) is not null;
+    );
 end;
 $$;
 
-/* Take away the rows of a job's parents that are still dead; whether there were any. */
-create or replace function rota._forget_failed(job_id bigint)
-    returns boolean
-    language plpgsql
-as $$
-begin
-    delete from rota.dependencies as d
-    where d.ctid = any(array(
-        select f.ctid
-        from rota.dependencies as f
-        where f.job_id = _forget_failed.job_id
-          and f.is_failed
-          -- Who brought a parent back may not have seen this row yet.
-          and (select j.id from rota.jobs as j where j.id = f.parent_id) is null
-          and (select j.id from rota.jobs as j where j.first_job_id = f.parent_id) is null
-        for update skip locked
-    ));
-    return found;
-end;
-$$;
-
-/* Take away the rows of a job that has ended, but for those that its parents just end. */
-create or replace function rota._forget_parents(job_id bigint)
+/* These jobs, without runs that go on, have ended: tell those that wait for them. */
+create or replace function rota._parents_ended(parent_ids bigint[], status text)
     returns void
     language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
 as $$
+declare
+    v_few bigint[];
+    v_many bigint[];
+    v_doubtful bigint[];
 begin
+    -- This snapshot may be older than an edge, which then does not keep the parent.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform rota._add_checks('parent', array(
+            select format('%s 0 %s', p.id, _parents_ended.status)
+            from unnest(_parents_ended.parent_ids) as p (id)));
+        return;
+    end if;
+
+    select
+        array_agg(p.id) filter (where n.edges <= 20 and _parents_ended.status = 'succeeded'),
+        array_agg(p.id) filter (where n.edges > 20 or _parents_ended.status <> 'succeeded')
+    into v_few, v_many
+    from unnest(_parents_ended.parent_ids) as p (id)
+    cross join lateral (
+        select count(*) as edges
+        from (
+            select from rota.dependencies as d where d.parent_id = p.id limit 21
+        ) as d
+    ) as n
+    where n.edges > 0;
+    if v_few is not null then
+        v_doubtful := rota._open_children(rota._delete_edges(v_few));
+        perform rota._add_checks('job', v_doubtful::text[]);
+        -- Edges that somebody has locked.
+        v_many := v_many || array(
+            select distinct d.parent_id
+            from rota.dependencies as d
+            where d.parent_id = any(v_few)
+        );
+    end if;
+    perform rota._add_checks('parent', v_many::text[]);
+end;
+$$;
+
+/* Delete the edges of these parents; returns their children. */
+create or replace function rota._delete_edges(parent_ids bigint[])
+    returns bigint[]
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    v_children bigint[];
+begin
+    with gone as (
+        delete from rota.dependencies as d
+        where d.ctid = any(array(
+            select e.ctid
+            from rota.dependencies as e
+            where e.parent_id = any(_delete_edges.parent_ids)
+            for update skip locked
+        ))
+        returning d.job_id
+    )
+    select coalesce(array_agg(distinct g.job_id), '{}') into v_children from gone as g;
+    return v_children;
+end;
+$$;
+
+/*
+ * Open those of these jobs that wait for nothing any more; returns those that somebody has to
+ * look at again.
+ */
+create or replace function rota._open_children(job_ids bigint[])
+    returns bigint[]
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    v_ids bigint[];
+    v_keys text[];
+    v_parents bigint[];
+    v_free bigint[];
+    v_held bigint[];
+    v_doubtful bigint[];
+    v_key text;
+begin
+    select array_agg(j.id), array_agg(j.ordering_key), array_agg(rota._newest_parent(j.id))
+    into v_ids, v_keys, v_parents
+    from rota.jobs as j
+    where j.id = any(_open_children.job_ids)
+      and j.status = 'blocked';
+    if v_ids is null then
+        return '{}'::bigint[];
+    end if;
+
+    v_free := rota._still_to_end(array_remove(v_parents, null));
+    v_doubtful := array(
+        select c.id
+        from unnest(v_ids, v_parents) as c (id, parent_id)
+        where c.parent_id is not null
+          and c.parent_id <> all(v_free)
+    );
+    for v_key in
+        select distinct c.ordering_key
+        from unnest(v_parents, v_keys) as c (parent_id, ordering_key)
+        where c.parent_id is null
+          and c.ordering_key is not null
+    loop
+        if not rota._check_order(v_key) then
+            perform rota._add_checks('order', array[v_key]);
+        end if;
+    end loop;
+
+    v_free := array(
+        select c.id
+        from unnest(v_ids, v_keys, v_parents) as c (id, ordering_key, parent_id)
+        where num_nonnulls(c.ordering_key, c.parent_id) = 0
+    );
+    v_held := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(v_free)
+          and j.status = 'blocked'
+        for update skip locked
+    );
+    -- Whoever lets a job wait for more has it locked: asked again, it is certain.
+    v_ids := array(
+        select h.id from unnest(v_held) as h (id) where rota._newest_parent(h.id) is null
+    );
+    perform rota._open_jobs(v_ids);
+    return v_doubtful || array(
+        select f.id from unnest(v_free) as f (id) where f.id <> all(v_ids)
+    );
+end;
+$$;
+
+/*
+ * Look at what a job waits for, from the newest parent on: 'id' as far as one that is still to
+ * end, 'id all' and then 'id below' at all of them.  False if that is not to be known now.
+ */
+create or replace function rota._check_job(subject text)
+    returns boolean
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    c_id constant bigint := split_part(_check_job.subject, ' ', 1)::bigint;
+    c_from constant text := split_part(_check_job.subject, ' ', 2);
+    v_rule text;
+    v_parents bigint[];
+    v_statuses text[];
+    v_live bigint[];
+    v_done bigint[];
+    v_dead bigint;
+    v_waits boolean := false;
+begin
+    select coalesce(j.if_parent_dead, 'cancel')
+    into v_rule
+    from rota.jobs as j
+    where j.id = c_id
+      and j.status = 'blocked';
+    if not found then
+        return true;
+    end if;
+
+    v_parents := array(
+        select d.parent_id
+        from rota.dependencies as d
+        where d.job_id = c_id
+          and d.parent_id < coalesce(
+            nullif(nullif(c_from, ''), 'all')::bigint, 9223372036854775807)
+        order by d.parent_id desc
+        limit 500
+    );
+    v_statuses := array(
+        select coalesce(s.status, 'gone')
+        from unnest(v_parents) with ordinality as p (id, ordinal)
+        join rota._parent_statuses(v_parents) as s on s.parent_id = p.id
+        order by p.ordinal
+    );
+    v_live := array(
+        select p.id
+        from unnest(v_parents, v_statuses) as p (id, status)
+        where p.status in ('blocked', 'queued', 'running', 'failed')
+    );
+    if c_from = '' then
+        v_live := v_live[1:1];
+        v_waits := v_live <> '{}' and rota._still_to_end(v_live) <> '{}';
+    end if;
+
+    select
+        array_agg(p.id) filter (where p.status = 'succeeded'
+            or v_rule = 'run' and p.status in ('dead', 'cancelled', 'gone')),
+        min(p.id) filter (where v_rule = 'cancel'
+            and p.status in ('dead', 'cancelled', 'gone'))
+    into v_done, v_dead
+    from unnest(v_parents, v_statuses) as p (id, status);
+    if v_dead is not null then
+        return rota._cancel_children(array[c_id], v_dead) = '{}';
+    end if;
     delete from rota.dependencies as d
     where d.ctid = any(array(
-        select f.ctid
-        from rota.dependencies as f
-        where f.job_id = _forget_parents.job_id
+        select e.ctid
+        from rota.dependencies as e
+        where e.job_id = c_id
+          and e.parent_id = any(v_done)
         for update skip locked
     ));
+
+    if v_waits then
+        return true;
+    elsif v_live <> '{}' and cardinality(rota._still_to_end(v_live)) < cardinality(v_live) then
+        return false;
+    elsif cardinality(v_parents) = 500 then
+        perform rota._add_checks(
+            'job', array[format('%s %s', c_id, v_parents[cardinality(v_parents)])]);
+        return true;
+    elsif v_live <> '{}' or v_rule = 'wait' and 'dead' = any(v_statuses)
+      or v_rule = 'wait' and 'cancelled' = any(v_statuses)
+      or v_rule = 'wait' and 'gone' = any(v_statuses) then
+        return true;
+    elsif rota._open_children(array[c_id]) = '{}' then
+        return true;
+    elsif c_from in ('', 'all') then
+        return false;
+    end if;
+    perform rota._add_checks('job', array[c_id::text], rota.now() + interval '50 ms');
+    return true;
+end;
+$$;
+
+/*
+ * Tell the children of an ended parent, 'id' and then 'id after', a chunk at a time.  Behind
+ * that stands how it ended, where it may not be kept.
+ */
+create or replace function rota._check_parent(subject text)
+    returns boolean
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    c_id constant bigint := split_part(_check_parent.subject, ' ', 1)::bigint;
+    c_after constant bigint :=
+        coalesce(nullif(split_part(_check_parent.subject, ' ', 2), '')::bigint, 0);
+    c_status constant text := (
+        select coalesce(s.status, nullif(split_part(_check_parent.subject, ' ', 3), ''), 'gone')
+        from rota._parent_statuses(array[c_id]) as s);
+    c_chunk constant integer := case when c_status = 'succeeded' then 1000 else 200 end;
+    v_seen bigint[];
+    v_freed bigint[];
+    v_cancelled bigint[];
+    v_doubtful bigint[] := '{}'::bigint[];
+begin
+    -- It was retried: its next end tells.
+    if c_status in ('blocked', 'queued', 'running', 'failed') then
+        return true;
+    end if;
+
+    v_seen := array(
+        select d.job_id
+        from rota.dependencies as d
+        where d.parent_id = c_id
+          and d.job_id > c_after
+        order by d.job_id
+        limit c_chunk
+    );
+    select
+        array_agg(s.id) filter (where c_status = 'succeeded' or j.if_parent_dead = 'run'),
+        array_agg(s.id) filter (where c_status <> 'succeeded' and j.status = 'blocked'
+            and coalesce(j.if_parent_dead, 'cancel') = 'cancel')
+    into v_freed, v_cancelled
+    from unnest(v_seen) as s (id)
+    left join rota.jobs as j on j.id = s.id;
+    if v_cancelled is not null then
+        v_doubtful := rota._cancel_children(v_cancelled, c_id);
+    end if;
+    if v_freed is not null then
+        with gone as (
+            delete from rota.dependencies as d
+            where d.ctid = any(array(
+                select e.ctid
+                from rota.dependencies as e
+                where e.parent_id = c_id
+                  and e.job_id = any(v_freed)
+                for update skip locked
+            ))
+            returning d.job_id
+        )
+        select array_agg(g.job_id) into v_cancelled from gone as g;
+        v_doubtful := v_doubtful || rota._open_children(v_cancelled) || array(
+            select f.id from unnest(v_freed) as f (id)
+            where cardinality(v_cancelled) < cardinality(v_freed)
+              and f.id <> all(v_cancelled)
+        );
+    end if;
+    perform rota._add_checks('job', v_doubtful::text[], rota.now() + interval '50 ms');
+    if cardinality(v_seen) = c_chunk then
+        perform rota._add_checks(
+            'parent', array[format('%s %s %s', c_id, v_seen[c_chunk], c_status)]);
+    end if;
+    return true;
+end;
+$$;
+
+/*
+ * Cancel blocked jobs because of a parent that did not succeed; returns those that somebody has
+ * locked.  Their edges stay for a retry.
+ */
+create or replace function rota._cancel_children(job_ids bigint[], parent_id bigint)
+    returns bigint[]
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    c_status constant text := (
+        select s.status from rota._parent_statuses(array[_cancel_children.parent_id]) as s);
+    v_ids bigint[];
+    v_tokens bigint[];
+    v_missed bigint[];
+begin
+    with held as (
+        select j.id, j.lease_token
+        from rota.jobs as j
+        where j.id = any(_cancel_children.job_ids)
+          and j.status = 'blocked'
+        for update skip locked
+    )
+    select array_agg(h.id), array_agg(h.lease_token) into v_ids, v_tokens from held as h;
+    v_missed := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_cancel_children.job_ids)
+          and j.status = 'blocked'
+          and j.id <> all(coalesce(v_ids, '{}'))
+    );
+
+    update rota.jobs as j
+    set cancel_reason = format('parent %s %s', _cancel_children.parent_id, case
+            when c_status = 'dead' then 'is dead'
+            when c_status = 'cancelled' then 'was cancelled'
+            else 'is not kept any more'
+        end)
+    where j.id = any(v_ids)
+      and j.status = 'blocked';
+    perform rota._end_jobs(v_ids, v_tokens, 'blocked', 'cancelled');
+    return v_missed;
+end;
+$$;
+
+/*
+ * Bring back those children of a job that were cancelled because of it, 'id after', a chunk at
+ * a time; and theirs in turn.  One whose idempotency key is taken stays as it is.
+ */
+create or replace function rota._check_retry(subject text)
+    returns boolean
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    c_id constant bigint := split_part(_check_retry.subject, ' ', 1)::bigint;
+    c_after constant bigint := split_part(_check_retry.subject, ' ', 2)::bigint;
+    c_chunk constant integer := 200;
+    v_seen bigint[];
+    v_child_id bigint;
+begin
+    v_seen := array(
+        select d.job_id
+        from rota.dependencies as d
+        where d.parent_id = c_id
+          and d.job_id > c_after
+        order by d.job_id
+        limit c_chunk
+    );
+    for v_child_id in
+        select f.id
+        from rota.finished_jobs as f
+        where f.id = any(v_seen)
+          and f.status = 'cancelled'
+          and f.cancel_reason like format('parent %s %%', c_id)
+        order by f.id
+    loop
+        begin
+            perform rota._revive(v_child_id);
+            perform rota._add_checks('retry', array[v_child_id || ' 0']);
+        exception
+            when sqlstate 'RT007' or sqlstate 'RT014' then
+                null;
+        end;
+    end loop;
+    if cardinality(v_seen) = c_chunk then
+        perform rota._add_checks('retry', array[format('%s %s', c_id, v_seen[c_chunk])]);
+    end if;
+    return true;
+end;
+$$;
+
+/*
+ * Delete up to max_rows edges of jobs that neither live nor are kept, and return how many.  A
+ * call looks at a part of all jobs that wait or waited; a session goes on where it was.
+ */
+create or replace function rota._purge_dependencies(max_rows integer)
+    returns integer
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    c_jobs constant integer := 2000;
+    v_after bigint := coalesce(rota._scan_start('edges')::bigint, 0);
+    v_seen bigint[];
+    v_gone bigint[];
+    v_deleted integer := 0;
+begin
+    v_seen := array(
+        with recursive waiting (job_id, number) as (
+            select (
+                select d.job_id
+                from rota.dependencies as d
+                where d.job_id > v_after
+                order by d.job_id
+                limit 1
+            ), 1
+            union all
+            select (
+                select d.job_id
+                from rota.dependencies as d
+                where d.job_id > w.job_id
+                order by d.job_id
+                limit 1
+            ), w.number + 1
+            from waiting as w
+            where w.job_id is not null
+              and w.number < c_jobs
+        )
+        select w.job_id from waiting as w where w.job_id is not null
+    );
+    v_gone := array(
+        select s.parent_id from rota._parent_statuses(v_seen) as s where s.status is null
+    );
+    if v_gone <> '{}' then
+        delete from rota.dependencies as d
+        where d.ctid = any(array(
+            select e.ctid
+            from rota.dependencies as e
+            where e.job_id = any(v_gone)
+            limit _purge_dependencies.max_rows
+            for update skip locked
+        ));
+        get diagnostics v_deleted = row_count;
+    end if;
+    if v_deleted < _purge_dependencies.max_rows then
+        perform rota._keep_scan_start('edges', (
+            case when cardinality(v_seen) = c_jobs then v_seen[c_jobs] else 0 end)::text);
+    end if;
+    return v_deleted;
 end;
 $$;

@@ -1,973 +1,409 @@
 /*
- * waiting/fairness.sql -- whose turn it is.
+ * waiting/fairness.sql -- the place of a job in its lane.
  *
- * The claim of queues with limits, tenants or ageing.  It walks the levels from the lowest up:
- * the level of a job is its priority, less one for each `ageing` of its queue that it waited.
- * Within a level jobs of the common line and of the buckets go by age, and the buckets of a
- * queue take turns: each has `weight` starts and goes behind the others.  Only the buckets that
- * are served are looked at, so a claim costs the same however many there are, and however many
- * jobs wait in them.
+ * A claim walks lanes in order of place, and knows nothing of ageing or turns: the place is
+ * given when the job comes in.  A plain job has none of its own; there the place is run_at.
  *
- * A limit is held while jobs are started under it: its row in limit_states is locked first,
- * and what runs is counted after that.  So two claims never both take the last slot.  Where it
- * is reached the bucket is parked.  Whoever frees a slot leaves a note, and so does whoever
- * parks: of the two the one that commits last has its note read after both, and the reader
- * sees the free slot and the parked bucket.  A bucket that is taken away as empty, and a job
- * that comes in meanwhile, find each other in the same way.
+ * Ageing: all jobs of the queue are in lane 0, at run_at + priority * ageing.  Of two jobs the
+ * one with the lower effective priority (priority - waited / ageing) has the lower sum at any
+ * time, because both grow old at one rate.  Keys take no turns there.
  *
- * A claim takes what nobody has locked.  Only one that would go away with nothing looks again
- * and waits, 50 ms for each: eight workers of one bucket pass it on to each other, and a
- * transaction that somebody forgot holds up nobody.
+ * Turns (start-time fair queueing): a job with a limit_key goes to the place of the first job
+ * of the lane, or a microsecond behind the last job of its key if that is later; `weight` jobs
+ * of a key share a place.  So the time of a lane goes on with what is claimed of it, and a new
+ * key does not wait behind the backlog of another.  In such a queue jobs without a key are as
+ * those of one key more.  Nobody holds a lock or a row of state: two producers who do not see
+ * each other may give out the same places, which is a little unfair and nothing else.
+ *
+ * A job with a place of its own is not in the lane before it is due: hold is 'time', and
+ * maintenance lets it in.  One whose limit is known to be full is held at once, so that a
+ * million jobs of one customer never stand in front of others.
+ *
+ * Another priority moves a job that waits, and another ageing those of the queue, by
+ * maintenance in steps: until then they are claimed, only not in the new order.  A weight is
+ * for the jobs that come in after it.
  */
 
 /*
- * Lock due jobs of queues that may have limits, buckets or ageing.  It also returns the queues
- * that the caller may go on with as if there was nothing of the kind.
+ * Jobs came in, came back or were changed: give them their places, and hold those that have to
+ * wait.  To be called in the transaction that wrote them; plain jobs are left alone.
  */
-create or replace function rota._lock_shared(
-    queues text[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz
-)
-    returns table (ids bigint[], open_queues text[])
+create or replace function rota._enter_lanes(job_ids bigint[])
+    returns void
     language plpgsql
 as $$
 declare
-    v_open record;
+    v_ids bigint[] := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_enter_lanes.job_ids)
+          and (num_nonnulls(j.limit_key, j.own_place, j.hold) > 0
+            or exists (select from rota.limits as l where l.job_type = j.job_type)
+            or exists (
+                select from rota.queues as q where q.queue = j.queue and q.ageing is not null)
+            or exists (select from rota.fair_queues as f where f.queue = j.queue))
+    );
+begin
+    if v_ids <> '{}' then
+        perform rota._place_jobs(v_ids);
+    end if;
+end;
+$$;
+
+/* The same for jobs of whatever kind; a limit that has room now is not asked again. */
+create or replace function rota._place_jobs(job_ids bigint[], has_room boolean default false)
+    returns void
+    language plpgsql
+as $$
+declare
+    c_waiting constant text[] := '{queued,failed}'::text[];
+    v_now constant timestamptz := rota.now();
+    v_kind record;
     v_ids bigint[];
 begin
-    ids := '{}';
-    select o.open_queues as queues, o.rooms, o.ageings
-    into v_open
-    from rota._open_queues(_lock_shared.queues) as o;
-    if array_remove(v_open.rooms, null) = '{}' and array_remove(v_open.ageings, null) = '{}'
-      and not exists (
+    for v_kind in
         select
-        from rota.buckets as b
-        where b.queue = any(v_open.queues)
-          and b.waits_for is null
-    ) then
-        open_queues := v_open.queues;
-        return next;
-        return;
-    end if;
+            j.queue, j.job_type, j.limit_key, j.priority, q.ageing,
+            q.ageing is not null or j.limit_key is not null or exists (
+                select from rota.fair_queues as f where f.queue = j.queue) as has_places,
+            coalesce(array_agg(j.id order by j.run_at, j.id)
+                filter (where j.run_at <= v_now), '{}') as due_ids,
+            coalesce(array_agg(j.id) filter (where j.run_at > v_now), '{}') as later_ids
+        from rota.jobs as j
+        left join rota.queues as q on q.queue = j.queue
+        where j.id = any(_place_jobs.job_ids)
+          and j.status = any(c_waiting)
+        group by 1, 2, 3, 4, 5, 6
+        order by min(j.id)
+    loop
+        update rota.jobs as j
+        set hold = case when v_kind.has_places then 'time' end,
+            own_lane = null,
+            own_place = null
+        where j.id = any(v_kind.later_ids);
+        -- They may have been let into their lanes to take a slot.
+        perform rota._check_held_of(v_kind.job_type, v_kind.limit_key)
+        where v_kind.later_ids <> '{}';
 
-    v_ids := rota._walk_levels(
-        v_open.queues, v_open.rooms, v_open.ageings, _lock_shared.max_jobs,
-        _lock_shared.job_types, _lock_shared.due, false);
-    if v_ids is null then
-        v_ids := rota._walk_levels(
-            v_open.queues, v_open.rooms, v_open.ageings, _lock_shared.max_jobs,
-            _lock_shared.job_types, _lock_shared.due, true);
-    end if;
-
-    perform rota._use_rate(
-        l.limit_name, l.max_starts, l.per, l.burst,
-        (
-            select count(*)
-            from rota.jobs as j
+        v_ids := case when _place_jobs.has_room then v_kind.due_ids
+            else rota._hold_new(v_kind.job_type, v_kind.limit_key, v_kind.due_ids) end;
+        if v_ids <> '{}' and not v_kind.has_places then
+            update rota.jobs as j
+            set hold = null,
+                own_lane = null,
+                own_place = null
             where j.id = any(v_ids)
-              and j.id <> all((select rota._strays(v_ids))::bigint[])
-              and j.queue = l.queue
-        )::integer)
-    from rota.limits as l
-    where l.queue = any(v_open.queues)
-      and l.max_starts is not null;
-    ids := coalesce(v_ids, '{}');
-    open_queues := '{}';
-    return next;
+              and num_nonnulls(j.hold, j.own_lane, j.own_place) > 0;
+        elsif v_ids <> '{}' and v_kind.ageing is not null then
+            update rota.jobs as j
+            set hold = null,
+                own_lane = 0,
+                own_place = j.run_at + j.priority * v_kind.ageing
+            where j.id = any(v_ids);
+        elsif v_ids <> '{}' then
+            perform rota._give_turns(v_kind.queue, v_kind.limit_key, v_kind.priority, v_ids);
+        end if;
+    end loop;
 end;
 $$;
 
 /*
- * The queues that have room, how much (null is unlimited), and how their jobs age.  Limited
- * ones are held from here on, in the order of their names.
+ * Hold those of these due jobs of one kind for which no room is to be expected soon, and return
+ * the others: none if jobs are held already, else as many as could start at once.
  */
-create or replace function rota._open_queues(queues text[])
-    returns table (open_queues text[], rooms integer[], ageings interval[])
+create or replace function rota._hold_new(job_type text, limit_key text, job_ids bigint[])
+    returns bigint[]
     language plpgsql
 as $$
 declare
     v_limit record;
     v_room integer;
+    v_ids bigint[] := _hold_new.job_ids;
 begin
-    select
-        coalesce(array_agg(c.queue), '{}'), coalesce(array_agg(null::integer), '{}'),
-        coalesce(array_agg(q.ageing), '{}')
-    into open_queues, rooms, ageings
-    from unnest(_open_queues.queues) as c (queue)
-    left join rota.queues as q on q.queue = c.queue
-    where not exists (select from rota.limits as l where l.queue = c.queue);
-
     for v_limit in
-        select l.limit_name, l.queue, l.max_running, l.max_starts, l.per, l.burst, q.ageing
-        from unnest(_open_queues.queues) as c (queue)
-        join rota.limits as l on l.queue = c.queue
-        left join rota.queues as q on q.queue = c.queue
-        order by l.limit_name
+        select l.limit_name, l.max_running
+        from rota._limits_of(_hold_new.job_type, _hold_new.limit_key) as l
     loop
-        -- Without the lock first: a queue that is full is left out without waiting for anybody.
-        for v_is_held in 0..1 loop
-            v_room := (
-                select r.room
-                from rota._room(
-                    v_limit.limit_name, v_limit.max_running, v_limit.max_starts, v_limit.per,
-                    v_limit.burst, '{}') as r
+        exit when v_ids = '{}';
+        v_room := least(v_limit.max_running, 100);
+        if v_room > 0 and rota._had_held(v_limit.limit_name) then
+            v_room := 0;
+        elsif v_room > 0 then
+            v_room := v_room - (
+                select count(*)::integer
+                from rota.jobs as j
+                where j.id between v_ids[1] - 1000 and v_ids[1] - 1
+                  and j.job_type = case when v_limit.limit_name like 'type %'
+                    then _hold_new.job_type else j.job_type end
+                  and coalesce(j.limit_key, '') = case when v_limit.limit_name like 'key %'
+                    then _hold_new.limit_key else coalesce(j.limit_key, '') end
+                  and j.status = any('{queued,failed}'::text[])
+                  and coalesce(j.hold, '') = ''
             );
-            exit when v_room <= 0 or v_is_held = 1;
-            if not rota._hold_limit(v_limit.limit_name, true) then
-                v_room := 0;
-                exit;
-            end if;
-        end loop;
-        continue when v_room <= 0;
-        open_queues := open_queues || v_limit.queue;
-        rooms := rooms || v_room;
-        ageings := ageings || v_limit.ageing;
+        end if;
+        v_room := greatest(v_room, 0);
+        continue when v_room >= cardinality(v_ids);
+        update rota.jobs as j
+        set hold = v_limit.limit_name
+        where j.id = any(v_ids[v_room + 1:]);
+        perform rota._add_checks('limit', array[v_limit.limit_name]);
+        v_ids := v_ids[:v_room];
     end loop;
-    return next;
-end;
-$$;
-
-/* Ids of locked jobs; null if there are none, but somebody holds a bucket that has some. */
-create or replace function rota._walk_levels(
-    queues text[],
-    rooms integer[],
-    ageings interval[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    may_wait boolean
-)
-    returns bigint[]
-    language plpgsql
-as $$
-declare
-    v_level bigint;
-    v_lanes record;
-    v_round record;
-    v_ids bigint[] := '{}'::bigint[];
-    v_seen text[] := '{}'::text[];
-    v_is_busy boolean := false;
-begin
-    while cardinality(v_ids) < _walk_levels.max_jobs loop
-        v_level := rota._next_level(
-            _walk_levels.queues, _walk_levels.ageings, _walk_levels.due, v_level);
-        exit when v_level is null;
-
-        -- Each round gives every bucket of its list a turn.
-        loop
-            select array_agg(l.queue) as queues, array_agg(l.priority) as priorities,
-                array_agg(l.until) as untils, array_agg(l.room) as rooms
-            into v_lanes
-            from rota._level_lanes(
-                _walk_levels.queues, _walk_levels.rooms, _walk_levels.ageings, v_level,
-                _walk_levels.due, v_ids) as l;
-            exit when v_lanes.queues is null;
-            select r.new_ids, r.new_seen, r.is_busy, r.is_last
-            into v_round
-            from rota._take_round(
-                v_lanes.queues, v_lanes.priorities, v_lanes.untils, v_lanes.rooms,
-                _walk_levels.max_jobs - cardinality(v_ids), _walk_levels.job_types,
-                _walk_levels.due, _walk_levels.may_wait and not v_is_busy, v_ids, v_seen) as r;
-            v_ids := v_ids || v_round.new_ids;
-            v_seen := v_seen || v_round.new_seen;
-            v_is_busy := v_is_busy or v_round.is_busy;
-            exit when v_round.is_last or cardinality(v_ids) >= _walk_levels.max_jobs;
-        end loop;
-        -- Not before something is found: all seen so far may be of types that go to others.
-        exit when cardinality(v_ids) > 0
-          and cardinality(v_seen) > _walk_levels.max_jobs + 50;
-    end loop;
-
-    if cardinality(v_ids) = 0 and v_is_busy and not _walk_levels.may_wait then
-        return null;
-    end if;
     return v_ids;
 end;
 $$;
 
-/* The lowest level above that one, or of all, that any lane has due jobs of. */
-create or replace function rota._next_level(
-    queues text[],
-    ageings interval[],
-    due timestamptz,
-    after_level bigint
-)
-    returns bigint
-    language plpgsql
-    stable
-as $$
-declare
-    v_level bigint;
-    v_aged bigint;
-    v_after constant integer := least(
-        greatest(coalesce(_next_level.after_level, -32769), -32769), 32768)::integer;
-begin
-    select min(least(
-        (
-            select j.priority
-            from rota.jobs as j
-            where j.queue = c.queue
-              and j.bucket is null
-              and j.status in ('queued', 'failed')
-              and j.priority > v_after
-            order by j.priority
-            limit 1
-        ),
-        (
-            select b.priority
-            from rota.buckets as b
-            where b.queue = c.queue
-              and b.waits_for is null
-              and b.priority > v_after
-            order by b.priority
-            limit 1
-        )
-    ))::bigint
-    into v_level
-    from unnest(_next_level.queues, _next_level.ageings) as c (queue, ageing)
-    where c.ageing is null;
-
-    if array_remove(_next_level.ageings, null) <> '{}' then
-        select min(greatest(
-            rota._level(p.priority, least(p.run_at, p.turn_at), c.ageing, _next_level.due),
-            _next_level.after_level + 1))
-        into v_aged
-        from unnest(_next_level.queues, _next_level.ageings) as c (queue, ageing)
-        cross join lateral rota._aged_lanes(
-            c.queue, c.ageing, _next_level.due, _next_level.after_level) as p
-        where c.ageing is not null;
-    end if;
-    return least(v_level, v_aged);
-end;
-$$;
-
-create or replace function rota._level(
-    priority integer,
-    since timestamptz,
-    ageing interval,
-    due timestamptz
-)
-    returns bigint
-    language plpgsql
-    immutable
-as $$
-begin
-    return _level.priority - case
-        when _level.ageing is null or _level.since > _level.due then 0
-        else floor(extract(epoch from _level.due - _level.since)
-            / extract(epoch from _level.ageing))::bigint
-    end;
-end;
-$$;
-
-/* How long a job must have waited to be of that level; '-infinity' before any level. */
-create or replace function rota._waiting_since(
-    priority integer,
-    level bigint,
-    ageing interval,
-    due timestamptz
-)
-    returns timestamptz
-    language plpgsql
-    immutable
-as $$
-begin
-    return case
-        when _waiting_since.level is null then '-infinity'
-        -- Levels are of all queues, and those of one that ages fast are far apart for another.
-        when (_waiting_since.priority - _waiting_since.level)
-            * extract(epoch from _waiting_since.ageing)
-            > extract(epoch from _waiting_since.due - timestamptz '1900-01-01 00:00+00')
-        then '-infinity'
-        else _waiting_since.due - (_waiting_since.priority - _waiting_since.level)::integer
-            * _waiting_since.ageing
-    end;
-end;
-$$;
-
-/* The priorities in use in a queue that ages, and since when the first of each waits. */
-create or replace function rota._aged_lanes(
-    queue text,
-    ageing interval,
-    due timestamptz,
-    after_level bigint
-)
-    returns table (priority integer, run_at timestamptz, turn_at timestamptz)
-    language plpgsql
-    stable
-as $$
-declare
-    v_since timestamptz;
-begin
-    priority := -32769;
-    loop
-        priority := least(
-            (
-                select j.priority
-                from rota.jobs as j
-                where j.queue = _aged_lanes.queue
-                  and j.bucket is null
-                  and j.status in ('queued', 'failed')
-                  and j.priority > _aged_lanes.priority
-                order by j.priority
-                limit 1
-            ),
-            (
-                select b.priority
-                from rota.buckets as b
-                where b.queue = _aged_lanes.queue
-                  and b.waits_for is null
-                  and b.priority > _aged_lanes.priority
-                order by b.priority
-                limit 1
-            )
-        )::integer;
-        exit when priority is null;
-
-        v_since := rota._waiting_since(
-            priority, _aged_lanes.after_level, _aged_lanes.ageing, _aged_lanes.due);
-        run_at := (
-            select j.run_at
-            from rota.jobs as j
-            where j.queue = _aged_lanes.queue
-              and j.bucket is null
-              and j.status in ('queued', 'failed')
-              and j.priority = _aged_lanes.priority
-              and j.run_at > v_since
-              and j.run_at <= _aged_lanes.due
-            order by j.run_at
-            limit 1
-        );
-        turn_at := (
-            select b.turn_at
-            from rota.buckets as b
-            where b.queue = _aged_lanes.queue
-              and b.waits_for is null
-              and b.priority = _aged_lanes.priority
-              and b.turn_at > v_since
-            order by b.turn_at
-            limit 1
-        );
-        if run_at is not null or turn_at is not null then
-            return next;
-        end if;
-    end loop;
-end;
-$$;
-
-/* The lanes with jobs of a level, until when these came, and the room of the queue. */
-create or replace function rota._level_lanes(
-    queues text[],
-    rooms integer[],
-    ageings interval[],
-    level bigint,
-    due timestamptz,
-    ids bigint[]
-)
-    returns table (queue text, priority integer, until timestamptz, room integer)
-    language plpgsql
-    stable
-as $$
-begin
-    return query
-    select c.queue, p.priority, p.until, c.room - c.taken
-    from (
-        select
-            q.queue, q.room, q.ageing,
-            case when q.room is not null then (
-                select count(*)
-                from rota.jobs as j
-                where j.id = any(_level_lanes.ids)
-                  and j.queue = q.queue
-            ) end::integer as taken
-        from unnest(_level_lanes.queues, _level_lanes.rooms, _level_lanes.ageings)
-            as q (queue, room, ageing)
-    ) as c
-    cross join lateral (
-        select _level_lanes.level::integer as priority, timestamptz 'infinity' as until
-        where c.ageing is null
-          and _level_lanes.level between -32768 and 32767
-        union all
-        select
-            a.priority,
-            case
-                when a.priority = _level_lanes.level then timestamptz 'infinity'
-                else rota._waiting_since(
-                    a.priority, _level_lanes.level, c.ageing, _level_lanes.due)
-            end
-        from rota._aged_lanes(c.queue, c.ageing, _level_lanes.due, null) as a
-        where c.ageing is not null
-          and a.priority >= _level_lanes.level
-    ) as p
-    where c.room is null
-       or c.room > c.taken;
-end;
-$$;
-
-/*
- * One turn for each of the next buckets, and before it the jobs of the common lanes that are
- * older.  Of k buckets each has its weight as often as half of the jobs wanted allow: so a
- * large batch needs few rounds and is still shared fairly.
- */
-create or replace function rota._take_round(
-    queues text[],
-    priorities integer[],
-    untils timestamptz[],
-    rooms integer[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    may_wait boolean,
-    ids bigint[],
-    seen text[]
-)
-    returns table (new_ids bigint[], new_seen text[], is_busy boolean, is_last boolean)
-    language plpgsql
-as $$
-declare
-    -- Where a queue has only some room it is asked for anew after whatever was taken.
-    c_has_rooms constant boolean := array_remove(_take_round.rooms, null) <> '{}';
-    v_turns record;
-    v_count integer;
-    v_share integer := _take_round.max_jobs;
-    v_common_at timestamptz;
-    v_taken bigint[];
-begin
-    new_ids := '{}';
-    new_seen := '{}';
-    is_busy := false;
-    select array_agg(b.queue) as queues, array_agg(b.bucket) as buckets,
-        array_agg(b.run_at) as times, array_agg(b.room) as rooms, array_agg(b.place) as places
-    into v_turns
-    from rota._next_buckets(
-        _take_round.queues, _take_round.priorities, _take_round.untils, _take_round.rooms,
-        least(_take_round.max_jobs, 100), _take_round.job_types, _take_round.seen) as b;
-    v_count := coalesce(cardinality(v_turns.queues), 0);
-    is_last := v_count = 0;
-    if v_count > 1 then
-        v_share := greatest(1, _take_round.max_jobs / (2 * v_count));
-    end if;
-
-    for v_turn in 1..v_count + 1 loop
-        exit when v_turn > v_count and not is_last;
-        if v_common_at is null then
-            v_common_at := rota._common_head(
-                _take_round.queues, _take_round.priorities, _take_round.untils,
-                _take_round.due, _take_round.ids || new_ids);
-        end if;
-        if is_last or v_common_at <= v_turns.times[v_turn] then
-            v_taken := rota._lock_common(
-                _take_round.queues, _take_round.priorities, _take_round.untils,
-                _take_round.rooms, least(v_turns.times[v_turn], _take_round.due),
-                _take_round.max_jobs - cardinality(new_ids), _take_round.job_types,
-                _take_round.ids || new_ids);
-            new_ids := new_ids || v_taken;
-            v_common_at := null;
-            is_last := is_last and not (c_has_rooms and cardinality(v_taken) > 0);
-            exit when c_has_rooms and cardinality(v_taken) > 0;
-        end if;
-        exit when is_last or cardinality(new_ids) >= _take_round.max_jobs;
-
-        v_taken := rota._serve(
-            v_turns.queues[v_turn], v_turns.buckets[v_turn], v_count, v_share,
-            least(_take_round.max_jobs - cardinality(new_ids), v_turns.rooms[v_turn]),
-            _take_round.job_types, _take_round.due,
-            _take_round.may_wait and not is_busy
-                and cardinality(_take_round.ids || new_ids) = 0,
-            _take_round.ids || new_ids);
-        is_busy := is_busy or v_taken is null;
-        if coalesce(cardinality(v_taken), 0) = 0 then
-            new_seen := new_seen || v_turns.places[v_turn];
-        end if;
-        new_ids := new_ids || coalesce(v_taken, '{}');
-        exit when cardinality(new_ids) >= _take_round.max_jobs
-          or c_has_rooms and cardinality(new_ids) > 0;
-    end loop;
-    return next;
-end;
-$$;
-
-/* The buckets of these lanes whose turn comes next, but for those that were seen already. */
-create or replace function rota._next_buckets(
-    queues text[],
-    priorities integer[],
-    untils timestamptz[],
-    rooms integer[],
-    max_buckets integer,
-    job_types text[],
-    seen text[]
-)
-    returns table (queue text, bucket text, run_at timestamptz, room integer, place text)
-    language plpgsql
-    stable
-as $$
-begin
-    return query
-    select n.queue, n.bucket, n.run_at, n.room, n.place
-    from (
-        select c.queue, t.bucket, t.run_at, t.turn_at, c.room,
-            format('%s %s %s', c.queue, c.priority, t.bucket) as place
-        from unnest(
-            _next_buckets.queues, _next_buckets.priorities, _next_buckets.untils,
-            _next_buckets.rooms) as c (queue, priority, until, room)
-        cross join lateral (
-            select b.bucket, b.run_at, b.turn_at
-            from rota.buckets as b
-            where b.queue = c.queue
-              and b.priority = c.priority
-              and b.waits_for is null
-              and b.turn_at <= c.until
-              -- Who gave the line of a limited type a turn and took nothing would ring another.
-              and (_next_buckets.job_types is null or b.bucket like '|%'
-                or split_part(b.bucket, '|', 1) = any(_next_buckets.job_types))
-              and format('%s %s %s', b.queue, b.priority, b.bucket) <> all(_next_buckets.seen)
-            order by b.turn_at
-            limit _next_buckets.max_buckets
-        ) as t
-    ) as n
-    order by n.turn_at, n.bucket
-    limit _next_buckets.max_buckets;
-end;
-$$;
-
-/* When the first due job of these common lanes was due. */
-create or replace function rota._common_head(
-    queues text[],
-    priorities integer[],
-    untils timestamptz[],
-    due timestamptz,
-    ids bigint[]
-)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
-begin
-    return coalesce((
-        select min(l.run_at)
-        from unnest(_common_head.queues, _common_head.priorities, _common_head.untils)
-            as c (queue, priority, until)
-        cross join lateral (
-            select j.run_at
-            from rota.jobs as j
-            where j.queue = c.queue
-              and j.priority = c.priority
-              and j.bucket is null
-              and j.status in ('queued', 'failed')
-              and j.run_at <= least(c.until, _common_head.due)
-              and j.id <> all(_common_head.ids)
-            order by j.run_at, j.id
-            limit 1
-        ) as l
-    ), 'infinity');
-end;
-$$;
-
-/* Lock the first jobs of these common lanes, of each queue as many as it has room. */
-create or replace function rota._lock_common(
-    queues text[],
-    priorities integer[],
-    untils timestamptz[],
-    rooms integer[],
-    until timestamptz,
-    max_jobs integer,
-    job_types text[],
-    ids bigint[]
-)
-    returns bigint[]
-    language plpgsql
-as $$
-declare
-    v_window constant integer := _lock_common.max_jobs + 20;
-    c_waiting constant text[] := '{queued,failed}'::text[];
-    v_after_run_at timestamptz := timestamptz '-infinity';
-    v_after_id bigint := 0::bigint;
-    v_candidates bigint[];
-    v_ids bigint[] := '{}'::bigint[];
-begin
-    if cardinality(_lock_common.queues) = 1 then
-        return rota._lock_line(
-            _lock_common.queues[1], _lock_common.priorities[1],
-            least(_lock_common.untils[1], _lock_common.until),
-            least(_lock_common.max_jobs, _lock_common.rooms[1]), _lock_common.job_types,
-            _lock_common.ids);
-    end if;
-    loop
-        v_candidates := array(
-            select m.id
-            from unnest(
-                _lock_common.queues, _lock_common.priorities, _lock_common.untils)
-                as c (queue, priority, until)
-            cross join lateral (
-                select j.id, j.run_at
-                from rota.jobs as j
-                where j.queue = c.queue
-                  and j.priority = c.priority
-                  and j.bucket is null
-                  and j.status in ('queued', 'failed')
-                  and j.run_at <= least(c.until, _lock_common.until)
-                  and (j.run_at, j.id) > (v_after_run_at, v_after_id)
-                  and (_lock_common.job_types is null
-                    or j.job_type = any(_lock_common.job_types))
-                  and j.id <> all(_lock_common.ids)
-                order by j.run_at, j.id
-                limit v_window
-            ) as m
-            order by m.run_at, m.id
-            limit v_window
-        );
-        v_ids := v_ids || array(
-            select j.id
-            from rota.jobs as j
-            where j.id = any(v_candidates)
-              and j.status = any(c_waiting)
-              and j.run_at <= _lock_common.until
-            order by j.run_at, j.id
-            limit _lock_common.max_jobs - cardinality(v_ids)
-            for update skip locked
-        );
-        exit when cardinality(v_ids) = _lock_common.max_jobs
-          or cardinality(v_candidates) < v_window;
-
-        v_after_id := v_candidates[v_window];
-        select j.run_at into v_after_run_at from rota.jobs as j where j.id = v_after_id;
-        exit when not found;
-    end loop;
-    return rota._within_room(v_ids, _lock_common.queues, _lock_common.rooms);
-end;
-$$;
-
-create or replace function rota._lock_line(
-    queue text,
-    priority integer,
-    until timestamptz,
-    max_jobs integer,
-    job_types text[],
-    ids bigint[]
-)
-    returns bigint[]
-    language plpgsql
-as $$
--- It locks rows, which plpgsql_check does not see in an array.
--- @plpgsql_check_options: performance_warnings = off
-begin
-    return array(
-        select j.id
-        from rota.jobs as j
-        where j.queue = _lock_line.queue
-          and j.priority = _lock_line.priority
-          and j.bucket is null
-          and j.status in ('queued', 'failed')
-          and j.run_at <= _lock_line.until
-          and (_lock_line.job_types is null or j.job_type = any(_lock_line.job_types))
-          and j.id <> all(_lock_line.ids)
-        order by j.run_at, j.id
-        limit _lock_line.max_jobs
-        for update skip locked
-    );
-end;
-$$;
-
-/* Of these jobs the first of each queue, as many as it has room; the others stay waiting. */
-create or replace function rota._within_room(ids bigint[], queues text[], rooms integer[])
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
-begin
-    if array_remove(_within_room.rooms, null) = '{}' then
-        return _within_room.ids;
-    end if;
-    return array(
-        select r.id
-        from (
-            select j.id, j.run_at, c.room,
-                row_number() over (partition by j.queue order by j.run_at, j.id) as place
-            from rota.jobs as j
-            join (
-                select u.queue, min(u.room) as room
-                from unnest(_within_room.queues, _within_room.rooms) as u (queue, room)
-                group by u.queue
-            ) as c on c.queue = j.queue
-            where j.id = any(_within_room.ids)
-        ) as r
-        where r.room is null
-           or r.place <= r.room
-        order by r.run_at, r.id
-    );
-end;
-$$;
-
-/*
- * Start jobs of one bucket; null if somebody has it or its limit locked, and nothing if it has
- * none to give now: then it is parked, or behind the others, or gone.
- */
-create or replace function rota._serve(
-    queue text,
-    bucket text,
-    buckets integer,
-    share integer,
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    may_wait boolean,
-    ids bigint[]
-)
-    returns bigint[]
-    language plpgsql
-as $$
-declare
-    c_type constant text := nullif(split_part(_serve.bucket, '|', 1), '');
-    v_priority integer;
-    v_starts integer;
-    v_limit record;
-    v_room record;
-    v_weight integer := 1;
-    v_wanted integer := _serve.max_jobs;
-    v_taken bigint[] := '{}'::bigint[];
-begin
-    if not rota._hold_bucket(_serve.queue, _serve.bucket, _serve.may_wait) then
-        return null;
-    end if;
-    -- Not "is null": for that the planner may walk the whole line of turns to find the bucket.
-    select b.priority::integer, b.starts
-    into v_priority, v_starts
-    from rota.buckets as b
-    where b.queue = _serve.queue
-      and b.bucket = _serve.bucket
-      and coalesce(b.waits_for, '') = '';
-    if not found then
-        return v_taken;
-    end if;
-
-    if c_type is null or _serve.job_types is null or c_type = any(_serve.job_types) then
-        for v_limit in select * from rota._limits_of(_serve.bucket) loop
-            v_weight := coalesce(v_limit.weight, v_weight);
-            continue when v_limit.max_running is null and v_limit.max_starts is null;
-            if not rota._hold_limit(v_limit.limit_name, _serve.may_wait) then
-                return null;
-            end if;
-            select r.room
-            into v_room
-            from rota._room(
-                v_limit.limit_name, v_limit.max_running, v_limit.max_starts, v_limit.per,
-                v_limit.burst, _serve.ids) as r;
-            if v_room.room <= 0 then
-                perform rota._park(_serve.queue, _serve.bucket, v_limit.limit_name);
-                return v_taken;
-            end if;
-            -- Buckets of one type share its room, and not the first takes all.
-            v_wanted := least(v_wanted, case
-                when _serve.buckets = 1 or v_limit.limit_name like 'key %'
-                then v_room.room
-                else greatest(1, v_room.room / (2 * _serve.buckets))
-            end);
-        end loop;
-        v_wanted := least(v_wanted, greatest(1, _serve.share * v_weight - v_starts));
-        v_taken := rota._lock_bucket(
-            _serve.queue, _serve.bucket, v_priority, v_wanted, _serve.job_types, _serve.due,
-            _serve.ids);
-        perform rota._use_rate(
-            l.limit_name, l.max_starts, l.per, l.burst,
-            cardinality(v_taken) - cardinality(rota._strays(v_taken)))
-        from rota._limits_of(_serve.bucket) as l
-        where l.max_starts is not null;
-    end if;
-    perform rota._end_turn(
-        _serve.queue, _serve.bucket, cardinality(v_taken), v_weight, _serve.due,
-        _serve.ids || v_taken);
-    if c_type is not null and cardinality(v_taken) = 0 then
-        perform rota._note('limit', 'type ' || c_type, rota.now());
-    end if;
-    return v_taken;
-end;
-$$;
-
-/* Lock a bucket; true also if it is gone. */
-create or replace function rota._hold_bucket(queue text, bucket text, may_wait boolean)
+/* Whether a limit has held jobs, or had when that was found out at some expense. */
+create or replace function rota._had_held(limit_name text)
     returns boolean
     language plpgsql
 as $$
-begin
-    perform
-    from rota.buckets as b
-    where b.queue = _hold_bucket.queue
-      and b.bucket = _hold_bucket.bucket
-    for update skip locked;
-    if found then
-        return true;
-    elsif not exists (
-        select
-        from rota.buckets as b
-        where b.queue = _hold_bucket.queue
-          and b.bucket = _hold_bucket.bucket
-    ) then
-        return true;
-    end if;
-    return _hold_bucket.may_wait
-        and rota._wait_for_bucket(_hold_bucket.queue, _hold_bucket.bucket);
-end;
-$$;
-
-create or replace function rota._wait_for_bucket(queue text, bucket text)
-    returns boolean
-    language plpgsql
-    set lock_timeout = '50ms'
-as $$
-begin
-    perform
-    from rota.buckets as b
-    where b.queue = _wait_for_bucket.queue
-      and b.bucket = _wait_for_bucket.bucket
-    for update;
-    return true;
-exception
-    when lock_not_available then
-        return false;
-end;
-$$;
-
-/* Lock the first due jobs of a bucket; for a worker of some types, of whatever priority. */
-create or replace function rota._lock_bucket(
-    queue text,
-    bucket text,
-    priority integer,
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    ids bigint[]
-)
-    returns bigint[]
-    language plpgsql
-as $$
--- It locks rows, which plpgsql_check does not see in an array.
--- @plpgsql_check_options: performance_warnings = off
 declare
-    v_taken bigint[];
+    c_scan constant text := 'waiting ' || _had_held.limit_name;
+    v_began_at constant timestamptz := rota.now();
+    v_start constant bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
+    v_has_held boolean;
 begin
-    v_taken := array(
-        select j.id
-        from rota.jobs as j
-        where j.queue = _lock_bucket.queue
-          and j.bucket = _lock_bucket.bucket
-          and j.priority = _lock_bucket.priority
-          and j.status in ('queued', 'failed')
-          and j.run_at <= _lock_bucket.due
-          and (_lock_bucket.job_types is null or j.job_type = any(_lock_bucket.job_types))
-          and j.id <> all(_lock_bucket.ids)
-        order by j.run_at, j.id
-        limit _lock_bucket.max_jobs
-        for update skip locked
-    );
-    if cardinality(v_taken) > 0 or _lock_bucket.job_types is null then
-        return v_taken;
+    if not rota._is_full_scan_due(v_start[1]) then
+        return v_start[2] = 1;
     end if;
-    return array(
-        select j.id
-        from rota.jobs as j
-        where j.queue = _lock_bucket.queue
-          and j.bucket = _lock_bucket.bucket
-          and j.status in ('queued', 'failed')
-          and j.run_at <= _lock_bucket.due
-          and j.job_type = any(_lock_bucket.job_types)
-          and j.id <> all(_lock_bucket.ids)
-        order by j.priority, j.run_at, j.id
-        limit _lock_bucket.max_jobs
-        for update skip locked
-    );
+    v_has_held := rota._has_held(_had_held.limit_name);
+    if rota.now() > v_began_at + interval '1 millisecond' then
+        perform rota._keep_scan_start(c_scan, format(
+            '%s %s', rota._next_full_scan(v_began_at), v_has_held::integer));
+    end if;
+    return v_has_held;
 end;
 $$;
 
-/* Write down what is the first job of a bucket now, and its place; or that it has none. */
-create or replace function rota._end_turn(
+/* Give due jobs of one key their places. */
+create or replace function rota._give_turns(
     queue text,
-    bucket text,
-    starts integer,
-    weight integer,
-    due timestamptz,
-    ids bigint[]
+    limit_key text,
+    lane integer,
+    job_ids bigint[]
 )
     returns void
     language plpgsql
 as $$
 declare
-    v_priority integer;
-    v_run_at timestamptz;
+    c_key constant text := coalesce(_give_turns.limit_key, '');
+    v_first timestamptz;
+    v_last timestamptz;
+    v_jobs integer := 0;
+    v_weight integer := 1;
 begin
-    select h.priority, h.run_at
-    into v_priority, v_run_at
-    from rota._bucket_head(_end_turn.queue, _end_turn.bucket, _end_turn.due, _end_turn.ids)
-        as h;
-    if v_priority is null then
-        delete from rota.buckets as b
-        where b.queue = _end_turn.queue
-          and b.bucket = _end_turn.bucket;
-        -- For a job that came in since the look, and found the bucket there.
-        perform rota._note(
-            'bucket', format('%s %s', _end_turn.queue, _end_turn.bucket), rota.now());
-        return;
+    if _give_turns.limit_key is not null then
+        perform rota._note_fair_queue(_give_turns.queue);
+        v_weight := coalesce(
+            (select b.weight from rota._bound('key ' || _give_turns.limit_key) as b), 1);
+    end if;
+    v_first := rota._first_place(_give_turns.queue, _give_turns.lane);
+    v_last := (
+        select j.place
+        from rota.jobs as j
+        where j.queue = _give_turns.queue
+          and j.lane = _give_turns.lane
+          and coalesce(j.limit_key, '') = c_key
+          and j.own_place is not null
+          and j.hold is null
+          and j.status in ('queued', 'failed')
+          and j.place >= v_first
+          and j.id <> all(_give_turns.job_ids)
+        order by j.place desc
+        limit 1
+    );
+    if v_last is not null then
+        v_jobs := (
+            select count(*)::integer
+            from rota.jobs as j
+            where j.queue = _give_turns.queue
+              and j.lane = _give_turns.lane
+              and coalesce(j.limit_key, '') = c_key
+              and j.own_place is not null
+              and j.hold is null
+              and j.status in ('queued', 'failed')
+              and j.place = v_last
+              and j.id <> all(_give_turns.job_ids)
+        );
     end if;
 
-    update rota.buckets as b
-    set priority = v_priority,
-        run_at = v_run_at,
-        turn_at = case
-            when _end_turn.starts > 0 and b.starts + _end_turn.starts < _end_turn.weight
-            then b.turn_at
-            else greatest(rota.now(), b.turn_at + interval '1 microsecond')
-        end,
-        starts = case
-            when b.starts + _end_turn.starts < _end_turn.weight
-            then b.starts + _end_turn.starts
-            else 0
-        end
-    where b.queue = _end_turn.queue
-      and b.bucket = _end_turn.bucket;
+    update rota.jobs as j
+    set hold = null,
+        own_lane = null,
+        own_place = coalesce(v_last, v_first)
+            + (v_jobs + n.ordinal - 1) / v_weight * interval '1 microsecond'
+    from unnest(_give_turns.job_ids) with ordinality as n (id, ordinal)
+    where j.id = n.id;
 end;
 $$;
 
-/* The first due job of a bucket that is none of these; if none is due, when one will be. */
-create or replace function rota._bucket_head(
-    queue text,
-    bucket text,
-    due timestamptz,
-    ids bigint[]
-)
-    returns table (priority integer, run_at timestamptz, next_run_at timestamptz)
+/* Jobs of keys wait in a queue: from now on all its jobs have places. */
+create or replace function rota._note_fair_queue(queue text)
+    returns void
+    language plpgsql
+as $$
+begin
+    if exists (select from rota.fair_queues as f where f.queue = _note_fair_queue.queue)
+      or not pg_try_advisory_xact_lock(1919907962, hashtext(_note_fair_queue.queue)) then
+        return;
+    end if;
+    -- With the lock nobody else is about to write it, so this does not wait.
+    insert into rota.fair_queues (queue)
+    values (_note_fair_queue.queue)
+    on conflict do nothing;
+    perform rota._add_checks('queue', array[_note_fair_queue.queue]);
+end;
+$$;
+
+/* The place of the first job of a lane, or now if it is empty. */
+create or replace function rota._first_place(queue text, lane integer)
+    returns timestamptz
+    language plpgsql
+as $$
+declare
+    c_scan constant text := format('lane %s %s', _first_place.lane, _first_place.queue);
+    v_began_at constant timestamptz := rota.now();
+    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
+    v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
+    v_from constant timestamptz := case
+        when v_is_full then timestamptz '-infinity'
+        else 'epoch'::timestamptz + v_start[2] * interval '1 microsecond'
+    end;
+    v_now constant timestamptz := rota.now();
+    v_place timestamptz;
+begin
+    v_place := (
+        select j.place
+        from rota.jobs as j
+        where j.queue = _first_place.queue
+          and j.lane = _first_place.lane
+          and j.hold is null
+          and j.status in ('queued', 'failed')
+          and j.place >= v_from
+        order by j.place
+        limit 1
+    );
+    v_place := least(v_place, v_now);
+    if v_is_full and rota.now() > v_began_at + interval '1 millisecond' then
+        v_start[1] := rota._next_full_scan(v_began_at);
+    end if;
+    if v_start[1] is not null then
+        v_start[2] := (extract(epoch from v_place) * 1000000)::bigint;
+        perform rota._keep_scan_start(c_scan, array_to_string(v_start, ' '));
+    end if;
+    return v_place;
+end;
+$$;
+
+/* Let up to max_jobs jobs whose time has come into their lanes; returns how many. */
+create or replace function rota._enter_due(max_jobs integer)
+    returns integer
+    language plpgsql
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    v_ids bigint[];
+    v_began_at constant timestamptz := rota.now();
+    v_start bigint[] := string_to_array(rota._scan_start('later'), ' ')::bigint[];
+    v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
+    v_from constant timestamptz := case
+        when v_is_full then timestamptz '-infinity'
+        else 'epoch'::timestamptz + v_start[2] * interval '1 microsecond'
+    end;
+    v_now constant timestamptz := rota.now();
+begin
+    v_ids := array(
+        select j.id
+        from rota.jobs as j
+        where j.hold = 'time'
+          and j.status in ('queued', 'failed')
+          and j.run_at <= v_now
+          and j.run_at >= v_from
+        order by j.run_at, j.id
+        limit _enter_due.max_jobs
+        for update skip locked
+    );
+    v_start[1] := case when v_is_full then rota._next_full_scan(v_began_at) else v_start[1] end;
+    v_start[2] := (extract(epoch from coalesce(
+        (select j.run_at from rota.jobs as j where j.id = v_ids[1]), v_now)) * 1000000)::bigint;
+    perform rota._keep_scan_start('later', array_to_string(v_start, ' '));
+    if v_ids <> '{}' then
+        perform rota._place_jobs(v_ids);
+        perform rota._notify_for(v_ids);
+    end if;
+    return cardinality(v_ids);
+end;
+$$;
+
+/* Whether the time of a job has come that is kept out of its lane until then. */
+create or replace function rota._has_later_due()
+    returns boolean
     language plpgsql
     stable
 as $$
 declare
-    c_ageing constant interval := (
-        select q.ageing from rota.queues as q where q.queue = _bucket_head.queue);
-    v_priority integer := -32769;
-    v_run_at timestamptz;
-    v_level bigint;
+    v_start constant bigint[] := string_to_array(rota._scan_start('later'), ' ')::bigint[];
 begin
-    loop
-        select j.priority::integer, j.run_at
-        into v_priority, v_run_at
+    return exists (
+        select
         from rota.jobs as j
-        where j.queue = _bucket_head.queue
-          and j.bucket = _bucket_head.bucket
+        where j.hold = 'time'
           and j.status in ('queued', 'failed')
-          and j.priority > v_priority
-          and j.id <> all(_bucket_head.ids)
-        order by j.priority, j.run_at, j.id
-        limit 1;
-        exit when not found;
-        next_run_at := least(next_run_at, v_run_at);
-        if v_run_at <= _bucket_head.due and coalesce(
-            rota._level(v_priority, v_run_at, c_ageing, _bucket_head.due) < v_level, true) then
-            v_level := rota._level(v_priority, v_run_at, c_ageing, _bucket_head.due);
-            priority := v_priority;
-            run_at := v_run_at;
-            exit when c_ageing is null;
-        end if;
-    end loop;
-    return next;
+          and j.run_at <= rota.now()
+          and j.run_at >= case
+            when rota._is_full_scan_due(v_start[1]) then timestamptz '-infinity'
+            else 'epoch'::timestamptz + v_start[2] * interval '1 microsecond'
+          end
+    );
+end;
+$$;
+
+/*
+ * Give jobs of a queue their places anew, from one id on, a thousand jobs at a time; the
+ * subject is the queue and the id that the last step has come to.
+ */
+create or replace function rota._check_queue(subject text)
+    returns boolean
+    language plpgsql
+as $$
+declare
+    c_queue constant text := split_part(_check_queue.subject, ' ', 1);
+    c_after constant bigint := coalesce(
+        nullif(split_part(_check_queue.subject, ' ', 2), ''), '0')::bigint;
+    c_ages constant boolean := (
+        select true from rota.queues as q where q.queue = c_queue and q.ageing is not null);
+    c_is_fair constant boolean := exists (
+        select from rota.fair_queues as f where f.queue = c_queue);
+    v_ids bigint[];
+begin
+    v_ids := array(
+        select j.id
+        from rota.jobs as j
+        where j.id > c_after
+        order by j.id
+        limit 5000
+    );
+    if v_ids = '{}' then
+        return true;
+    end if;
+    perform rota._place_jobs(array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(v_ids)
+          and j.queue = c_queue
+          and j.status = any('{queued,failed}'::text[])
+          and coalesce(j.hold, 'time') = 'time'
+          and ((j.own_lane = 0) is distinct from c_ages
+            or c_is_fair and j.own_place is null and j.hold is null and j.run_at > rota.now())
+        for update skip locked
+    ));
+    perform rota._add_checks(
+        'queue', array[format('%s %s', c_queue, v_ids[cardinality(v_ids)])]);
+    return true;
 end;
 $$;

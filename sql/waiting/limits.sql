@@ -1,22 +1,26 @@
 /*
- * waiting/limits.sql -- how much may run, and who is told when there is room.
+ * waiting/limits.sql -- how much may run, and what happens to jobs that have to wait for it.
  *
- * A running job holds a slot of each limit that it counts for.  A trigger gives the slots back
- * in the transaction in which the job stops running, by whichever way: finish, fail, release,
- * sweep, force.  It leaves a note for the limit, and one for the bucket of each job that begins
- * to wait in one.  So no way out of running, and none into a line, can forget it; plain jobs
- * pay for a look at two columns.
+ * A running job holds a slot of each limit that it counts for.  Free slots are rows: a claim
+ * deletes rows that nobody else has locked, and whatever ends the attempt (finish, fail,
+ * release, sweep, force) inserts new ones in the same transaction.  No row is ever updated, so
+ * no one waits, an open transaction keeps from others only the slots that it has taken, and a
+ * slot is free with the lease that held it.  The capacity is issued in parts, each by whoever
+ * gets an advisory lock of its own for it.
  *
- * A note of a limit wakes as many of its buckets as it has room, in each queue, since nobody
- * may be working on one of them.  A bucket that was woken and cannot start anything for another
- * reason passes the note on.  What was woken in vain is parked again by the claim that sees it.
+ * A job that a claim finds under a full limit leaves its lane: hold is the name of the limit.
+ * Who gives a slot back opens the next held job, in the same transaction; and where the two
+ * could miss each other the one that comes in leaves a check to be done after both.  The check
+ * finds a free slot, or waits until every transaction has ended that may have given one back
+ * without seeing the held job.
  *
- * Who is held up by a rate is parked as well, with a note for the time of the next start.  The
- * rate is one time per limit: when the starts so far are paid for, at one start in per /
- * max_starts.  A start is free if that time is less than burst starts ahead.
+ * A rate is counted in cells, spans of time of one gap (per / max_starts) or, for a large
+ * burst, a sixteenth of it.  A start takes a unit of a cell of the last `burst` gaps.  So in
+ * any time at most as many jobs start as the rate allows in it, rounded up, and a burst more.
  *
- * A limit that is set while jobs run does not know of the claims under way.  So it is looked at
- * again for some seconds, until every transaction that was there then has ended.
+ * Until maintenance has counted what runs already (with its next tick, mostly), nothing starts
+ * under a limit that was set just now.  A claim that was under way then is counted as soon as
+ * it is committed.
  */
 
 create or replace function rota.set_limit(
@@ -41,7 +45,7 @@ declare
         'key ' || set_limit.limit_key);
     v_limit rota.limits;
 begin
-    perform rota._check_limit(
+    perform rota._check_set_limit(
         set_limit.queue, set_limit.job_type, set_limit.limit_key, set_limit.max_running,
         set_limit.max_starts, set_limit.per, set_limit.burst, set_limit.weight,
         set_limit.is_reset);
@@ -63,24 +67,31 @@ begin
         burst = coalesce(excluded.burst, case when not is_reset then l.burst end),
         weight = coalesce(excluded.weight, case when not is_reset then l.weight end),
         updated_at = rota.now(),
-        is_settled = false,
-        settled_xid = null
+        is_settled = false
     returning l.*
     into v_limit;
+    if num_nonnulls(v_limit.max_running, v_limit.max_starts, v_limit.weight) = 0
+      and not set_limit.is_reset then
+        perform rota._refuse('max_running', 'or max_starts or weight must be given');
+    end if;
+    -- Nobody has looked after the commit, which is when all will know of the limit.
+    update rota.limits as l
+    set is_settled = v_limit.max_running is null or cardinality(rota._uncounted(v_limit)) = 0,
+        settled_xid = '18446744073709551615'
+    where l.limit_name = v_limit_name;
     perform rota._check_burst(v_limit);
 
     delete from rota.limits as l
     where l.limit_name = v_limit_name
       and num_nonnulls(l.max_running, l.max_starts, l.weight) = 0;
-    if found then
-        perform rota._unsettle_class(set_limit.limit_key);
-    elsif set_limit.job_type is not null then
-        perform rota._fill_buckets(set_limit.job_type);
+    if found and set_limit.limit_key is not null then
+        -- What runs counts for the class of the key from now on.
+        update rota.limits as l
+        set is_settled = false
+        where l.limit_name = any(rota._key_limits(set_limit.limit_key));
+        perform rota._add_checks('limit', rota._key_limits(set_limit.limit_key));
     end if;
-    perform rota._note('limit', v_limit_name, rota.now());
-    if set_limit.limit_key like '%:*' then
-        perform rota._recheck_class(v_limit_name);
-    end if;
+    perform rota._add_checks('limit', array[v_limit_name]);
 end;
 $$;
 
@@ -90,7 +101,7 @@ comment on function rota.set_limit(
     'null leaves a setting as it is, is_reset takes the others away, and the limit with the '
     'last of them; raises 22023.';
 
-create or replace function rota._check_limit(
+create or replace function rota._check_set_limit(
     queue text,
     job_type text,
     limit_key text,
@@ -105,39 +116,45 @@ create or replace function rota._check_limit(
     language plpgsql
 as $$
 begin
-    if num_nonnulls(_check_limit.queue, _check_limit.job_type, _check_limit.limit_key) <> 1 then
+    if num_nonnulls(
+        _check_set_limit.queue, _check_set_limit.job_type, _check_set_limit.limit_key) <> 1 then
         perform rota._refuse('queue', 'or job_type or limit_key must be given, and only one');
-    elsif _check_limit.queue is not null then
-        perform rota._check_name('queue', _check_limit.queue);
-    elsif _check_limit.job_type is not null then
-        perform rota._check_name('job_type', _check_limit.job_type);
+    elsif _check_set_limit.queue is not null then
+        perform rota._check_name('queue', _check_set_limit.queue);
+    elsif _check_set_limit.job_type is not null then
+        perform rota._check_name('job_type', _check_set_limit.job_type);
     else
-        perform rota._check_text('limit_key', _check_limit.limit_key, 255);
-        if _check_limit.limit_key like '%:%:*' then
+        perform rota._check_text('limit_key', _check_set_limit.limit_key, 255);
+        if _check_set_limit.limit_key like '%*'
+          and _check_set_limit.limit_key not like '%:*' then
+            perform rota._refuse('limit_key', format(
+                'is no key and no class: the name of a class ends in :*, got %L',
+                left(_check_set_limit.limit_key, 80)));
+        elsif _check_set_limit.limit_key like '%:%:*' then
             perform rota._refuse('limit_key', format(
                 'with :* is a class, all keys with the same text before their first colon, so '
-                'it must have no other colon, got %L', left(_check_limit.limit_key, 80)));
+                'it must have no other colon, got %L', left(_check_set_limit.limit_key, 80)));
         end if;
     end if;
-    if _check_limit.max_running not between 0 and 1000000 then
+    if _check_set_limit.max_running not between 0 and 1000000 then
         perform rota._refuse('max_running', format(
-            'must be 0 to 1000000, got %s', _check_limit.max_running));
-    elsif _check_limit.max_starts not between 1 and 1000000 then
+            'must be 0 to 1000000, got %s', _check_set_limit.max_running));
+    elsif _check_set_limit.max_starts not between 1 and 1000000 then
         perform rota._refuse('max_starts', format(
-            'must be 1 to 1000000, got %s', _check_limit.max_starts));
-    elsif _check_limit.burst not between 1 and 10000 then
+            'must be 1 to 1000000, got %s', _check_set_limit.max_starts));
+    elsif _check_set_limit.burst not between 1 and 10000 then
         perform rota._refuse('burst', format(
-            'must be 1 to 10000, got %s', _check_limit.burst));
-    elsif _check_limit.weight not between 1 and 1000 then
+            'must be 1 to 10000, got %s', _check_set_limit.burst));
+    elsif _check_set_limit.weight not between 1 and 1000 then
         perform rota._refuse('weight', format(
-            'must be 1 to 1000, got %s', _check_limit.weight));
-    elsif _check_limit.weight is not null and _check_limit.limit_key is null then
+            'must be 1 to 1000, got %s', _check_set_limit.weight));
+    elsif _check_set_limit.weight is not null and _check_set_limit.limit_key is null then
         perform rota._refuse('weight', 'goes with limit_key only');
-    elsif _check_limit.is_reset is null then
+    elsif _check_set_limit.is_reset is null then
         perform rota._refuse('is_reset', 'must not be null');
     end if;
-    if _check_limit.per is not null then
-        perform rota._check_interval('per', _check_limit.per, '1 millisecond', '366 days');
+    if _check_set_limit.per is not null then
+        perform rota._check_interval('per', _check_set_limit.per, '1 millisecond', '366 days');
     end if;
 end;
 $$;
@@ -159,76 +176,6 @@ begin
 end;
 $$;
 
-/* Put the jobs of a type that is limited now into its buckets; claims see to the rest. */
-create or replace function rota._fill_buckets(job_type text)
-    returns void
-    language plpgsql
-as $$
-begin
-    update rota.jobs as j
-    set bucket = rota._bucket(j.job_type, j.limit_key)
-    where j.id = any(array(
-        select w.id
-        from rota.jobs as w
-        where w.job_type = _fill_buckets.job_type
-          and w.status <> 'running'
-          and coalesce(w.bucket, '|') like '|%'
-        for update skip locked
-    ));
-end;
-$$;
-
-/* The line that a job stands in; null is the common line. */
-create or replace function rota._bucket(job_type text, limit_key text)
-    returns text
-    language plpgsql
-    stable
-as $$
-declare
-    v_type constant text := (
-        select l.job_type from rota.limits as l where l.job_type = _bucket.job_type);
-begin
-    if v_type is not null or _bucket.limit_key is not null then
-        return format('%s|%s', v_type, _bucket.limit_key);
-    end if;
-    return null;
-end;
-$$;
-
-/* The limits of the jobs of a bucket; that of the key goes first. */
-create or replace function rota._limits_of(bucket text)
-    returns table (
-        limit_name text,
-        max_running integer,
-        max_starts integer,
-        per interval,
-        burst integer,
-        weight integer
-    )
-    language plpgsql
-    stable
-as $$
-declare
-    c_type constant text := split_part(_limits_of.bucket, '|', 1);
-    c_key constant text := substr(_limits_of.bucket, length(c_type) + 2);
-begin
-    if c_key <> '' then
-        return query
-        select 'key ' || c_key, l.max_running, l.max_starts, l.per, l.burst, l.weight
-        from rota.limits as l
-        where l.limit_name = any(rota._key_limits(c_key))
-        order by l.limit_key = c_key desc
-        limit 1;
-    end if;
-    if c_type <> '' then
-        return query
-        select l.limit_name, l.max_running, l.max_starts, l.per, l.burst, l.weight
-        from rota.limits as l
-        where l.limit_name = 'type ' || c_type;
-    end if;
-end;
-$$;
-
 /* The names of the limits that may be meant for a key: its own and that of its class. */
 create or replace function rota._key_limits(limit_key text)
     returns text[]
@@ -243,92 +190,554 @@ begin
 end;
 $$;
 
-/* Lock a limit in use; false if somebody else has it. */
-create or replace function rota._hold_limit(limit_name text, may_wait boolean)
-    returns boolean
+/* Which limits jobs of this kind count for, but for that of the queue: of key and type. */
+create or replace function rota._limits_of(job_type text, limit_key text)
+    returns table (
+        limit_name text,
+        max_running integer,
+        max_starts integer,
+        per interval,
+        burst integer,
+        is_settled boolean
+    )
     language plpgsql
+    stable
 as $$
 begin
-    perform
-    from rota.limit_states as s
-    where s.limit_name = _hold_limit.limit_name
-    for update skip locked;
-    if found then
-        return true;
-    elsif not _hold_limit.may_wait and exists (
-        select from rota.limit_states as s where s.limit_name = _hold_limit.limit_name
-    ) then
-        return false;
+    if _limits_of.limit_key is not null then
+        return query
+        select b.limit_name, b.max_running, b.max_starts, b.per, b.burst, b.is_settled
+        from rota._bound('key ' || _limits_of.limit_key) as b
+        where num_nonnulls(b.max_running, b.max_starts) > 0;
     end if;
-    return rota._wait_for_limit(_hold_limit.limit_name);
+    return query
+    select l.limit_name, l.max_running, l.max_starts, l.per, l.burst, l.is_settled
+    from rota.limits as l
+    where l.job_type = _limits_of.job_type;
 end;
 $$;
 
-create or replace function rota._wait_for_limit(limit_name text)
-    returns boolean
-    language plpgsql
-    set lock_timeout = '50ms'
-as $$
-begin
-    insert into rota.limit_states (limit_name, used_until)
-    values (_wait_for_limit.limit_name, rota.now())
-    on conflict do nothing;
-    perform
-    from rota.limit_states as s
-    where s.limit_name = _wait_for_limit.limit_name
-    for update;
-    return found;
-exception
-    when lock_not_available then
-        return false;
-end;
-$$;
-
-/*
- * How many may start now under a limit that is held, besides those of ids; with none for its
- * rate, when the next may.
- */
-create or replace function rota._room(
-    limit_name text,
-    max_running integer,
-    max_starts integer,
-    per interval,
-    burst integer,
-    ids bigint[]
+/* What is set for a limit: for that of a key its own setting, else that of its class. */
+create or replace function rota._bound(
+    name text,
+    out limit_name text,
+    out max_running integer,
+    out max_starts integer,
+    out per interval,
+    out burst integer,
+    out weight integer,
+    out is_settled boolean
 )
-    returns table (room integer, next_start_at timestamptz)
     language plpgsql
     stable
 as $$
 declare
-    v_now constant timestamptz := rota.now();
-    v_gap interval;
-    v_paid_at timestamptz;
+    c_key constant text := substring(_bound.name, '^key (.*)$');
 begin
-    room := 1000000;
-    if _room.max_running is not null then
-        room := _room.max_running - rota._count_running(
-            _room.limit_name, _room.max_running, _room.ids);
+    if c_key is null then
+        select _bound.name, l.max_running, l.max_starts, l.per, l.burst, l.weight, l.is_settled
+        into limit_name, max_running, max_starts, per, burst, weight, is_settled
+        from rota.limits as l
+        where l.limit_name = _bound.name;
+    else
+        select _bound.name, l.max_running, l.max_starts, l.per, l.burst, l.weight, l.is_settled
+        into limit_name, max_running, max_starts, per, burst, weight, is_settled
+        from rota.limits as l
+        where l.limit_name = any(rota._key_limits(c_key))
+        order by l.limit_name = _bound.name desc
+        limit 1;
     end if;
-    if _room.max_starts is null then
-        return next;
+end;
+$$;
+
+/*
+ * Of locked jobs that are about to run those for which each of their limits has room, with the
+ * slots that they take: a jsonb object from id to names.  The others leave their lane, but for
+ * those of a full queue: there nobody walks past them to others, and the queue is named.  The
+ * limits that jobs left their lanes for have to be checked after the commit.
+ */
+create or replace function rota._admit_jobs(
+    job_ids bigint[],
+    out ids bigint[],
+    out held_limits jsonb,
+    out full_queues text[],
+    out limits_to_check text[]
+)
+    language plpgsql
+as $$
+declare
+    v_limit record;
+    v_wanted bigint[];
+    v_refused bigint[];
+    v_room integer;
+    v_slots integer;
+    v_unused text[];
+begin
+    ids := _admit_jobs.job_ids;
+    full_queues := '{}';
+    limits_to_check := '{}';
+    for v_limit in
+        select
+            n.limit_name, n.max_running, n.max_starts, n.per, n.burst, n.is_settled, n.queue,
+            array_agg(j.id order by j.lane, j.place, j.id) as job_ids
+        from rota.jobs as j
+        cross join lateral (
+            select l.limit_name, l.max_running, l.max_starts, l.per, l.burst, l.is_settled,
+                null as queue
+            from rota._limits_of(j.job_type, j.limit_key) as l
+            union all
+            select l.limit_name, l.max_running, l.max_starts, l.per, l.burst, l.is_settled,
+                l.queue
+            from rota.limits as l
+            where l.queue = j.queue
+        ) as n
+        where j.id = any(_admit_jobs.job_ids)
+          and num_nonnulls(n.max_running, n.max_starts) > 0
+        group by 1, 2, 3, 4, 5, 6, 7
+        -- A queue comes last: what it has room for shall be able to start.
+        order by n.queue is not null, n.limit_name
+    loop
+        v_wanted := array(
+            select w.id
+            from unnest(v_limit.job_ids) with ordinality as w (id, ordinal)
+            where w.id = any(ids)
+            order by w.ordinal
+        );
+        v_room := case when v_limit.is_settled then cardinality(v_wanted) else 0 end;
+        if v_limit.max_running is not null and v_room > 0 then
+            v_room := rota._take_slots(v_limit.limit_name, v_limit.max_running, v_room);
+        end if;
+        if v_limit.max_starts is not null and v_room > 0 then
+            v_slots := v_room;
+            v_room := rota._take_starts(
+                v_limit.limit_name, v_limit.max_starts, v_limit.per, v_limit.burst, v_room);
+            if v_limit.max_running is not null and v_slots > v_room then
+                perform rota._give_slots(array_fill(
+                    v_limit.limit_name, array[v_slots - v_room]));
+            end if;
+        end if;
+
+        if v_limit.max_running is not null and v_room > 0 then
+            held_limits := coalesce(held_limits, '{}') || (
+                select jsonb_object_agg(
+                    w.id::text,
+                    coalesce(held_limits -> w.id::text, '[]') || to_jsonb(v_limit.limit_name))
+                from unnest(v_wanted[:v_room]) as w (id)
+            );
+        end if;
+        v_refused := v_wanted[v_room + 1:];
+        continue when v_refused = '{}';
+
+        ids := array(
+            select i.id
+            from unnest(ids) with ordinality as i (id, ordinal)
+            where i.id <> all(v_refused)
+            order by i.ordinal
+        );
+        v_unused := array(
+            select jsonb_array_elements_text(held_limits -> r.id::text)
+            from unnest(v_refused) as r (id)
+        );
+        if v_unused <> '{}' then
+            -- Jobs that are held for the other limit may have these slots.
+            perform rota._give_slots(v_unused);
+            limits_to_check := limits_to_check || v_unused;
+        end if;
+        held_limits := held_limits - array(select r.id::text from unnest(v_refused) as r (id));
+        if v_limit.queue is not null then
+            full_queues := full_queues || v_limit.queue;
+        else
+            update rota.jobs as j
+            set hold = v_limit.limit_name
+            where j.id = any(v_refused);
+            limits_to_check := limits_to_check || v_limit.limit_name;
+        end if;
+    end loop;
+end;
+$$;
+
+/* Whether a limit seems to have room; a claim that goes on takes it for certain. */
+create or replace function rota._has_room(limit_name text)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+declare
+    v_bound record;
+begin
+    select b.* into v_bound from rota._bound(_has_room.limit_name) as b;
+    return v_bound.limit_name is null
+        or num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0
+        or v_bound.is_settled
+            and (v_bound.max_running is null
+                or rota._free_slots(v_bound.limit_name, v_bound.max_running, 1) > 0)
+            and (v_bound.max_starts is null or rota._next_start_at(
+                v_bound.limit_name, v_bound.max_starts, v_bound.per, v_bound.burst)
+                <= rota.now());
+end;
+$$;
+
+/* How many slots are free, up to that many. */
+create or replace function rota._free_slots(
+    limit_name text,
+    max_running integer,
+    max_slots integer,
+    is_careful boolean default false
+)
+    returns integer
+    language plpgsql
+    stable
+as $$
+declare
+    v_start constant bigint[] := string_to_array(
+        rota._scan_start('free ' || _free_slots.limit_name), ' ')::bigint[];
+    v_free integer;
+begin
+    if not rota._is_issued_for(_free_slots.limit_name, _free_slots.max_running) then
+        return 0;
+    end if;
+    v_free := (
+        select count(*)::integer
+        from (
+            select
+            from rota.limit_slots as s
+            where s.limit_name = _free_slots.limit_name
+              and s.version >= case
+                when _free_slots.is_careful or rota._is_full_scan_due(v_start[1]) then 0
+                else v_start[2]
+              end
+            order by s.version
+            limit _free_slots.max_slots
+        ) as f
+    );
+    if v_free < _free_slots.max_slots then
+        v_free := v_free + (
+            select coalesce(sum(rota._part_slots(p.part, _free_slots.max_running)), 0)::integer
+            from generate_series(0, rota._parts(_free_slots.max_running) - 1) as p (part)
+            where not exists (
+                select
+                from rota.limit_parts as i
+                where i.limit_name = _free_slots.limit_name
+                  and i.part = p.part
+            )
+        );
+    end if;
+    return least(v_free, _free_slots.max_slots);
+end;
+$$;
+
+/* Into how many parts this many slots are split, and how many a part has. */
+create or replace function rota._parts(max_running integer)
+    returns integer
+    language plpgsql
+    immutable
+as $$
+begin
+    return greatest(least(_parts.max_running, 64), _parts.max_running / 256);
+end;
+$$;
+
+create or replace function rota._part_slots(part integer, max_running integer)
+    returns integer
+    language plpgsql
+    immutable
+as $$
+declare
+    c_parts constant integer := rota._parts(_part_slots.max_running);
+begin
+    return case
+        when _part_slots.part not between 0 and c_parts - 1 then 0
+        else _part_slots.max_running / c_parts
+            + (_part_slots.part < _part_slots.max_running % c_parts)::integer
+    end;
+end;
+$$;
+
+/* Whether all that is issued of a limit is for this setting; else it has to be adjusted. */
+create or replace function rota._is_issued_for(limit_name text, max_running integer)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return not exists (
+        select
+        from rota.limit_parts as p
+        where p.limit_name = _is_issued_for.limit_name
+          and p.max_running < _is_issued_for.max_running
+    ) and not exists (
+        select
+        from rota.limit_parts as p
+        where p.limit_name = _is_issued_for.limit_name
+          and p.max_running > _is_issued_for.max_running
+    );
+end;
+$$;
+
+/* Take up to that many slots that nobody else has locked; returns how many. */
+create or replace function rota._take_slots(
+    limit_name text,
+    max_running integer,
+    wanted integer
+)
+    returns integer
+    language plpgsql
+as $$
+declare
+    c_scan constant text := 'free ' || _take_slots.limit_name;
+    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
+    v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
+    v_first constant bigint := case when v_is_full then 0 else v_start[2] end;
+    v_began_at constant timestamptz := rota.now();
+    v_count integer;
+    v_oldest bigint;
+begin
+    if not rota._is_issued_for(_take_slots.limit_name, _take_slots.max_running) then
+        return 0;
+    end if;
+    with taken as (
+        delete from rota.limit_slots as s
+        where s.ctid = any(array(
+            select f.ctid
+            from rota.limit_slots as f
+            where f.limit_name = _take_slots.limit_name
+              and f.version >= v_first
+            order by f.version
+            limit _take_slots.wanted
+            for update skip locked
+        ))
+        returning s.version
+    )
+    select count(*)::integer, min(t.version) into v_count, v_oldest from taken as t;
+
+    if v_is_full then
+        v_start[1] := rota._next_full_scan(v_began_at);
+        v_start[2] := coalesce(
+            v_oldest, (select q.last_value from rota.limit_slots_version_seq as q));
+        perform rota._keep_scan_start(c_scan, array_to_string(v_start, ' '));
+    elsif v_oldest > v_start[2] then
+        v_start[2] := v_oldest;
+        perform rota._keep_scan_start(c_scan, array_to_string(v_start, ' '));
+    end if;
+    if v_count < _take_slots.wanted then
+        v_count := v_count + rota._issue_slots(
+            _take_slots.limit_name, _take_slots.max_running, _take_slots.wanted - v_count);
+    end if;
+    return v_count;
+end;
+$$;
+
+/*
+ * Issue parts of the capacity that were not yet, and take slots of them at once.  Who has the
+ * lock of a part and then, in another statement, does not see it issued is the only one who
+ * issues it; who does not get the lock goes on to another part.
+ */
+create or replace function rota._issue_slots(
+    limit_name text,
+    max_running integer,
+    wanted integer
+)
+    returns integer
+    language plpgsql
+as $$
+declare
+    c_parts constant integer := rota._parts(_issue_slots.max_running);
+    c_first constant integer := floor(random() * c_parts)::integer;
+    v_issued constant integer[] := array(
+        select p.part
+        from rota.limit_parts as p
+        where p.limit_name = _issue_slots.limit_name
+          and p.part between 0 and c_parts - 1
+    );
+    v_part integer;
+    v_slots integer;
+    v_taken integer := 0;
+begin
+    for v_step in 1..c_parts loop
+        exit when v_taken >= _issue_slots.wanted or cardinality(v_issued) >= c_parts;
+        v_part := (c_first + v_step) % c_parts;
+        continue when v_part = any(v_issued);
+        continue when not rota._lock_part(_issue_slots.limit_name, v_part);
+        continue when exists (
+            select
+            from rota.limit_parts as p
+            where p.limit_name = _issue_slots.limit_name
+              and p.part = v_part
+        );
+
+        v_slots := rota._part_slots(v_part, _issue_slots.max_running);
+        insert into rota.limit_parts (limit_name, part, max_running, slots)
+        values (_issue_slots.limit_name, v_part, _issue_slots.max_running, v_slots);
+        perform rota._give_slots(array_fill(
+            _issue_slots.limit_name,
+            array[greatest(0, v_slots - (_issue_slots.wanted - v_taken))]));
+        v_taken := v_taken + least(v_slots, _issue_slots.wanted - v_taken);
+    end loop;
+    return v_taken;
+end;
+$$;
+
+create or replace function rota._lock_part(limit_name text, part integer)
+    returns boolean
+    language plpgsql
+as $$
+begin
+    return pg_try_advisory_xact_lock(
+        1919907960, hashtext(_lock_part.part || ' ' || _lock_part.limit_name));
+end;
+$$;
+
+/* Slots are free again: new rows, behind all others. */
+create or replace function rota._give_slots(limit_names text[])
+    returns void
+    language plpgsql
+as $$
+begin
+    insert into rota.limit_slots (limit_name)
+    select n.limit_name
+    from unnest(_give_slots.limit_names) as n (limit_name);
+end;
+$$;
+
+/*
+ * Jobs stopped running and give these slots back, one for each name: the next held jobs take
+ * their lanes again, as many as there are slots, of each queue and type, since nobody knows
+ * which of those have workers.
+ */
+create or replace function rota._leave_limits(limit_names text[])
+    returns void
+    language plpgsql
+as $$
+declare
+    v_name text;
+    v_slots integer;
+begin
+    if cardinality(_leave_limits.limit_names) > 0 is not true then
         return;
     end if;
+    perform rota._give_slots(_leave_limits.limit_names);
+    for v_name, v_slots in
+        select u.limit_name, count(*)::integer
+        from unnest(_leave_limits.limit_names) as u (limit_name)
+        group by u.limit_name
+    loop
+        if v_name like 'queue %' then
+            perform rota._notify(substr(v_name, 7));
+        else
+            perform rota._open_held(v_name, v_slots);
+        end if;
+    end loop;
+end;
+$$;
 
-    v_gap := rota._gap(_room.max_starts, _room.per);
-    v_paid_at := greatest(
-        v_now - (coalesce(_room.burst, 1) - 1) * v_gap,
-        rota._paid_at(_room.limit_name, v_gap, _room.burst));
-    if v_paid_at > v_now then
-        room := 0;
-        next_start_at := v_paid_at;
-    else
-        room := least(
-            room,
-            1 + floor(extract(epoch from v_now - v_paid_at) / extract(epoch from v_gap))
-        )::integer;
+/*
+ * Let up to max_jobs held jobs of a limit into their lanes, of each queue and type up to 20,
+ * but for those that somebody has locked; returns how many.
+ */
+create or replace function rota._open_held(limit_name text, max_jobs integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    c_scan constant text := 'held ' || _open_held.limit_name;
+    v_start constant jsonb := rota._scan_start(c_scan)::jsonb;
+    v_is_full constant boolean := rota._is_full_scan_due((v_start ->> 'full_scan_at')::bigint);
+    v_began_at constant timestamptz := rota.now();
+    v_kinds jsonb := '[]'::jsonb;
+    v_kind record;
+    v_ids bigint[];
+    v_first jsonb;
+    v_opened bigint[] := '{}'::bigint[];
+begin
+    for v_kind in
+        select k.queue, k.job_type, k.priority, k.run_at
+        from jsonb_to_recordset(v_start -> 'kinds')
+            as k (queue text, job_type text, priority smallint, run_at timestamptz)
+        where not v_is_full
+        union all
+        select k.queue, k.job_type, '-32768', '-infinity'
+        from rota._held_kinds(case when v_is_full then _open_held.limit_name end) as k
+    loop
+        v_ids := array(
+            select j.id
+            from rota.jobs as j
+            where j.hold = _open_held.limit_name
+              and j.hold <> 'time'
+              and j.status in ('queued', 'failed')
+              and j.queue = v_kind.queue
+              and j.job_type = v_kind.job_type
+              and (j.priority, j.run_at) >= (v_kind.priority, v_kind.run_at)
+            order by j.priority, j.run_at, j.id
+            limit _open_held.max_jobs
+            for update skip locked
+        );
+        v_first := (
+            select to_jsonb(f)
+            from (
+                select j.queue, j.job_type, j.priority, j.run_at
+                from rota.jobs as j
+                where j.id = v_ids[1]
+            ) as f
+        );
+        v_kinds := v_kinds || coalesce(v_first, to_jsonb(v_kind));
+        v_opened := v_opened || v_ids;
+    end loop;
+
+    if v_opened <> '{}' then
+        perform rota._place_jobs(v_opened, true);
+        perform rota._notify_for(v_opened);
     end if;
-    return next;
+    if v_opened <> '{}' or v_is_full then
+        perform rota._keep_scan_start(c_scan, jsonb_build_object(
+            'full_scan_at', case when v_is_full then rota._next_full_scan(v_began_at)
+                else (v_start ->> 'full_scan_at')::bigint end,
+            'kinds', v_kinds)::text);
+    end if;
+    return cardinality(v_opened);
+end;
+$$;
+
+/* The queues and types that have held jobs of a limit, at most 20. */
+create or replace function rota._held_kinds(limit_name text)
+    returns table (queue text, job_type text)
+    language plpgsql
+    stable
+as $$
+declare
+    v_queue text := '';
+    v_job_type text := '';
+begin
+    for v_kind in 1..20 loop
+        select j.queue, j.job_type
+        into v_queue, v_job_type
+        from rota.jobs as j
+        where j.hold = _held_kinds.limit_name
+          and j.hold <> 'time'
+          and j.status in ('queued', 'failed')
+          and (j.queue, j.job_type) > (v_queue, v_job_type)
+        order by j.queue, j.job_type
+        limit 1;
+        exit when not found;
+        queue := v_queue;
+        job_type := v_job_type;
+        return next;
+    end loop;
+end;
+$$;
+
+create or replace function rota._has_held(limit_name text)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return exists (
+        select
+        from rota.jobs as j
+        where j.hold = _has_held.limit_name
+          and j.hold <> 'time'
+          and j.status in ('queued', 'failed')
+    );
 end;
 $$;
 
@@ -345,13 +754,85 @@ end;
 $$;
 
 /*
- * At this rate no start is paid for later than a burst from now.  A time that is later came of
- * a clock that was set back, or of a slower rate: then one start is free, and more follow at
- * the rate.
+ * How a rate is counted: the length of a cell in microseconds, how many may start in one, and
+ * how many cells back a start may come from; of the last one only what is left of the burst.
  */
-create or replace function rota._used_until(
-    used_until timestamptz,
-    gap interval,
+create or replace function rota._cells(
+    max_starts integer,
+    per interval,
+    burst integer,
+    out length bigint,
+    out starts integer,
+    out cells integer,
+    out oldest_starts integer
+)
+    language plpgsql
+    immutable
+as $$
+declare
+    c_burst constant integer := coalesce(_cells.burst, 1);
+begin
+    starts := (c_burst + 15) / 16;
+    length := (extract(epoch from rota._gap(_cells.max_starts, _cells.per)) * 1000000)::bigint
+        * starts;
+    cells := (c_burst + starts - 1) / starts;
+    oldest_starts := c_burst - (cells - 1) * starts;
+end;
+$$;
+
+/*
+ * Start up to that many at a rate; returns how many may.  Who has the lock of a cell sees in
+ * the next statement all that started in it.
+ */
+create or replace function rota._take_starts(
+    limit_name text,
+    max_starts integer,
+    per interval,
+    burst integer,
+    wanted integer
+)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_rate record;
+    v_now bigint;
+    v_cell bigint;
+    v_room integer;
+    v_taken integer := 0;
+begin
+    select c.* into v_rate from rota._cells(
+        _take_starts.max_starts, _take_starts.per, _take_starts.burst) as c;
+    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
+    for v_step in 1..v_rate.cells loop
+        exit when v_taken >= _take_starts.wanted;
+        v_cell := v_now - v_rate.cells + v_step;
+        continue when not pg_try_advisory_xact_lock(
+            1919907961, hashtext(v_cell || ' ' || _take_starts.limit_name));
+        v_room := case when v_step = 1 then v_rate.oldest_starts
+                else v_rate.starts end - (
+            select coalesce(sum(s.starts), 0)::integer
+            from rota.limit_starts as s
+            where s.limit_name = _take_starts.limit_name
+              and s.cell = v_cell
+        );
+        continue when v_room <= 0;
+        v_room := least(v_room, _take_starts.wanted - v_taken);
+        insert into rota.limit_starts (limit_name, cell, starts, purge_at)
+        values (
+            _take_starts.limit_name, v_cell, v_room,
+            rota.now() + v_rate.cells * v_rate.length * interval '1 microsecond');
+        v_taken := v_taken + v_room;
+    end loop;
+    return v_taken;
+end;
+$$;
+
+/* When the next job may start at a rate, as far as is committed; not after now if one may. */
+create or replace function rota._next_start_at(
+    limit_name text,
+    max_starts integer,
+    per interval,
     burst integer
 )
     returns timestamptz
@@ -359,666 +840,261 @@ create or replace function rota._used_until(
     stable
 as $$
 declare
-    c_burst constant integer := coalesce(_used_until.burst, 1);
+    v_rate record;
+    v_now bigint;
+    v_used integer;
 begin
-    if _used_until.used_until > rota.now() + c_burst * _used_until.gap then
-        return rota.now() + (c_burst - 1) * _used_until.gap;
-    end if;
-    return _used_until.used_until;
-end;
-$$;
-
-/* When the next start is free, which may be long ago; null if there was none. */
-create or replace function rota._paid_at(limit_name text, gap interval, burst integer)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
-begin
-    return (
-        select rota._used_until(s.used_until, _paid_at.gap, _paid_at.burst)
-            - (coalesce(_paid_at.burst, 1) - 1) * _paid_at.gap
-        from rota.limit_states as s
-        where s.limit_name = _paid_at.limit_name
-    );
-end;
-$$;
-
-create or replace function rota._use_rate(
-    limit_name text,
-    max_starts integer,
-    per interval,
-    burst integer,
-    starts integer
-)
-    returns void
-    language plpgsql
-as $$
-declare
-    c_gap constant interval := rota._gap(_use_rate.max_starts, _use_rate.per);
-begin
-    update rota.limit_states as s
-    set used_until = greatest(
-            rota._used_until(s.used_until, c_gap, _use_rate.burst), rota.now())
-        + _use_rate.starts * c_gap
-    where s.limit_name = _use_rate.limit_name
-      and _use_rate.starts > 0;
-end;
-$$;
-
-/* What runs under a limit, up to that many, and those of ids that will. */
-create or replace function rota._count_running(
-    limit_name text,
-    max_running integer,
-    ids bigint[]
-)
-    returns integer
-    language plpgsql
-    stable
-as $$
-declare
-    c_kind constant text := split_part(_count_running.limit_name, ' ', 1);
-    c_subject constant text := substr(_count_running.limit_name, length(c_kind) + 2);
-    v_running integer;
-begin
-    -- Each by its id: the planner must not think of reading the jobs in the order of theirs.
-    v_running := (
-        select count(*)::integer
-        from (
-            select
-            from rota.slots as s
-            where s.limit_name = _count_running.limit_name
-              and (select j.status from rota.jobs as j where j.id = s.job_id) = 'running'
-            limit _count_running.max_running
-        ) as r
-    );
-    -- Asked here, as a call for each key would cost.
-    if v_running < _count_running.max_running and exists (
-        select
-        from rota.limits as l
-        where l.limit_name in (
-            _count_running.limit_name,
-            substring(_count_running.limit_name, '^key [^:]*:') || '*')
-          and not l.is_settled
-          and (l.settled_xid is null or l.updated_at > rota.now() - interval '10 seconds')
-    ) then
-        v_running := v_running
-            + rota._count_unseen(_count_running.limit_name, c_kind, c_subject);
-    end if;
-    if cardinality(_count_running.ids) > 0 then
-        v_running := v_running + (
-            select count(*)::integer
-            from rota.jobs as j
-            where j.id = any(_count_running.ids)
-              and case c_kind
-                when 'queue' then j.queue
-                when 'type' then j.job_type
-                else j.limit_key
-              end = c_subject
-        );
-    end if;
-    return v_running;
+    select c.* into v_rate from rota._cells(
+        _next_start_at.max_starts, _next_start_at.per, _next_start_at.burst) as c;
+    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
+    select coalesce(sum(c.used), 0)::integer
+    into v_used
+    from (
+        select least(sum(s.starts), case when s.cell = v_now - v_rate.cells + 1
+            then v_rate.oldest_starts else v_rate.starts end) as used
+        from rota.limit_starts as s
+        where s.limit_name = _next_start_at.limit_name
+          and s.cell between v_now - v_rate.cells + 1 and v_now
+        group by s.cell
+    ) as c;
+    return case
+        when v_used < coalesce(_next_start_at.burst, 1)
+        then 'epoch'::timestamptz + v_now * v_rate.length * interval '1 microsecond'
+        else 'epoch'::timestamptz + (v_now + 1) * v_rate.length * interval '1 microsecond'
+    end;
 end;
 $$;
 
 /*
- * What runs without a slot that can be seen.  Under a limit that was set a moment ago nobody
- * has looked at it, or who does has not committed.  What a transaction from before claims later
- * than that is counted by the looks that follow.
+ * Look again at a limit: jobs may be held that can start, or its setting has changed.  The
+ * subject is its name, in the second look with a transaction id in front: when all before that
+ * one are over, those who gave slots back and could not see the held job have come and gone,
+ * and everybody who runs now will see it when he ends.
  */
-create or replace function rota._count_unseen(limit_name text, kind text, subject text)
-    returns integer
-    language plpgsql
-    stable
-as $$
-begin
-    return (
-        select count(*)::integer
-        from rota.jobs as j
-        where j.status = 'running'
-          and j.locked_until is not null
-          and case _count_unseen.kind
-            when 'queue' then j.queue
-            when 'type' then j.job_type
-            else j.limit_key
-          end = _count_unseen.subject
-          and (
-            select s.job_id
-            from rota.slots as s
-            where s.limit_name = _count_unseen.limit_name
-              and s.job_id = j.id
-          ) is null
-    );
-end;
-$$;
-
-/*
- * Nothing of this bucket, nor of any other of its type in the queue if it is the type that is
- * limited, can start before there is room.  The note looks at what is so after the parking.
- */
-create or replace function rota._park(queue text, bucket text, limit_name text)
-    returns void
-    language plpgsql
-as $$
-declare
-    c_type constant text := split_part(_park.bucket, '|', 1);
-begin
-    -- Not "is null": for that the planner may walk the whole line of turns to find a bucket.
-    if _park.limit_name = 'type ' || c_type then
-        update rota.buckets as b
-        set waits_for = _park.limit_name
-        where b.queue = _park.queue
-          and b.bucket = any(array(
-            select w.bucket
-            from rota.buckets as w
-            where w.queue = _park.queue
-              and w.bucket >= c_type || '|'
-              and w.bucket < c_type || '}'
-              and coalesce(w.waits_for, '') = ''
-            limit 1000
-            for update skip locked
-          ));
-    elsif c_type <> '' then
-        perform rota._note('limit', 'type ' || c_type, rota.now());
-    end if;
-    update rota.buckets as b
-    set waits_for = _park.limit_name
-    where b.queue = _park.queue
-      and b.bucket = _park.bucket
-      and coalesce(b.waits_for, '') = '';
-    perform rota._note('limit', _park.limit_name, rota.now());
-end;
-$$;
-
-/* Add a note, unless this transaction has just written the same. */
-create or replace function rota._note(kind text, subject text, due_at timestamptz)
-    returns void
-    language plpgsql
-as $$
-begin
-    insert into rota.rechecks (due_at, kind, subject)
-    select _note.due_at, _note.kind, _note.subject
-    where (
-        select r.kind = _note.kind and r.made_by = pg_current_xact_id() and not r.is_seen
-          and (r.kind = 'limit' or r.due_at = _note.due_at)
-        from rota.rechecks as r
-        where r.kind in ('bucket', 'limit')
-          and r.subject = _note.subject
-          and r.due_at <= _note.due_at
-        order by r.due_at desc, r.id desc
-        limit 1
-    ) is not true;
-    if found and _note.due_at <= rota.now() then
-        perform rota._ring('');
-    end if;
-end;
-$$;
-
-/* Have a limit or a bucket looked at again at that time at the latest. */
-create or replace function rota._note_later(kind text, subject text, due_at timestamptz)
-    returns void
-    language plpgsql
-as $$
-begin
-    insert into rota.rechecks (due_at, kind, subject)
-    select _note_later.due_at, _note_later.kind, _note_later.subject
-    where not exists (
-        select
-        from rota.rechecks as r
-        where r.kind in ('bucket', 'limit')
-          and r.kind = _note_later.kind
-          and r.subject = _note_later.subject
-          and not r.is_seen
-          and r.due_at > rota.now()
-          and r.due_at <= _note_later.due_at
-    );
-end;
-$$;
-
-/*
- * These jobs are going to run, but for strays, which go to the right line.  The others take
- * their slots.
- */
-create or replace function rota._apply_limits(ids bigint[])
-    returns table (kept_ids bigint[], limited_ids bigint[])
-    language plpgsql
-as $$
-declare
-    c_queues constant text[] := array(
-        select l.queue from rota.limits as l where l.queue is not null);
-    c_strays constant bigint[] := rota._strays(_apply_limits.ids);
-    v_is_counted boolean;
-begin
-    select bool_or(j.bucket is not null or j.queue = any(c_queues))
-    into v_is_counted
-    from rota.jobs as j
-    where j.id = any(_apply_limits.ids);
-
-    kept_ids := _apply_limits.ids;
-    limited_ids := '{}';
-    if c_strays <> '{}' then
-        update rota.jobs as j
-        set bucket = rota._bucket(j.job_type, j.limit_key)
-        where j.id = any(c_strays);
-        kept_ids := array(
-            select i.id from unnest(kept_ids) as i (id) where i.id <> all(c_strays));
-    end if;
-    if v_is_counted then
-        limited_ids := rota._take_slots(kept_ids);
-    end if;
-    return next;
-end;
-$$;
-
-/* Those that came into a line without the limit of their type; they do not start there. */
-create or replace function rota._strays(ids bigint[])
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
-declare
-    c_types constant text[] := array(
-        select l.job_type from rota.limits as l where l.job_type is not null);
-begin
-    if c_types = '{}' then
-        return '{}'::bigint[];
-    end if;
-    return array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(_strays.ids)
-          and j.job_type = any(c_types)
-          and coalesce(j.bucket, '|') like '|%'
-    );
-end;
-$$;
-
-/* Take the slots of jobs that are going to run; returns those that count for a limit. */
-create or replace function rota._take_slots(ids bigint[])
-    returns bigint[]
-    language plpgsql
-as $$
-declare
-    v_jobs record;
-    v_limited bigint[];
-begin
-    select array_agg(j.id) as ids, array_agg(j.queue) as queues, array_agg(j.bucket) as buckets
-    into v_jobs
-    from rota.jobs as j
-    where j.id = any(_take_slots.ids);
-
-    with counted as (
-        select j.id, b.limit_name
-        from (
-            select d.bucket, l.limit_name
-            from (select distinct u.bucket from unnest(v_jobs.buckets) as u (bucket)) as d
-            cross join lateral rota._limits_of(d.bucket) as l
-            where l.max_running is not null
-        ) as b
-        join unnest(v_jobs.ids, v_jobs.buckets) as j (id, bucket) on j.bucket = b.bucket
-        union all
-        select j.id, l.limit_name
-        from unnest(v_jobs.ids, v_jobs.queues) as j (id, queue)
-        join rota.limits as l on l.queue = j.queue
-        where l.max_running is not null
-    ),
-    taken as (
-        insert into rota.slots (limit_name, job_id)
-        select c.limit_name, c.id
-        from counted as c
-        on conflict do nothing
-    )
-    select coalesce(array_agg(distinct c.id), '{}')
-    into v_limited
-    from counted as c;
-    return v_limited;
-end;
-$$;
-
-/*
- * The trigger of changes of jobs: they come into a line, or stop running.  It fires also where
- * session_replication_role is replica.  But rows of logical replication, which are no statement
- * of anybody, come with their notes and slots.
- */
-create or replace function rota._on_job_change()
-    returns trigger
-    language plpgsql
-    security definer
-    set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if current_setting('session_replication_role') = 'replica' and current_query() is null then
-        return null;
-    end if;
-    if tg_op <> 'INSERT' and old.is_limited and old.status = 'running'
-      and (tg_op = 'DELETE' or new.status <> 'running') then
-        perform rota._free_slots(old.id);
-    end if;
-    if tg_op <> 'DELETE' and new.bucket is not null and new.status in ('queued', 'failed')
-      and (tg_op = 'INSERT' or (old.status in ('queued', 'failed'), old.run_at, old.priority,
-        old.bucket) is distinct from (true, new.run_at, new.priority, new.bucket)) then
-        perform rota._note('bucket', format('%s %s', new.queue, new.bucket), new.run_at);
-    end if;
-    return null;
-end;
-$$;
-
-create or replace function rota._free_slots(job_id bigint)
-    returns void
-    language plpgsql
-as $$
-declare
-    v_limit_name text;
-begin
-    for v_limit_name in
-        delete from rota.slots as s
-        where s.job_id = _free_slots.job_id
-        returning s.limit_name
-    loop
-        -- A queue is asked for its room by each claim.
-        continue when v_limit_name like 'queue %';
-        perform rota._note('limit', v_limit_name, rota.now());
-    end loop;
-end;
-$$;
-
-/*
- * A bucket has a job that is due now: it takes turns from now on.  False if it is locked and
- * its priority has to change.  One that is there may be about to go; but whoever takes it away
- * leaves a note, so it is looked at again.
- */
-create or replace function rota._recheck_bucket(subject text)
+create or replace function rota._check_limit(subject text)
     returns boolean
     language plpgsql
 as $$
 declare
-    c_queue constant text := split_part(_recheck_bucket.subject, ' ', 1);
-    c_bucket constant text := substr(_recheck_bucket.subject, length(c_queue) + 2);
-    c_ageing constant interval := (
-        select q.ageing from rota.queues as q where q.queue = c_queue);
-    v_known integer;
-    v_priority integer;
-    v_run_at timestamptz;
-    v_next_run_at timestamptz;
+    c_horizon constant xid8 := substring(_check_limit.subject, '^([0-9]+) ')::xid8;
+    c_name constant text := regexp_replace(_check_limit.subject, '^[0-9]+ ', '');
+    v_bound record;
+    v_free integer := 100;
+    v_next timestamptz := rota.now();
+    v_opened integer;
+    v_is_settled boolean;
 begin
-    select h.priority, h.run_at, h.next_run_at
-    into v_priority, v_run_at, v_next_run_at
-    from rota._bucket_head(c_queue, c_bucket, rota.now(), '{}') as h;
-    if v_priority is null then
-        -- Each job left a note for its time, but the clock may have been set back since.
-        if v_next_run_at is not null then
-            perform rota._note_later('bucket', _recheck_bucket.subject, v_next_run_at);
-        end if;
-        return true;
+    v_is_settled := rota._settle_limit(c_name);
+    if c_name like 'queue %' then
+        select b.* into v_bound from rota._bound(c_name) as b;
+        v_is_settled := v_is_settled and (v_bound.max_running is null
+            or rota._settle_slots(c_name, v_bound.max_running));
+        perform rota._notify(substr(c_name, 7));
+        return v_is_settled;
+    elsif c_name like '%:*' then
+        perform rota._check_class(c_name);
+        return v_is_settled;
     end if;
 
-    select b.priority::integer
-    into v_known
-    from rota.buckets as b
-    where b.queue = c_queue
-      and b.bucket = c_bucket;
-    if not found then
-        insert into rota.buckets (queue, bucket, priority, run_at, turn_at)
-        values (c_queue, c_bucket, v_priority, v_run_at, v_run_at)
-        on conflict do nothing;
-        if not found then
+    select b.* into v_bound from rota._bound(c_name) as b;
+    if num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0 then
+        v_opened := rota._open_held(c_name, 1000);
+        if v_opened > 0 then
+            perform rota._add_checks('limit', array[c_name]);
+        end if;
+        return v_opened > 0 or not rota._has_held(c_name);
+    elsif v_bound.max_running is not null then
+        if not v_bound.is_settled or not rota._settle_slots(c_name, v_bound.max_running) then
             return false;
         end if;
-        perform rota._ring(c_queue);
-        return true;
-    elsif v_known <= v_priority and c_ageing is null then
-        return true;
+        v_free := rota._free_slots(c_name, v_bound.max_running, 100, true);
+    end if;
+    if v_bound.max_starts is not null then
+        v_next := rota._next_start_at(
+            c_name, v_bound.max_starts, v_bound.per, v_bound.burst);
     end if;
 
-    perform
-    from rota.buckets as b
-    where b.queue = c_queue
-      and b.bucket = c_bucket
-    for update skip locked;
-    if not found then
+    if v_free > 0 and v_next <= rota.now() then
+        v_opened := rota._open_held(
+            c_name, case when v_bound.max_starts is null then v_free
+                else least(v_free, coalesce(v_bound.burst, 1)) end);
+    end if;
+    if not rota._has_held(c_name) then
+        return v_is_settled;
+    elsif v_next > rota.now() then
+        perform rota._check_later(c_name, v_next);
+    elsif v_free > 0 and v_bound.max_starts is not null then
+        perform rota._check_later(
+            c_name, rota.now() + rota._gap(v_bound.max_starts, v_bound.per));
+    elsif v_free >= 100 and v_opened > 0 then
+        perform rota._add_checks('limit', array[c_name]);
+    elsif v_free > 0 then
+        -- Those that were opened open the next when they end, if there is a limit at all.
+        return v_is_settled and v_opened > 0 and v_bound.max_running is not null;
+    elsif c_horizon is null then
+        perform rota._add_checks(
+            'limit',
+            array[format('%s %s', greatest(
+                pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot())), c_name)],
+            -- Nor does anybody remember where to scan from for longer than 2 seconds.
+            rota.now() + interval '2100 milliseconds');
+    elsif pg_snapshot_xmin(pg_current_snapshot()) < c_horizon then
         return false;
     end if;
-    update rota.buckets as b
-    set priority = v_priority,
-        run_at = v_run_at
-    where b.queue = c_queue
-      and b.bucket = c_bucket;
-    return true;
+    return v_is_settled;
 end;
 $$;
 
-/* A limit may have room: wake the buckets that can use it; false if one of them is locked. */
-create or replace function rota._recheck_limit(limit_name text)
-    returns boolean
+/* Have a limit checked at that time at the latest, unless it is going to be. */
+create or replace function rota._check_later(limit_name text, due_at timestamptz)
+    returns void
     language plpgsql
 as $$
-declare
-    c_is_type constant boolean := _recheck_limit.limit_name like 'type %';
-    v_limit record;
-    v_room record;
-    v_is_new boolean;
-    v_is_done boolean := true;
 begin
-    v_is_new := not exists (
-        select
-        from rota.limits as l
-        where l.limit_name = _recheck_limit.limit_name
-          and l.settled_xid is not null
-    );
-    perform rota._settle_limit(_recheck_limit.limit_name);
-    if _recheck_limit.limit_name like '%:*' and v_is_new then
-        -- Until it was committed, others looked at keys of the class under the limit before it.
-        perform rota._recheck_class(_recheck_limit.limit_name);
+    if not rota._has_check(_check_later.limit_name, _check_later.due_at) then
+        perform rota._add_checks(
+            'limit', array[_check_later.limit_name], _check_later.due_at);
     end if;
-    if _recheck_limit.limit_name like 'queue %' or _recheck_limit.limit_name like '%:*' then
-        return true;
-    end if;
+end;
+$$;
 
-    select l.max_running, l.max_starts, l.per, l.burst
-    into v_limit
-    from rota._limits_of(case
-        when c_is_type then substr(_recheck_limit.limit_name, 6) || '|'
-        else '|' || substr(_recheck_limit.limit_name, 5)
-    end) as l;
-    select r.room, r.next_start_at
-    into v_room
-    from rota._room(
-        _recheck_limit.limit_name, v_limit.max_running, v_limit.max_starts, v_limit.per,
-        v_limit.burst, '{}') as r;
-    if v_room.room > 0 then
-        -- A key has few buckets, one for each queue and limited type, and nobody knows which
-        -- of them the workers that are there can serve.
-        v_is_done := rota._wake(
-            _recheck_limit.limit_name,
-            case when c_is_type then least(v_room.room, 1000) else 1000 end);
-    end if;
-    -- Without a rate those who free a slot leave the next note.
-    if v_room.room >= 1000
-      or v_limit.max_starts is not null and (
-        v_room.room > 0 or v_room.next_start_at is not null
-    ) then
-        perform rota._note_later(
-            'limit',
-            _recheck_limit.limit_name,
-            coalesce(
-                v_room.next_start_at,
-                rota.now() + coalesce(
-                    rota._gap(v_limit.max_starts, v_limit.per), interval '1 millisecond')))
-        where exists (
-            select from rota.buckets as b where b.waits_for = _recheck_limit.limit_name);
-    end if;
-    return v_is_done;
+/* Whether such a check is going to be done after now and by that time. */
+create or replace function rota._has_check(subject text, due_at timestamptz)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return exists (
+        select
+        from rota.pending_checks as c
+        where c.kind = 'limit'
+          and c.subject = _has_check.subject
+          and c.due_at > '-infinity'
+          and c.due_at > rota.now()
+          and c.due_at <= _has_check.due_at
+    );
 end;
 $$;
 
 /*
- * Let up to max_buckets that are parked at a limit take turns again, in each queue; false if
- * there are too few that nobody has locked.
+ * Jobs of this kind will not take the room that they were let into their lanes for: have held
+ * ones looked at.
  */
-create or replace function rota._wake(limit_name text, max_buckets integer)
-    returns boolean
+create or replace function rota._check_held_of(job_type text, limit_key text)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform rota._add_checks('limit', array(
+        select l.limit_name
+        from rota._limits_of(_check_held_of.job_type, _check_held_of.limit_key) as l
+    ));
+end;
+$$;
+
+/* The limit of a class changed: have each key looked at that has held jobs. */
+create or replace function rota._check_class(limit_name text)
+    returns void
     language plpgsql
 as $$
 declare
-    v_queue text := '';
-    v_buckets text[];
-    v_is_done boolean := true;
+    c_prefix constant text := left(_check_class.limit_name, -1);
+    v_name text := c_prefix;
+    v_names text[] := '{}'::text[];
 begin
     loop
-        v_queue := (
-            select b.queue
-            from rota.buckets as b
-            where b.waits_for = _wake.limit_name
-              and b.queue > v_queue
-            order by b.queue
+        v_name := (
+            select j.hold
+            from rota.jobs as j
+            where j.hold > v_name
+              and j.hold < left(c_prefix, -1) || ';'
+              and j.hold <> 'time'
+              and j.status in ('queued', 'failed')
+            order by j.hold
             limit 1
         );
-        exit when v_queue is null;
-        v_buckets := array(
-            select b.bucket
-            from rota.buckets as b
-            where b.waits_for = _wake.limit_name
-              and b.queue = v_queue
-            order by b.priority, b.turn_at
-            limit _wake.max_buckets
-            for update skip locked
-        );
-        update rota.buckets as b
-        set waits_for = null
-        where b.queue = v_queue
-          and b.bucket = any(v_buckets);
-        perform rota._ring(v_queue);
-        v_is_done := v_is_done and (
-            cardinality(v_buckets) = _wake.max_buckets or not exists (
-                select
-                from rota.buckets as b
-                where b.waits_for = _wake.limit_name
-                  and b.queue = v_queue
-            ));
+        exit when v_name is null;
+        v_names := v_names || v_name;
     end loop;
-    return v_is_done;
+    perform rota._add_checks('limit', v_names);
 end;
 $$;
 
-/* The limit of a class changed: have every key of it looked at that is parked. */
-create or replace function rota._recheck_class(limit_name text)
-    returns void
-    language plpgsql
-as $$
-declare
-    c_prefix constant text := left(_recheck_class.limit_name, -1);
-begin
-    perform rota._note('limit', w.waits_for, rota.now())
-    from (
-        select distinct b.waits_for
-        from rota.buckets as b
-        where b.waits_for >= c_prefix
-          and b.waits_for < left(c_prefix, -1) || ';'
-    ) as w;
-end;
-$$;
-
-/* A key has no limit of its own any more: what runs counts for that of its class. */
-create or replace function rota._unsettle_class(limit_key text)
-    returns void
-    language plpgsql
-as $$
-declare
-    v_class text;
-begin
-    update rota.limits as l
-    set updated_at = rota.now(),
-        is_settled = false,
-        settled_xid = null
-    where l.limit_name = any(rota._key_limits(_unsettle_class.limit_key))
-    returning l.limit_name into v_class;
-    if found then
-        perform rota._note('limit', v_class, rota.now());
-    end if;
-end;
-$$;
-
-/* Let what runs already count for a limit that was set just now, and ask for another look. */
+/*
+ * Let what runs already count for a limit that was set just now; false if that has to be asked
+ * again.  Claims that did not know of it are counted when they are committed: that is asked for
+ * until every transaction from before has ended.
+ */
 create or replace function rota._settle_limit(limit_name text)
-    returns void
+    returns boolean
     language plpgsql
 as $$
 declare
     v_limit rota.limits;
-    v_age interval;
-    v_is_over boolean;
-    v_is_settled boolean;
+    v_ids bigint[];
+    v_name text;
+    v_slots integer;
 begin
     select l.*
     into v_limit
     from rota.limits as l
     where l.limit_name = _settle_limit.limit_name
-      and not l.is_settled
+      and (not l.is_settled or l.settled_xid is not null)
     for update skip locked;
     if not found then
-        return;
+        -- Locked by somebody who is changing it, and leaves a check.
+        return true;
     end if;
 
-    v_age := rota.now() - v_limit.updated_at;
-    -- Asked before the count: one that ends in between is not in it.
-    v_is_over := v_age > '5 seconds' and coalesce(
-        v_limit.settled_xid <= pg_snapshot_xmin(pg_current_snapshot()), false);
-    perform rota._count_started(v_limit);
-    if v_is_over and v_limit.job_type is not null then
-        -- Those that did not know of the limit have put their jobs into the common line.
-        perform rota._fill_buckets(v_limit.job_type);
+    if v_limit.max_running is not null then
+        v_ids := array(
+            select j.id
+            from rota.jobs as j
+            where j.id = any(rota._uncounted(v_limit))
+              and j.status = 'running'
+            order by j.id
+            for update skip locked
+        );
+        for v_name, v_slots in
+            select coalesce('key ' || j.limit_key, v_limit.limit_name), count(*)::integer
+            from rota.jobs as j
+            where j.id = any(v_ids)
+              and v_limit.limit_key is not null
+            group by 1
+            union all
+            select v_limit.limit_name, cardinality(v_ids)
+            where v_limit.limit_key is null
+              and v_ids <> '{}'
+        loop
+            if not rota._issue_taken(v_name, v_slots) then
+                return false;
+            end if;
+        end loop;
+        update rota.jobs as j
+        set held_limits = coalesce(j.held_limits, '{}') || case
+                when v_limit.limit_key is not null then 'key ' || j.limit_key
+                else v_limit.limit_name
+            end
+        where j.id = any(v_ids);
     end if;
-    v_is_settled := v_is_over and cardinality(rota._uncounted(v_limit)) = 0;
+
     update rota.limits as l
-    set settled_xid = coalesce(
+    set is_settled = v_limit.max_running is null or cardinality(rota._uncounted(v_limit)) = 0,
+        settled_xid = case
+            when l.max_running is null then null
+            when not l.is_settled or l.settled_xid = '18446744073709551615'
             -- A snapshot alone does not know of those that began after the last that ended.
-            l.settled_xid,
-            -- Until the limit is committed, others go on beginning without it.
-            case when not exists (
-                select
-                from rota.rechecks as r
-                where r.kind = 'limit'
-                  and r.subject = l.limit_name
-                  and r.made_by = pg_current_xact_id()
-            ) then greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot())) end),
-        is_settled = v_is_settled
-    where l.limit_name = v_limit.limit_name;
-    if not v_is_settled then
-        perform rota._note_later(
-            'limit',
-            v_limit.limit_name,
-            rota.now() + case
-                when v_is_over then '1 second'
-                else greatest('1 second', v_age / 2)
-            end);
-    end if;
+            then greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))
+            when l.settled_xid > pg_snapshot_xmin(pg_current_snapshot()) then l.settled_xid
+        end
+    where l.limit_name = v_limit.limit_name
+    returning l.* into v_limit;
+    return v_limit.is_settled and v_limit.settled_xid is null;
 end;
 $$;
 
-create or replace function rota._count_started(bound rota.limits)
-    returns void
-    language plpgsql
-as $$
-declare
-    v_ids bigint[] := rota._uncounted(bound);
-begin
-    -- Those that count already are left alone: a lock would hold up their end.
-    v_ids := array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(v_ids)
-          and j.status = 'running'
-        for update skip locked
-    );
-    update rota.jobs as j
-    set is_limited = true,
-        bucket = rota._bucket(j.job_type, j.limit_key)
-    where j.id = any(v_ids);
-    perform rota._take_slots(v_ids);
-end;
-$$;
-
-/* What runs without a slot of this limit, though it counts for it. */
+/* What runs without a slot of this limit, though it counts for it; up to 1000. */
 create or replace function rota._uncounted(bound rota.limits)
     returns bigint[]
     language plpgsql
@@ -1037,53 +1113,186 @@ begin
               and not exists (
                 select from rota.limits as l where l.limit_name = 'key ' || j.limit_key
               ))
-          and bound.max_running is not null
           and (
-            select s.job_id
-            from rota.slots as s
-            where s.limit_name = case
+            case
                 when bound.limit_key is not null then 'key ' || j.limit_key
                 else bound.limit_name
-              end
-              and s.job_id = j.id
-          ) is null
+            end = any(j.held_limits)) is not true
+        limit 1000
     );
 end;
 $$;
 
-/* Forget what no limit needs any more: states out of use, slots whose job is gone. */
-create or replace function rota._forget_limits(max_rows integer)
-    returns void
+/* Slots that are in use already, whatever the capacity: _settle_slots() makes up for them. */
+create or replace function rota._issue_taken(limit_name text, slots integer)
+    returns boolean
     language plpgsql
 as $$
+declare
+    v_deleted integer;
 begin
-    delete from rota.limit_states as s
-    where s.limit_name = any(array(
-        select u.limit_name
-        from rota.limit_states as u
-        where u.used_until < rota.now() - interval '1 hour'
-        order by u.used_until
-        limit _forget_limits.max_rows
+    if not rota._lock_part(_issue_taken.limit_name, -1) then
+        return false;
+    end if;
+    insert into rota.limit_parts as p (limit_name, part, max_running, slots)
+    values (_issue_taken.limit_name, -1, -1, _issue_taken.slots)
+    on conflict on constraint limit_parts_pkey do update
+    set slots = p.slots + excluded.slots,
+        max_running = -1;
+    return true;
+end;
+$$;
+
+/*
+ * Bring what is issued of a limit in line with its setting; false if that is not done yet.
+ * While it is not, nothing starts under the limit.  What is too much is taken from parts that
+ * were not issued, then from free slots, and else from those that are given back later.
+ */
+create or replace function rota._settle_slots(limit_name text, max_running integer)
+    returns boolean
+    language plpgsql
+as $$
+declare
+    v_surplus integer;
+    v_moved integer;
+begin
+    if rota._is_issued_for(_settle_slots.limit_name, _settle_slots.max_running) then
+        return true;
+    -- Of two who adjust one limit, one; and nobody takes this part back.
+    elsif not rota._lock_part(_settle_slots.limit_name, -1) then
+        return false;
+    end if;
+    v_surplus := (
+        select (sum(p.slots)
+            - sum(rota._part_slots(p.part, _settle_slots.max_running)))::integer
+        from rota.limit_parts as p
+        where p.limit_name = _settle_slots.limit_name
+    );
+    for v_part in 0..rota._parts(_settle_slots.max_running) - 1 loop
+        exit when v_surplus <= 0;
+        continue when not rota._lock_part(_settle_slots.limit_name, v_part);
+        insert into rota.limit_parts (limit_name, part, max_running, slots)
+        select _settle_slots.limit_name, v_part, _settle_slots.max_running, 0
+        where not exists (
+            select
+            from rota.limit_parts as p
+            where p.limit_name = _settle_slots.limit_name
+              and p.part = v_part
+        );
+        if found then
+            v_surplus := v_surplus
+                - rota._part_slots(v_part, _settle_slots.max_running);
+        end if;
+    end loop;
+
+    if v_surplus > 0 then
+        delete from rota.limit_slots as s
+        where s.ctid = any(array(
+            select f.ctid
+            from rota.limit_slots as f
+            where f.limit_name = _settle_slots.limit_name
+            order by f.version
+            limit least(v_surplus, 10000)
+            for update skip locked
+        ));
+        get diagnostics v_moved = row_count;
+        v_moved := -v_moved;
+    else
+        v_moved := least(-v_surplus, 10000);
+        perform rota._give_slots(array_fill(_settle_slots.limit_name, array[v_moved]));
+    end if;
+    insert into rota.limit_parts as p (limit_name, part, max_running, slots)
+    values (_settle_slots.limit_name, -1, -1, v_moved)
+    on conflict on constraint limit_parts_pkey do update
+    set slots = p.slots + excluded.slots;
+    if v_surplus + v_moved <> 0 then
+        return false;
+    end if;
+    update rota.limit_parts as p
+    set max_running = _settle_slots.max_running
+    where p.limit_name = _settle_slots.limit_name
+      and p.max_running <> _settle_slots.max_running;
+    return true;
+end;
+$$;
+
+/* Delete what no limit needs any more: starts of long ago, slots of limits out of use. */
+create or replace function rota._purge_limits(max_rows integer)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_rows integer;
+    v_name text;
+begin
+    delete from rota.limit_starts as s
+    where s.ctid = any(array(
+        select f.ctid
+        from rota.limit_starts as f
+        where f.purge_at < rota.now() - interval '1 minute'
+        order by f.purge_at
+        limit _purge_limits.max_rows
         for update skip locked
     ));
-    delete from rota.slots as s
-    where not exists (select from rota.jobs as j where j.id = s.job_id);
-    -- A note that is further ahead than the next start can be: the clock was set back.
-    update rota.rechecks as r
-    set due_at = rota.now()
-    where r.ctid = any(array(
-        select f.ctid
-        from rota.rechecks as f
-        cross join lateral rota._limits_of(case
-            when f.subject like 'type %' then substr(f.subject, 6) || '|'
-            else '|' || substr(f.subject, 5)
-        end) as l
-        where f.kind = 'limit'
-          and f.due_at > rota.now() + interval '10 seconds'
-          and f.due_at > rota.now() + rota._gap(l.max_starts, l.per)
-          and l.limit_name = f.subject
-        limit _forget_limits.max_rows
-        for update of f skip locked
-    ));
+    get diagnostics v_rows = row_count;
+    for v_name in
+        select distinct c.limit_name
+        from (
+            select p.limit_name
+            from rota.limit_parts as p
+            where p.checked_at < rota.now() - interval '1 hour'
+            order by p.checked_at
+            limit _purge_limits.max_rows
+        ) as c
+    loop
+        v_rows := v_rows + rota._purge_slots(v_name);
+    end loop;
+    return v_rows;
+end;
+$$;
+
+/* Take back all that was issued of a limit, if nothing of it is in use. */
+create or replace function rota._purge_slots(limit_name text)
+    returns integer
+    language plpgsql
+as $$
+declare
+    v_issued bigint;
+    v_rows integer;
+begin
+    if (
+        select bool_and(rota._lock_part(_purge_slots.limit_name, p.part))
+        from rota.limit_parts as p
+        where p.limit_name = _purge_slots.limit_name
+    ) is not true then
+        return 0;
+    end if;
+    begin
+        with issued as (
+            delete from rota.limit_parts as p
+            where p.limit_name = _purge_slots.limit_name
+            returning p.slots
+        )
+        select sum(i.slots) into v_issued from issued as i;
+        delete from rota.limit_slots as s
+        where s.ctid = any(array(
+            select f.ctid
+            from rota.limit_slots as f
+            where f.limit_name = _purge_slots.limit_name
+            for update skip locked
+        ));
+        get diagnostics v_rows = row_count;
+        if v_rows <> v_issued then
+            raise no_data_found;
+        end if;
+        return v_rows;
+    exception
+        when no_data_found then
+            -- Some are in use: asked again in an hour.
+            update rota.limit_parts as p
+            set checked_at = rota.now()
+            where p.limit_name = _purge_slots.limit_name;
+            return 0;
+    end;
 end;
 $$;

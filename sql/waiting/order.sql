@@ -1,89 +1,277 @@
 /*
- * waiting/order.sql -- one at a time, in order.
+ * waiting/order.sql -- jobs of one ordering key run one at a time, in order.
  *
- * The live jobs of an ordering key are blocked but for one, the head, and a unique index holds
- * that.  The head is the job with the lowest id, where a stage of a run stands in the place of
- * the first; it stays the head while it waits for its time or for a retry, and runs like any
- * other job.  So however many jobs stand behind it, claims do not see them.  When it ends, the
- * next becomes the head.
+ * The live jobs of a key are blocked but for one, the head, which waits for its time, runs and
+ * is tried again like any other job; so claims do not see the jobs behind it, however many
+ * there are.  A dead head halts its key by a row in stuck_keys: retry_job() makes the job the
+ * head again, resume_key() lets the others go on.  With skip_dead they go on at once.
  *
- * A dead head holds its key: retry_job() puts it back at the head, resume_key() lets the others
- * go on without it.  With skip_dead they do so at once.
+ * Who opens the next.  The transaction that ends the head makes the blocked job with the lowest
+ * id the head, unless somebody has locked that job.  A producer that finds no live job of the
+ * key makes its own job the head.  All else is left to a check, and upkeep opens what it finds.
+ *
+ * That no two open transactions make a head of one key, and so none waits in the unique index:
+ * the one that ends a head, or takes away the row in stuck_keys, needs nothing, because the
+ * others see the old head or that row until it commits, and leave the key alone.  Everybody
+ * else first tries the advisory lock of the key, never waits for it, keeps it to the end of his
+ * transaction, and looks with a snapshot that is younger than the lock.
+ *
+ * That no job is forgotten: one that comes in behind others leaves a check.  After the commit
+ * upkeep finds a head whose end is still to come, and that will see the job; or a head whose
+ * end is under way, and looks again later; or none, and opens the line.
  */
 
-/* Make the first job of a key its head, if it has none; false if that is locked just now. */
-create or replace function rota._recheck_order(ordering_key text)
+/* Open the first of a line, if it has no head; false if it is not to be known now. */
+create or replace function rota._check_order(ordering_key text)
     returns boolean
     language plpgsql
 as $$
 declare
-    v_job_id bigint;
-    v_status text;
+    v_head_id bigint;
 begin
-    select j.id, j.status
-    into v_job_id, v_status
+    -- Without the lock of the key, which only who may have to open it needs.
+    select j.id
+    into v_head_id
     from rota.jobs as j
-    where j.ordering_key = _recheck_order.ordering_key
-    order by coalesce(j.first_job_id, j.id)
+    where j.ordering_key = _check_order.ordering_key
+      and j.status <> 'blocked';
+    if found then
+        return rota._still_to_end(array[v_head_id]) <> '{}';
+    end if;
+    return rota._open_line(_check_order.ordering_key, false, 1000);
+end;
+$$;
+
+/*
+ * Make the first job of a line its head, if the line has none; false where it has to be looked
+ * at again, because somebody else is at it.  Whoever does not own the place of the head takes
+ * the lock of the key for it, at most so many in his transaction.
+ */
+create or replace function rota._open_line(
+    ordering_key text,
+    is_owner boolean,
+    max_locks integer
+)
+    returns boolean
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    v_job_id bigint;
+    v_key text;
+    v_status text;
+    v_parent_id bigint;
+begin
+    if not _open_line.is_owner
+      and not rota._try_lock_key(_open_line.ordering_key, _open_line.max_locks) then
+        return false;
+    end if;
+
+    select j.id
+    into v_job_id
+    from rota.jobs as j
+    where j.ordering_key = _open_line.ordering_key
+      and j.status <> 'blocked';
+    if found then
+        return rota._still_to_end(array[v_job_id]) <> '{}';
+    elsif exists (
+        select from rota.stuck_keys as s where s.ordering_key = _open_line.ordering_key
+    ) then
+        return true;
+    end if;
+    -- Of several keys, so that no planner walks the primary key.
+    select j.id, j.ordering_key
+    into v_job_id, v_key
+    from rota.jobs as j
+    where j.ordering_key >= _open_line.ordering_key
+    order by j.ordering_key, j.id
     limit 1;
-    if not found or v_status <> 'blocked' or rota._has_parents(v_job_id) then
+    if v_key is distinct from _open_line.ordering_key then
         return true;
     end if;
 
-    select j.status
-    into v_status
-    from rota.jobs as j
-    where j.id = v_job_id
-    for update skip locked;
-    if not found then
-        return false;
-    -- Asked again: until it was locked, somebody may have made it wait for a job.
-    elsif v_status = 'blocked' and not rota._has_parents(v_job_id)
-      and rota._is_free_key(_recheck_order.ordering_key, v_job_id) then
-        perform rota._unblock(v_job_id);
+    v_parent_id := rota._newest_parent(v_job_id);
+    if v_parent_id is null then
+        select j.status
+        into v_status
+        from rota.jobs as j
+        where j.id = v_job_id
+        for update skip locked;
+        if v_status is distinct from 'blocked' then
+            return false;
+        end if;
+        -- Whoever lets a job wait for more has it locked: asked again, it is certain.
+        v_parent_id := rota._newest_parent(v_job_id);
     end if;
+    if v_parent_id is not null then
+        -- Its last parent looks at the line, if that is not just ending.
+        if rota._still_to_end(array[v_parent_id]) = '{}' then
+            perform rota._add_checks('job', array[v_job_id::text]);
+        end if;
+        return true;
+    end if;
+    perform rota._open_jobs(array[v_job_id]);
     return true;
 end;
 $$;
 
 /*
- * Whether a key has no head, alive or dead, and nothing in front of a job.  Asked when that is
- * locked: one that was the head until then has left its row in stuck_keys by now, or is back.
+ * Try to lock a key until the end of this transaction; never waits.  A transaction takes no
+ * more of them than the server keeps room for, and leaves the other keys to checks.  False too
+ * where no statement can see what was committed before the lock.
  */
-create or replace function rota._is_free_key(ordering_key text, job_id bigint)
+create or replace function rota._try_lock_key(ordering_key text, max_locks integer)
+    returns boolean
+    language plpgsql
+as $$
+declare
+    c_held constant text := current_setting('rota.locked_keys', true);
+    c_count constant integer := coalesce(substring(c_held from '^[0-9]{1,6}$'), '0')::integer;
+begin
+    if c_count >= _try_lock_key.max_locks
+      or current_setting('transaction_isolation') <> 'read committed'
+      or not pg_try_advisory_xact_lock(
+        hashtextextended('rota.order ' || _try_lock_key.ordering_key, 0)) then
+        return false;
+    end if;
+    perform set_config('rota.locked_keys', (c_count + 1)::text, true);
+    return true;
+end;
+$$;
+
+/* Let blocked jobs, which the caller has locked, start when they are due. */
+create or replace function rota._open_jobs(job_ids bigint[])
+    returns void
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+begin
+    update rota.jobs as j
+    set status = 'queued',
+        updated_at = rota.now()
+    where j.id = any(_open_jobs.job_ids)
+      and j.status = 'blocked';
+    perform rota._enter_lanes(_open_jobs.job_ids);
+    perform rota._notify_for(_open_jobs.job_ids);
+end;
+$$;
+
+/*
+ * New jobs of keys, all blocked and of this transaction: make those the head whose key has no
+ * other job, and leave a check for the others.
+ */
+create or replace function rota._enter_lines(job_ids bigint[])
+    returns void
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    v_key text;
+    v_job_id bigint;
+    v_is_head boolean;
+    v_heads bigint[] := '{}'::bigint[];
+    v_behind text[] := '{}'::text[];
+begin
+    for v_key, v_job_id in
+        select j.ordering_key, min(j.id)
+        from rota.jobs as j
+        where j.id = any(_enter_lines.job_ids)
+        group by j.ordering_key
+        order by min(j.id)
+    loop
+        v_is_head := rota._newest_parent(v_job_id) is null
+          and rota._is_line_empty(v_key, v_job_id)
+          and rota._try_lock_key(v_key, 32);
+        -- Asked again, with a snapshot that is younger than the lock.
+        if v_is_head and rota._is_line_empty(v_key, v_job_id) then
+            v_heads := v_heads || v_job_id;
+        else
+            v_behind := v_behind || v_key;
+        end if;
+    end loop;
+
+    if v_heads <> '{}' then
+        perform rota._open_jobs(v_heads);
+    end if;
+    if v_behind <> '{}' then
+        perform rota._add_checks('order', v_behind);
+    end if;
+end;
+$$;
+
+/*
+ * Whether a key is not halted and has no job in front of this one.  From the newest entry on:
+ * those of jobs that have ended are in front, and where there is one it is just before this.
+ */
+create or replace function rota._is_line_empty(ordering_key text, job_id bigint)
     returns boolean
     language plpgsql
     stable
 as $$
 begin
     return not exists (
-        select from rota.stuck_keys as s where s.ordering_key = _is_free_key.ordering_key
-    ) and not exists (
-        select
+        select from rota.stuck_keys as s where s.ordering_key = _is_line_empty.ordering_key
+    ) and (
+        -- Of several keys, so that no planner walks the primary key.
+        select j.ordering_key
         from rota.jobs as j
-        where j.ordering_key = _is_free_key.ordering_key
+        where j.ordering_key <= _is_line_empty.ordering_key
+          and (j.ordering_key, j.id) < (_is_line_empty.ordering_key, _is_line_empty.job_id)
+        order by j.ordering_key desc, j.id desc
+        limit 1
+    ) is distinct from _is_line_empty.ordering_key and (
+        select j.id
+        from rota.jobs as j
+        where j.ordering_key = _is_line_empty.ordering_key
           and j.status <> 'blocked'
-    ) and not exists (
-        select
-        from rota.jobs as j
-        join rota.jobs as e on e.ordering_key = j.ordering_key
-          and coalesce(e.first_job_id, e.id) < coalesce(j.first_job_id, j.id)
-        where j.id = _is_free_key.job_id
-    );
+    ) is null;
 end;
 $$;
 
-create or replace function rota._unblock(job_id bigint)
+/*
+ * Jobs of keys have ended, given as rows of jobs: a dead head halts its key, and behind any
+ * other the next becomes the head.
+ */
+create or replace function rota._leave_lines(jobs jsonb, old_status text, new_status text)
     returns void
     language plpgsql
 as $$
+declare
+    v_key text;
+    v_behind text[] := '{}'::text[];
 begin
-    update rota.jobs as j
-    set status = 'queued',
-        updated_at = rota.now()
-    where j.id = _unblock.job_id
-      and j.status = 'blocked';
-    perform rota._ring_for(array[_unblock.job_id]);
+    insert into rota.stuck_keys (ordering_key, job_id, stuck_since)
+    select e.ordering_key, e.id, rota.now()
+    from jsonb_populate_recordset(null::rota.jobs, _leave_lines.jobs) as e
+    where _leave_lines.new_status = 'dead'
+      and not e.skip_dead
+    on conflict do nothing;
+
+    for v_key in
+        select distinct e.ordering_key
+        from jsonb_populate_recordset(null::rota.jobs, _leave_lines.jobs) as e
+        where e.ordering_key is not null
+          and (_leave_lines.new_status <> 'dead' or e.skip_dead)
+    loop
+        -- An older snapshot does not show who is next.
+        if current_setting('transaction_isolation') <> 'read committed'
+          or not (
+            case
+                when _leave_lines.old_status = 'blocked' then rota._check_order(v_key)
+                else rota._open_line(v_key, true, 32)
+            end
+          ) then
+            v_behind := v_behind || v_key;
+        end if;
+    end loop;
+    if v_behind <> '{}' then
+        perform rota._add_checks('order', v_behind);
+    end if;
 end;
 $$;
 
@@ -108,9 +296,11 @@ begin
             hint = 'rota.stuck_keys lists the keys whose next job is dead.';
     end if;
 
-    insert into rota.rechecks (due_at, kind, subject)
-    values (rota.now(), 'order', resume_key.ordering_key);
-    perform rota._ring('');
+    if current_setting('transaction_isolation') = 'read committed' then
+        perform rota._open_line(resume_key.ordering_key, true, 32);
+    end if;
+    -- A job that came in meanwhile saw that the key was halted.
+    perform rota._add_checks('order', array[resume_key.ordering_key]);
     return v_job_id;
 end;
 $$;
@@ -118,17 +308,3 @@ $$;
 comment on function rota.resume_key(text) is
     'Let the jobs behind the dead one of an ordering key go on without it and return its id; '
     'raises RT012 if the key is not stuck, 22023.';
-
-create or replace function rota._unstick(job_id bigint, ordering_key text)
-    returns void
-    language plpgsql
-as $$
-begin
-    delete from rota.stuck_keys as s
-    where s.ordering_key = _unstick.ordering_key
-      and s.job_id = _unstick.job_id;
-    insert into rota.rechecks (due_at, kind, subject)
-    values (rota.now(), 'order', _unstick.ordering_key);
-    perform rota._ring('');
-end;
-$$;

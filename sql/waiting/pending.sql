@@ -1,190 +1,290 @@
 /*
- * waiting/pending.sql -- look again at what may go on now.
+ * waiting/pending.sql -- checks that are left for upkeep.
  *
- * What a job waits for is decided in one place and at one time: here, with the row of the job
- * locked, by what is committed.  A note is written by whoever changes something, and taken away
- * by somebody who has looked once that is committed; so the last change is always looked at
- * after it, and no job is forgotten.  Looking once too often does nothing.
+ * What one transaction makes possible it opens itself.  But two open transactions do not see
+ * each other: a job ends while another comes in that waits for it.  Then the one that comes in,
+ * or the one that could not lock what it would have opened, adds a check in its own
+ * transaction; upkeep does it after the commit, when both are to be seen.
  *
- * A transaction that claims after it has changed something looks at its own notes too, and
- * leaves them: of two open ones neither sees what the other does, and if each took away its
- * notes nobody would look when both are done.
+ * Only upkeep reads this table: no claim, enqueue or end of a job does.  A transaction leaves
+ * its own checks alone, because what they are about may be just what it does not see yet.
  *
- * Nobody waits here.  What somebody else has locked is looked at a moment later; and one note
- * that cannot be dealt with does not stop the others.
+ * Nothing here waits.  Rows are locked with skip locked; a check that cannot be decided now is
+ * deferred, a little longer each time; one that fails is deferred with a warning and stops no
+ * other.
+ *
+ * Checks are due at once, and then in the order of their ids, or at a time.  While somebody
+ * holds an old snapshot the index entries of all that were done stay in front; so a session
+ * remembers where the first one was and begins there, and scans from the start take a twentieth
+ * of the time at most.  A check that was written at a time that is still to come was deferred
+ * before the clock stepped back, and is due.
  */
 
-/* Note what new jobs may have to be looked at for. */
-create or replace function rota._note_new(job_ids bigint[])
+/* Leave a check of each subject, due at once where no time is given; waits for nobody. */
+create or replace function rota._add_checks(
+    kind text,
+    subjects text[],
+    due_at timestamptz default null
+)
     returns void
     language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
 as $$
 begin
-    insert into rota.rechecks (due_at, kind, subject)
-    select distinct rota.now(), n.kind, n.subject
-    from rota.jobs as j
-    cross join lateral (
-        values
-            ('order', j.ordering_key),
-            ('job', case when j.ordering_key is null or rota._has_parents(j.id)
-                then j.id::text end)
-    ) as n (kind, subject)
-    where j.id = any(_note_new.job_ids)
-      and j.status = 'blocked'
-      and n.subject is not null;
-    if found then
-        perform rota._ring('');
+    insert into rota.pending_checks (kind, subject, due_at)
+    select distinct
+        _add_checks.kind, s.subject, coalesce(_add_checks.due_at, timestamptz '-infinity')
+    from unnest(_add_checks.subjects) as s (subject);
+    if found and _add_checks.due_at is null then
+        perform rota._notify('');
     end if;
 end;
 $$;
 
-create or replace function rota._recheck(max_notes integer)
+/* Do up to max_checks due checks, each of them short; returns how many were looked at. */
+create or replace function rota._do_checks(max_checks integer)
     returns integer
     language plpgsql
     set enable_seqscan = off
     set jit = off
     set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+    set enable_sort = off
     set lock_timeout = '100ms'
 as $$
 declare
-    v_taken integer;
-    v_notes integer := 0;
+    v_ids bigint[];
 begin
     -- An older snapshot does not show what is committed by now.
     if current_setting('transaction_isolation') <> 'read committed' then
         return 0;
     end if;
 
-    -- What is done may lead to new notes.
+    v_ids := rota._due_checks(_do_checks.max_checks);
+    if v_ids = '{}' then
+        return 0;
+    end if;
+    v_ids := array(
+        select c.id
+        from rota.pending_checks as c
+        where c.id = any(v_ids)
+        for update skip locked
+    );
+    begin
+        perform rota._do_locked_checks(v_ids);
+    exception
+        when others then
+            perform rota._do_checks_singly(v_ids);
+    end;
+    return cardinality(v_ids);
+end;
+$$;
+
+/* Whether a check is due that may be done, now or after the end of this transaction. */
+create or replace function rota._has_checks(with_own boolean)
+    returns boolean
+    language plpgsql
+as $$
+begin
+    return current_setting('transaction_isolation') = 'read committed'
+      and rota._due_checks(1, _has_checks.with_own) <> '{}';
+end;
+$$;
+
+/* The first due checks, of other transactions and perhaps of this one. */
+create or replace function rota._due_checks(max_checks integer, with_own boolean default false)
+    returns bigint[]
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+as $$
+declare
+    c_index constant oid := 'rota.pending_checks_due_at_idx'::regclass::oid;
+    v_me constant xid8 := case when not _due_checks.with_own
+        then pg_current_xact_id_if_assigned() end;
+    v_now constant timestamptz := rota.now();
+    v_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
+    -- When a scan from the start is due, what the last one walked, the first id and time.
+    v_hint bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
+    v_is_full constant boolean := (
+        v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000 and v_hint[2] > 2000
+    ) is not true;
+    v_from_id constant bigint := case when v_is_full then 0 else v_hint[3] end;
+    v_from_time constant timestamptz := case
+        when not v_is_full
+        then 'epoch'::timestamptz + v_hint[4] * interval '1 microsecond' - interval '10 ms'
+    end;
+    v_last_id bigint;
+    v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_ids bigint[];
+    v_late_ids bigint[] := '{}'::bigint[];
+begin
+    -- Before the scan: what comes in during it stands behind it.
+    v_last_id := (select s.last_value from rota.pending_checks_id_seq as s);
+    v_ids := array(
+        select c.id
+        from rota.pending_checks as c
+        where c.due_at = '-infinity'
+          and c.id >= v_from_id
+          and c.made_by is distinct from v_me
+        order by c.id
+        limit _due_checks.max_checks
+    );
+    if cardinality(v_ids) < _due_checks.max_checks then
+        v_late_ids := array(
+            select c.id
+            from rota.pending_checks as c
+            where c.due_at > '-infinity'
+              and c.due_at >= coalesce(v_from_time, '-infinity')
+              and c.due_at <= v_now
+              and c.made_by is distinct from v_me
+            order by c.due_at, c.id
+            limit _due_checks.max_checks - cardinality(v_ids)
+        ) || array(
+            select c.id
+            from rota.pending_checks as c
+            where c.due_at > '-infinity'
+              and c.updated_at > v_now
+              and c.made_by is distinct from v_me
+            limit 100
+        );
+    end if;
+
+    if v_is_full then
+        v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
+        if v_walked <= 2000 + _due_checks.max_checks and v_hint is null then
+            return v_ids || v_late_ids;
+        end if;
+        v_hint := array[
+            v_moment + least(
+                (21 * extract(epoch from rota.now() - v_now) * 1000000)::bigint, 60000000),
+            v_walked - cardinality(v_ids)];
+    end if;
+    v_hint[3] := coalesce(v_ids[1], v_last_id);
+    v_hint[4] := (extract(epoch from coalesce(
+        (select c.due_at from rota.pending_checks as c where c.id = v_late_ids[1]),
+        v_now)) * 1000000)::bigint;
+    perform rota._keep_scan_start('checks', array_to_string(v_hint, ' '));
+    return v_ids || v_late_ids;
+end;
+$$;
+
+/* Do checks that this transaction has locked; those of one subject count as one. */
+create or replace function rota._do_locked_checks(check_ids bigint[])
+    returns void
+    language plpgsql
+as $$
+declare
+    v_check record;
+    v_done bigint[] := '{}'::bigint[];
+    v_deferred bigint[] := '{}'::bigint[];
+begin
+    for v_check in
+        select c.kind, c.subject, array_agg(c.id) as ids
+        from rota.pending_checks as c
+        where c.id = any(_do_locked_checks.check_ids)
+        group by c.kind, c.subject
+        order by c.kind, c.subject
+    loop
+        if rota._do_check(v_check.kind, v_check.subject) then
+            v_done := v_done || v_check.ids;
+        else
+            v_deferred := v_deferred || v_check.ids;
+        end if;
+    end loop;
+
+    delete from rota.pending_checks as c where c.id = any(v_done);
+    -- As long again as it has waited, so that what takes long is asked rarely.
+    update rota.pending_checks as c
+    set due_at = rota.now() + interval '50 milliseconds' * power(2, least(c.deferrals, 7)),
+        deferrals = c.deferrals + 1,
+        updated_at = rota.now()
+    where c.id = any(v_deferred);
+end;
+$$;
+
+/* The same where one of them fails. */
+create or replace function rota._do_checks_singly(check_ids bigint[])
+    returns void
+    language plpgsql
+as $$
+declare
+    v_check rota.pending_checks;
+begin
+    for v_check in
+        select c.* from rota.pending_checks as c where c.id = any(_do_checks_singly.check_ids)
     loop
         begin
-            v_taken := rota._take_notes(_recheck.max_notes - v_notes, false);
+            perform rota._do_locked_checks(array[v_check.id]);
         exception
             when others then
-                v_taken := rota._take_notes(_recheck.max_notes - v_notes, true);
+                raise warning 'check of % % failed and will be tried again: %',
+                    v_check.kind, v_check.subject, sqlerrm;
+                update rota.pending_checks as c
+                set due_at = rota.now() + interval '10 seconds',
+                    deferrals = c.deferrals + 1,
+                    updated_at = rota.now()
+                where c.id = v_check.id;
         end;
-        v_notes := v_notes + v_taken;
-        exit when v_taken = 0 or v_notes >= _recheck.max_notes;
     end loop;
-    return v_notes;
 end;
 $$;
 
-create or replace function rota._take_notes(max_notes integer, is_one_by_one boolean)
-    returns integer
+/* Look at one subject; false if it cannot be decided now. */
+create or replace function rota._do_check(kind text, subject text)
+    returns boolean
     language plpgsql
 as $$
-declare
-    v_me constant xid8 := pg_current_xact_id_if_assigned();
-    v_note record;
-    v_notes integer := 0;
 begin
-    for v_note in
-        with due as (
-            select r.ctid as place, r.kind, r.subject
-            from rota.rechecks as r
-            where r.due_at <= rota.now()
-              and (not r.is_seen or r.made_by is distinct from v_me)
-            order by r.due_at, r.id
-            limit _take_notes.max_notes
-            for update skip locked
-        )
-        select d.kind, d.subject, array_agg(d.place) as places
-        from due as d
-        group by d.kind, d.subject
-        order by d.kind, d.subject
-    loop
-        if not _take_notes.is_one_by_one then
-            perform rota._take_note(v_note.kind, v_note.subject, v_note.places);
-        else
-            begin
-                perform rota._take_note(v_note.kind, v_note.subject, v_note.places);
-            exception
-                when lock_not_available or unique_violation then
-                    perform rota._put_off(v_note.places, interval '50 milliseconds');
-                when others then
-                    raise warning 'recheck of % % failed and will be tried again: %',
-                        v_note.kind, v_note.subject, sqlerrm;
-                    perform rota._put_off(v_note.places, interval '10 seconds');
-            end;
-        end if;
-        v_notes := v_notes + cardinality(v_note.places);
-    end loop;
-
-    return v_notes;
-end;
-$$;
-
-create or replace function rota._take_note(kind text, subject text, places tid[])
-    returns void
-    language plpgsql
-as $$
-declare
-    v_is_settled boolean := true;
-begin
-    case _take_note.kind
-        when 'order' then
-            v_is_settled := rota._recheck_order(_take_note.subject);
-        when 'job' then
-            v_is_settled := rota._recheck_job(_take_note.subject::bigint);
-        when 'parent' then
-            perform rota._recheck_parent(
-                split_part(_take_note.subject, ' ', 1)::bigint,
-                split_part(_take_note.subject, ' ', 2));
-        when 'bucket' then
-            v_is_settled := rota._recheck_bucket(_take_note.subject);
+    case _do_check.kind
         when 'limit' then
-            -- First, since it may lead to the same note for later.
-            perform rota._put_away(_take_note.places);
-            if not rota._recheck_limit(_take_note.subject) then
-                perform rota._note_later(
-                    'limit', _take_note.subject, rota.now() + interval '50 milliseconds');
-            end if;
+            return rota._check_limit(_do_check.subject);
+        when 'order' then
+            return rota._check_order(_do_check.subject);
+        when 'queue' then
+            return rota._check_queue(_do_check.subject);
+        when 'job' then
+            return rota._check_job(_do_check.subject);
+        when 'parent' then
+            return rota._check_parent(_do_check.subject);
+        when 'retry' then
+            return rota._check_retry(_do_check.subject);
         when 'schedule' then
-            v_is_settled := rota._recheck_schedule(_take_note.subject);
+            return rota._check_schedule(_do_check.subject);
+        else
+            raise exception 'no such kind of check: %', _do_check.kind;
     end case;
-
-    if _take_note.kind = 'limit' then
-        return;
-    elsif v_is_settled then
-        perform rota._put_away(_take_note.places);
-    else
-        perform rota._put_off(_take_note.places, interval '50 milliseconds');
-    end if;
 end;
 $$;
 
-/* Delete notes that have been looked at; those of this transaction stay for the next look. */
-create or replace function rota._put_away(places tid[])
-    returns void
-    language plpgsql
-as $$
-declare
-    v_me constant xid8 := pg_current_xact_id();
-    v_deleted integer;
-begin
-    delete from rota.rechecks as r
-    where r.ctid = any(_put_away.places)
-      and r.made_by <> v_me;
-    get diagnostics v_deleted = row_count;
-    if v_deleted < cardinality(_put_away.places) then
-        update rota.rechecks as r
-        set is_seen = true
-        where r.ctid = any(_put_away.places)
-          and r.made_by = v_me;
-    end if;
-end;
-$$;
-
-create or replace function rota._put_off(places tid[], delay interval)
+/*
+ * Hook of jobs/: these have ended, without runs that go on; *jobs* are the rows, as they were,
+ * of those that lead to something.
+ */
+create or replace function rota._jobs_ended(
+    job_ids bigint[],
+    jobs jsonb,
+    old_status text,
+    new_status text
+)
     returns void
     language plpgsql
 as $$
 begin
-    update rota.rechecks as r
-    set due_at = rota.now() + _put_off.delay
-    where r.ctid = any(_put_off.places);
+    if _jobs_ended.jobs is not null then
+        perform rota._leave_lines(
+            _jobs_ended.jobs, _jobs_ended.old_status, _jobs_ended.new_status);
+        -- What follows the last job of a schedule is planned by its end.
+        perform rota._add_checks('schedule', array(
+            select e.definition
+            from jsonb_populate_recordset(null::rota.jobs, _jobs_ended.jobs) as e
+            join rota.job_definitions as d on d.name = e.definition
+            where d.last_job_id = e.id
+              -- An older snapshot does not show who has come to wait for it.
+              and (d.next_run_at is null
+                or current_setting('transaction_isolation') <> 'read committed')
+        ));
+    end if;
+    perform rota._parents_ended(_jobs_ended.job_ids, _jobs_ended.new_status);
 end;
 $$;

@@ -1,16 +1,19 @@
 /*
  * waiting/pipelines.sql -- jobs that pass through stages.
  *
- * Each stage of a run is a job of its own: with a job type, retries, a place in the history.
- * It has the payload of the run and the result of the stage before.  The job of the next stage
- * is made in the transaction that ends this one, so the run is never in two stages and never
- * in none; a unique index on first_job_id holds the first, and that _end_jobs() is the only way
- * out holds the second.  What the run owns (its idempotency key, the place at the head of its
- * ordering key) goes over from job to job without a gap.
+ * A run of a pipeline is one job, which goes from stage to stage.  It has the payload of the
+ * run and, as stage_input, the result of the stage before; the stage says its job type, queue
+ * and retries.  A finish in a stage that has a next one does not end the job: it writes what
+ * became of the stage to stage_runs and puts the same row of jobs, queued, into the next.  So
+ * the id, the keys, the limit and the dependants of a run are those of its job, and nothing
+ * else has to know that there are stages.
  *
- * A stage that is dead or cancelled is the end of its run, until somebody retries it or lets
- * the run go on from another.  If its cancel was requested and it succeeds all the same, then
- * it is the next stage that is cancelled.
+ * Each stage begins with a lease token of its own.  The token that a worker had in an earlier
+ * stage therefore fits nothing any more, and stage_runs knows that it has finished.
+ *
+ * A stage that is dead or cancelled is the end of the job, until retry_job() repeats the stage
+ * or restart_pipeline() goes on from any.  If the cancel of a job was requested and its stage
+ * succeeds all the same, the job is cancelled where it would enter the next.
  */
 
 create or replace function rota.define_pipeline(pipeline text, stages jsonb)
@@ -28,8 +31,7 @@ begin
         select s.stage from rota._stages(define_pipeline.stages) as s order by s.ordinal
     );
 
-    -- Two at once would make one of both.  Whoever starts or finishes a job only reads.
-    lock table rota.pipeline_stages in share row exclusive mode;
+    perform rota._lock_pipeline(define_pipeline.pipeline);
     perform rota._retire_stages(define_pipeline.pipeline, v_stages);
     insert into rota.pipeline_stages as p (
         pipeline, stage, ordinal, next_stage, job_type, queue, priority, max_attempts, lease,
@@ -55,6 +57,20 @@ comment on function rota.define_pipeline(text, jsonb) is
     'Set the stages of a pipeline, given as objects in their order; runs under way go on by '
     'the names of their stages, from one that is left out to the next that is still there; '
     'raises 22023 for a bad stage, naming it.';
+
+/*
+ * Two definitions of a pipeline at once would make one of both.  Who starts, finishes or claims
+ * jobs reads the stages, and takes no lock.
+ */
+create or replace function rota._lock_pipeline(pipeline text)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform pg_advisory_xact_lock(
+        hashtextextended('rota.pipeline ' || _lock_pipeline.pipeline, 0));
+end;
+$$;
 
 /* Take a pipeline apart, and let the stages that do not come again lead to those that do. */
 create or replace function rota._retire_stages(pipeline text, stages text[])
@@ -92,16 +108,14 @@ create or replace function rota.drop_pipeline(pipeline text)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
+    perform rota._check_name('pipeline', drop_pipeline.pipeline);
+    perform rota._lock_pipeline(drop_pipeline.pipeline);
     perform rota._check_pipeline(drop_pipeline.pipeline);
 
     update rota.pipeline_stages as p
     set ordinal = null
     where p.pipeline = drop_pipeline.pipeline
       and p.ordinal is not null;
-    if not found then
-        -- Another who drops it was done just now.
-        perform rota._check_pipeline(drop_pipeline.pipeline);
-    end if;
 end;
 $$;
 
@@ -166,82 +180,151 @@ $$;
 comment on function rota.start_pipeline(
     text, jsonb, text, timestamptz, interval, integer, text, interval, text, boolean, bigint[],
     bigint, text, text) is
-    'Begin a run of a pipeline and return the id of its first job, or of the job that has its '
+    'Begin a run of a pipeline and return the id of its job, or of the job that has its '
     'idempotency_key already, in whatever stage; raises 22023 for a bad argument, RT001 for an '
     'unknown job in after or before, RT013 if before has started, RT003 if it has ended.';
 
 /*
- * Let the runs of ended jobs, given as rows of jobs, go on.  Returns what is over by that: of
- * the ended ids those in no pipeline, and the runs for which nothing follows.
+ * Running or waiting jobs of pipelines leave their stage as _end_jobs() was told: those that
+ * succeed and have a next stage enter it, the others end.  Returns the ids of all.
+ *
+ * Each is locked first, so that the statements after it speak of the same row.
  */
-create or replace function rota._advance_runs(
-    jobs jsonb,
-    ended_ids bigint[],
-    status text,
+create or replace function rota._end_stages(
     job_ids bigint[],
+    lease_tokens bigint[],
+    old_status text,
+    new_status text,
     results jsonb,
-    next_stages text[]
+    next_stages text[],
+    is_hasty boolean
 )
     returns bigint[]
     language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_new_ids bigint[];
-    v_runs bigint[];
+    v_ids bigint[];
+    v_stages text[];
+    v_entering bigint[];
+    v_cancelled bigint[];
+    v_last bigint[];
 begin
-    if not jsonb_path_exists(_advance_runs.jobs, '$[*].pipeline ? (@ != null)') then
-        return _advance_runs.ended_ids;
+    with held as (
+        select
+            j.id, j.pipeline, j.stage, j.cancel_requested_at,
+            array_position(_end_stages.job_ids, j.id) as place
+        from rota.jobs as j
+        where j.id = any(_end_stages.job_ids)
+          and j.lease_token
+            = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
+          and j.status = _end_stages.old_status
+          and j.pipeline is not null
+          -- The same conditions as in _end_jobs().
+          and (not _end_stages.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
+          and (_end_stages.new_status <> 'succeeded'
+            or not exists (select from rota.queue_grants)
+            or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
+        for update
+    )
+    select
+        array_agg(h.id), array_agg(n.stage),
+        array_agg(h.id) filter (where n.stage is not null and h.cancel_requested_at is null),
+        array_agg(h.id)
+            filter (where n.stage is not null and h.cancel_requested_at is not null),
+        array_agg(h.id) filter (where n.stage is null)
+    into v_ids, v_stages, v_entering, v_cancelled, v_last
+    from held as h
+    left join rota.pipeline_stages as s on s.pipeline = h.pipeline and s.stage = h.stage
+    left join rota.pipeline_stages as n on n.pipeline = h.pipeline
+      and n.stage = case when _end_stages.new_status = 'succeeded'
+        then coalesce(_end_stages.next_stages[h.place], s.next_stage) end;
+    if v_ids is null then
+        return '{}'::bigint[];
     end if;
 
-    with entered as (
-        -- The keys are those of the rows just deleted here, so this waits for nobody.
-        insert into rota.jobs as j (
-            queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, ordering_key, skip_dead, limit_key, bucket, pipeline, stage,
-            stage_input, first_job_id, status, run_at, created_at, updated_at
-        )
-        select
-            n.queue, n.job_type, e.payload, coalesce(n.priority, e.priority),
-            coalesce(n.max_attempts, q.max_attempts, 10), n.lease, n.backoff,
-            e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            rota._bucket(n.job_type, e.limit_key), e.pipeline, n.stage,
-            nullif(_advance_runs.results -> (i.place - 1), 'null'), e.first_job_id, 'queued',
-            v_now, v_now, v_now
-        from jsonb_populate_recordset(null::rota.jobs, _advance_runs.jobs) as e
-        cross join lateral (
-            select array_position(_advance_runs.job_ids, e.id) as place
-        ) as i
-        left join rota.pipeline_stages as s on s.pipeline = e.pipeline and s.stage = e.stage
-        join rota.pipeline_stages as n on n.pipeline = e.pipeline
-          and n.stage = coalesce(_advance_runs.next_stages[i.place], s.next_stage)
-        left join rota.queues as q on q.queue = n.queue
-        where _advance_runs.status = 'succeeded'
-        order by e.id
-        returning j.id, j.first_job_id
+    insert into rota.stage_runs (
+        job_id, lease_token, pipeline, stage, status, queue, job_type, attempts, worker,
+        queued_at, started_at, finished_at, stage_input, result
     )
-    select coalesce(array_agg(e.id), '{}'), coalesce(array_agg(e.first_job_id), '{}')
-    into v_new_ids, v_runs
-    from entered as e;
-    perform rota._ring_for(v_new_ids);
+    select
+        j.id, j.lease_token, j.pipeline, j.stage, _end_stages.new_status, j.queue, j.job_type,
+        j.attempts, j.locked_by, coalesce(j.stage_queued_at, j.created_at), j.started_at,
+        v_now, j.stage_input,
+        nullif(_end_stages.results -> (array_position(_end_stages.job_ids, j.id) - 1), 'null')
+    from rota.jobs as j
+    where j.id = any(v_ids)
+    on conflict do nothing;
 
-    perform rota._cancel(n.id, 0, 'queued', e.cancel_reason)
-    from jsonb_populate_recordset(null::rota.jobs, _advance_runs.jobs) as e
-    join unnest(v_new_ids, v_runs) as n (id, first_job_id) on n.first_job_id = e.first_job_id
-    where e.cancel_requested_at is not null;
+    if v_entering is not null then
+        update rota.jobs as j
+        set stage = n.stage,
+            stage_input = nullif(_end_stages.results
+                -> (array_position(_end_stages.job_ids, j.id) - 1), 'null'),
+            stage_queued_at = v_now,
+            job_type = n.job_type,
+            queue = n.queue,
+            priority = coalesce(n.priority, j.priority),
+            max_attempts = coalesce(n.max_attempts, q.max_attempts, 10),
+            lease = n.lease,
+            backoff = n.backoff,
+            status = 'queued',
+            run_at = v_now,
+            attempts = 0,
+            lease_token = least(j.lease_token, 9223372036854775806) + 1,
+            locked_by = null,
+            locked_until = null,
+            progress_percent = null,
+            progress_message = null,
+            last_error = null,
+            error_type = null,
+            failed_at = null,
+            started_at = null,
+            updated_at = v_now
+        from rota.pipeline_stages as n
+        left join rota.queues as q on q.queue = n.queue
+        where j.id = any(v_entering)
+          and j.lease_token
+            = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
+          and j.status = 'running'
+          and n.pipeline = j.pipeline
+          and n.stage = v_stages[array_position(v_ids, j.id)];
+        perform rota._enter_lanes(v_entering);
+        perform rota._notify_for(v_entering);
+    end if;
+    if v_cancelled is not null then
+        perform rota._end_jobs(
+            rota._only(_end_stages.job_ids, v_cancelled), _end_stages.lease_tokens, 'running',
+            'cancelled', is_last_stage => true);
+    end if;
+    if v_last is not null then
+        perform rota._end_jobs(
+            rota._only(_end_stages.job_ids, v_last), _end_stages.lease_tokens,
+            _end_stages.old_status, _end_stages.new_status, _end_stages.results,
+            is_last_stage => true);
+    end if;
+    return v_ids;
+end;
+$$;
 
+/* The ids in their places, null for those that are not wanted. */
+create or replace function rota._only(job_ids bigint[], wanted bigint[])
+    returns bigint[]
+    language plpgsql
+    immutable
+as $$
+begin
     return array(
-        select coalesce(e.first_job_id, i.id)
-        from unnest(_advance_runs.ended_ids) as i (id)
-        left join jsonb_populate_recordset(null::rota.jobs, _advance_runs.jobs) as e
-          on e.id = i.id
-        where e.first_job_id is null
-           or e.first_job_id <> all(v_runs)
+        select case when i.id = any(_only.wanted) then i.id end
+        from unnest(_only.job_ids) with ordinality as i (id, ordinal)
+        order by i.ordinal
     );
 end;
 $$;
 
-create or replace function rota.rerun_from(job_id bigint, stage text)
+create or replace function rota.restart_pipeline(job_id bigint, stage text)
     returns bigint
     language plpgsql
     security definer
@@ -251,196 +334,143 @@ create or replace function rota.rerun_from(job_id bigint, stage text)
     set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_old rota.jobs;
+    v_job rota.finished_jobs;
     v_stage rota.pipeline_stages;
-    v_job_id bigint;
-    v_has_place boolean;
 begin
-    perform rota._check_job_id(rerun_from.job_id);
-    perform rota._check_name('stage', rerun_from.stage);
-    v_old := rota._ended_stage(rerun_from.job_id);
-    v_stage := rota._pipeline_stage(v_old.pipeline, rerun_from.stage);
+    perform rota._check_job_id(restart_pipeline.job_id);
+    perform rota._check_name('stage', restart_pipeline.stage);
 
-    v_has_place := rota._take_place(v_old.ordering_key, v_old.first_job_id);
-    v_job_id := (rota._insert_jobs(
-        jsonb_build_array(jsonb_build_object(
-            'job_type', v_stage.job_type, 'payload', v_old.payload, 'queue', v_stage.queue,
-            'priority', coalesce(v_stage.priority, v_old.priority),
-            'max_attempts', v_stage.max_attempts, 'lease', v_stage.lease,
-            'backoff', v_stage.backoff, 'idempotency_key', v_old.idempotency_key,
-            'ordering_key', v_old.ordering_key, 'skip_dead', v_old.skip_dead,
-            'limit_key', v_old.limit_key, 'pipeline', v_stage.pipeline,
-            'stage', v_stage.stage,
-            'stage_input', rota._stage_input(v_old.id, v_old.first_job_id, v_stage),
-            'first_job_id', v_old.first_job_id,
-            'status', case when v_has_place then 'queued' end)),
-        array[nextval('rota.jobs_id_seq')]))[1];
-    if v_job_id is null then
-        perform rota._raise_taken(v_old.id, to_jsonb(v_old));
-    end if;
-    update rota.dependencies as d
-    set is_failed = false
-    where d.parent_id = v_old.first_job_id;
-    perform rota._note_new(array[v_job_id]);
-    perform rota._ring_for(array[v_job_id]);
-    return v_job_id;
+    -- A job that comes back while we look, and ends again, is looked for again.
+    for v_round in 1..3 loop
+        v_job := rota._ended_run(restart_pipeline.job_id);
+        v_stage := rota._pipeline_stage(v_job.pipeline, restart_pipeline.stage);
+
+        update rota.finished_jobs as f
+        set stage = v_stage.stage,
+            stage_input = rota._stage_input(v_job, v_stage),
+            job_type = v_stage.job_type,
+            queue = v_stage.queue,
+            priority = coalesce(v_stage.priority, f.priority),
+            max_attempts = coalesce(
+                v_stage.max_attempts,
+                (select q.max_attempts from rota.queues as q where q.queue = v_stage.queue),
+                10),
+            lease = v_stage.lease,
+            backoff = v_stage.backoff,
+            last_error = null,
+            error_type = null,
+            failed_at = null
+        where f.id = v_job.id
+          and f.lease_token = v_job.lease_token;
+        if found then
+            perform rota._revive(v_job.id);
+            return v_job.id;
+        end if;
+    end loop;
+
+    perform rota._raise_under_way(restart_pipeline.job_id);
+    return null;
 end;
 $$;
 
-comment on function rota.rerun_from(bigint, text) is
-    'Let the run that an ended job belongs to go on from a stage and return the id of the new '
-    'job, which gets the latest result of a stage before it; raises RT001 if the job or that '
-    'result is not there any more, RT014 if the run is under way, RT007 if its idempotency_key '
-    'is taken, 22023.';
+comment on function rota.restart_pipeline(bigint, text) is
+    'Bring an ended job of a pipeline back, to go on from a stage with the latest result of a '
+    'stage before it, and return its id; raises RT001 if the job or that result is not there '
+    'any more, RT014 if it is under way, RT007 if its idempotency_key is taken, 22023.';
 
-/* Whether a run takes the place at the head of its ordering key that its dead job has kept. */
-create or replace function rota._take_place(ordering_key text, first_job_id bigint)
-    returns boolean
+/* A job of a pipeline that has ended; raises RT014 if it is under way. */
+create or replace function rota._ended_run(job_id bigint)
+    returns rota.finished_jobs
     language plpgsql
-as $$
-begin
-    delete from rota.stuck_keys as s
-    where s.ordering_key = _take_place.ordering_key
-      and s.job_id in (
-        select f.id
-        from rota.finished_jobs as f
-        where f.first_job_id = _take_place.first_job_id
-      );
-    return found;
-end;
-$$;
-
-/* A job of a run that is over; raises RT014 if it is under way. */
-create or replace function rota._ended_stage(job_id bigint)
-    returns rota.jobs
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
 as $$
 declare
-    v_job rota.jobs;
+    v_job rota.finished_jobs;
+    v_pipeline text;
+    v_is_live boolean;
 begin
-    -- A job that ends or comes back while we look is looked for again.
+    -- A job that comes back between the two is in neither.
     for v_round in 1..3 loop
-        select j.* into v_job from rota.jobs as j where j.id = _ended_stage.job_id;
+        select j.pipeline, true
+        into v_pipeline, v_is_live
+        from rota.jobs as j
+        where j.id = _ended_run.job_id;
         exit when found;
-        v_job := (
-            select jsonb_populate_record(null::rota.jobs, to_jsonb(f))
-            from rota.finished_jobs as f
-            where f.id = _ended_stage.job_id
-        );
-        exit when v_job.id is not null;
+        select f.* into v_job from rota.finished_jobs as f where f.id = _ended_run.job_id;
+        v_pipeline := v_job.pipeline;
+        exit when found;
     end loop;
-    if v_job.id is null then
-        perform rota._raise_not_found(_ended_stage.job_id);
+    if v_is_live is null and v_job.id is null then
+        perform rota._raise_not_found(_ended_run.job_id);
     end if;
 
-    if v_job.pipeline is null then
+    if v_pipeline is null then
         perform rota._refuse('job_id', format(
-            'must be a job of a pipeline, and job %s is in none', _ended_stage.job_id));
-    elsif not rota._is_defined(v_job.pipeline) then
+            'must be a job of a pipeline, and job %s is in none', _ended_run.job_id));
+    elsif not rota._is_defined(v_pipeline) then
         perform rota._refuse('job_id', format(
-            'must be a job of a pipeline that is defined, and %L is not', v_job.pipeline));
-    elsif exists (select from rota.jobs as j where j.first_job_id = v_job.first_job_id) then
-        perform rota._raise_taken(v_job.id, to_jsonb(v_job));
+            'must be a job of a pipeline that is defined, and %L is not', v_pipeline));
+    elsif v_is_live then
+        perform rota._raise_under_way(_ended_run.job_id);
     end if;
     return v_job;
 end;
 $$;
 
+create or replace function rota._raise_under_way(job_id bigint)
+    returns void
+    language plpgsql
+as $$
+begin
+    raise exception using
+        errcode = 'RT014',
+        message = format('job %s: its run of the pipeline is under way',
+            _raise_under_way.job_id),
+        hint = 'Wait for its end, or cancel it first.';
+end;
+$$;
+
 /*
- * What a stage is given if its run goes on from there: the latest result of a stage before it,
- * or what it was given itself if that was later.
+ * What a stage is given if an ended job goes on from there: the latest result of a stage before
+ * it, or what it was given itself if that was later.
  */
 create or replace function rota._stage_input(
-    job_id bigint,
-    first_job_id bigint,
+    job rota.finished_jobs,
     stage rota.pipeline_stages
 )
     returns jsonb
     language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
+    stable
 as $$
 declare
     v_input jsonb;
 begin
-    select case when f.stage = stage.stage then f.stage_input else f.result end
+    if job.stage = stage.stage then
+        return job.stage_input;
+    end if;
+
+    select case when r.stage = stage.stage then r.stage_input else r.result end
     into v_input
-    from rota.finished_jobs as f
-    left join rota.pipeline_stages as p on p.pipeline = f.pipeline and p.stage = f.stage
-    where f.first_job_id = _stage_input.first_job_id
-      and (f.stage = stage.stage or f.status = 'succeeded' and p.ordinal < stage.ordinal)
-    order by
-        case when f.stage = stage.stage then f.created_at else f.finished_at end desc,
-        f.id desc
+    from rota.stage_runs as r
+    left join rota.pipeline_stages as p on p.pipeline = r.pipeline and p.stage = r.stage
+    where r.job_id = job.id
+      and (r.stage = stage.stage or r.status = 'succeeded' and p.ordinal < stage.ordinal)
+    order by r.lease_token desc
     limit 1;
 
-    -- Without the first job nobody knows what else is missing.
+    -- Without the row of its first stage nobody knows what else is missing.
     if not found and stage.ordinal > 1 and not exists (
-        select from rota.finished_jobs as f where f.id = _stage_input.first_job_id
+        select
+        from rota.stage_runs as r
+        where r.job_id = job.id
+          and r.queued_at = job.created_at
     ) then
-        if rota._run_status(_stage_input.first_job_id) = 'live' then
-            -- It was retried just now.
-            perform rota._raise_taken(
-            _stage_input.job_id,
-            jsonb_build_object('first_job_id', _stage_input.first_job_id));
-        end if;
         raise exception using
             errcode = 'RT001',
             message = format('job %s: no result of a stage before %L is left of its run',
-                _stage_input.job_id, stage.stage),
+                job.id, stage.stage),
             hint = 'Retention has removed it; let the run go on from its first stage.';
     end if;
     return v_input;
-end;
-$$;
-
-/* What became of a run: live, or the status of the job that was its last. */
-create or replace function rota._run_status(first_job_id bigint)
-    returns text
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
-begin
-    if exists (
-        select from rota.jobs as j where j.first_job_id = _run_status.first_job_id
-    ) then
-        return 'live';
-    end if;
-    return (
-        select f.status
-        from rota.finished_jobs as f
-        where f.first_job_id = _run_status.first_job_id
-        order by f.finished_at desc, f.id desc
-        limit 1
-    );
-end;
-$$;
-
-/* The same, and a run that is live does not end before we do; null if it is forgotten. */
-create or replace function rota._hold_run(first_job_id bigint)
-    returns text
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
-declare
-    v_status text;
-begin
-    loop
-        v_status := rota._run_status(_hold_run.first_job_id);
-        exit when v_status is distinct from 'live';
-        perform
-        from rota.jobs as j
-        where j.first_job_id = _hold_run.first_job_id
-        for key share;
-        -- Or its job has ended while we waited for it, and another may follow.
-        exit when found;
-    end loop;
-    return v_status;
 end;
 $$;
 

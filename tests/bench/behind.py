@@ -26,28 +26,26 @@ from rota._embedded import EmbeddedPostgres, find_binaries
 SQL = Path(__file__).resolve().parents[2] / "sql"
 Db = psycopg.Connection[Any]
 
-# Rows go in as they would be after enqueue() and a recheck, without a million single calls.
+# Rows go in as they would be after enqueue(), without a million single calls.
 # The plain ones go in first, so that they lie on the same few pages in every scenario.
 INSERT = """
     insert into rota.jobs (
-        queue, job_type, payload, priority, max_attempts, limit_key, bucket, ordering_key,
-        skip_dead, status, run_at
+        queue, job_type, payload, priority, max_attempts, limit_key, ordering_key, skip_dead,
+        status, run_at
     )
     select %(queue)s, %(type)s, '{}', 0, 10,
         case when %(keys)s > 0 then 'tenant:' || n %% %(keys)s end,
-        case when %(bucket)s then
-            case when %(limited)s then %(type)s else '' end || '|'
-            || case when %(keys)s > 0 then 'tenant:' || n %% %(keys)s else '' end
-        end,
         case when %(stuck)s then 'stuck' end, case when %(stuck)s then false end,
         case when %(stuck)s then 'blocked' else 'queued' end,
         rota.now() - interval '1 hour' + n * interval '1 microsecond'
     from generate_series(1, %(count)s) as g (n)
 """
-NOTES = """
-    insert into rota.rechecks (due_at, kind, subject)
-    select rota.now(), 'bucket', b.queue || ' ' || b.bucket
-    from (select distinct j.queue, j.bucket from rota.jobs as j where j.bucket is not null) as b
+ENTER = """
+    select rota._enter_lanes(array_agg(j.id order by j.id))
+    from rota.jobs as j
+    where j.id > %s
+    group by j.id / 10000
+    order by j.id / 10000
 """
 
 
@@ -58,31 +56,22 @@ def add(
     queue: str = "q",
     job_type: str = "x",
     keys: int = 0,
-    limited: bool = False,
     stuck: bool = False,
 ) -> None:
-    db.execute("alter table rota.jobs disable trigger user")
+    last = db.execute("select coalesce(max(id), 0) from rota.jobs").fetchone()
     db.execute(
         INSERT,
-        {
-            "queue": queue,
-            "type": job_type,
-            "keys": keys,
-            "limited": limited,
-            "bucket": keys > 0 or limited,
-            "stuck": stuck,
-            "count": count,
-        },
+        {"queue": queue, "type": job_type, "keys": keys, "stuck": stuck, "count": count},
     )
-    db.execute("alter table rota.jobs enable trigger user")
+    if keys or job_type == "slow":
+        db.execute(ENTER, last)
 
 
 def settle(db: Db) -> None:
-    """Let every note be dealt with that is due."""
-    db.execute(NOTES)
-    while db.execute("select rota._recheck(1000)").fetchone() != (0,):
+    """Let every check be done that is due."""
+    while db.execute("select rota._do_checks(1000)").fetchone() != (0,):
         pass
-    db.execute("vacuum analyze rota.jobs, rota.buckets, rota.rechecks, rota.limits")
+    db.execute("vacuum analyze")
 
 
 def saturate(db: Db, claims: int) -> None:
@@ -106,7 +95,7 @@ def elsewhere(db: Db, many: int) -> None:
 def type_limit(db: Db, many: int) -> None:
     add(db, 30_000)
     db.execute("select rota.set_limit(job_type => 'slow', max_running => 5)")
-    add(db, many, job_type="slow", limited=True)
+    add(db, many, job_type="slow")
     settle(db)
     saturate(db, 2)
 
@@ -123,7 +112,7 @@ def both_limits(db: Db, many: int) -> None:
     add(db, 30_000)
     db.execute("select rota.set_limit(job_type => 'slow', max_running => 5)")
     db.execute("select rota.set_limit(limit_key => 'tenant:*', max_running => 1)")
-    add(db, many, job_type="slow", keys=1000, limited=True)
+    add(db, many, job_type="slow", keys=1000)
     settle(db)
     saturate(db, 30)
 
@@ -211,7 +200,7 @@ def main() -> None:
         for turn in range(options.rounds):
             for name in random.sample(list(wanted), len(wanted)):
                 # All alike: the autovacuum goes round the databases in a time of its own.
-                dbs[name].execute("vacuum (index_cleanup on) rota.jobs, rota.buckets")
+                dbs[name].execute("vacuum (index_cleanup on) rota.jobs, rota.limit_slots")
                 for max_jobs, claims in ((1, 100), (10, 30), (100, 4)):
                     took = one_round(dbs[name], wanted[name][2], max_jobs, claims)
                     if turn:  # the first makes the plans

@@ -59,7 +59,7 @@ def tick_all(db: Db) -> list[float]:
 
 
 def one_round(ticker: Db, worker: Db, schedules: int) -> dict[str, float]:
-    for table in ("jobs", "fires", "finished_jobs", "rechecks"):
+    for table in ("jobs", "fires", "finished_jobs", "pending_checks"):
         ticker.execute(f"truncate rota.{table}")
     ticker.execute(BEHIND)
     ticker.execute(DUE)

@@ -31,9 +31,7 @@ from rota._embedded import EmbeddedPostgres, find_binaries
 SQL = Path(__file__).resolve().parents[2] / "sql"
 PHASES = {
     "_claim_loop.py": "claim",
-    "_finisher.py": "finish",
-    "_endings.py": "finish",
-    "_settler.py": "finish",
+    "_completer.py": "finish",
     "_upkeep.py": "upkeep",
     "_runner.py": "run",
     "_threads.py": "run",

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 import rota
-from client.workers import BackgroundWorker
-from rota import AsyncJob, Client, Registry
+from client.workers import BackgroundWorker, wait_until
+from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota._heart import Heart
 from rota._job import BaseJob
 from rota._outage import Outage
@@ -156,3 +156,46 @@ def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_d
     client.cancel_job(job_id)
 
     assert ended.wait(30)
+
+
+def test_no_tick_comes_before_the_reports_after_an_outage(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Callable[..., BackgroundWorker],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Jobs end while the database is away, for longer than their lease; then a tick could."""
+    is_away = threading.Event()
+    ran: list[int] = []
+    registry = Registry()
+
+    @registry.handler("a")
+    def handle(job: Job) -> None:
+        ran.append(job.job_id)
+        is_away.set()
+
+    def fail_while_away(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            if is_away.is_set():
+                raise psycopg.OperationalError("the database is away")
+            return original(self, *args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("finish_jobs", "end_jobs"):
+        fail_while_away(AsyncClient, name)
+    fail_while_away(Client, "heartbeat_jobs")
+    client.enqueue("a", lease=timedelta(seconds=1))
+    background(registry, tick_interval=0.05)
+    assert is_away.wait(10)
+
+    time.sleep(2.5)
+    still = db.execute("select status, locked_until < now() from rota.jobs").fetchall()
+    is_away.clear()
+    ended = "select status, attempts from rota.finished_jobs"
+    wait_until(lambda: db.execute(ended).fetchall() == [("succeeded", 1)])
+
+    assert still == [("running", True)]
+    assert len(ran) == 1

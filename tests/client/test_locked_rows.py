@@ -212,7 +212,7 @@ def test_locked_rows_of_other_jobs_hold_up_no_progress(
     def well(job: Job) -> None:
         begun.set()
         assert gate.is_open.wait(30)
-        wait_until(lambda: _waiting_for_locks(db) > 5, "many calls that wait")
+        time.sleep(0.5)
         job.set_progress(50)
 
     stuck = [client.enqueue("fails").job_id for _ in range(30)]
@@ -227,6 +227,69 @@ def test_locked_rows_of_other_jobs_hold_up_no_progress(
         wait_until(lambda: _succeeded(db) == 1, "the job of nobody's row")
         told = "select progress_percent from rota.finished_jobs where status = 'succeeded'"
         assert db.execute(told).fetchone() == (50,)
+
+
+def test_ends_of_locked_rows_need_no_more_connections(
+    client: Client, db: psycopg.Connection[Any], background: Background, lock: Lock
+) -> None:
+    gate = Gate()
+    stuck = [client.enqueue("fails").job_id for _ in range(20)]
+    stuck += [client.enqueue("snoozes").job_id for _ in range(20)]
+    background(gate.registry, concurrency=40)
+    for _ in stuck:
+        assert gate.begun.acquire(timeout=10)
+    open_ones = "select count(*) from pg_stat_activity where application_name like 'rota%'"
+
+    with lock(*stuck):
+        gate.is_open.set()
+        time.sleep(0.5)
+        client.enqueue("quick")
+        wait_until(lambda: _succeeded(db) == 1, "another job")
+        assert db.execute(open_ones).fetchone()[0] <= 5  # type: ignore[index]
+        assert _waiting_for_locks(db) == 0
+
+    ended = "select count(*) from rota.jobs where status in ('failed', 'queued')"
+    wait_until(lambda: db.execute(ended).fetchone() == (40,), "all ends")
+
+
+def test_one_end_that_is_refused_holds_up_no_other(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    status: Status,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A trigger raises an error for one of forty jobs, until its lease has ended."""
+    gate = Gate()
+    lease = timedelta(seconds=3)
+    ids = [client.enqueue("succeeds", lease=lease).job_id for _ in range(40)]
+    db.execute(
+        f"""
+        create function public.refuse() returns trigger language plpgsql as $$
+        begin
+            if new.id = {ids[17]} and new.status = 'succeeded' and new.attempts = 1 then
+                raise 'not this one';
+            end if;
+            return new;
+        end $$;
+        create trigger refuse before insert on rota.finished_jobs
+            for each row execute function public.refuse();
+        """  # type: ignore[arg-type]
+    )
+    background(gate.registry, concurrency=40)
+    for _ in ids:
+        assert gate.begun.acquire(timeout=10)
+
+    gate.is_open.set()
+    wait_until(lambda: _succeeded(db) == 39, "the other ends")
+    client.enqueue("quick")
+    wait_until(lambda: _succeeded(db) == 40, "a job after it")
+    assert status(ids[17]) == "running"
+    wait_until(lambda: status(ids[17]) == "failed", "the end of the lease")
+    told = [m for m in caplog.messages if "not this one" in m]
+
+    assert len(told) <= 2
+    assert f"job {ids[17]}: its end is refused" in told[0]
 
 
 def test_heartbeats_go_on_beside_a_transaction_that_stays_open(

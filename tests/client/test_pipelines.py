@@ -21,14 +21,15 @@ STAGES = [{"stage": name, "job_type": name} for name in ("one", "two", "three")]
 
 @pytest.fixture
 def runs(db: psycopg.Connection[Any], client: Client) -> Callable[[], list[Any]]:
-    """Return the stages that each run has passed, and how the last of them is."""
+    """Return the stages that each run has been in, and the status of its job."""
     client.define_pipeline("p", STAGES)
 
     def read() -> list[Any]:
         return db.execute(
-            "select array_agg(stage order by id), (array_agg(status order by id desc))[1]"
-            " from rota.job_runs where pipeline = 'p' group by first_job_id"
-            " order by first_job_id"
+            "select array(select s.stage from rota.stage_runs as s where s.job_id = r.id"
+            " order by s.lease_token) || case when r.finished_at is null"
+            " then array[r.stage] else '{}' end, r.status"
+            " from rota.job_runs as r where r.pipeline = 'p' order by r.id"
         ).fetchall()
 
     return read
@@ -190,12 +191,12 @@ def test_client_drives_a_run_by_hand(client: Client) -> None:
     (job,) = client.claim_jobs("w")
     assert (job.job_id, job.pipeline, job.stage) == (run_id, "p", "two")
     with pytest.raises(rota.RunInProgressError):
-        client.rerun_from(run_id, "one")
+        client.restart_pipeline(run_id, "one")
     with pytest.raises(rota.InvalidArgumentError, match="next_stage"):
         client.finish_job(job.job_id, job.lease_token, next_stage="four")
 
     assert client.finish_job(job.job_id, job.lease_token, {"a": 1}, "end") == "finished"
-    client.rerun_from(run_id, "three")
+    assert client.restart_pipeline(run_id, "three") == run_id
     (again,) = client.claim_jobs("w")
     assert (again.stage, again.stage_input, again.payload) == ("three", {"a": 1}, {"n": 1})
     (row,) = client.finish_jobs([again.job_id], [again.lease_token], [None], ["one"])

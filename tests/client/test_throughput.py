@@ -86,7 +86,7 @@ def test_worker_that_got_slow_gives_back_what_it_cannot_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Jobs that end at once, and then as many that do not end at all."""
-    releases = _calls(monkeypatch, "release_jobs")
+    releases = _calls(monkeypatch, "end_jobs")
     registry = Registry()
     go_on = threading.Event()
     registry.add("quick", lambda job: time.sleep(0.005))
@@ -112,7 +112,7 @@ def test_a_batch_of_the_users_choice_is_not_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rota._supply.MAX_WAIT", 0.1)
-    releases = _calls(monkeypatch, "release_jobs")
+    releases = _calls(monkeypatch, "end_jobs")
     registry = Registry()
     registry.add("slow", lambda job: time.sleep(0.5))
     client.enqueue_many([{"job_type": "slow"}] * 5)
@@ -159,7 +159,7 @@ def test_no_job_begins_while_very_many_ends_are_not_reported(
     background: Background,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rota._finisher.MAX_SIZE", 30)
+    monkeypatch.setattr("rota._completer.MAX_SIZE", 30)
     finish_jobs = rota.AsyncClient.finish_jobs
     may_finish = threading.Event()
     registry = Registry()

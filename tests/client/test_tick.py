@@ -116,13 +116,13 @@ def test_loop_goes_on_where_a_part_fails(
     start: Start, client: Client, db: psycopg.Connection[Any]
 ) -> None:
     definition = db.execute(
-        "select pg_get_functiondef('rota._recheck(integer)'::regprocedure)"
+        "select pg_get_functiondef('rota._do_checks(integer)'::regprocedure)"
     ).fetchone()
     assert definition is not None
-    db.execute("drop function rota._recheck(integer)")
+    db.execute("drop function rota._do_checks(integer)")
     # Each tick shall come to the part that fails, also where nothing is due.
     db.execute(
-        "create or replace function rota._has_upkeep() returns boolean"
+        "create or replace function rota._has_maintenance() returns boolean"
         " language sql as 'select true'"
     )
 
@@ -134,7 +134,7 @@ def test_loop_goes_on_where_a_part_fails(
     ticker.wait_for("the server: none")
 
     assert len(ticker.lines("WARNING failing")) == 2
-    assert len(ticker.lines("WARNING database: rechecks failed")) == 1
+    assert len(ticker.lines("WARNING database: pending checks failed")) == 1
 
 
 def test_loop_waits_longer_and_longer_where_every_tick_fails(
@@ -143,12 +143,12 @@ def test_loop_waits_longer_and_longer_where_every_tick_fails(
     ticker = start("--every", "0.05")
     ticker.wait_for("ticker started")
     # A function could be renamed without notice: a prepared statement goes by its number.
-    db.execute("alter table rota.upkeep rename to rest")
-    ticker.wait_for('tick failed, trying again: relation "rota.upkeep" does not exist')
-    db.execute("alter table rota.rest rename to upkeep")
+    db.execute("alter table rota.maintenance rename to rest")
+    ticker.wait_for('tick failed, trying again: relation "rota.maintenance" does not exist')
+    db.execute("alter table rota.rest rename to maintenance")
 
-    last = "select done_at from rota.upkeep where task = 'tick'"
-    db.execute("update rota.upkeep set done_at = '-infinity'")
+    last = "select done_at from rota.maintenance where task = 'tick'"
+    db.execute("update rota.maintenance set done_at = '-infinity'")
     wait_until(lambda: db.execute(f"{last} and done_at > '-infinity'").fetchone())
 
     assert 1 <= len(ticker.lines("tick failed")) < 8
@@ -177,11 +177,11 @@ def test_tick_of_a_client_is_alone_in_its_transaction_however_often(
     holder, ticking = connect(autocommit=False), connect(prepare_threshold=2)
     for _ in range(4):
         ticking.execute("drop table rota.finished_jobs_done_" + a_week_from_now(ticking))
-        ticking.execute("update rota.upkeep set done_at = done_at - interval '10 minutes'")
+        ticking.execute("update rota.maintenance set done_at = done_at - interval '10 minutes'")
         assert Client(ticking).tick().partitions_created == 1
 
     holder.execute("select pg_advisory_xact_lock(hashtextextended('rota.tick', 0))")
-    assert Client(ticking).tick().was_busy
+    assert Client(ticking).tick().was_skipped
 
 
 def a_week_from_now(db: psycopg.Connection[Any]) -> str:

@@ -55,7 +55,7 @@ def value(db: Db, query: str) -> Any:
 
 
 def wait_for_sleepers(db: Db, count: int) -> None:
-    """Each sleeper holds the bell of its queue, and that of the notes."""
+    """Each holds the idle lock of its queue, and that of all queues."""
     wait_until(lambda: value(db, HELD) == 2 * count, f"{count} sleepers")
 
 
@@ -139,7 +139,7 @@ def test_jobs_that_come_all_the_time_ring_seldom(
     starts = Starts()
     background(starts.registry, poll_interval=NEVER, concurrency=100)
     wait_for_sleepers(db, 1)
-    rings = "select coalesce(pg_stat_get_function_calls('rota._ring_doors'::regproc), 0)"
+    rings = "select coalesce(pg_stat_get_function_calls('rota._notify_slots'::regproc), 0)"
     db.execute("set track_functions = 'all'")
 
     for _ in range(300):
@@ -433,25 +433,43 @@ def test_starts_at_a_rate_come_at_that_rate_and_not_at_the_polls(
     assert starts.at[9] - starts.at[0] > 8 / rate
 
 
-@pytest.mark.parametrize("event", ["ring", "arrival"])
+@pytest.mark.parametrize("event", ["notification", "answer", "change"])
 def test_what_comes_while_a_claim_is_under_way_brings_another_claim(event: str) -> None:
-    """Claim looks -- job comes, and rings or has come unheard -- claim has found nothing."""
-    door = SimpleNamespace(is_first=True, channel="rota_1", is_sure=True)
+    """Claim looks -- job comes, and notifies or has come unheard -- claim has found nothing."""
     listener: Any = SimpleNamespace(
-        is_on=True,
-        place=Place.DOOR,
-        wanted=Place.DOOR,
-        doors=[door],
-        ring_others=lambda: None,
-        ask_next=lambda looked_at: None,
+        is_on=True, place=Place.IDLE, wanted=Place.IDLE, go=lambda place: None
     )
     pace = Pace(listener, NEVER)
     pace.start(lambda: None)
     assert pace.is_due()
 
-    listener.on_ring("") if event == "ring" else listener.on_arrival()
+    {
+        "notification": lambda: listener.on_notify(),
+        "answer": lambda: listener.on_answer(0.0),
+        "change": lambda: listener.on_change(),
+    }[event]()
     pace.end(0, is_full=False)
 
     assert pace.is_due()
     pace.end(0, is_full=False)
     assert not pace.is_due()
+
+
+def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It also moves the claim away; looks that find nothing become ever more seldom."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    listener: Any = SimpleNamespace(
+        is_on=True, place=Place.IDLE, wanted=Place.IDLE, go=lambda place: None
+    )
+    pace = Pace(listener, 1.0)
+    pace.start(lambda: None)
+    waits = []
+    for seconds in (5.0, 0.001, 0.001, 0.001):
+        assert pace.is_due()
+        pace.end(0, is_full=False)
+        listener.on_answer(seconds)
+        waits.append(round(pace.claim_at - now, 3))
+        now = pace.claim_at
+
+    assert waits == [5.0, 0.01, 0.02, 0.04]

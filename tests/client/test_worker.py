@@ -277,21 +277,26 @@ def test_one_refused_result_does_not_hurt_the_others(
     assert rows.fetchall() == [(0, None), (1, 1), (2, 2), (3, 3)]
 
 
-@pytest.mark.parametrize("call", ["finish_jobs", "fail_job", "snooze_job"])
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [("succeed", ("succeeded", 1)), ("fail", ("failed", 1)), ("snooze", ("queued", 0))],
+)
 def test_a_lost_reply_is_asked_for_again(
     client: Client,
     db: psycopg.Connection[Any],
     drain: Drain,
     monkeypatch: pytest.MonkeyPatch,
-    call: str,
+    end: str,
+    expected: tuple[str, int],
 ) -> None:
     """The database heard the end of the job, and the connection broke before it said so."""
     registry = Registry()
+    call = "finish_jobs" if end == "succeed" else "end_jobs"
     original = getattr(rota.AsyncClient, call)
     calls = []
 
     async def cut(self: rota.AsyncClient, *args: Any) -> Any:
-        calls.append(args)
+        calls.append([getattr(arg, "obj", arg) for arg in args])
         done = await original(self, *args)
         if len(calls) == 1:
             raise psycopg.OperationalError("the connection was cut")
@@ -299,9 +304,9 @@ def test_a_lost_reply_is_asked_for_again(
 
     @registry.handler("a")
     def handle(job: Job) -> None:
-        if call == "fail_job":
+        if end == "fail":
             raise ValueError("no")
-        if call == "snooze_job":
+        if end == "snooze":
             raise rota.Snooze(3600)
 
     monkeypatch.setattr(rota.AsyncClient, call, cut)
@@ -309,8 +314,7 @@ def test_a_lost_reply_is_asked_for_again(
     drain(registry)
 
     rows = db.execute("select status, attempts from rota.job_runs").fetchall()
-    expected = {"fail_job": ("failed", 1), "snooze_job": ("queued", 0)}
-    assert rows == [expected.get(call, ("succeeded", 1))]
+    assert rows == [expected]
     assert calls == [calls[0]] * 2
 
 
@@ -547,7 +551,7 @@ def test_stop_does_not_wait_for_a_tick(
     worker = background(registry, concurrency=1, batch=5)
     assert started.wait(10)
     blocker = connect(autocommit=False)
-    blocker.execute("lock table rota.workers, rota.upkeep in access exclusive mode")
+    blocker.execute("lock table rota.workers, rota.maintenance in access exclusive mode")
     hangs = "select count(*) from pg_locks where not granted"
     wait_until(lambda: db.execute(hangs).fetchone() != (0,), "a tick that hangs")
 

@@ -20,6 +20,7 @@ PARTS = sorted({*SQL.glob("*/*.sql")} - {*SQL.glob("upgrades/*.sql")})
 # its plural for a list; and job_id is what every table but jobs itself calls the job.
 WORDS = {
     "access": "text",
+    "active": "boolean",
     "before": "bigint",
     "delay": "interval",
     "duration": "interval",
@@ -28,7 +29,6 @@ WORDS = {
     "if_unknown": "text",
     "is_fatal": "boolean",
     "is_forced": "boolean",
-    "is_on_watch": "boolean",
     "is_reset": "boolean",
     "jobs": "jsonb",
     "keep": "interval",
@@ -39,11 +39,12 @@ WORDS = {
     "name": "text",
     "on_conflict": "text",
     "percent": "numeric",
+    "poll_interval": "interval",
     "reason": "text",
     "retry_in": "interval",
     "role": "name",
-    "since": "interval",
     "unique_for": "interval",
+    "with_dependants": "boolean",
 }
 # An integer outside of smallint is refused by name and not by a cast.
 WIDER = {"priority": "integer"}
@@ -51,6 +52,7 @@ WIDER = {"priority": "integer"}
 MOMENTS = {("next_run", "after"), ("upcoming_runs", "after")}
 LISTS = {
     "after": "bigint[]",
+    "endings": "jsonb",
     "job_ids": "bigint[]",
     "job_types": "text[]",
     "lease_tokens": "bigint[]",
@@ -64,34 +66,36 @@ LISTS = {
 # Changes of a job that has perhaps a worker, and why no token guards them.
 UNGUARDED = {
     "claim_jobs": "takes rows that it has just locked in a waiting state",
-    "_unblock": "a blocked job has no worker",
+    "_open_jobs": "a blocked job has no worker",
+    "_cancel_children": "a blocked job has no worker",
     "_requeue": "an operator takes the job away by force, under the lock of retry_job()",
     "_update_keyed": "leaves a running job as it is, and notes the run after it",
     "set_priority": "changes nothing that the worker relies on",
-    "_fill_buckets": "leaves running jobs out",
-    "_apply_limits": "takes rows that the claim has just locked in a waiting state",
-    "_count_started": "changes what the job counts for, and nothing that the worker relies on",
+    "_place_jobs": "takes waiting rows that the caller has locked",
+    "_hold_new": "takes waiting rows that the caller has locked",
+    "_give_turns": "takes waiting rows that the caller has locked",
+    "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
+    "_settle_limit": "changes what the job counts for, and nothing that the worker relies on",
     "reschedule_job": "refuses running jobs, under the lock it took",
 }
 _GLANCE = {"pg_try_advisory_lock", "pg_advisory_unlock"}
 _GLANCE_SHARED = {"pg_try_advisory_lock_shared", "pg_advisory_unlock_shared"}
 LOCKS = {
     "tick": {"pg_try_advisory_xact_lock"},
-    "wait_for_jobs": {
-        "pg_advisory_unlock_all",
-        "pg_try_advisory_lock",
-        "pg_advisory_lock_shared",
-    },
-    "_take_door": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
-    "stop_waiting": {"pg_advisory_unlock_all"},
-    "_lock_links": {"pg_advisory_xact_lock"},
-    "_share_links": {"pg_advisory_xact_lock_shared"},
+    "_take_listen_slots": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
+    "_give_up": {"pg_advisory_unlock", "pg_advisory_unlock_shared"},
+    "_held_locks": {"advisory"},
+    "_try_lock_key": {"pg_try_advisory_xact_lock"},
+    "_lock_pipeline": {"pg_advisory_xact_lock"},
+    "_lock_part": {"pg_try_advisory_xact_lock"},
+    "_take_starts": {"pg_try_advisory_xact_lock"},
+    "_note_fair_queue": {"pg_try_advisory_xact_lock"},
     "_lock_ticker": {"pg_advisory_xact_lock"},
     "enqueue": _GLANCE | _GLANCE_SHARED,
-    "_ring": _GLANCE | _GLANCE_SHARED,
-    "_ring_doors": _GLANCE_SHARED,
-    "_ring_for": _GLANCE,
-    "_ring_for_new": _GLANCE,
+    "_notify_key": _GLANCE | _GLANCE_SHARED,
+    "_notify_slots": _GLANCE_SHARED,
+    "_notify_for": _GLANCE,
+    "_notify_for_new": _GLANCE,
 }
 # Neither is possible where a procedure commits: it runs as its caller, on a path of its own.
 COMMITTING = ["tick_loop"]
@@ -304,8 +308,7 @@ def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
         "_next_lane",
         "_lock_lane",
         "_lock_merged",
-        "_lock_line",
-        "_lock_bucket",
+        "_open_held",
         "_sweep",
     ):
         conditions = re.findall(r"\bj\.status\b(?! *=? *'running',)[^\n]*", code[function])
@@ -338,4 +341,6 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         assert locks <= LOCKS.get(name, set()), name
         assert not re.search(r"\bcreate temp|\blisten\b", body), name
         # A hint that may be lost at any time.
-        assert "set_config" not in body or name in (*COMMITTING, "_keep_hint"), name
+        # What may be lost at any time, or lasts as long as the transaction.
+        settings = (*COMMITTING, "_keep_scan_start", "_keep_waiting", "_try_lock_key")
+        assert "set_config" not in body or name in settings, name

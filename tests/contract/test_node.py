@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from sql.helpers import Db, enqueue, rows, run, scalar
 
 pytestmark = pytest.mark.plain_session
 
@@ -53,3 +57,87 @@ def test_tour_shows_the_life_of_a_job(dsn: str, node: str) -> None:
 
     assert done.stderr == ""
     assert done.stdout == TOUR
+
+
+class NodeWorker:
+    """The worker of worker.mjs on queue ``node``."""
+
+    def __init__(self, dsn: str, node: str) -> None:
+        self.process = subprocess.Popen(
+            [node, "worker.mjs", "node"],
+            cwd=HERE,
+            env={**os.environ, "DATABASE_URL": dsn},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def stop(self) -> None:
+        self.process.terminate()
+        _, errors = self.process.communicate(timeout=30)
+        assert (self.process.returncode, errors) == (0, "")
+
+
+@pytest.fixture
+def worker(dsn: str, node: str) -> Iterator[NodeWorker]:
+    worker = NodeWorker(dsn, node)
+    yield worker
+    worker.process.kill()
+    worker.process.communicate()
+
+
+def eventually(db: Db, query: str, answer: object) -> None:
+    """Wait until a query of one value has this answer."""
+    deadline = time.monotonic() + 30
+    while (found := scalar(db, query)) != answer:
+        assert time.monotonic() < deadline, f"{query}: {found}"
+        time.sleep(0.02)
+
+
+IDLE = """
+    select count(*)::int from pg_locks
+    where locktype = 'advisory' and classid = 1919907936
+      and objid = hashtext('node')::bit(32)::bigint::oid
+"""
+ENDED = "select count(*)::int from rota.finished_jobs"
+
+
+def test_worker_is_as_short_as_is_told() -> None:
+    assert len((HERE / "worker.mjs").read_text().splitlines()) <= 40
+
+
+@pytest.mark.timeout(300)
+def test_worker_starts_what_comes_within_a_second_and_reports_every_end(
+    db: Db, worker: NodeWorker
+) -> None:
+    """Also what is due later, what fails, and what takes longer than its lease."""
+    eventually(db, IDLE, 1)
+    for n in range(3):
+        enqueue(db, "greet", payload={"name": n}, queue="node")
+        eventually(db, ENDED, n + 1)
+    later = enqueue(db, "greet", queue="node", delay="1500 ms")
+    failing = enqueue(db, "fail", queue="node", max_attempts=1)
+    enqueue(db, "sleep", queue="node", payload={"ms": 5000})
+    eventually(db, ENDED, 6)
+
+    late = "select extract(epoch from max(started_at - run_at)) from rota.finished_jobs"
+    assert scalar(db, late) < 1
+    assert scalar(db, "select max(attempts) from rota.finished_jobs") == 1
+    assert run(db, failing).last_error == "no greeting"
+    assert run(db, failing).error_type == "TypeError"
+    assert run(db, later).result == {}
+    eventually(db, IDLE, 1)
+
+
+@pytest.mark.timeout(300)
+def test_worker_ends_its_jobs_at_sigterm_and_leaves_the_rest(
+    db: Db, worker: NodeWorker, dsn: str
+) -> None:
+    for _ in range(6):
+        enqueue(db, "sleep", queue="node", payload={"ms": 2000})
+    eventually(db, "select count(*)::int from rota.jobs where status = 'running'", 4)
+
+    worker.stop()
+
+    assert scalar(db, ENDED) == 4
+    assert rows(db, "select status, attempts from rota.jobs") == [("queued", 0)] * 2
+    assert scalar(db, IDLE) == 0

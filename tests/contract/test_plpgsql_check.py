@@ -40,12 +40,10 @@ CHECK = """
 # It does not see that these lock rows or make and drop tables, and would have them be stable.
 # With that the server refuses what they do.  A comment in each tells it to overlook that.
 _OVERLOOKED = {
-    "_create_partition": "'2001-01-01'",
-    "_lock_bucket": "null, null, null, null, null, null, null",
+    "_create_partition": "'finished_jobs_done', 'finished_at', '2001-01-01', 1",
     "_lock_head": "array[(extract(epoch from now()) * 1e6)::bigint + 1000000, 0, 0, 0, 0],"
     " '{default}', 1, null, now()",
-    "_lock_line": "null, null, null, null, null, null",
-    "_lock_merged": "'{default}', 0, '-infinity', 0, 1, null, now()",
+    "_lock_merged": "'{default}', array[now()], 0, '-infinity', 0, 1, null, now(), '{}'",
 }
 
 
@@ -61,10 +59,12 @@ def test_what_it_is_told_to_overlook_cannot_be_stable(
         checker.execute(f"select rota.{name}({_OVERLOOKED[name]})")
 
 
-def test_upkeep_that_it_is_told_to_overlook_cannot_be_stable(
+def test_maintenance_that_it_is_told_to_overlook_cannot_be_stable(
     checker: psycopg.Connection[Any],
 ) -> None:
-    checker.execute("select rota._create_partition('2001-01-01')")
+    checker.execute(
+        "select rota._create_partition('finished_jobs_done', 'finished_at', '2001-01-01', 1)"
+    )
     checker.execute("alter function rota._drop_partitions stable")
     kept = checker.execute("select rota._drop_partitions()").fetchone()
     checker.execute("alter function rota._drop_partitions volatile")
@@ -93,7 +93,7 @@ def test_functions_that_it_does_not_read_are_one_statement_each(
         " where pronamespace = 'rota'::regnamespace and lanname <> 'plpgsql' order by 1"
     ).fetchall()
 
-    assert others == [("_access",), ("version",)]
+    assert others == [("_access",), ("_scan_setting",), ("version",)]
 
 
 def test_no_function_has_a_finding(checker: psycopg.Connection[Any]) -> None:
@@ -101,7 +101,7 @@ def test_no_function_has_a_finding(checker: psycopg.Connection[Any]) -> None:
 
     # pg_cron is not in this database; the test of that name asks where it is.
     elsewhere = [
-        "rota._forget_cron_runs(integer)",
+        "rota._purge_cron_runs(integer)",
         "rota.start_ticker(interval)",
         "rota.stop_ticker()",
     ]

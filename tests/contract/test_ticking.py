@@ -53,7 +53,7 @@ def wait_for_ticks(db: psycopg.Connection[Any], who: str) -> None:
     """Return when two ticks were recorded by a session of this name."""
     fresh = "select from rota.ticker_health where lag < '10 s' and last_tick_by like %s"
     for _ in range(2):
-        db.execute("update rota.upkeep set done_at = '-infinity'")
+        db.execute("update rota.maintenance set done_at = '-infinity'")
         wait_until(lambda: db.execute(fresh, (f"{who} as %",)).rowcount, f"a tick by {who}")
 
 

@@ -153,13 +153,13 @@ def test_no_function_but_tick_and_wakeups_takes_an_advisory_lock(
         "_lock_links",
         "_share_links",
         "_lock_ticker",
-        "_ring",
-        "_ring_doors",
-        "_ring_for",
-        "_ring_for_new",
-        "_take_door",
-        "stop_waiting",
-        "wait_for_jobs",
+        "_notify_key",
+        "_notify_slots",
+        "_notify_for",
+        "_notify_for_new",
+        "_take_listen_slots",
+        "_held_locks",
+        "_give_up",
     }
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from fuzz.hostile import ATOMS, BIG, BY_TYPE, HOSTILE, ODD_KEYS, quoted
 from fuzz.judge import Function
-from fuzz.plain import JOB, MAY_HAVE, MEMBERS, PLAIN, RULE, STAGE
+from fuzz.plain import ENDINGS, JOB, MAY_END, MAY_HAVE, MEMBERS, PLAIN, RULE, STAGE
 
 OBJECTS = {"jobs": JOB, "stages": STAGE, "backoff": RULE}
-ALIVE = ("running", "running too", "keyed", "cancelling", "stale", "in stage")
+ALIVE = ("running", "running too", "keyed", "cancelling", "stale", "in stage", "second stage")
 CHECK_EVERY = 20  # calls that are followed by all that comes later
 BIG_EVERY = 400  # of the values that can be
 
@@ -114,6 +114,9 @@ class Chooser:
             return f"'{{{','.join(str(job[column]) for job in jobs)}}}'::bigint[]"
         if name == "results":
             return quoted(f"[{', '.join('{}' for _ in jobs)}]", "jsonb")
+        if name == "endings":
+            endings = (self._ending(job, dice.choice(ENDINGS)) for job in jobs)
+            return quoted(f"[{', '.join(endings)}]", "jsonb")
         if name in OBJECTS:
             return self._objects(name, harm=0)
         if kind == "text[]":
@@ -134,8 +137,22 @@ class Chooser:
             return quoted(f"[{', '.join(dice.choices(ATOMS, k=len(jobs)))}]", "jsonb")
         if name.endswith(("job_id", "token", "job_ids", "tokens")) and dice.random() < 0.4:
             return self._plain(name, kind, self._some_jobs(dice.choice((1, 2, 3))))
+        if name == "endings" and dice.random() < 0.8:
+            harmed = [
+                self._ending(
+                    job, dice.choice(ENDINGS) | {dice.choice(MAY_END): dice.choice(ATOMS)}
+                )
+                for job in jobs
+            ]
+            return quoted(f"[{', '.join(harmed)}]", "jsonb")
         pool = HOSTILE.get(name, []) if dice.random() < 0.7 else []
         return dice.choice(pool or self._by_type[kind])
+
+    @staticmethod
+    def _ending(job: tuple[int, int], members: dict[str, str]) -> str:
+        ending = {"job_id": str(job[0]), "lease_token": str(job[1])} | members
+        text = ", ".join(f'"{name}": {value}' for name, value in ending.items())
+        return f"{{{text}}}"
 
     def _objects(self, name: str, harm: int) -> str:
         dice, shape = self._dice, OBJECTS[name]

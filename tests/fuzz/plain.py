@@ -84,6 +84,7 @@ PLAIN: dict[str, list[str]] = {
     "per": spans("1 second", "1 minute"),
     "percent": ["50", "0.01", "100"],
     "pid": numbers(4711),
+    "poll_interval": spans("1 second", "10 seconds"),
     "pipeline": texts("order"),
     "priority": numbers(-5, 0, 10),
     "queue": texts(*QUEUES),
@@ -155,3 +156,18 @@ MAY_HAVE: dict[tuple[str, ...], tuple[str, ...]] = {
         *("ordering_key", "skip_dead", "after", "before", "if_parent_dead", "limit_key"),
     ),
 }
+
+ENDINGS: list[dict[str, str]] = [
+    {"outcome": '"succeeded"'},
+    {"outcome": '"succeeded"', "result": '{"ok": true}'},
+    {"outcome": '"succeeded"', "next_stage": '"ship"'},
+    {"outcome": '"failed"', "error": '"it broke"', "error_type": '"E"', "stack": '"in f"'},
+    {"outcome": '"failed"', "error": '"it broke"', "retry_in": "5", "fatal": "false"},
+    {"outcome": '"failed"', "error": '"it broke"', "fatal": "true"},
+    {"outcome": '"snoozed"', "delay": '"1 minute"'},
+    {"outcome": '"released"'},
+]
+MAY_END = (
+    *("job_id", "lease_token", "outcome", "result", "next_stage", "error", "error_type"),
+    *("stack", "retry_in", "fatal", "delay", "oddity"),
+)

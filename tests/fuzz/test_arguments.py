@@ -40,7 +40,7 @@ CANARIES = {
         "begin update rota.jobs as j set attempts = 11 where j.id = job_id; end",
         "what it did stops others later with FZ001",
     ),
-    "stop_waiting": (
+    "wait_for_jobs": (
         "begin perform pg_advisory_lock(7), rota._refuse('queues', 'is bad'); end",
         "leaves a lock of the session behind at 22023",
     ),

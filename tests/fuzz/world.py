@@ -111,6 +111,15 @@ from rota.start_pipeline('order'),
     rota.claim_jobs('builder', '{default}', 1, '30 days', '{check}') as c;
 select rota.fail_job(w.job_id, w.lease_token, 'it broke', is_fatal => true)
 from rota_fuzz.world as w where w.label = 'ended run';
+insert into rota_fuzz.world
+select 'stage before', c.job_id, c.lease_token
+from rota.start_pipeline('order', ordering_key => 'run'),
+    rota.claim_jobs('builder', '{default}', 1, '30 days', '{check}') as c;
+select rota.finish_job(w.job_id, w.lease_token, '{"n": 1}')
+from rota_fuzz.world as w where w.label = 'stage before';
+insert into rota_fuzz.world
+select 'second stage', c.job_id, c.lease_token
+from rota.claim_jobs('builder', '{default}', 1, '30 days', '{charge}') as c;
 select rota.pause_queue('paused') from rota.enqueue('x', queue => 'paused');
 select rota.record_effect('mail', e.key, w.job_id, w.lease_token)
 from rota_fuzz.world as w, unnest('{open,done}'::text[]) as e (key) where w.label = 'running';

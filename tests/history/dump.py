@@ -20,7 +20,7 @@ from history.recorder import both_clocks, plain
 
 TABLES = (
     *("jobs", "finished_jobs", "job_errors", "effects", "fires", "queues", "job_stats"),
-    *("audit_log", "hourly_stats", "queue_stats"),
+    *("stage_runs", "audit_log", "hourly_stats", "queue_stats"),
 )
 HIDDEN = ("payload", "stage_input", "rerun_payload", "result", "stack", "message", "progress")
 CODE = re.compile(r"\bRT\d{3}\b")

@@ -38,9 +38,20 @@ SINGLE = {
     "complete_effect": "effect",
     "withdraw_effect": "effect",
 }
-OPERATOR = {"retry_job": "retry", "cancel_job": "cancel", "reschedule_job": "reschedule"}
+OPERATOR = {
+    "retry_job": "retry",
+    "restart_pipeline": "retry",
+    "cancel_job": "cancel",
+    "reschedule_job": "reschedule",
+}
+ENDINGS = {
+    "succeeded": "finish",
+    "failed": "fail",
+    "snoozed": "snooze",
+    "released": "release",
+}
 # What makes a job whose id is the answer.
-MAKERS = {"start_pipeline", "run_schedule_now", "rerun_from"}
+MAKERS = {"start_pipeline", "run_schedule_now"}
 
 
 def events(operation: Operation) -> Iterator[Event]:
@@ -59,6 +70,8 @@ def events(operation: Operation) -> Iterator[Event]:
         yield from _round_trip(operation)
     elif function == "finish_jobs":
         yield from _batch(operation, "finish", _finished)
+    elif function == "end_jobs":
+        yield from _ended(operation)
     elif function == "heartbeat_jobs":
         yield from _batch(operation, "heartbeat", _beaten)
     elif function == "release_jobs":
@@ -136,6 +149,28 @@ def _batch(operation: Operation, act: str, told: Any) -> Iterator[Event]:
         if act == "heartbeat":
             facts["lease"] = arguments.get("lease")
         yield _event(operation, job_id, act, token, facts, outcome)
+
+
+def _ended(operation: Operation) -> Iterator[Event]:
+    """Yield an event for each ending, with the facts of the simple form of its kind."""
+    endings = operation.arguments["endings"]
+    for ending, row in zip(endings, operation.rows or [None] * len(endings), strict=True):
+        act, facts = ENDINGS[ending["outcome"]], {"function": operation.function}
+        outcome = ""
+        if row is not None:
+            outcome = {"lost": "refused", "refused": "refused", "busy": "busy"}.get(
+                row["answer"], "ok"
+            )
+            moment = row.get("run_at")
+            facts["answer"] = {
+                "fail": {"status": row["answer"], "run_at": moment},
+                "snooze": moment,
+            }.get(act, row["answer"])
+        if operation.outcome != "ok" and outcome != "refused":
+            outcome = operation.outcome
+        if act == "fail":
+            facts |= {"retry_in": ending.get("retry_in"), "is_fatal": ending.get("fatal")}
+        yield _event(operation, ending["job_id"], act, ending["lease_token"], facts, outcome)
 
 
 def _finished(row: dict[str, Any]) -> tuple[str, dict[str, Any]]:

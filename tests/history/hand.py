@@ -127,6 +127,11 @@ class Scroll:
         known = {"attempt": 1, "worker": "w", "started_at": WALL, "failed_at": moment(at)}
         self.table("job_errors", job_id=job_id, lease_token=token, **{**known, **row})
 
+    def stage(self, job_id: int, token: int, **row: Any) -> None:
+        """Put a stage that a job has left into stage_runs."""
+        known = {"stage": "a", "status": "succeeded", "attempts": 1, "worker": "w"}
+        self.table("stage_runs", job_id=job_id, lease_token=token, **{**known, **row})
+
     def table(self, table: str, **row: Any) -> None:
         """Put a row into the dump."""
         self._dumps[-1].append({"table": table, "row": row})

@@ -86,7 +86,7 @@ class Player(threading.Thread):
         job_id, token = self._held[
             last if self._dice.random() < 0.5 else self._dice.randrange(last + 1)
         ]
-        client = self._client
+        client, ref = self._client, {"job_id": job_id, "lease_token": token}
         ways: list[tuple[int, Callable[[], object]]] = [
             (20, lambda: client.finish_job(job_id, token)),
             (10, lambda: client.finish_jobs([job_id], [token])),
@@ -98,6 +98,15 @@ class Player(threading.Thread):
             ),
             (2, lambda: client.fail_job(job_id, token, "fatal", is_fatal=True)),
             (15, lambda: client.release_jobs([job_id], [token])),
+            *(
+                (3, lambda more=more: client.end_jobs([more]))  # type: ignore[misc]
+                for more in (
+                    {**ref, "outcome": "succeeded"},
+                    {**ref, "outcome": "failed", "error": "sad", "retry_in": 0.05},
+                    {**ref, "outcome": "snoozed", "delay": 0.05},
+                    {**ref, "outcome": "released"},
+                )
+            ),
             (8, lambda: client.snooze_job(job_id, token, timedelta(milliseconds=30))),
             (10, lambda: client.heartbeat(job_id, token, self._dice.choice(LEASES))),
             (10, lambda: client.heartbeat_jobs([job_id], [token], LEASES[0])),

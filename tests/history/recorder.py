@@ -169,6 +169,10 @@ def shown(arguments: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: value for name, value in arguments.items() if name not in HIDDEN}
     if isinstance(jobs := told.get("jobs"), Jsonb):
         told["jobs"] = [shown(job) for job in jobs.obj]
+    if isinstance(endings := told.get("endings"), Jsonb):
+        # The worker has them as texts.
+        parts = (json.loads(e) if isinstance(e, str) else e for e in endings.obj)
+        told["endings"] = [shown(ending) for ending in parts]
     if isinstance(error := told.get("error"), str):
         told["error"] = error[:100]
     return told

@@ -60,6 +60,10 @@ class Replay:
         """Take over what the protocol does not decide."""
         self._state = self._state._replace(jobs=(self.job._replace(**known),))
 
+    def limit(self, attempts: int) -> None:
+        """Let it have so many attempts from now on."""
+        self._protocol = _protocol(attempts)
+
     def grant(self, token: int) -> bool:
         """Grant it; the protocol's clock is that of the tokens."""
         self._state = self._state._replace(now=token)
@@ -115,8 +119,12 @@ def check(story: Story, context: Context) -> Problems:
 
 
 def _grant(replay: Replay, story: Story, lease: Lease) -> tuple[str, str] | None:
-    if replay.job.status not in WAITING and story.is_retried:
+    # A job that has left a stage begins anew, like one that is retried.
+    before = max((its.token for its in story.leases if its.token < lease.token), default=0)
+    if replay.job.status not in WAITING and (story.is_retried or before in story.stages):
         replay.operate("retried")
+    if story.stages and lease.grant:
+        replay.limit(lease.grant.facts["max_attempts"])
     if story.is_touched and lease.attempt is not None:
         replay.know(attempts=lease.attempt - 1)
     if not replay.grant(lease.token):
@@ -194,6 +202,8 @@ def _fade(replay: Replay, story: Story, lease: Lease) -> bool:
 
 def _status(story: Story, lease: Lease) -> str:
     """Return what the row says of the job, if its last lease was this one."""
+    if stage := story.stages.get(lease.token):
+        return str(stage["status"])
     row = story.last_row or {}
     return str(row["status"]) if row.get("lease_token") == lease.token else ""
 
@@ -217,6 +227,9 @@ def _refusals(story: Story, lease: Lease, context: Context) -> Problems:
 
 def _row(replay: Replay, story: Story, row: Row) -> Problems:
     """Yield in what the row is not what the protocol has come to."""
+    ends = (_status(story, story.leases[-1]), row.get("status"))
+    if ends == ("succeeded", "cancelled"):  # its stage, and the job
+        return
     if row.get("lease_token") != story.leases[-1].token or story.is_retried:
         return
     wanted = STATUS.get(row["status"], WAITING[0])

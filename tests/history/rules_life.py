@@ -59,6 +59,11 @@ def _end(story: Story, context: Context) -> Problems:
     if story.is_retried:
         return
     row = story.last_row or NO_ROW
+    if row.get("pipeline"):
+        yield from _stages(story, told)
+        # What is left is the end of the job; a last stage is held against both.
+        left = [t for t, stage in story.stages.items() if stage["status"] == "succeeded"]
+        told = [end for end in told if end[0] not in left or end == _end_of(row)]
     if len({token for token, _ in told if token}) > 1:
         yield "I4", f"it has ended more than once: {told}"
     for token, status in told:
@@ -74,6 +79,23 @@ def _end(story: Story, context: Context) -> Problems:
         for e in story.said.get(row["lease_token"], ())
     ):
         yield "I4", f"it has succeeded, and token {row['lease_token']} never said so"
+
+
+def _end_of(row: Row) -> tuple[int, str]:
+    return row["lease_token"], row["status"]
+
+
+def _stages(story: Story, told: list[tuple[int, str]]) -> Problems:
+    """Every finish that was told is the end of a stage, and each such end was asked for."""
+    for token, status in told:
+        if status == "succeeded" and story.stages.get(token, NO_ROW).get("status") != status:
+            yield "I8", f"token {token} finished a stage, of which there is no record"
+    for token, stage in story.stages.items():
+        if stage["status"] == "succeeded" and not any(
+            e.act == "finish" and e.outcome in ("ok", "unknown")
+            for e in story.said.get(token, ())
+        ):
+            yield "I4", f"a stage has succeeded, and token {token} never said so"
 
 
 def _told_ends(story: Story) -> list[tuple[int, str]]:
@@ -119,6 +141,8 @@ def _given_back(story: Story, lease: Lease) -> bool:
 def _attempts(story: Story, context: Context) -> Problems:
     """Each claim is one attempt more, unless the one before was given back."""
     limit = story.last_row["max_attempts"] if story.last_row else None
+    if story.stages:  # each stage has a limit of its own
+        limit = None
     expected = 1
     for number, lease in enumerate(story.leases):
         context.looked["I6"] += 1
@@ -131,6 +155,9 @@ def _attempts(story: Story, context: Context) -> Problems:
             continue
         if lease.attempt is not None and lease.attempt != expected:
             yield "I6", f"token {lease.token} was attempt {lease.attempt} and not {expected}"
+        if lease.token in story.stages and not _is_final(story, lease):
+            expected = 1
+            continue
         is_last = number == len(story.leases) - 1
         if _given_back(story, lease) and not _is_final(story, lease):
             continue

@@ -41,7 +41,7 @@ class Story:
 
     __slots__ = (
         *("acts", "enqueues", "errors", "final", "is_touched", "job_id", "leases", "other"),
-        *("rows", "said"),
+        *("rows", "said", "stages"),
     )
 
     def __init__(
@@ -58,6 +58,8 @@ class Story:
         self.acts: list[Event] = []
         """What operators did."""
         self.errors: dict[int, Row] = {}
+        self.stages: dict[int, Row] = {}
+        """By token, the stages of its pipeline that it has left."""
         self.rows: list[tuple[int, str, Row]] = []
         self.other: list[Event] = []
         for kind, item in items:
@@ -65,6 +67,8 @@ class Story:
                 self._add(Event._make(item))
             elif kind == "error":
                 self.errors[item["lease_token"]] = item
+            elif kind == "stage":
+                self.stages[item["lease_token"]] = item
             else:
                 self.rows.append(item)
         self.final = [(place, row) for number, place, row in self.rows if number == last_dump]
@@ -114,10 +118,11 @@ class Story:
         grants: dict[int, Event] = {}
         for token, events in self.said.items():
             if grant := next((e for e in events if e.act == "grant"), None):
-                is_known = grant.outcome == "ok" or token in self.errors
+                is_known = grant.outcome == "ok" or token in self.errors or token in self.stages
                 if is_known or token == row.get("lease_token") or self.accepted(token):
                     grants[token] = grant
         tokens = {*grants, *self.errors}
+        tokens |= {token for token, stage in self.stages.items() if stage.get("worker")}
         if (last := row.get("lease_token", 0)) and row.get("locked_by"):
             tokens.add(last)
         return [self._lease(token, grants.get(token), row) for token in sorted(tokens)]
@@ -129,6 +134,8 @@ class Story:
             attempt = grant.facts["attempt"]
         elif error:
             attempt = error["attempt"]
+        elif token in self.stages:
+            attempt = self.stages[token]["attempts"]
         elif row.get("status") in ("running", "succeeded", "dead"):
             attempt = row["attempts"]
         return Lease(token, attempt, grant, error)

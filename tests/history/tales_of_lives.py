@@ -26,6 +26,40 @@ def a_job_that_ended_twice(s: Scroll) -> None:
     s.ended(1, 100, "dead")
 
 
+@breaks("I8")
+def a_finished_stage_that_left_no_record(s: Scroll) -> None:
+    s.call("start_pipeline", 1, at=0, pipeline="p")
+    s.claim(1, 100, 10)
+    s.finish(1, 100, 20)
+    s.claim(1, 200, 30, run_at=21)
+    s.finish(1, 200, 40)
+    s.stage(1, 200)
+    s.ended(1, 200, pipeline="p")
+
+
+@breaks("I4")
+def a_stage_that_nobody_finished(s: Scroll) -> None:
+    s.call("start_pipeline", 1, at=0, pipeline="p")
+    s.claim(1, 100, 10)
+    s.stage(1, 100)
+    s.claim(1, 200, 30, run_at=21)
+    s.finish(1, 200, 40)
+    s.stage(1, 200)
+    s.ended(1, 200, pipeline="p")
+
+
+@breaks("I6")
+def a_stage_that_begins_with_its_second_attempt(s: Scroll) -> None:
+    s.call("start_pipeline", 1, at=0, pipeline="p")
+    s.claim(1, 100, 10)
+    s.finish(1, 100, 20)
+    s.stage(1, 100)
+    s.claim(1, 200, 30, attempt=2, run_at=21)
+    s.finish(1, 200, 40)
+    s.stage(1, 200, attempts=2)
+    s.ended(1, 200, attempts=2, pipeline="p")
+
+
 @breaks("I4")
 def a_job_of_a_transaction_that_was_rolled_back(s: Scroll) -> None:
     s.enqueue(1, transaction=1)

@@ -51,6 +51,43 @@ def a_finish_that_is_asked_for_again(s: Scroll) -> None:
 
 
 @right
+def a_job_that_passes_through_stages(s: Scroll) -> None:
+    s.call("start_pipeline", 1, at=0, pipeline="p")
+    s.claim(1, 100, 10)
+    s.error(1, 100, 61, error_type="lease_expired")
+    s.claim(1, 200, 200, attempt=2, run_at=161)
+    s.finish(1, 200, 210)
+    s.stage(1, 200, attempts=2)
+    s.claim(1, 300, 220, run_at=211)
+    s.finish(1, 200, 225, answer="already_finished")
+    s.finish(1, 300, 230, lost=True)
+    s.stage(1, 300)
+    s.claim(1, 400, 240, run_at=231)
+    s.finish(1, 400, 250)
+    s.stage(1, 400)
+    s.ended(1, 400, pipeline="p")
+
+
+@right
+def a_job_that_is_cancelled_after_its_stage(s: Scroll) -> None:
+    s.call("start_pipeline", 1, at=0, pipeline="p")
+    s.claim(1, 100, 10)
+    s.call("cancel_job", "running", at=20, job_id=1)
+    s.finish(1, 100, 30)
+    s.stage(1, 100)
+    s.ended(1, 100, "cancelled", pipeline="p")
+
+
+@right
+def a_job_that_waits_in_its_second_stage(s: Scroll) -> None:
+    s.call("start_pipeline", 1, at=0, pipeline="p")
+    s.claim(1, 100, 10)
+    s.finish(1, 100, 20)
+    s.stage(1, 100)
+    s.live(1, 101, attempts=0, pipeline="p")
+
+
+@right
 def a_failure_that_is_reported_again(s: Scroll) -> None:
     s.enqueue(1)
     s.claim(1, 100, 10)

@@ -151,6 +151,18 @@ SETTINGS: list[dict[str, Any]] = [
     *({"max_attempts": n} for n in (1, 3)),
     *({"backoff": rule} for rule in BACKOFFS),
 ]
+ENDINGS: list[dict[str, Any]] = [
+    {"outcome": "succeeded"},
+    {"outcome": "succeeded", "result": {"n": 1}},
+    *({"outcome": "failed", "error": error} for error in ERRORS),
+    {"outcome": "failed", "error": ERRORS[0], "retry_in": 5},
+    {"outcome": "failed", "error": ERRORS[0], "fatal": True},
+    *({"outcome": "snoozed", "delay": seconds} for seconds in (0, 30)),
+    {"outcome": "released"},
+    # One that is refused stops no other.
+    {"outcome": "failed"},
+    {"outcome": "snoozed", "delay": -1},
+]
 ACTS: dict[str, dict[str, list[Any]]] = {
     "enqueue": {"job": SHAPES},
     "enqueue_many": {"jobs": lists(SHAPES, 1, 3, 20_000)},
@@ -178,6 +190,10 @@ ACTS: dict[str, dict[str, list[Any]]] = {
         "picks": lists(PICKS, 0, 3, 500),
         "kept": lists(PICKS, 0, 3, 500),
         "lease": MAYBE,
+    },
+    "end_many": {
+        "picks": lists(PICKS, 0, 4, 2000),
+        "kinds": lists(ENDINGS, 4, 4, 2000),
     },
     "fail": {
         "pick": PICKS,
@@ -221,7 +237,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     "define": {"stages": STAGES},
     "drop": {},
     "start": {"given": RUNS},
-    "rerun_from": {"pick": PICKS, "stage": ["b", "b", "a", "m", "z"]},
+    "restart_pipeline": {"pick": PICKS, "stage": ["b", "b", "a", "m", "z"]},
     "resume_key": {"ordering_key": ["o", "schedule:s"]},
     "effect": {
         "function": ["record_effect", "record_effect", "complete_effect", "withdraw_effect"],
@@ -236,13 +252,14 @@ ACTS: dict[str, dict[str, list[Any]]] = {
 }
 MOST = 2**24 - 1  # of larger numbers Hypothesis draws mostly the small ones
 REPORTS = {
-    "finish", "finish_many", "finish_and_claim", "fail", "snooze", "release", "heartbeat",
-    "heartbeat_many", "progress", "effect",
+    "finish", "finish_many", "finish_and_claim", "end_many", "fail", "snooze", "release",
+    "heartbeat", "heartbeat_many", "progress", "effect",
 }  # fmt: skip
-OPERATES = {"retry", "cancel", "change", "rerun_from"}
+OPERATES = {"retry", "cancel", "change", "restart_pipeline"}
 WORK = (
     ["enqueue"] * 4 + ["enqueue_many"] * 2 + ["claim"] * 8 + ["finish"] * 3 + ["fail"] * 5
     + ["finish_many", "finish_and_claim", "snooze", "release", "heartbeat"] * 2
+    + ["end_many"] * 2
     + ["heartbeat_many", "progress", "resume_key", "brake", "set_queue", "begin"]
     + ["ask_wrongly", "enqueue_after"] + ["effect"] * 3
     + ["upkeep"] * 3 + ["let_time_pass"] * 7 + ["retry", "cancel", "change", "end"] * 3
@@ -254,7 +271,7 @@ CAUSE = ["effect"] * 5 + ["enqueue_many", "claim", "let_time_pass"] * 2 + ["fini
 PASS = (
     ["define"] * 2 + ["drop", "resume_key", "upkeep", "snooze", "finish_many", "begin", "end"]
     + ["start", "claim", "finish"] * 5 + ["fail", "enqueue_after"] * 3
-    + ["cancel", "retry", "rerun_from", "let_time_pass"] * 2
+    + ["cancel", "retry", "restart_pipeline", "let_time_pass"] * 2
 )  # fmt: skip
 LIMIT = (
     ["limit", "finish", "let_time_pass", "crowd_in"] * 4 + ["claim"] * 8

@@ -18,7 +18,7 @@ def differences(model: Timetable, shown: dict[str, Rows]) -> list[str]:
         "job_definitions": [[*vars(its).values()] for _, its in model.schedules.items()],
         "stuck_keys": [[key, *row] for key, row in model.stuck.items()],
         "dependencies": [
-            [child, *row] for child in model.parents for row in model.parents[child].items()
+            [child, parent] for child in model.parents for parent in model.parents[child]
         ],
         "effects": [[*effect, *row] for effect, row in model.effects.items()],
         "limits": [[*vars(limit).values()] for limit in model.limits.values()],
@@ -27,6 +27,7 @@ def differences(model: Timetable, shown: dict[str, Rows]) -> list[str]:
             for pipeline, stages in model.pipelines.items()
             for stage in stages.values()
         ],
+        "stage_runs": [[*ref, *row] for ref, row in model.stage_runs.items()],
         "fires": [[*fire, *row] for fire, row in model.fires.items()],
     }
     return [

@@ -22,10 +22,10 @@ from model.rows import Seen
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EMPTIED = (
-    *("slots", "jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys"),
-    *("rechecks", "limits", "limit_states", "buckets"),
+    *("jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys"),
+    *("pending_checks", "limits", "limit_slots", "limit_parts", "limit_starts", "fair_queues"),
     *("job_definitions", "fires", "stuck_keys", "effects", "dependencies"),
-    "pipeline_stages",
+    *("pipeline_stages", "stage_runs"),
 )
 # Claims leave hints in settings of their session, and each example shall be the same again.
 SETTINGS = "set client_min_messages = error; set jit = off; set synchronous_commit = off"
@@ -50,17 +50,18 @@ JOB = """
     r.progress_message, {cancel_requested_at}, r.cancel_reason,
     split_part(r.last_error, ' neither', 1), r.error_type, {failed_at}, {created_at},
     {started_at}, %s, r.definition, {scheduled_for}, {lease}, r.backoff, r.ordering_key,
-    r.skip_dead, r.limit_key, r.pipeline, r.stage, r.stage_input, r.first_job_id, %s
+    r.skip_dead, r.limit_key, r.pipeline, r.stage, r.stage_input, %s, %s
 """
 LIVE = JOB % (
     "{locked_until}",
     "null, null",
+    "{stage_queued_at}",
     "case when r.rerun_payload is not null then"
     " json_build_array(r.rerun_payload, {rerun_run_at}, r.rerun_priority) end",
 )
 SHOWN = {
     "jobs": LIVE,
-    "finished_jobs": JOB % ("null", "{finished_at}, r.result", "null"),
+    "finished_jobs": JOB % ("null", "{finished_at}, r.result", "null", "null"),
     "job_errors": """
         r.job_id, r.lease_token, r.attempt, r.worker, {started_at}, {failed_at}, r.error_type,
         split_part(r.message, ' neither', 1)
@@ -73,15 +74,18 @@ SHOWN = {
         {next_run_at}, {last_run_at}, r.last_job_id
     """,
     "stuck_keys": "r.ordering_key, r.job_id, {stuck_since}",
-    "dependencies": "r.job_id, r.parent_id, r.is_failed",
+    "dependencies": "r.job_id, r.parent_id",
     "effects": """
         r.scope, r.key, r.job_id, r.lease_token, {recorded_at}, {completed_at}, r.result
     """,
     "limits": "r.limit_name, r.max_running, r.max_starts, {per}, r.burst, r.weight",
-    "rechecks": "{due_at}, r.is_seen",
     "pipeline_stages": """
         r.pipeline, r.stage, r.ordinal, r.next_stage, r.job_type, r.queue, r.priority,
         r.max_attempts, {lease}, r.backoff
+    """,
+    "stage_runs": """
+        r.job_id, r.lease_token, r.pipeline, r.stage, r.status, r.queue, r.job_type,
+        r.attempts, r.worker, {queued_at}, {started_at}, {finished_at}, r.stage_input, r.result
     """,
     "fires": "r.definition, {scheduled_for}, r.outcome, r.job_id, {fired_at}",
 }
@@ -96,6 +100,7 @@ ANSWERS = {
     "claim_jobs": CLAIMED,
     "finish_jobs": "r.job_id, r.outcome",
     "finish_and_claim": "r.outcome, r.job_id, r.lease_token",
+    "end_jobs": "r.job_id, r.lease_token, r.answer, {run_at}",
     "fail_job": "r.status, {run_at}",
     "snooze_job": "(date_part('epoch', r) * 1e6)::bigint",
     "release_jobs": "r.job_id, r.is_released",
@@ -114,7 +119,7 @@ ANSWERS = {
 }  # fmt: skip
 MOMENTS = {"run_at", "updated_at"}
 DURATIONS = {"lease", "delay", "unique_for", "max_wait", "retry_in", "per"}
-JSONS = {"payload", "backoff", "result", "results", "jobs", "stages"}
+JSONS = {"payload", "backoff", "result", "results", "jobs", "stages", "endings"}
 
 
 def columns(text: str) -> str:
@@ -139,7 +144,7 @@ def helpers() -> str:
         create function model.empty() returns void language plpgsql as $$
         begin
             {deletions};
-            update rota.upkeep set done_at = '-infinity';
+            update rota.maintenance set done_at = '-infinity';
             -- Delays are drawn by chance, and each example shall be the same again.
             perform setseed(0);
         end;

@@ -18,13 +18,24 @@ class Keys(Waiting):
         return [self._enqueue(**job)[:1]]
 
     def enqueue_many(self, jobs: list[dict[str, Any]]) -> Rows:
-        return [[n, *self._enqueue(**job)] for n, job in enumerate(jobs, 1)]
+        coming: list[Job] = []
+        self.coming = coming
+        try:
+            rows = [[n, *self._enqueue(**job)] for n, job in enumerate(jobs, 1)]
+        finally:
+            self.coming = None
+        for job in sorted(coming, key=lambda job: job.id):
+            self._come_in(job)
+        return rows
 
     def _enqueue(self, before: int | None = None, **job: Any) -> list[Any]:
         """Return the id of the job, and whether it is a new one."""
+        waits = job.get("after") is not None or job.get("ordering_key") is not None
+        if before is not None and waits:
+            raise Refused("22023")
         its, is_new = self._take_in(**job)
         if before is not None:
-            self._wait_before(before, its)
+            self._wait_before(before, its, is_new)
         return [its.id, is_new]
 
     def _take_in(
@@ -61,7 +72,13 @@ class Keys(Waiting):
         return is_free and (updated_at is None or version is None or version < updated_at)
 
     def _renew(
-        self, live: Job, rule: str, when: int, has_time: bool, max_wait: int | None, job: Any
+        self,
+        live: Job,
+        rule: str,
+        when: int,
+        has_time: bool,
+        max_wait: int | None,
+        job: Any,
     ) -> None:
         """A waiting job takes what is new; after a running one it runs, if rerun is said."""
         payload, priority = job.get("payload", {}), job.get("priority", 0)
@@ -75,8 +92,9 @@ class Keys(Waiting):
         live.payload, live.priority, live.attempts = payload, priority, 0
 
     def _put(
-        self, after: list[int] | None = None, if_parent_dead: str = "cancel", **given: Any
-    ) -> Job:
+        self, after: list[int] | None = None, if_parent_dead: str = "cancel",
+        is_new: bool = True, **given: Any,
+    ) -> Job:  # fmt: skip
         queue = given.get("queue", "default")
         its = self.queues.get(queue) or Queue(queue)
         values: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__) | {
@@ -87,9 +105,13 @@ class Keys(Waiting):
         job.max_attempts = job.max_attempts or its.max_attempts or 10
         job.id = self.seen.new_id(self.jobs, job)
         if job.pipeline:
-            job.first_job_id = job.first_job_id or job.id
+            job.stage_queued_at = self.now
         self.jobs[job.id] = job
-        self._line_up(job, after, if_parent_dead)
+        self.if_parent_dead[job.id] = if_parent_dead
+        if is_new:
+            self._line_up(job, after, if_parent_dead)
+        else:
+            job.status = "blocked" if job.ordering_key else "queued"
         return job
 
     def _find(self, key: str | None, pipeline: str | None, job_type: str | None) -> Job | None:

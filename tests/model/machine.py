@@ -127,10 +127,6 @@ class Machine(RuleBasedStateMachine):
             act, given = "enqueue", {"job": SHAPES[0]}
         if act == "start" and not self.model.pipelines:
             act, given = "define", {"stages": STAGES[0]}
-        notes = self.database.shown["rechecks"]
-        if sum(due_at <= self.model.now and not is_seen for due_at, is_seen in notes) > 12:
-            # A claim takes twenty and no more; which those are is nobody's business.
-            act, given = "upkeep", {"max_jobs": None}
         if act in ("begin", "end") and (act == "end") != (self.backup is not None):
             return
         self.told.append(f"{act} {given}")
@@ -187,6 +183,16 @@ class Machine(RuleBasedStateMachine):
         given |= {f"kept_{name}": value for name, value in kept_given.items()}
         said = {"refs": refs, "kept": kept_refs, **claim}
         self.play("finish_and_claim", said, **given, **claim)
+
+    def end_many(self, picks: list[int], kinds: list[dict[str, Any]]) -> None:
+        refs, _ = self.refs(picks)
+        asked = dict(zip(refs, kinds, strict=False))
+        endings = [
+            {"job_id": job_id, "lease_token": token, **kind}
+            for (job_id, token), kind in asked.items()
+        ]
+        said = {"refs": list(asked), "kinds": list(asked.values())}
+        self.play("end_jobs", said, endings=endings)
 
     def fail(self, pick: int, error: str, retry_in: int | None, is_fatal: bool) -> None:
         job_id, lease_token = self.lease(pick)
@@ -259,9 +265,9 @@ class Machine(RuleBasedStateMachine):
     def start(self, given: dict[str, Any]) -> None:
         self.play("start_pipeline", pipeline="p", **given)
 
-    def rerun_from(self, pick: int, stage: str) -> None:
+    def restart_pipeline(self, pick: int, stage: str) -> None:
         job_id = self.job(pick, lambda job: job.pipeline and not job.is_live)
-        self.play("rerun_from", job_id=job_id, stage=stage)
+        self.play("restart_pipeline", job_id=job_id, stage=stage)
 
     def resume_key(self, ordering_key: str) -> None:
         self.play("resume_key", ordering_key=ordering_key)

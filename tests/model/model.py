@@ -38,7 +38,6 @@ class Model(Keys):
         self, worker: str, queues: Sequence[str] = ("default",), max_jobs: int = 1,
         lease: int | None = None, job_types: Sequence[str] | None = None,
     ) -> Rows:  # fmt: skip
-        self._look_again(max_jobs + 20)
         due = [
             job
             for job in self.jobs.values()
@@ -127,29 +126,36 @@ class Model(Keys):
         return rows + [["claimed", *row[:2]] for row in self.claim_jobs(worker, **claim)]
 
     def _has_succeeded(self, ref: Ref) -> bool:
-        job = self.jobs.get(ref[0])
+        job, stage = self.jobs.get(ref[0]), self.stage_runs.get(ref)
+        if stage is not None and stage[2] == "succeeded":
+            return True
         return job is not None and (job.status, job.lease_token) == ("succeeded", ref[1])
 
     def _check_next(self, ref: Ref, next_stage: str | None) -> None:
         raise NotImplementedError
 
-    def _go_on(self, job: Job, next_stage: str | None) -> bool:
+    def _leave_stage(
+        self, job: Job, status: str, result: Any, next_stage: str | None
+    ) -> str | None:
         raise NotImplementedError
 
     def _end(
         self, job: Job, status: str, result: Any = None, next_stage: str | None = None
     ) -> None:
+        if job.pipeline:
+            its_end = self._leave_stage(job, status, result, next_stage)
+            if its_end is None:
+                return
+            status, result = its_end, result if its_end == "succeeded" else None
         job.status, job.finished_at, job.locked_until = status, self.now, None
         job.result, rerun, job.rerun = result, job.rerun, None
         if rerun:
             kept = {name: getattr(job, name) for name in KEPT}
-            self._put(**kept, payload=rerun[0], run_at=rerun[1], priority=rerun[2])
-        if job.ordering_key:
-            self._note("order", job.ordering_key)
-            if status == "dead" and not job.skip_dead:
-                self.stuck.setdefault(job.ordering_key, [job.id, self.now])
-        if status != "succeeded" or not self._go_on(job, next_stage):
-            self._tell_children(job)
+            self._put(
+                **kept, payload=rerun[0], run_at=rerun[1], priority=rerun[2], is_new=False
+            )
+        self._leave_line(job)
+        self._tell_children(job)
 
     # A failed attempt is tried again after its delay, until there is none left; a job whose
     # cancel was requested, a fatal failure and the last attempt end it.
@@ -168,6 +174,8 @@ class Model(Keys):
         """Whether this very report was taken before, and its answer may have been lost."""
         if job.lease_token != lease_token or job.status not in ("failed", "dead", "cancelled"):
             return False
+        if self._has_succeeded((job.id, lease_token)):
+            return False
         was_asked = job.status == "cancelled" and job.cancel_requested_at is not None
         return was_asked or self.errors.get((job.id, lease_token), [None])[-1] == error
 
@@ -179,6 +187,8 @@ class Model(Keys):
         self.errors[job.id, job.lease_token] = [
             job.attempts, job.locked_by, job.started_at, self.now, error_type, error,
         ]  # fmt: skip
+        # Where a lease ended, and not twice in a row, the next try comes soon.
+        is_soon = error_type == "lease_expired" and job.error_type != error_type
         job.last_error, job.error_type, job.failed_at = error, error_type, self.now
         if is_fatal or job.attempts >= job.max_attempts:
             return self._end(job, "dead")
@@ -187,6 +197,9 @@ class Model(Keys):
         else:
             its = self.queues.get(job.queue) or Queue(job.queue)
             low, high = delays(job.backoff or its.backoff, job.attempts)
+            if is_soon:
+                rule = {**(job.backoff or its.backoff or {}), "kind": "fixed", "base_seconds": 1}
+                low, high = map(min, zip((low, high), delays(rule, 1), strict=True))
             shown = self.seen.get(job.id, "run_at") or self.now
             job.run_at = min(max(shown, self.now + low), self.now + high)
         self._wait(job, "failed")
@@ -198,6 +211,49 @@ class Model(Keys):
             job.payload, when, job.priority = job.rerun
             job.run_at = max(job.run_at, when)
             job.rerun, job.attempts = None, 0 if status == "failed" else job.attempts
+
+    # Each ending of a batch is answered by itself.
+
+    def end_jobs(self, refs: Sequence[Ref], kinds: Sequence[dict[str, Any]]) -> Rows:
+        answers: dict[Ref, list[Any]] = {}
+        asked = dict(zip(refs, kinds, strict=True))
+        for ref, kind in asked.items():
+            if kind["outcome"] == "succeeded":
+                result = [kind["result"]] if "result" in kind else None
+                ((_, answer),) = self.finish_jobs([ref], result)
+                answers[ref] = [answer, None]
+        for ref in sorted(asked, key=lambda ref: (self._rank(ref, asked[ref]), ref)):
+            if ref not in answers:
+                answers[ref] = self._end_otherwise(ref, asked[ref])
+        return [[*ref, *answers[ref]] for ref in refs]
+
+    def _rank(self, ref: Ref, kind: dict[str, Any]) -> int:
+        """The order in which the ends of a batch come, and so the jobs that they lead to."""
+        if not self.holds(*ref):
+            return 0
+        job, is_failed = self.jobs[ref[0]], kind["outcome"] == "failed"
+        if job.cancel_requested_at is not None:
+            return 3 if is_failed else 4
+        is_last = kind.get("fatal") or job.attempts >= job.max_attempts
+        return (2 if is_last else 1) if is_failed else 5
+
+    def _end_otherwise(self, ref: Ref, kind: dict[str, Any]) -> list[Any]:
+        outcome = kind["outcome"]
+        if (outcome == "failed" and "error" not in kind) or kind.get("delay", 0) < 0:
+            return ["refused", None]
+        try:
+            if outcome == "failed":
+                retry_in = kind["retry_in"] * 1_000_000 if "retry_in" in kind else None
+                ((status, run_at),) = self.fail_job(
+                    *ref, kind["error"], None, retry_in, kind.get("fatal", False)
+                )
+                return [status, run_at]
+            job = self._held(*ref)
+        except Refused:
+            return ["lost", None]
+        delay = kind["delay"] * 1_000_000 if outcome == "snoozed" else None
+        self._give_back(job, job.run_at if delay is None else self.now + delay)
+        return [outcome, job.run_at] if job.is_live else ["cancelled", None]
 
     # What is given back is not burnt.
 

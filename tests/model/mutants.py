@@ -63,28 +63,37 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a token that does not outlive a retry": [
         (
             "_revive",
-            "to_jsonb(e), e.ordering_key",
-            "to_jsonb(e) - 'lease_token', e.ordering_key",
+            "case when f.pipeline is null then f.lease_token\n",
+            "case when f.pipeline is null then 0::bigint\n",
         )
     ],
-    "a dead job that holds nobody up": [("_follow_up", "and not e.skip_dead", "and false")],
+    "a dead job that holds nobody up": [("_leave_lines", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [
-        ("_is_free_key", "and j.status <> 'blocked'", "and false"),
-        ("_is_free_key", "where j.id = _is_free_key.job_id", "where false"),
+        ("_check_order", "and j.status <> 'blocked'", "and false"),
+        ("_open_line", "and j.status <> 'blocked'", "and false"),
         (
-            "_recheck_order",
-            "order by coalesce(j",
-            "and j.status = 'blocked' order by coalesce(j",
+            "_open_line",
+            "where j.ordering_key >= _open_line.ordering_key",
+            "where j.ordering_key = _open_line.ordering_key and j.status = 'blocked'",
         ),
     ],
     "a parent that nobody waits for": [
-        ("_recheck_job", "if rota._has_parents(v_job.id) then", "if false then")
+        (
+            "_open_children",
+            "num_nonnulls(c.ordering_key, c.parent_id)",
+            "num_nonnulls(c.ordering_key)",
+        ),
+        ("_open_children", "where rota._newest_parent(h.id) is null", "where true"),
     ],
     "a parent that is dead and does not matter": [
-        ("_recheck_job", "is distinct from 'run'", "= 'wait'")
+        (
+            "_check_parent",
+            "where c_status = 'succeeded' or j.if_parent_dead = 'run'",
+            "where true",
+        )
     ],
-    "a circle of jobs that wait for each other": [
-        ("_check_no_circle", "as a where a.run = a.its_run limit 1", "as a where false limit 1")
+    "a part that waits for others itself": [
+        ("_check_before", "_check_before.after, _check_before.ordering_key) > 0", "null) > 0")
     ],
     "a limit with a slot too many": [
         ("_room", "room := _room.max_running - ", "room := 1 + _room.max_running - ")
@@ -97,17 +106,28 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "a stage that follows whatever was said": [
         (
-            "_advance_runs",
-            "coalesce(_advance_runs.next_stages[i.place], s.next_stage)",
+            "_end_stages",
+            "coalesce(_end_stages.next_stages[h.place], s.next_stage)",
             "s.next_stage",
         )
     ],
     "a stage that does not know of the cancel": [
-        ("_advance_runs", "where e.cancel_requested_at is not null", "where false")
+        (
+            "_end_stages",
+            "where n.stage is not null and h.cancel_requested_at is null",
+            "where n.stage is not null",
+        )
     ],
     "a run that is over with its first stage": [
-        ("_advance_runs", "or e.first_job_id <> all(v_runs)", "or true")
+        ("_end_stages", "filter (where n.stage is null)", "")
     ],
+    "a stage whose finish nobody remembers": [
+        ("_is_finished", "r.status = 'succeeded'", "r.status = 'dead'")
+    ],
+    "a token that is good for two stages": [
+        ("_end_stages", "least(j.lease_token, 9223372036854775806) + 1", "j.lease_token")
+    ],
+    "a result of any stage at all": [("_stage_input", "and p.ordinal < stage.ordinal", "")],
     "an effect that is taken from its holder": [
         ("record_effect", "and rota._is_leased(", "and false and rota._is_leased(")
     ],

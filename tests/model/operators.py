@@ -32,13 +32,9 @@ class Operated(Limits):
             job.attempts, job.run_at, job.started_at = 0, self.now, None
             job.progress_percent = job.progress_message = None
             job.finished_at = job.result = None
-            self._line_up(job, None, "cancel")
-            if job.ordering_key and self.stuck.get(job.ordering_key, [0])[0] == job.id:
-                del self.stuck[job.ordering_key]
-                if job.pipeline:  # whose place is kept
-                    job.status = "queued"
-            self.parents.pop(job_id, None)
-            self._is_back(job)
+            self._come_back(job)
+            if job.pipeline:  # it comes to its stage once more
+                job.lease_token, job.stage_queued_at = job.lease_token + 1, self.now
         job.lease_token += job.status == "running"
         job.attempts = min(job.attempts, job.max_attempts - 1)
         run_at = min(job.run_at, self.now)
@@ -48,16 +44,19 @@ class Operated(Limits):
         return [[job.status]]
 
     def _check_free(self, job: Job) -> None:
-        """Refuse to bring back what is live in another job."""
-        if self._status_of_run(job) == "live":
-            raise Refused("RT014")
+        """Refuse to bring back a job whose key has another."""
         if self._find(job.idempotency_key, job.pipeline, job.job_type):
             raise Refused("RT007")
 
-    def _is_back(self, job: Job) -> None:
-        """Who waits for a dead job, or run, waits for its next end."""
-        for parents in self.parents.values():
-            parents.update(dict.fromkeys(parents.keys() & {job.run}, False))
+    def _come_back(self, job: Job) -> None:
+        """Wait again for those that have not succeeded, and for the others of the key."""
+        self.if_parent_dead[job.id] = "wait" if self.parents.get(job.id) else "cancel"
+        job.status = "blocked"
+        if job.ordering_key and self.stuck.get(job.ordering_key, [0])[0] == job.id:
+            del self.stuck[job.ordering_key]
+            self._open_line(job.ordering_key)
+        else:
+            self._come_in(job)
 
     def cancel_job(self, job_id: int, reason: str | None = None) -> Rows:
         job = self.jobs.get(job_id)
@@ -68,10 +67,7 @@ class Operated(Limits):
         if job.status == "running":
             job.cancel_requested_at = job.cancel_requested_at or self.now
         else:
-            is_blocked = job.status == "blocked"
             self._end(job, "cancelled")
-            if is_blocked:
-                self._note("job", job_id)
         return [[job.status]]
 
     def set_priority(self, job_id: int, priority: int) -> Rows:

@@ -1,7 +1,7 @@
-"""What rota promises of pipelines: a run is in one stage at a time until it is over.
+"""What rota promises of pipelines: a job passes through stages, and is in one at a time.
 
-Each stage is a job.  The next one is there at the moment this one succeeds, and has its place,
-its key and its result.
+It enters the next at the moment it succeeds in this one, with the result; how it fared in each
+stage stays on record.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from model.operators import Operated
-from model.rows import Job, Ref, Refused, Rows, Stage
+from model.rows import Job, Queue, Ref, Refused, Rows, Stage
 
-KEPT = (  # what the job of the next stage has of the one before
-    *("payload", "idempotency_key", "ordering_key", "skip_dead", "limit_key"),
-    *("pipeline", "first_job_id"),
+CLEARED = (  # what a job leaves behind in each stage
+    *("locked_by", "locked_until", "started_at", "progress_percent", "progress_message"),
 )
 
 
@@ -76,60 +75,59 @@ class Pipelines(Operated):
         if next_stage != "end":
             self._stage(self.jobs[ref[0]].pipeline or "", next_stage)
 
-    def _go_on(self, job: Job, next_stage: str | None) -> bool:
-        """Make the job of the next stage; whether there is one."""
+    def _leave_stage(
+        self, job: Job, status: str, result: Any, next_stage: str | None
+    ) -> str | None:
+        """Write down what became of the stage; how the job ends, None if it goes on."""
+        self.stage_runs[job.id, job.lease_token] = [
+            job.pipeline, job.stage, status, job.queue, job.job_type, job.attempts,
+            job.locked_by, job.stage_queued_at, job.started_at, self.now, job.stage_input,
+            result,
+        ]  # fmt: skip
         its = self.pipelines.get(job.pipeline or "", {})
         here = its.get(job.stage or "")
         then = its.get(next_stage or (here and here.next_stage) or "")
-        if then is None:
-            return False
-        new = self._put_stage(job, then, job.result)
-        if job.cancel_requested_at is not None:
-            new.cancel_reason = job.cancel_reason
-            self._end(new, "cancelled")
-        return True
+        if status == "succeeded" and then and job.cancel_requested_at is None:
+            self._change_stage(job, then, result)
+            vars(job).update(dict.fromkeys(CLEARED), status="queued", attempts=0)
+            job.run_at = job.stage_queued_at = self.now
+            job.lease_token += 1
+            return None
+        job.stage_queued_at = None
+        return "cancelled" if status == "succeeded" and then else status
 
-    def _put_stage(self, job: Job, then: Stage, stage_input: Any) -> Job:
-        kept = {name: getattr(job, name) for name in KEPT}
-        new = self._put(
-            **kept, **self._given(then, job.priority), stage_input=stage_input, run_at=self.now
-        )
-        new.status = "queued"
-        return new
+    def _change_stage(self, job: Job, then: Stage, stage_input: Any) -> None:
+        vars(job).update(self._given(then, job.priority), stage_input=stage_input)
+        its = self.queues.get(job.queue) or Queue(job.queue)
+        job.max_attempts = then.max_attempts or its.max_attempts or 10
+        job.last_error = job.error_type = job.failed_at = None
 
-    def rerun_from(self, job_id: int, stage: str) -> Rows:
-        old = self.jobs.get(job_id)
-        if old is None:
+    def restart_pipeline(self, job_id: int, stage: str) -> Rows:
+        job = self.jobs.get(job_id)
+        if job is None:
             raise Refused("RT001")
-        if old.pipeline is None:
+        if job.pipeline is None:
             raise Refused("22023")
-        self._stage(old.pipeline)
-        if self._status_of_run(old) == "live":
+        self._stage(job.pipeline)
+        if job.is_live:
             raise Refused("RT014")
-        then = self._stage(old.pipeline, stage)
-        self._check_free(old)
-        new = self._put_stage(old, then, self._input_of(old, then))
-        if old.ordering_key and not self._takes_place(old):
-            new.status = "blocked"
-        self._is_back(new)
-        return [[new.id]]
+        then = self._stage(job.pipeline, stage)
+        self._check_free(job)
+        self._change_stage(job, then, self._input_of(job, then))
+        self.retry_job(job_id)
+        return [[job_id]]
 
-    def _takes_place(self, old: Job) -> bool:
-        """Whether the run has a dead job that holds up its ordering key, and goes on there."""
-        dead = self.jobs.get(self.stuck.get(old.ordering_key or "", [0])[0])
-        if dead is None or dead.run != old.run:
-            return False
-        del self.stuck[old.ordering_key or ""]
-        return True
-
-    def _input_of(self, old: Job, then: Stage) -> Any:
+    def _input_of(self, job: Job, then: Stage) -> Any:
         """The latest result of a stage before it, or what it was given itself."""
-        its = self.pipelines[old.pipeline or ""]
-        found: list[tuple[int, int, Any]] = []
-        for job_id, job in self.jobs.items():
-            place = its[job.stage or ""].ordinal if job.run == old.run else None
-            if job.run == old.run and job.stage == then.stage:
-                found.append((job.created_at, job_id, job.stage_input))
-            elif job.status == "succeeded" and place and place < (then.ordinal or 0):
-                found.append((job.finished_at or 0, job_id, job.result))
-        return max(found, key=lambda it: it[:2])[2] if found else None
+        if job.stage == then.stage:
+            return job.stage_input
+        its = self.pipelines[job.pipeline or ""]
+        found: dict[int, Any] = {}
+        for (job_id, token), (_, stage, status, *_, given, result) in self.stage_runs.items():
+            place = its[stage].ordinal
+            if job_id == job.id and stage == then.stage:
+                found[token] = given
+            elif job_id == job.id and status == "succeeded":
+                if place and place < (then.ordinal or 0):
+                    found[token] = result
+        return found[max(found)] if found else None

@@ -60,17 +60,12 @@ class Job:
     pipeline: str | None
     stage: str | None
     stage_input: Any
-    first_job_id: int | None
+    stage_queued_at: int | None
     rerun: list[Any] | None = None  # payload, run_at and priority of a run to follow
 
     @property
     def is_live(self) -> bool:
         return self.status not in ENDED
-
-    @property
-    def run(self) -> int:
-        """What others wait for, and what has a place in a line: itself, or its run."""
-        return self.first_job_id or self.id
 
     @property
     def line(self) -> tuple[str, str, str | None]:
@@ -179,7 +174,6 @@ class Seen:
         """Return the lowest new id of such a job, one beyond all if it was refused."""
         names = ["idempotency_key", "job_type", "definition", "scheduled_for", "pipeline"]
         names += ["stage"]
-        names += ["first_job_id"] * (like.first_job_id is not None)
         wanted = [getattr(like, name) for name in names]
         new = (i for i in self._jobs if i not in known)
         return min((i for i in new if [self.get(i, n) for n in names] == wanted), default=2**62)

@@ -78,7 +78,7 @@ class Timetable(Ledger):
         swept = self.sweep_stale_leases()[0][0]
         due = [its for its in self.schedules.values() if its.next_run_at is not None]
         fired = sum(map(self._fire, due))
-        self._look_again(1000)
+        self._do_checks()
         return [[fired, swept]]
 
     def _known_schedule(self, name: str) -> Schedule:

@@ -4,7 +4,8 @@ The jobs of an ordering key go one at a time, in the order of their ids; a dead 
 key.  A job that comes after others is free when they have succeeded; of one that is dead or
 was cancelled its own rule says what becomes of it.
 
-Who is free is found by claims and ticks, which go by the notes that everybody else leaves.
+Who makes a job free opens it.  Ticks find the others by the checks that were left for them, but
+not by those of their own transaction.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from model.rows import Job, Limit, Queue, Refused, Rows, Schedule, Seen, Stage
 
-CANCELLED = "a job that it waited for is dead or was cancelled"
+ENDS = {"dead": "is dead", "cancelled": "was cancelled"}
 
 
 class Waiting:
@@ -29,9 +30,10 @@ class Waiting:
         # Of a key and what it belongs to: job, unique_until, newest version.
         self.memory: dict[Any, list[Any]] = {}
         self.stuck: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when
-        self.parents: dict[int, dict[int, bool]] = {}  # of a job: runs, and whether dead
+        self.parents: dict[int, set[int]] = {}  # of a job: those that have not succeeded
         self.if_parent_dead: dict[int, str] = {}
-        self.notes: list[list[Any]] = []  # when to look at what again, by whom made, if seen
+        self.checks: set[tuple[str, str, int]] = set()  # what to look at, and who left it
+        self.coming: list[Job] | None = None
         self.transaction = 0
         self.effects: dict[tuple[str, str], list[Any]] = {}
         self.limits: dict[str, Limit] = {}
@@ -40,6 +42,7 @@ class Waiting:
         self.strays: set[tuple[int, int, int]] = set()  # that a claim has seen
         self.parted: set[str] = set()  # types that have lost their limit
         self.pipelines: dict[str, dict[str, Stage]] = {}
+        self.stage_runs: dict[tuple[int, int], list[Any]] = {}  # of leases that ended a stage
         self.schedules: dict[str, Schedule] = {}
         self.fires: dict[tuple[str, int], list[Any]] = {}
 
@@ -51,115 +54,136 @@ class Waiting:
         if job.status == "queued":
             return
         self.if_parent_dead[job.id] = if_parent_dead
-        waits = self.parents[job.id] = {}
-        for parent in after or ():
-            self._depend(job.id, self.jobs[parent])
-        if job.ordering_key:
-            self._note("order", job.ordering_key)
-        if waits or job.ordering_key is None:
-            self._note("job", job.id)
+        self.parents[job.id] = {
+            parent for parent in after or () if self.jobs[parent].status != "succeeded"
+        }
+        if self.coming is None:
+            self._come_in(job)
+        else:  # when all of the batch are there
+            self.coming.append(job)
 
-    def _note(self, kind: str, subject: Any) -> None:
-        note = [self.now, kind, str(subject), self.transaction, False]
-        if note not in self.notes:
-            self.notes.append(note)
+    def _come_in(self, job: Job) -> None:
+        if self.parents.get(job.id):
+            self._check("job", job.id)
+        if job.ordering_key is None:
+            job.status = "blocked" if self.parents.get(job.id) else "queued"
+            return
+        line = self._line(job.ordering_key)
+        is_free = job.ordering_key not in self.stuck and line[0] is job
+        if is_free and not self.parents.get(job.id) and {j.status for j in line} == {"blocked"}:
+            job.status = "queued"
+        else:
+            self._check("order", job.ordering_key)
 
-    def _depend(self, job_id: int, parent: Job) -> None:
-        """Let a job wait for another, or for the run that this is a stage of."""
-        status = self._status_of_run(parent)
-        if status != "succeeded":
-            self.parents.setdefault(job_id, {})[parent.run] = status != "live"
+    def _check(self, kind: str, subject: Any) -> None:
+        self.checks.add((kind, str(subject), self.transaction))
 
-    def _status_of_run(self, job: Job) -> str:
-        stages = [its for its in self.jobs.values() if its.run == job.run]
-        if any(its.is_live for its in stages):
-            return "live"
-        return max(stages, key=lambda its: (its.finished_at or 0, its.id)).status
+    def _line(self, key: str) -> list[Job]:
+        line = [job for job in self.jobs.values() if job.ordering_key == key and job.is_live]
+        return sorted(line, key=lambda job: job.id)
 
-    def _wait_before(self, before: int, job: Job) -> None:
-        """Let a blocked job wait for one more, if that does not wait for it."""
-        waiting = self.jobs.get(before)
-        if before == job.id:
+    def _wait_before(self, before: int, job: Job, is_new: bool) -> None:
+        """Let a blocked job wait for one more, which waits for nothing."""
+        is_ordered = job.ordering_key is not None and job.status != "succeeded"
+        if not is_new and (is_ordered or job.status in ("blocked", "dead", "cancelled")):
             raise Refused("22023")
+        waiting = self.jobs.get(before)
         if waiting is None or not waiting.is_live:
             raise Refused("RT003" if waiting else "RT001")
         if waiting.status != "blocked":
             raise Refused("RT013")
-        self._depend(before, job)
-        if self._waits_for(job.run, waiting.run):
-            raise Refused("22023")
-
-    def _waits_for(self, run: int, other: int) -> bool:
-        """Whether a run comes after another, over parents and in the lines of ordering keys."""
-        live = {job.run: job for job in self.jobs.values() if job.is_live}
-        found, ahead = {run}, [run]
-        while ahead:
-            job = live.get(ahead.pop())
-            runs = {*self.parents.get(job.id, ())} if job else set()
-            if job and job.ordering_key:
-                line = (its for its in live.values() if its.ordering_key == job.ordering_key)
-                runs |= {its.run for its in line if its.run < job.run}
-            ahead += runs - found
-            found |= runs
-        return other in found
+        if job.status != "succeeded":
+            self.parents.setdefault(before, set()).add(job.id)
+        if not is_new:
+            self._check("job", before)
 
     def _tell_children(self, job: Job) -> None:
-        """A job has ended, and its run: those that wait for it are to be looked at."""
-        for child, parents in self.parents.items():
-            if job.run in parents:
-                self._note("job", child)
-                parents[job.run] = True
-                if job.status == "succeeded":
-                    del parents[job.run]
+        """A job has ended: those that wait for it start, if it succeeded, or hear of it."""
+        children = [child for child, parents in self.parents.items() if job.id in parents]
+        if job.status == "succeeded":
+            self._free(job.id, children)
+        elif children:
+            self._check("parent", job.id)
 
-    def _look_again(self, most: int) -> None:
-        """Take up to so many notes that are due, and those to which that leads."""
-        while most > 0:
-            mine = [self.transaction, True]
-            due = [note for note in self.notes if note[0] <= self.now and note[3:] != mine]
-            if not due:
-                return
-            due = sorted(due)[:most]
-            most -= len(due)
-            for note in due:
-                self.notes.remove(note)
-                if note[3] == self.transaction:
-                    # What it has made itself is for others to look at when it is done.
-                    self.notes.append([*note[:4], True])
-            for kind, subject in sorted({(note[1], note[2]) for note in due}):
-                if kind == "order":
-                    self._look_at_key(subject)
-                else:
-                    self._look_at_job(int(subject))
+    def _free(self, parent: int, children: list[int]) -> None:
+        for child in children:
+            self.parents[child].discard(parent)
+        for child in children:
+            self._open(self.jobs[child])
 
-    def _look_at_key(self, key: str) -> None:
-        line = [job for job in self.jobs.values() if job.ordering_key == key and job.is_live]
-        line.sort(key=lambda job: job.run)
-        is_free = key not in self.stuck and {job.status for job in line} == {"blocked"}
-        if is_free and not self.parents.get(line[0].id):
-            line[0].status = "queued"
-
-    def _look_at_job(self, job_id: int) -> None:
-        job, parents = self.jobs[job_id], self.parents.get(job_id, {})
-        if not job.is_live:
-            parents.clear()
+    def _open(self, job: Job) -> None:
+        """Start a job that waits for nothing any more, or for its turn only."""
+        parents = self.parents.get(job.id)
         if job.status != "blocked":
             return
-        rule, dead = (
-            self.if_parent_dead[job_id],
-            [i for i, is_dead in parents.items() if is_dead],
-        )
-        if rule != "wait":
-            for parent in dead:
-                del parents[parent]
-        if dead and rule == "cancel":
-            job.cancel_reason = CANCELLED
-            self._end(job, "cancelled")
-            self._note("job", job_id)
+        if parents and not self.jobs[max(parents)].is_live:
+            self._check("job", job.id)
         elif not parents and job.ordering_key:
-            self._look_at_key(job.ordering_key)
+            self._open_line(job.ordering_key)
         elif not parents:
             job.status = "queued"
+
+    def _open_line(self, key: str) -> None:
+        line = self._line(key)
+        if key in self.stuck or {job.status for job in line} != {"blocked"}:
+            return
+        parents = self.parents.get(line[0].id)
+        if not parents:
+            line[0].status = "queued"
+        elif not self.jobs[max(parents)].is_live:
+            self._check("job", line[0].id)
+
+    def _leave_line(self, job: Job) -> None:
+        if job.ordering_key and job.status == "dead" and not job.skip_dead:
+            self.stuck.setdefault(job.ordering_key, [job.id, self.now])
+        elif job.ordering_key:
+            self._open_line(job.ordering_key)
+
+    def _do_checks(self) -> None:
+        """Do the checks that other transactions have left."""
+        due = {check for check in self.checks if check[2] != self.transaction}
+        self.checks -= due
+        for kind, subject in sorted({check[:2] for check in due}):
+            if kind == "order":
+                self._open_line(subject)
+            elif kind == "job":
+                self._check_job(self.jobs[int(subject)])
+            else:
+                self._check_parent(self.jobs[int(subject)])
+
+    def _check_job(self, job: Job) -> None:
+        if job.status != "blocked":
+            return
+        rule, parents = self.if_parent_dead[job.id], self.parents.get(job.id, set())
+        ended = {parent for parent in parents if not self.jobs[parent].is_live}
+        dead = {parent for parent in ended if self.jobs[parent].status != "succeeded"}
+        if dead and rule == "cancel":
+            self._cancel_children([job], self.jobs[min(dead)])
+            return
+        parents -= ended if rule == "run" else ended - dead
+        if not parents:
+            self._open(job)
+
+    def _check_parent(self, parent: Job) -> None:
+        if parent.is_live:
+            return
+        children = [self.jobs[i] for i in self.parents if parent.id in self.parents[i]]
+        rules = {job.id: self.if_parent_dead[job.id] for job in children}
+        self._cancel_children(
+            [j for j in children if j.status == "blocked" and rules[j.id] == "cancel"],
+            parent,
+        )
+        self._free(parent.id, [j.id for j in children if j.is_live and rules[j.id] == "run"])
+
+    def _cancel_children(self, children: list[Job], parent: Job) -> None:
+        """Cancel jobs because of a parent; all have ended before anything follows from it."""
+        for job in children:
+            job.cancel_reason = f"parent {parent.id} {ENDS[parent.status]}"
+            job.status, job.finished_at = "cancelled", self.now
+        for job in children:
+            self._leave_line(job)
+        for job in children:
+            self._tell_children(job)
 
     def _end(
         self, job: Job, status: str, result: Any = None, next_stage: str | None = None
@@ -169,5 +193,6 @@ class Waiting:
     def resume_key(self, ordering_key: str) -> Rows:
         if ordering_key not in self.stuck:
             raise Refused("RT012")
-        self._note("order", ordering_key)
-        return [self.stuck.pop(ordering_key)[:1]]
+        halted = self.stuck.pop(ordering_key)[:1]
+        self._open_line(ordering_key)
+        return [halted]

@@ -64,13 +64,13 @@ CLAIMS = (
         "sql/jobs/test_claim.py",
         sql(
             "jobs/claim",
-            "where j.ctid = any(v_rows)\n",
+            "        where j.ctid = any(v_rows)\n        returning",
             """\
-where j.id in (
+        where j.id in (
             select w.id
             from rota.jobs as w
             where w.queue = any(claim_jobs.queues)
-              and w.bucket is null
+              and w.hold is null
               and w.status in ('queued', 'failed')
               and w.run_at <= v_now
               and (claim_jobs.job_types is null or w.job_type = any(claim_jobs.job_types))
@@ -78,20 +78,34 @@ where j.id in (
             limit claim_jobs.max_jobs
             for update skip locked
         )
-""",
+        returning""",
         ),
     ),
     mutant(
         "claim-before-its-time",
         "A job is claimed before its run_at.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "and j.run_at <= _lock_lane.due", "and true"),
+        sql(
+            "jobs/claim",
+            """\
+              and j.place <= c_end
+              and j.run_at <= _lock_lane.due
+""",
+            "",
+        ),
     ),
     mutant(
         "claim-with-a-hint-before-its-time",
         "A claim that begins at its hint takes jobs of later.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "and j.run_at <= _lock_head.due", "and true"),
+        sql(
+            "jobs/claim",
+            """\
+          and j.place <= _lock_head.due
+          and j.run_at <= _lock_head.due
+""",
+            "",
+        ),
     ),
     mutant(
         "claim-of-many-queues-before-its-time",
@@ -100,25 +114,30 @@ where j.id in (
         sql(
             "jobs/claim",
             """\
+                  and j.place <= c.until
                   and j.run_at <= _lock_merged.due
-                  and (j.run_at, j.id)""",
+                  and (j.place, j.id)""",
             """\
-                  and (j.run_at, j.id)""",
+                  and (j.place, j.id)""",
         ),
         sql(
             "jobs/claim",
             """\
               and j.run_at <= _lock_merged.due
-            order by""",
+              and coalesce""",
             """\
-            order by""",
+              and coalesce""",
         ),
     ),
     mutant(
         "claim-a-moment-late",
         "A job that is due this very microsecond is not claimed.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "and j.run_at <= _lock_lane.due", "and j.run_at < _lock_lane.due"),
+        sql(
+            "jobs/claim",
+            "and j.run_at <= _lock_lane.due",
+            "and j.run_at < _lock_lane.due",
+        ),
     ),
     mutant(
         "claim-from-a-paused-queue",
@@ -148,43 +167,52 @@ where j.id in (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "v_hint[2] > c_due and v_hint[2] <= c_due + 60000000) is not true",
-            "v_hint[2] > 0) is not true",
+            "v_start[2] > c_due and v_start[2] <= c_due + 60000000) is not true",
+            "v_start[2] > 0) is not true",
         ),
     ),
     mutant(
         "hint-that-is-over",
         "The place that a hint tells is good after its end.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "_lock_head.hint[1] > c_due and _lock_head.hint", "_lock_head.hint"),
+        sql(
+            "jobs/claim",
+            "_lock_head.start[1] > c_due and _lock_head.start",
+            "_lock_head.start",
+        ),
     ),
     mutant(
         "hint-from-the-future",
         "The clock went back, and the hint is good until it is there again.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "and _lock_head.hint[1] <= c_due + 60000000", "and true"),
+        sql("jobs/claim", "and _lock_head.start[1] <= c_due + 60000000", "and true"),
     ),
     mutant(
         "hint-of-another-call",
         "What another claim remembers is taken for this one's.",
         "sql/jobs/test_scan_start.py",
         sql(
-            "jobs/claim",
-            "if split_part(v_text, '#', 2) = hashtext(v_hint || _hint.call)::text",
-            "if v_hint <> ''",
+            "base/scan_start",
+            "\n      and left(v_text, v_length - 1)"
+            " = hashtext(substr(v_text, v_length + 1) || name)::text then",
+            " then",
         ),
     ),
     mutant(
         "hint-before-the-urgent",
         "Who has a hint does not see a more urgent lane.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "and u.priority < _lock_head.hint[3]::integer", "and false"),
+        sql("jobs/claim", "and u.lane < _lock_head.start[3]::integer", "and false"),
     ),
     mutant(
         "hint-of-all-there-is",
         "What was found in the lane of the hint is taken for all that is due.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "              and j.priority > v_hint[3]::integer\n", "and false\n"),
+        sql(
+            "jobs/claim",
+            "              and j.lane > v_start[3]::integer\n",
+            "and false\n",
+        ),
     ),
     mutant(
         "clock-of-the-transaction",
@@ -196,7 +224,11 @@ where j.id in (
         "lease-of-the-transaction",
         "A lease begins with the transaction, and may be over when it is given.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "locked_until = v_now + greatest(", "locked_until = now() + greatest("),
+        sql(
+            "jobs/claim",
+            "locked_until = v_now + greatest(",
+            "locked_until = now() + greatest(",
+        ),
     ),
     mutant(
         "heartbeat-of-the-transaction",
@@ -234,7 +266,11 @@ where j.id in (
         "heartbeats-keep-quiet",
         "A worker of many jobs is not told that one of them shall be cancelled.",
         "sql/jobs/test_lease.py client/test_worker.py",
-        sql("jobs/lease", "        b.cancel_requested_at is not null\n", "        false\n"),
+        sql(
+            "jobs/lease",
+            "        b.cancel_requested_at is not null\n",
+            "        false\n",
+        ),
     ),
     mutant(
         "claim-of-any-type",
@@ -260,18 +296,26 @@ where j.id in (
         "claim-of-one-too-many",
         "A claim takes one job more than was asked for.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "limit _lock_lane.max_jobs\n", "limit _lock_lane.max_jobs + 1\n"),
+        sql(
+            "jobs/claim",
+            "limit _lock_lane.max_jobs\n",
+            "limit _lock_lane.max_jobs + 1\n",
+        ),
     ),
     mutant(
         "claim-of-the-least-urgent",
         "The lane with the highest number goes first.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "select min(l.priority)", "select max(l.priority)"),
+        sql("jobs/claim", "select min(l.lane)", "select max(l.lane)"),
     ),
     mutant(
         "claim-in-any-order",
         "A worker gets the jobs of its claim in the order of the table.",
         "sql/jobs/test_claim.py",
-        sql("jobs/claim", "    order by c.priority, c.run_at, c.id;", "    order by c.id desc;"),
+        sql(
+            "jobs/claim",
+            "    order by c.lane, c.place, c.id;",
+            "    order by c.id desc;",
+        ),
     ),
 )

@@ -47,19 +47,20 @@ ENDINGS = (
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
             j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.pipeline,
-            j.stage, j.stage_input, j.first_job_id, j.definition, j.scheduled_for, j.run_at,
+            j.stage, j.stage_input, j.definition, j.scheduled_for, j.run_at,
             j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
             j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
-            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority
+            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority,
+            j.held_limits
 """,
             "",
         ),
         sql(
             "jobs/finish",
-            "    v_over := v_ended;\n",
+            "    if v_leading is not null then\n",
             """\
     delete from rota.jobs as j where j.id = any(v_ended);
-    v_over := v_ended;
+    if v_leading is not null then
 """,
         ),
     ),
@@ -80,7 +81,11 @@ begin
         "finish-waits-for-a-locked-row",
         "One row that somebody holds keeps a worker from finishing all its jobs.",
         "sql/jobs/test_finish.py client/test_locked_rows.py",
-        sql("jobs/finish", "finish_jobs.next_stages, true);", "finish_jobs.next_stages);"),
+        sql(
+            "jobs/finish",
+            "_finish_running.results, _finish_running.next_stages, true);",
+            "_finish_running.results, _finish_running.next_stages);",
+        ),
     ),
     mutant(
         "finish-in-the-order-given",
@@ -122,26 +127,71 @@ begin
         "An attempt counts when a failure is told, and who dies tells nothing.",
         "sql/jobs/test_claim.py sql/jobs/test_fail.py",
         sql("jobs/claim", "least(j.attempts, 2147483646) + 1,", "j.attempts,"),
-        sql("jobs/fail", "case when v_is_rerun then 0 else j.attempts end", "j.attempts + 1"),
+        sql(
+            "jobs/fail",
+            "case when v_is_rerun then 0 else j.attempts end",
+            "j.attempts + 1",
+        ),
         sql("jobs/fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),
     ),
     mutant(
         "one-attempt-more",
         "A job has one attempt more than it may have.",
         "sql/jobs/test_fail.py sql/jobs/test_claim.py",
-        sql("jobs/fail", "job.attempts >= job.max_attempts", "job.attempts > job.max_attempts"),
+        sql(
+            "jobs/fail",
+            "v_job.attempts >= v_job.max_attempts",
+            "v_job.attempts > v_job.max_attempts",
+        ),
     ),
     mutant(
         "fatal-tried-again",
         "What can never succeed is tried again.",
         "sql/jobs/test_fail.py",
-        sql("jobs/fail", "when _fail_running.is_fatal or job.attempts", "when job.attempts"),
+        sql(
+            "jobs/fail",
+            "when _fail_running.fatals[v_n] or v_job.attempts",
+            "when v_job.attempts",
+        ),
     ),
     mutant(
         "cancelled-tried-again",
         "A job whose cancel was asked for is tried again when it fails.",
         "sql/jobs/test_control.py sql/maintenance/test_sweep.py",
-        sql("jobs/fail", "when job.cancel_requested_at is not null then 'cancelled'", ""),
+        sql("jobs/fail", "if v_job.cancel_requested_at is not null then", "if false then"),
+    ),
+    mutant(
+        "one-ending-stops-all",
+        "One ending that a trigger refuses keeps all others of its call from being stored.",
+        "sql/jobs/test_end.py client/test_locked_rows.py",
+        sql("jobs/end", "    if c_count = 1 then", "    if true then"),
+    ),
+    mutant(
+        "endings-wait-for-a-locked-row",
+        "A call that ends many jobs waits for a row that somebody holds.",
+        "sql/jobs/test_end.py",
+        sql(
+            "jobs/end",
+            """\
+    v_held := rota._hold_jobs(
+        array(
+            select case when t.outcome <> 'succeeded' then t.newest_id end
+            from unnest(v_outcomes, rota._newest_refs(v_ids, v_tokens))
+                with ordinality as t (outcome, newest_id, n)
+            order by t.n
+        ),
+        v_tokens);
+""",
+            """\
+    v_held := rota._newest_refs(v_ids, v_tokens);
+""",
+        ),
+    ),
+    mutant(
+        "full-disk-is-refused",
+        "A failure of the server is told of each ending as its own.",
+        "sql/jobs/test_end.py",
+        sql("jobs/end", "if error_code ~ '^(25|40001|53|57|58|XX)' then", "if false then"),
     ),
     mutant(
         "failure-told-twice",
@@ -159,7 +209,11 @@ begin
         "give-back-forgets-the-cancel",
         "A job whose cancel was asked for is given back and runs again.",
         "sql/jobs/test_fail.py sql/jobs/test_control.py races/test_ending.py",
-        sql("jobs/fail", "where h.cancel_requested_at is not null;", "where false;"),
+        sql(
+            "jobs/fail",
+            "array_agg(h.id) filter (where h.cancel_requested_at is not null),",
+            "array_agg(h.id) filter (where false),",
+        ),
     ),
     mutant(
         "release-waits-for-what-is-held",
@@ -244,7 +298,11 @@ begin
         "backoff-without-cap",
         "The next try is put off without bounds.",
         "sql/base/test_backoff.py",
-        sql("base/backoff", "v_delay := least(v_delay, v_cap / (1 + v_jitter));", "null;"),
+        sql(
+            "base/backoff",
+            "v_delay := least(v_delay, v_cap / (1 + v_jitter));",
+            "null;",
+        ),
     ),
     mutant(
         "backoff-above-its-cap",
@@ -262,7 +320,11 @@ begin
         "backoff-without-bounds",
         "After a thousand attempts a job that fails cannot even fail.",
         "sql/base/test_backoff.py",
-        sql("base/backoff", "power(2, least(v_attempt - 1, 62))", "power(2, v_attempt - 1)"),
+        sql(
+            "base/backoff",
+            "power(2, least(v_attempt - 1, 62))",
+            "power(2, v_attempt - 1)",
+        ),
     ),
     mutant(
         "results-shifted",

@@ -86,7 +86,11 @@ ONCE = (
         "replace-reaches-a-running-job",
         "A replace makes a running job run again.",
         "sql/jobs/test_keys.py",
-        sql("jobs/keys", "and (j.status <> 'running' or _update_keyed.is_rerun)", "and true"),
+        sql(
+            "jobs/keys",
+            "and (j.status <> 'running' or _update_keyed.is_rerun)",
+            "and true",
+        ),
     ),
     mutant(
         "cancel-keeps-the-rerun",
@@ -107,7 +111,11 @@ ONCE = (
         "effect-not-unique",
         "The same effect is recorded as often as one likes.",
         "sql/jobs/test_effects.py races/test_effects.py",
-        sql("tables/effects", "    constraint effects_pkey primary key (scope, key),\n", ""),
+        sql(
+            "tables/effects",
+            "    constraint effects_pkey primary key (scope, key),\n",
+            "",
+        ),
     ),
     mutant(
         "effect-taken-from-its-holder",
@@ -133,8 +141,8 @@ ONCE = (
         ),
     ),
     mutant(
-        "effect-forgotten-in-use",
-        "Retention forgets a record whose effect is just being done.",
+        "effect-purged-in-use",
+        "Retention purges a record whose effect is just being done.",
         "sql/jobs/test_effects.py races/test_effects.py",
         sql(
             "maintenance/retention",
@@ -148,8 +156,8 @@ ONCE = (
         ),
     ),
     mutant(
-        "effect-forgotten-as-it-is-taken-over",
-        "Retention forgets a record that another lease has taken over since it looked.",
+        "effect-purged-as-it-is-taken-over",
+        "Retention purges a record that another lease has taken over since it looked.",
         "races/test_effects.py",
         sql(
             "maintenance/retention",
@@ -173,37 +181,47 @@ ONCE = (
         "sql/waiting/test_order.py",
         sql(
             "waiting/order",
-            "    order by coalesce(j.first_job_id, j.id)\n    limit 1;",
-            "    order by coalesce(j.first_job_id, j.id) desc\n    limit 1;",
+            """\
+    where j.ordering_key >= _open_line.ordering_key
+    order by j.ordering_key, j.id
+""",
+            """\
+    where j.ordering_key = _open_line.ordering_key
+    order by j.ordering_key, j.id desc
+""",
         ),
     ),
     mutant(
         "dead-head-lets-go",
         "The jobs behind a dead one go on, though nobody said so.",
         "sql/waiting/test_order.py",
-        sql("jobs/finish", "      and not e.skip_dead\n", "      and false\n"),
+        sql("waiting/order", "      and not e.skip_dead\n", "      and false\n"),
+        sql("waiting/order", "(_leave_lines.new_status <> 'dead' or e.skip_dead)", "true"),
     ),
     mutant(
         "turn-not-passed-on",
         "The job behind one that has ended waits for ever.",
         "sql/waiting/test_order.py",
         sql(
-            "jobs/finish",
-            """\
-    where e.ordering_key is not null;
-
-    -- What follows""",
-            """\
-    where false;
-
-    -- What follows""",
+            "waiting/order",
+            "        where e.ordering_key is not null\n",
+            "        where false\n",
         ),
     ),
     mutant(
         "child-before-its-parents",
         "A job starts when the first of its parents has ended.",
         "sql/waiting/test_dependencies.py",
-        sql("waiting/dependencies", "if rota._has_parents(v_job.id) then", "if false then"),
+        sql(
+            "waiting/dependencies",
+            "num_nonnulls(c.ordering_key, c.parent_id) = 0",
+            "num_nonnulls(c.ordering_key) = 0",
+        ),
+        sql(
+            "waiting/dependencies",
+            "unnest(v_held) as h (id) where rota._newest_parent(h.id) is null",
+            "unnest(v_held) as h (id)",
+        ),
     ),
     mutant(
         "dead-parent-is-well",
@@ -211,128 +229,178 @@ ONCE = (
         "sql/waiting/test_dependencies.py",
         sql(
             "waiting/dependencies",
-            "and v_job.if_parent_dead is distinct from 'run'",
-            "and false",
+            "where c_status = 'succeeded' or j.if_parent_dead = 'run'),",
+            "where true),",
         ),
     ),
     mutant(
         "parent-ends-unheard",
-        "A parent is not locked while a job comes to wait for it, and ends without a word.",
+        "A job that waits for others leaves no check, and a parent may end without seeing it.",
         "races/test_waiting.py",
+        sql("waiting/dependencies", "if v_waiting is not null then", "if false then"),
+    ),
+    mutant(
+        "one-token-for-two-stages",
+        "A job has in its next stage the token of the one that it has left.",
+        "sql/waiting/test_pipelines.py",
         sql(
-            "waiting/dependencies",
-            """\
-        where j.id = any(_depend.parent_ids)
-        order by j.id
-        for key share
-""",
-            """\
-        where j.id = any(_depend.parent_ids)
-""",
+            "waiting/pipelines",
+            "lease_token = least(j.lease_token, 9223372036854775806) + 1,",
+            "lease_token = j.lease_token,",
         ),
     ),
     mutant(
-        "two-stages-at-once",
-        "No index keeps a run of a pipeline from being in two stages.",
+        "stage-finished-and-lost",
+        "A worker that asks again whether its stage is finished is told that it has lost it.",
+        "sql/waiting/test_pipelines.py",
+        sql("jobs/finish", "and r.status = 'succeeded'", "and false"),
+    ),
+    mutant(
+        "stage-entered-though-cancelled",
+        "A job whose cancel was requested goes on to the next stage.",
         "sql/waiting/test_pipelines.py",
         sql(
-            "tables/jobs",
-            "create unique index jobs_first_job_id_idx",
-            "create index jobs_first_job_id_idx",
+            "waiting/pipelines",
+            "(where n.stage is not null and h.cancel_requested_at is null)",
+            "(where n.stage is not null)",
         ),
+    ),
+    mutant(
+        "restart-with-any-result",
+        "A job that is restarted is given the result of a stage that comes later.",
+        "sql/waiting/test_pipelines.py",
+        sql("waiting/pipelines", " and p.ordinal < stage.ordinal)", ")"),
     ),
     mutant(
         "limit-plus-one",
-        "One job more than the limit runs.",
-        "sql/waiting/test_limits.py",
-        sql("waiting/limits", "room := _room.max_running -", "room := 1 + _room.max_running -"),
+        "A slot more than the limit has is issued.",
+        "sql/waiting/test_limits.py sql/waiting/test_limits_open.py",
+        sql(
+            "waiting/limits",
+            "(_part_slots.part < _part_slots.max_running % c_parts)::integer",
+            "(_part_slots.part <= _part_slots.max_running % c_parts)::integer",
+        ),
     ),
     mutant(
         "limit-blind-to-what-ran",
-        "What ran before a limit was set counts only once somebody has committed a look at it.",
-        "sql/waiting/test_limits.py",
+        "What ran before a limit was set does not count.",
+        "sql/waiting/test_limits.py races/test_limits.py",
         sql(
             "waiting/limits",
-            "+ rota._count_unseen(_count_running.limit_name, c_kind, c_subject)",
-            "+ 0",
+            ") is not true\n        limit 1000",
+            ") is null and false\n        limit 1000",
         ),
     ),
     mutant(
-        "limit-settled-before-its-commit",
-        "Who looks at a limit that he has set himself takes all others to know of it.",
-        "sql/waiting/test_limits.py",
-        sql(
-            "waiting/limits",
-            "                  and r.made_by = pg_current_xact_id()\n            ) then",
-            "                  and false\n            ) then",
-        ),
-    ),
-    mutant(
-        "class-looked-at-once",
-        "A key of a class is looked at under the limit of before, and nobody looks again.",
-        "sql/waiting/test_limits.py",
-        sql("waiting/limits", "like '%:*' and v_is_new then", "like '%:*' and false then"),
-    ),
-    mutant(
-        "walk-gives-up",
-        "A claim that has seen many keys of types that it does not take looks no further.",
-        "sql/waiting/test_limits.py",
-        sql(
-            "waiting/fairness",
-            """\
-        exit when cardinality(v_ids) > 0
-          and cardinality(v_seen)""",
-            """\
-        exit when cardinality(v_seen)""",
-        ),
-    ),
-    mutant(
-        "limit-counted-by-two",
-        "Two claims count at once, and both find room.",
+        "limit-settled-too-early",
+        "Claims that were under way when a limit was set are asked for once only.",
         "races/test_limits.py",
         sql(
             "waiting/limits",
-            """\
-    where s.limit_name = _hold_limit.limit_name
-    for update skip locked;""",
-            """\
-    where s.limit_name = _hold_limit.limit_name;""",
-        ),
-    ),
-    mutant(
-        "free-slot-not-told",
-        "A place under a limit gets free, and nobody is told.",
-        "sql/waiting/test_limits.py",
-        sql(
-            "waiting/limits", "continue when v_limit_name like 'queue %'", "continue when true"
-        ),
-    ),
-    mutant(
-        "limits-kept-by-origin-only",
-        "Where session_replication_role is replica, a job of a limit is never found.",
-        "sql/tables/test_first_run.py",
-        sql(
-            "tables/first_run",
-            """
-alter table rota.jobs
-    enable always trigger on_insert,
-    enable always trigger on_update,
-    enable always trigger on_delete;
-""",
+            "            when l.settled_xid > pg_snapshot_xmin(pg_current_snapshot())"
+            " then l.settled_xid\n",
             "",
         ),
     ),
     mutant(
-        "replicated-rows-are-noted-again",
-        "What comes by logical replication makes notes beside those that come with it.",
-        "sql/tables/test_first_run.py",
-        sql("waiting/limits", "and current_query() is null", "and false"),
+        "part-issued-twice",
+        "Two claims issue the same slots.",
+        "sql/waiting/test_limits_open.py races/test_limits.py",
+        sql(
+            "waiting/limits",
+            "continue when not rota._lock_part(_issue_slots",
+            "continue when 1 = 0 and rota._lock_part(_issue_slots",
+        ),
+    ),
+    mutant(
+        "slots-wait-for-slots",
+        "A claim waits for a slot that another one has taken.",
+        "sql/waiting/test_limits_open.py races/test_limits.py",
+        sql(
+            "waiting/limits",
+            """\
+            limit _take_slots.wanted
+            for update skip locked""",
+            """\
+            limit _take_slots.wanted
+            for update""",
+        ),
+    ),
+    mutant(
+        "slot-not-given-back",
+        "A job that stops running keeps its slots.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "perform rota._give_slots(_leave_limits.limit_names);",
+            "null;",
+        ),
+    ),
+    mutant(
+        "unused-slot-not-given-back",
+        "A job that found one limit full keeps the slots of the others.",
+        "sql/waiting/test_limits_open.py",
+        sql("waiting/limits", "            perform rota._give_slots(v_unused);\n", ""),
+    ),
+    mutant(
+        "free-slot-not-told",
+        "A slot gets free, and no held job takes its lane again.",
+        "sql/waiting/test_limits_open.py sql/waiting/test_limits.py",
+        sql(
+            "waiting/limits",
+            "            perform rota._open_held(v_name, v_slots);\n",
+            "            null;\n",
+        ),
+    ),
+    mutant(
+        "turned-away-unchecked",
+        "A claim turns jobs away and leaves no check.",
+        "races/test_limits.py sql/waiting/test_limits.py",
+        sql(
+            "jobs/claim",
+            "perform rota._add_checks('limit', v_limits_to_check);",
+            "null;",
+        ),
+    ),
+    mutant(
+        "surplus-is-used",
+        "After a limit was lowered the slots of before are still given out.",
+        "sql/waiting/test_limits_open.py",
+        sql(
+            "waiting/limits",
+            "          and p.max_running > _is_issued_for.max_running\n",
+            "          and false\n",
+        ),
     ),
     mutant(
         "rate-without-end",
         "Starts are not counted, so a rate holds nobody up.",
         "sql/waiting/test_limits.py",
-        sql("waiting/limits", "and _use_rate.starts > 0", "and false"),
+        sql(
+            "waiting/limits",
+            "            _take_starts.limit_name, v_cell, v_room,\n",
+            "            _take_starts.limit_name, v_cell, 0,\n",
+        ),
+    ),
+    mutant(
+        "keys-without-turns",
+        "A new key stands behind the backlog of the others.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/fairness",
+            "own_place = coalesce(v_last, v_first)\n",
+            "own_place = rota.now()\n",
+        ),
+    ),
+    mutant(
+        "ageing-without-priority",
+        "In a queue that ages the priority says nothing.",
+        "sql/waiting/test_limits.py",
+        sql(
+            "waiting/fairness",
+            "own_place = j.run_at + j.priority * v_kind.ageing",
+            "own_place = j.run_at",
+        ),
     ),
     mutant(
         "planned-time-fired-twice",

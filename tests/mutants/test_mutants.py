@@ -20,7 +20,11 @@ HARMLESS = mutant(
     "harmless",
     "Nothing.",
     FAIL,
-    sql("jobs/fail", "job.attempts >= job.max_attempts", "not job.attempts < job.max_attempts"),
+    sql(
+        "jobs/fail",
+        "v_job.attempts >= v_job.max_attempts",
+        "not v_job.attempts < v_job.max_attempts",
+    ),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.mutant import client, mutant
+from mutants.mutant import client, mutant, sql
 
 WORKER = (
     mutant(
@@ -83,43 +83,50 @@ WORKER = (
         "A finish that is repeated speaks with another token.",
         "client/test_worker.py",
         client(
-            "finisher",
-            "        tokens = [job.lease_token for job in jobs]\n",
-            "        tokens = [job.lease_token for job in jobs]\n"
-            "        tries = iter(range(9999))\n",
-        ),
-        client(
-            "finisher",
-            "                ids,\n                tokens,\n",
-            "                ids,\n                list(map((next(tries)).__add__, tokens)),\n",
+            "completer",
+            "        tokens = [report.job.lease_token for report in part]\n",
+            "        tokens = [r.job.lease_token + self._failures for r in part]\n",
         ),
     ),
     mutant(
         "end-told-once",
         "An end whose answer is lost is not told again.",
         "client/test_worker.py client/test_worker_process.py",
-        client("insist", "            failures += 1\n", "            raise\n"),
+        client(
+            "completer",
+            "                    self._pending = [r for r in part if r.job in self._reports] "
+            "+ self._pending\n",
+            "",
+        ),
     ),
     mutant(
         "busy-is-finished",
         "A job whose row was locked is taken for finished.",
         "client/test_locked_rows.py client/test_poison.py",
-        client("finisher", 'if "busy" in outcomes:', "if False:"),
+        client("completer", '        if row.answer == "busy":', "        if False:"),
     ),
     mutant(
         "lost-is-success",
         "A job that was lost is logged as a success.",
         "client/test_worker_process.py client/test_worker.py",
-        client("finisher", '"lost" if o == "lost" else "succeeded" for o', '"succeeded" for o'),
+        client(
+            "completer", "event = EVENTS.get(row.answer, row.answer)", 'event = "succeeded"'
+        ),
     ),
     mutant(
         "refused-result-keeps-the-job",
         "A result that the database refuses keeps all jobs beside it from ending.",
         "client/test_worker.py client/test_poison.py",
+        client("completer", "            if len(part) > 1:", "            if False:"),
+    ),
+    mutant(
+        "refused-end-keeps-its-lease",
+        "The lease of a job whose end is refused is kept for as long as the worker lives.",
+        "client/test_locked_rows.py",
         client(
-            "finisher",
-            "                    await self._finish_one_by_one(part, error)\n",
-            "                    self._on_end([one[0] for one in part], [error] * len(part))\n",
+            "completer",
+            "            self._heart.remove([job])\n            report.until",
+            "            report.until",
         ),
     ),
     mutant(
@@ -225,11 +232,7 @@ WORKER = (
         "one-locked-row-holds-all",
         "An end that waits for a locked row keeps all others waiting.",
         "client/test_locked_rows.py client/test_poison.py",
-        client(
-            "patient_calls",
-            "await asyncio.wait([task], timeout=BESIDE_OTHERS if self._waiting else PATIENCE)",
-            "await asyncio.wait([task])",
-        ),
+        sql("base/checks", "            for update skip locked\n", "            for update\n"),
     ),
     mutant(
         "connection-kept-after-an-error",
@@ -250,7 +253,7 @@ WORKER = (
         "refused-delay-keeps-the-job",
         "A handler asks for a delay that SQL refuses, and its job never ends.",
         "client/test_worker.py client/test_poison.py",
-        client("settler", "except REFUSED as error:", "except ZeroDivisionError as error:"),
+        client("completer", 'in ("22", "54") and not report.is_changed', "in ()"),
     ),
     mutant(
         "ring-lost-in-a-claim",
@@ -261,12 +264,20 @@ WORKER = (
         ),
     ),
     mutant(
-        "door-without-a-look",
-        "A job that rang before the worker was at its door waits until the next poll.",
+        "waits-without-a-look",
+        "A job that came before the worker waited is found at the next poll.",
         "client/test_wakeups.py",
         client(
-            "listener", "if has_heard and not any(door.is_due for door in doors):", "if True:"
+            "pace",
+            "        if seconds <= 0.0:\n            self._come()\n        elif",
+            "        if",
         ),
+    ),
+    mutant(
+        "tick-before-the-reports",
+        "After an outage a worker sweeps its own finished jobs before it reports them.",
+        "client/test_leases.py",
+        client("claim_loop", "may_tick=not runner.is_behind,", "may_tick=True,"),
     ),
     mutant(
         "completion-told-once",
@@ -299,7 +310,11 @@ WORKER = (
         "next-time-not-asked",
         "A retry, or the next start at a rate, waits for a poll when its time has come.",
         "client/test_wakeups.py",
-        client("pace", "listener.ask_next(self._looked_at)", "pass"),
+        client(
+            "pace",
+            "            self.claim_at = max(now + seconds,",
+            "            max(now + seconds,",
+        ),
     ),
     mutant(
         "client-commits",

@@ -36,7 +36,7 @@ OPERATIONS = {
     "sweep": "select rota.sweep_stale_leases() as swept",
     "cancel": f"select rota.cancel_job({JOB}) as answer",
     "retry forced": f"select rota.retry_job({JOB}, true) as answer",
-    "forget": "select rota._forget_effects(1000) as forgotten",
+    "purge": "select rota._purge_effects(1000) as purged",
 }
 _NEW = [
     "select rota.set_queue("
@@ -67,7 +67,7 @@ LEDGER = Game(
         "sweep": [{"swept": 0}],
         "heartbeat batch": [{"is_lost": False, "locked_until": None}],
         "release": [{"is_released": None}],
-        "forget": [{"forgotten": 0}],
+        "purge": [{"purged": 0}],
     },
     loose=dict.fromkeys(
         ("finish and claim", "keep and claim"),

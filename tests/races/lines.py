@@ -26,8 +26,6 @@ OPERATIONS = {
     "enqueue after": _enqueue(f"after => array[{JOB}]"),
     "enqueue before": _enqueue(f"before => {THIRD}"),
     "enqueue before second": _enqueue(f"before => {SECOND}"),
-    "enqueue circle": _enqueue(f"after => array[{SECOND}], before => {THIRD}"),
-    "enqueue circle back": _enqueue(f"after => array[{THIRD}], before => {SECOND}"),
     "enqueue many": "select m.is_new from rota.enqueue_many(jsonb_build_array("
     "jsonb_build_object('job_type', 't', 'queue', 'q', 'limit_key', 'c:1'), jsonb_build_object("
     f"'job_type', 't', 'queue', 'q', 'ordering_key', 'o', 'after', array[{JOB}]))) as m",
@@ -50,11 +48,11 @@ OPERATIONS = {
     "set queue": f"select rota.set_queue('q', lease => '1 hour'){ANSWER}",
     "pause": f"select rota.pause_queue('q'){ANSWER}",
     "resume": f"select rota.resume_queue('q'){ANSWER}",
-    "recheck": "select rota._recheck(1000) is null as is_null",
+    "recheck": "select rota._do_checks(1000) is null as is_null",
     "claim": "select count(*) is null as is_null from rota.claim_jobs(%(me)s, '{q}') as c",
 }
 _BACKOFF = '{"kind": "fixed", "base_seconds": 60, "jitter": 0}'
-_CHECK = "select rota._recheck(1000)"
+_CHECK = "select rota._do_checks(1000)"
 _NEW = [
     f"select rota.set_queue('q', backoff => '{_BACKOFF}')",
     "select rota.set_limit(limit_key => 'c:*', max_running => 1)",
@@ -104,7 +102,7 @@ LINES = Game(
     max_stops=3,
     loose=dict.fromkeys(("claim", "limit key", "limit type", "limit no more"), _HELD),
     ignored=frozenset(
-        {"upgrade_log", "upkeep", "rechecks", "buckets", "limit_states", "slots"}
+        {"upgrade_log", "maintenance", "pending_checks", "limit_parts", "limit_slots"}
     ),
     left_over="""
         select 'is due, and nobody finds it', j.id from rota.jobs as j

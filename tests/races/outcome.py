@@ -12,7 +12,7 @@ from itertools import permutations
 from typing import Any
 
 # Columns that hold the id of a job; what ids new jobs get depends on who was first.
-ID_COLUMNS = {"id", "job_id", "last_job_id", "first_job_id", "parent_id"}
+ID_COLUMNS = {"id", "job_id", "last_job_id", "parent_id"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A pipeline, and every operation on its runs against every other; played as bench.py says.
+"""A pipeline, and every operation on its jobs against every other; played as bench.py says.
 
 The pipeline has two stages; it may be defined anew with a third between them, or dropped.
 """
@@ -23,7 +23,9 @@ def _start(rules: str, by: str = "%(me)s::text") -> str:
 JOB = "%(job_id)s::bigint"
 LEASE = "%(job_id)s::bigint, %(token)s::bigint"
 SECOND = "%(second_id)s::bigint"
-LATEST = "%(second_id)s::bigint, %(second_token)s::bigint"
+# The first claim of each state, in the third minute; the token is that of the first stage.
+FIRST_CLAIM = "extract(epoch from timestamptz '2026-03-01 11:03:00+00') * 1000000"
+EARLIER = f"%(job_id)s::bigint, ({FIRST_CLAIM})::bigint"
 BATCH = "array[%(job_id)s::bigint], array[%(token)s::bigint]"
 AFTER = "after => array[%(job_id)s::bigint]"
 OPERATIONS = {
@@ -36,21 +38,25 @@ OPERATIONS = {
     "define more": _stages("a", "m", "b"),
     "define less": _stages("b"),
     "drop": "select rota.drop_pipeline('p')::text as answer",
-    "rerun": f"select rota.rerun_from({JOB}, 'a') as job_id",
-    "rerun from b": f"select rota.rerun_from({JOB}, 'b') as job_id",
+    "restart": f"select rota.restart_pipeline({JOB}, 'a') as job_id",
+    "restart from b": f"select rota.restart_pipeline({JOB}, 'b') as job_id",
     "claim": "select c.job_id, c.stage, c.stage_input from rota.claim_jobs(%(me)s, '{q}') as c",
     "finish": f"select rota.finish_job({LEASE}, to_jsonb(%(me)s::text)) as answer",
     "finish to the end": f"select rota.finish_job({LEASE}, next_stage => 'end') as answer",
     "finish batch": "select f.outcome"
     f" from rota.finish_jobs({BATCH}, next_stages => '{{b}}') as f",
-    "finish second": f"select rota.finish_job({LATEST}) as answer",
+    "finish earlier": f"select rota.finish_job({EARLIER}) as answer",
+    "finish earlier batch": "select f.outcome from rota.finish_jobs("
+    f"array[%(job_id)s::bigint], array[({FIRST_CLAIM})::bigint]) as f",
+    "fail earlier": f"select f.* from rota.fail_job({EARLIER}, %(me)s) as f",
     "fail for good": f"select f.* from rota.fail_job({LEASE}, %(me)s, is_fatal => true) as f",
     "sweep": "select rota.sweep_stale_leases() as swept",
     "cancel": f"select rota.cancel_job({JOB}, %(me)s) as answer",
     "cancel second": f"select rota.cancel_job({SECOND}, %(me)s) as answer",
     "retry": f"select rota.retry_job({JOB}) as answer",
+    "retry by force": f"select rota.retry_job({JOB}, true) as answer",
     "retry second": f"select rota.retry_job({SECOND}, true) as answer",
-    "recheck": "select rota._recheck(1000) is null as is_null",
+    "recheck": "select rota._do_checks(1000) is null as is_null",
 }
 _DEFINE = f"""
     select rota.set_queue(
@@ -71,7 +77,7 @@ _CHILD = (
     "select rota.enqueue('c', queue => 'q', after => array[min(r.id)]) from rota.job_runs as r"
 )
 _NEXT = _start("ordering_key => 'o'", by="'next'")
-_CHECK = "select rota._recheck(1000)"
+_CHECK = "select rota._do_checks(1000)"
 STATES = {
     "none": [_DEFINE],
     "waiting": [_DEFINE, _NEW, _CHECK],
@@ -81,7 +87,11 @@ STATES = {
     "lapsed": [_DEFINE, _NEW, _LAPSE],
     "in its second stage": [_DEFINE, _NEW, _CLAIM, _FINISH],
     "running its second stage": [_DEFINE, _NEW, _CLAIM, _FINISH, _CLAIM, _CHECK],
+    "running its second stage, to be cancelled": [
+        _DEFINE, _NEW, _CLAIM, _FINISH, _CLAIM, _CANCEL,
+    ],
     "succeeded": [_DEFINE, _NEW, _CLAIM, _FINISH, _CLAIM, _FINISH],
+    "cancelled after its first stage": [_DEFINE, _NEW, _CLAIM, _CANCEL, _FINISH],
     "dead": [_DEFINE, _NEW, _CLAIM, _FAIL],
     "dead, others wait": [_DEFINE, _NEW, _CLAIM, _NEXT, _CHECK, _FAIL],
     "dead in its second stage": [_DEFINE, _NEW, _CLAIM, _FINISH, _CLAIM, _FAIL],
@@ -97,6 +107,7 @@ RUNS = Game(
         "claim": [],
         "sweep": [{"swept": 0}],
         "finish batch": [{"outcome": "busy"}],
+        "finish earlier batch": [{"outcome": "busy"}],
         "recheck": [{"is_null": False}],
     },
     settle=(

@@ -24,7 +24,7 @@ LEASE = "%(job_id)s::bigint, %(token)s::bigint"
 OPERATIONS = {
     "tick": "select rota._fire_schedules(1000) as fired",
     "tick one by one": "select rota._fire_one_by_one(rota.now(), 1000) as fired",
-    "recheck": "select rota._recheck(1000) is null as is_null",
+    "recheck": "select rota._do_checks(1000) is null as is_null",
     "schedule": _schedule(HOURLY),
     "schedule later": _schedule(LATER, payload="jsonb_build_object('by', %(me)s::text)"),
     "schedule payload": _schedule(HOURLY, payload="jsonb_build_object('by', %(me)s::text)"),
@@ -46,7 +46,7 @@ PASSED_OVER: dict[str, list[Any]] = {
     "claim": [],
 }
 _FIRE = "select rota._fire_schedules(1000)"
-_CHECK = "select rota._recheck(1000)"
+_CHECK = "select rota._do_checks(1000)"
 _NOW = "select rota.run_schedule_now('s')"
 _CLAIM = "select from rota.claim_jobs('first', lease => '3 hours')"
 _FINISH = "select rota.finish_job(j.id, j.lease_token) from rota.jobs as j"

@@ -29,23 +29,15 @@ DOCUMENTED = """
 STATE = re.compile(r"\b(?:RT\d{3}|\d[0-9A-Z]\d{3})\b")
 # What a tick swallows and tries again later; everything else that it warns of is a problem.
 # What counts of a table, where that is not all that it says.
-ROWS = {
-    "dependencies": """
-        to_jsonb(t) || jsonb_build_object('is_failed', t.is_failed and not exists (
-            select from rota.jobs as j where t.parent_id in (j.id, j.first_job_id)))
-    """,
-    # What was looked at and is looked at once more only in case of others.
-    "rechecks": """
-        case when not t.is_seen then to_jsonb(t) - '{made_by,is_seen}'::text[] end
-    """,
-}
+ROWS: dict[str, str] = {}
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """
-    select set_config('rota.hint_' || n, '', false)
-    from unnest('{sweep,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'::text[]) as n
+    select set_config(format('rota.scan_%s_%s', k, n), '', false)
+    from unnest('{claim,sweep,due,next,free,held,waiting,lane,later,checks,edges}'::text[]) as k
+    cross join generate_series(0, 15) as n
 """
 KEEP_HINT = """
-    select rota._keep_hint(%s, array[m.until, m.until, 0, 0, 0])
+    select rota._keep_scan_start('claim ' || %s, format('%%s %%s 0 0 0', m.until, m.until))
     from (select (extract(epoch from rota.now()) * 1000000)::bigint + 50000000) as m (until)
 """
 # Partitions are made by ticks that are alone, and would be there ever after.
@@ -157,7 +149,7 @@ class Stage:
             self.observer.execute(f"delete from rota.{table}")
         self.observer.execute("set session_replication_role = origin")
         self.observer.execute(
-            "insert into rota.upkeep (task, done_at)"
+            "insert into rota.maintenance (task, done_at)"
             " values ('retention', '-infinity'), ('tick', '-infinity')"
         )
         self._clock.set(START)

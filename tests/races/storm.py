@@ -79,7 +79,7 @@ PATIENCE = 5.0  # seconds
 TOLD = (
     *("status", "payload", "attempts", "run_at", "lease_token", "locked_by", "locked_until"),
     *("rerun_payload", "rerun_run_at", "cancel_requested_at", "source_updated_at"),
-    *("unique_until", "job_id", "completed_at", "parent_id", "is_failed"),
+    *("unique_until", "job_id", "completed_at", "parent_id"),
 )
 
 
@@ -285,7 +285,8 @@ class History:
             # A job that moves between the tables is deleted here and inserted there.
             is_new, has_gone = len(born) > len(gone), len(gone) > len(born)
             before = None if is_new else next(c.old for c in changes if c.old)
-            last = (born if born and not is_new else [c for c in changes if c.new])[-1:]
+            since = born[-1].number if born and not is_new else 0
+            last = [c for c in changes if c.new and c.number >= since][-1:]
             after = None if has_gone else last[0].new
             step = Step(
                 changes[0].number, self.calls[call], job_id, before, after, changes[-1].made_at

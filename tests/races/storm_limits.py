@@ -45,7 +45,7 @@ class Limits:
     """The feature; see the form in storm.py."""
 
     name = "limits"
-    places = ("jobs", "finished_jobs", "slots")
+    places = ("jobs", "finished_jobs")
 
     def setup(self, db: psycopg.Connection[Any]) -> None:
         for limit in LIMITS:
@@ -155,16 +155,8 @@ def check_running(history: History) -> Iterator[Violation]:
 
 
 def check_slots(history: History) -> Iterator[Violation]:
-    held: dict[tuple[str, int], str] = {}
-    for change in history.changes:
-        if change.place == "slots":
-            row = change.new or change.old or {}
-            slot = (row["limit_name"], row["job_id"])
-            if change.new:
-                held[slot] = change.call
-            else:
-                held.pop(slot, None)
-    for (limit_name, job_id), call in held.items():
-        yield Violation(
-            f"job {job_id} still holds a slot of {limit_name}", f"job {job_id}", call
-        )
+    for step in history.steps:
+        held = (step.after or {}).get("held_limits")
+        if held and step.statuses[1] != "running":
+            problem = f"job {step.job_id} holds slots of {held} and does not run"
+            yield Violation(problem, f"job {step.job_id}", step.call.name)

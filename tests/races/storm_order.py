@@ -170,7 +170,11 @@ def check_retry(history: History, call: Call) -> Iterator[Violation]:
     """Who retries a job is told whether it has to wait."""
     if call.function == "retry_job" and call.is_done:
         told = call.rows[0]["retry_job"]
-        done = [step.statuses[1] for step in history.steps_by_call.get(call.name, [])]
-        if done != [told]:
+        done = [
+            step.statuses[1]
+            for step in history.steps_by_call.get(call.name, [])
+            if step.job_id == call.arguments["job_id"]
+        ]
+        if done[-1:] != [told]:
             key = history.keys[call.arguments["job_id"]]
             yield Violation(f"was told {told} and did {done}", key, call.name)

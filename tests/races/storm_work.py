@@ -13,7 +13,10 @@ BACKOFF = {"kind": "fixed", "base_seconds": 0.01, "jitter": 0}
 LEASES = ("20 ms", "300 ms")
 LIVE = {"queued", "failed", "running"}
 ENDED = {"succeeded", "dead", "cancelled"}
+# A job that waited for others starts, by the call that makes it possible or by upkeep.
+OPENED = ("blocked", "queued")
 ENQUEUED = {
+    OPENED,
     ("none", "queued"),
     ("none", "blocked"),
     ("queued", "queued"),
@@ -21,26 +24,26 @@ ENQUEUED = {
     ("running", "running"),
 }
 RERUN = ("none", "queued")
-FAILED = {("running", "failed"), ("running", "dead"), ("running", "cancelled"), RERUN}
-# What has waited for others is looked at again by claims and ticks.
-FREED = {("blocked", "queued"), ("blocked", "cancelled")}
-GIVEN_BACK = {("running", "queued"), ("running", "cancelled"), RERUN}
+FAILED = {("running", "failed"), ("running", "dead"), ("running", "cancelled"), RERUN, OPENED}
+GIVEN_BACK = {("running", "queued"), ("running", "cancelled"), RERUN, OPENED}
 # What a call may do to a job: its status before and after.
 STEPS = {
     "enqueue": ENQUEUED,
     "enqueue_many": ENQUEUED,
-    "claim_jobs": {(status, "running") for status in ("blocked", "queued", "failed")} | FREED,
-    "finish_job": {("running", "succeeded"), RERUN},
-    "finish_jobs": {("running", "succeeded"), RERUN},
+    "claim_jobs": {(status, "running") for status in ("queued", "failed")},
+    "finish_job": {("running", "succeeded"), RERUN, OPENED},
+    "finish_jobs": {("running", "succeeded"), RERUN, OPENED},
     "fail_job": FAILED,
     "sweep_stale_leases": FAILED,
-    "tick": FAILED | FREED,
+    "tick": FAILED | {("blocked", "cancelled")},
+    "resume_key": {OPENED},
     "snooze_job": GIVEN_BACK,
     "release_jobs": GIVEN_BACK,
     "cancel_job": {(status, "cancelled") for status in ("blocked", "queued", "failed")}
-    | {("running", "running")},
+    | {("running", "running"), OPENED},
     "retry_job": {(status, "queued") for status in LIVE | ENDED}
-    | {(status, "blocked") for status in ENDED | {"blocked"}},
+    | {(status, "blocked") for status in ENDED | {"blocked"}}
+    | {OPENED},
 }
 LOST = {"RT002", "RT003"}
 # What a call may be refused with; everything else, above all a deadlock, is a violation.
@@ -117,7 +120,7 @@ def operate(player: Player) -> None:
 def drain(player: Player, **arguments: Any) -> bool:
     """Finish what can be claimed; return whether there is more to come."""
     time.sleep(0.02)  # until leases and backoffs are over
-    player.call("sweep_stale_leases")
+    player.call("tick")
     last = player.call("claim_jobs", worker="last", max_jobs=100, lease="1 h", **arguments)
     for row in last.rows:
         player.call("finish_job", job_id=row["job_id"], lease_token=row["lease_token"])
@@ -180,7 +183,8 @@ def _check_call(
             yield Violation(f"was told {call.rows} and did {steps}", call=call.name)
     token = (call.arguments.get("lease_tokens") or [call.arguments.get("lease_token")])[0]
     for step in steps:
-        if token and step.before and step.before["lease_token"] != token:
+        is_opened = step.statuses == OPENED or _is_placed(step) or not step.before
+        if token and not is_opened and step.before["lease_token"] != token:
             yield Violation(
                 f"ended job {step.job_id} with the lease of another",
                 history.keys[step.job_id] or "",
@@ -198,9 +202,19 @@ def _check_job(history: History, steps: list[Step]) -> Iterator[Violation]:
         last = step.after
 
 
+PLACE = {"hold", "own_lane", "own_place", "lane", "place"}
+
+
+def _is_placed(step: Step) -> bool:
+    """Whether a waiting job took another place, or was held or let in, and nothing else."""
+    before, after = step.before or {}, step.after or {}
+    changed = {column for column in before if before[column] != after.get(column)}
+    return bool(before and after) and before["status"] != "running" and changed <= PLACE
+
+
 def _problem_of(step: Step, last: dict[str, Any] | None) -> str:
     before, after, function = step.before, step.after, step.call.function
-    if step.statuses not in STEPS.get(function, set()):
+    if not _is_placed(step) and step.statuses not in STEPS.get(function, set()):
         return f"went by {function} from {' to '.join(step.statuses)}"
     if _differs(before, last):
         return f"changed unseen: left as {last}, found as {before}"
@@ -212,7 +226,8 @@ def _problem_of(step: Step, last: dict[str, Any] | None) -> str:
         return "got a token that is not newer"
     if is_claim and _time(before["run_at"]) > step.made_at:
         return "was claimed too early"
-    if function == "sweep_stale_leases" and _time(before["locked_until"]) > step.made_at:
+    is_swept = function in ("sweep_stale_leases", "tick") and before["status"] == "running"
+    if is_swept and _time(before["locked_until"]) > step.made_at:
         return "was swept within its lease"
     return ""
 

@@ -343,7 +343,7 @@ def test_a_record_that_is_taken_over_while_retention_looks_at_it_stays(
 
     db.execute("select pg_advisory_lock(%s)", [GATE])
     a.fetch(ARM, [2])
-    pending = a.start("select rota._forget_effects(10)")
+    pending = a.start("select rota._purge_effects(10)")
     pending.wait_blocked()
     held = Lease(b, is_new=False)
     # A goes by the clock that it saw at first, so a second over is one of before.
@@ -358,7 +358,7 @@ def test_a_record_that_is_taken_over_while_retention_looks_at_it_stays(
 def test_retention_passes_over_a_record_that_is_taken_over(
     a: Session, b: Session, one: Lease, clock: Clock
 ) -> None:
-    """A takes a record over whose time is up and stays open; B forgets what is old."""
+    """A takes a record over whose time is up and stays open; B purges what is old."""
     a.fetch(*one.record_briefly)
     clock.advance("1 hour")
     a.fetch(*TICK)
@@ -374,7 +374,7 @@ def test_retention_passes_over_a_record_that_is_taken_over(
 def test_record_waits_for_retention_and_is_the_first(
     a: Session, b: Session, one: Lease, two: Lease, clock: Clock
 ) -> None:
-    """A forgets a completed record and stays open; B records the same key; A commits."""
+    """A purges a completed record and stays open; B records the same key; A commits."""
     a.fetch(*one.record_briefly)
     a.fetch(*one.complete)
     a.fetch(*one.finish)

@@ -76,11 +76,11 @@ def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Conn
     [
         (
             "runs", "define_pipeline",
-            "lock table rota.pipeline_stages in share row exclusive mode", "null",
+            "perform rota._lock_pipeline(define_pipeline.pipeline)", "null",
             "none", "define more", "define less",
         ),
         (
-            "lines", "_depend", "for key share", "",
+            "lines", "_jobs_came_in", "if v_waiting is not null", "if false",
             "running", "enqueue after", "finish",
         ),
         (

@@ -85,6 +85,22 @@ def release(client: Client) -> int:
     return sum(is_released is True for _, is_released in rows)
 
 
+def end(client: Client) -> int:
+    ids, tokens = client.running()
+    kinds = [
+        {"outcome": "succeeded"},
+        {"outcome": "failed", "error": "e", "retry_in": 0},
+        {"outcome": "snoozed", "delay": 0},
+        {"outcome": "released"},
+    ]
+    endings = [
+        {"job_id": job_id, "lease_token": token, **client.random.choice(kinds)}
+        for job_id, token in zip(ids[:10], tokens, strict=False)
+    ]
+    rows = client.fetch("end_jobs", endings=Jsonb(endings))
+    return sum(row[2] not in ("lost", "busy") for row in rows)
+
+
 def fail(client: Client) -> int:
     ids, tokens = (part[:1] for part in client.running())
     for job_id, token in zip(ids, tokens, strict=True):
@@ -118,7 +134,7 @@ def sweep(client: Client) -> int:
 def tick(client: Client) -> int:
     # As if the last tick were long ago, so that each one deletes and makes partitions.
     client.connection.execute(
-        "update rota.upkeep set done_at = '-infinity' where task = 'tick'"
+        "update rota.maintenance set done_at = '-infinity' where task = 'tick'"
     )
     return int(client.fetch("tick")[0][3])
 
@@ -193,6 +209,7 @@ def test_batches_in_random_order_never_deadlock(
         "heartbeat": heartbeat,
         "release": release,
         "fail": fail,
+        "end": end,
         "cancel": cancel,
         "sweep": sweep,
     }

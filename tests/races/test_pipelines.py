@@ -35,7 +35,9 @@ OPERATIONS = {
     "sweep": "select rota.sweep_stale_leases()",
     "cancel": "select rota.cancel_job(%(job_id)s)",
     "retry": "select rota.retry_job(%(job_id)s, true)",
-    "rerun": "select rota.rerun_from(%(job_id)s, 'one') > 0",
+    "restart": "select rota.restart_pipeline(%(job_id)s, 'one') > 0",
+    "finish earlier": "select rota.finish_job(%(job_id)s, %(first_token)s)",
+    "heartbeat earlier": "select rota.heartbeat(%(job_id)s, %(first_token)s) is null",
     "start": "select rota.start_pipeline('p', idempotency_key => 'k') > 0",
     "define": 'select rota.define_pipeline(\'p\', \'[{"stage": "three", "job_type": "x"}]\')',
 }
@@ -56,11 +58,13 @@ def claim(session: Session) -> tuple[int, int]:
     return job_id, token
 
 
-def stages(session: Session, run_id: int) -> list[tuple[str, str]]:
-    return session.fetch(
-        "select stage, status from rota.job_runs where first_job_id = %s order by id",
-        [run_id],
+def stages(session: Session, job_id: int) -> list[tuple[str, str]]:
+    """Return the stages that a job has left, and how, and the one that it is in."""
+    left = session.fetch(
+        "select stage, status from rota.stage_runs where job_id = %s order by lease_token",
+        [job_id],
     )
+    return left + session.fetch("select stage, status from rota.jobs where id = %s", [job_id])
 
 
 def answer_of(action: Any) -> Any:
@@ -109,12 +113,13 @@ def test_a_run_is_in_one_stage_whatever_is_done_to_it_at_once(
     for second, is_committed in itertools.product(OPERATIONS, (True, False)):
         b.fetch("delete from rota.jobs")
         b.fetch("delete from rota.finished_jobs")
+        b.fetch("delete from rota.stage_runs")
         b.fetch(*call("define_pipeline", pipeline="p", stages=Jsonb(STAGES)))
         run_id = begin(b, idempotency_key="k")
+        job_id, first_token = claim(b)
+        b.fetch(*call("finish_job", job_id=job_id, lease_token=first_token))
         job_id, token = claim(b)
-        b.fetch(*call("finish_job", job_id=job_id, lease_token=token))
-        job_id, token = claim(b)
-        job = {"job_id": job_id, "token": token}
+        job = {"job_id": job_id, "token": token, "first_token": first_token}
         if state != "running":
             kind = {"error": "no", "is_fatal": True}
             if state == "cancelled":
@@ -132,42 +137,82 @@ def test_a_run_is_in_one_stage_whatever_is_done_to_it_at_once(
 
         what = f"{first} / {second}, {is_committed=}"
         check_invariants(a.connection)
-        live = a.fetch("select stage from rota.jobs where first_job_id = %s", [run_id])
+        rows = a.fetch("select count(*) from rota.job_runs where id = %s", [run_id])
         keyed = a.fetch("select count(*) from rota.jobs where idempotency_key = 'k'")
         finished = sum(answer == [("finished",)] for answer in answers)
         passed = [stage for stage, status in stages(a, run_id) if status == "succeeded"]
-        assert len(live) <= 1, what
+        assert rows == [(1,)], what
         assert keyed[0][0] <= 1, what
         assert finished <= 1, what
         assert passed == ["one", "two"][: 1 + finished], what
+        for operation, answer in zip((first, second)[-len(answers) :], answers, strict=True):
+            if operation == "finish earlier":
+                assert answer == [("already_finished",)], what
+            elif operation == "heartbeat earlier":
+                assert answer == "RT002", what
         if finished:
+            # A job whose cancel was requested before the finish goes no further.
+            is_over = first == "cancel" and is_committed
             followers = [stage for stage, _ in stages(a, run_id)[2:]]
-            assert followers in (["three"], ["three", "one"]), what
+            assert followers == ([] if is_over else ["three"]), what
 
 
-def test_rerun_waits_for_an_open_retry_and_is_refused(a: Session, b: Session) -> None:
-    """A retries the dead stage and stays open; B lets the run go on elsewhere; A commits."""
+def test_restart_waits_for_an_open_retry_and_is_refused(a: Session, b: Session) -> None:
+    """A retries the dead stage and stays open; B restarts elsewhere and waits; A commits."""
     run_id = begin(a)
     job_id, token = claim(a)
     a.fetch(*call("fail_job", job_id=job_id, lease_token=token, error="no", is_fatal=True))
 
     with a.transaction():
         a.fetch(*call("retry_job", job_id=job_id))
-        pending = b.start(*call("rerun_from", job_id=job_id, stage="two"))
+        pending = b.start(*call("restart_pipeline", job_id=job_id, stage="two"))
         pending.wait_blocked(by=a)
 
     assert answer_of(pending.result) == "RT014"
-    assert stages(a, run_id) == [("one", "queued")]
+    assert stages(a, run_id) == [("one", "dead"), ("one", "queued")]
 
 
-def test_two_reruns_at_once_make_one_job(a: Session, b: Session) -> None:
+def test_retry_waits_for_an_open_restart_and_leaves_the_stage(a: Session, b: Session) -> None:
+    """A restarts a dead job elsewhere and stays open; B retries it and waits; A commits."""
+    run_id = begin(a)
+    job_id, token = claim(a)
+    a.fetch(*call("fail_job", job_id=job_id, lease_token=token, error="no", is_fatal=True))
+
+    with a.transaction():
+        a.fetch(*call("restart_pipeline", job_id=job_id, stage="two"))
+        pending = b.start(*call("retry_job", job_id=job_id))
+        pending.wait_blocked(by=a)
+
+    assert pending.result() == [("queued",)]
+    assert stages(a, run_id) == [("one", "dead"), ("two", "queued")]
+
+
+def test_a_job_that_ends_again_while_a_restart_waits_is_restarted(
+    a: Session, b: Session
+) -> None:
+    """A restarts an ended job and cancels it again; B restarts it and waits; A commits."""
+    run_id = begin(a)
+    a.fetch(*call("cancel_job", job_id=run_id))
+
+    with a.transaction():
+        a.fetch(*call("restart_pipeline", job_id=run_id, stage="two"))
+        a.fetch(*call("cancel_job", job_id=run_id))
+        pending = b.start(*call("restart_pipeline", job_id=run_id, stage="three"))
+        pending.wait_blocked(by=a)
+
+    assert pending.result() == [(run_id,)]
+    ways = [("one", "cancelled"), ("two", "cancelled"), ("three", "queued")]
+    assert stages(a, run_id) == ways
+
+
+def test_two_restarts_at_once_bring_the_job_back_once(a: Session, b: Session) -> None:
     """A lets an ended run go on and stays open; B does and waits; A commits; B is refused."""
     run_id = begin(a)
     a.fetch(*call("cancel_job", job_id=run_id))
 
     with a.transaction():
-        a.fetch(*call("rerun_from", job_id=run_id, stage="two"))
-        pending = b.start(*call("rerun_from", job_id=run_id, stage="three"))
+        a.fetch(*call("restart_pipeline", job_id=run_id, stage="two"))
+        pending = b.start(*call("restart_pipeline", job_id=run_id, stage="three"))
         pending.wait_blocked(by=a)
 
     assert answer_of(pending.result) == "RT014"
@@ -184,27 +229,70 @@ def test_a_run_cannot_be_begun_between_two_stages_of_its_key(a: Session, b: Sess
         pending = b.start(*call("start_pipeline", pipeline="p", idempotency_key="k"))
         pending.wait_blocked(by=a)
 
-    second = a.fetch("select id from rota.jobs")
-    assert pending.result() == second
+    assert pending.result() == [(run_id,)]
     assert stages(a, run_id) == [("one", "succeeded"), ("two", "queued")]
 
 
+def test_a_repeated_finish_waits_for_an_open_one_and_is_told(a: Session, b: Session) -> None:
+    """A finishes a stage and stays open; B asks the same and waits; A commits, or not."""
+    for is_committed in (False, True):
+        run_id = begin(a)
+        job_id, token = claim(a)
+        finish = call("finish_job", job_id=job_id, lease_token=token)
+
+        a.fetch("begin")
+        a.fetch(*finish)
+        pending = b.start(*finish)
+        pending.wait_blocked(by=a)
+        a.fetch("commit" if is_committed else "rollback")
+
+        assert pending.result() == [("already_finished" if is_committed else "finished",)]
+        assert stages(a, run_id) == [("one", "succeeded"), ("two", "queued")]
+        a.fetch(*call("cancel_job", job_id=run_id))
+
+
+def test_a_batch_goes_past_a_job_that_another_finishes(a: Session, b: Session) -> None:
+    """A finishes a stage of one job and stays open; B finishes both in a batch; A commits."""
+    begin(a), begin(a)
+    (one, its_token), (two, token) = claim(a), claim(a)
+
+    with a.transaction():
+        a.fetch(*call("finish_job", job_id=one, lease_token=its_token))
+        both = call("finish_jobs", job_ids=[one, two], lease_tokens=[its_token, token])
+        assert b.fetch(*both) == [(one, "busy"), (two, "finished")]
+
+    assert b.fetch(*both) == [(one, "already_finished"), (two, "already_finished")]
+
+
+def test_a_cancel_is_requested_while_a_stage_ends(a: Session, b: Session) -> None:
+    """A requests the cancel and stays open; B finishes the stage and waits; A commits."""
+    run_id = begin(a)
+    job_id, token = claim(a)
+
+    with a.transaction():
+        a.fetch(*call("cancel_job", job_id=run_id))
+        pending = b.start(*call("finish_job", job_id=job_id, lease_token=token))
+        pending.wait_blocked(by=a)
+
+    assert pending.result() == [("finished",)]
+    assert stages(a, run_id) == [("one", "succeeded")]
+    assert a.fetch("select status from rota.finished_jobs") == [("cancelled",)]
+
+
 @pytest.mark.parametrize("is_last", [True, False])
-@pytest.mark.parametrize("is_first_id", [True, False])
 def test_a_child_that_comes_while_a_stage_ends_waits_for_the_run(
-    a: Session, b: Session, is_last: bool, is_first_id: bool
+    a: Session, b: Session, is_last: bool
 ) -> None:
-    """A finishes a stage and stays open; B enqueues a child and waits; A commits."""
+    """A finishes a stage and stays open; B enqueues a child; A commits."""
     run_id = begin(a)
     a.fetch(*call("finish_job", **dict(zip(("job_id", "lease_token"), claim(a), strict=True))))
     job_id, token = claim(a)
-    parent = run_id if is_first_id else job_id
     finish = {"next_stage": "end"} if is_last else {}
 
     with a.transaction():
         a.fetch(*call("finish_job", job_id=job_id, lease_token=token, **finish))
-        pending = b.start(*call("enqueue", job_type="child", after=[parent]))
-        pending.wait_blocked(by=a)
+        pending = b.start(*call("enqueue", job_type="child", after=[run_id]))
+        pending.wait_settled()
 
     child = pending.result()[0][0]
     if not is_last:
@@ -240,6 +328,36 @@ def test_a_pipeline_is_defined_while_a_run_moves(a: Session, b: Session) -> None
         job_id, token = claim(b)
         b.fetch(*call("finish_job", job_id=job_id, lease_token=token))
     assert [stage for stage, _ in stages(b, run_id)] == ["one", "two", "three"]
+
+
+def test_define_holds_up_nobody_but_its_like(a: Session, b: Session) -> None:
+    """A defines a pipeline and stays open; B starts, claims, finishes and defines another."""
+    b.fetch("set statement_timeout = '5s'")
+    with a.transaction():
+        a.fetch(*call("define_pipeline", pipeline="p", stages=Jsonb(STAGES[2:])))
+        run_id = begin(b)
+        for _ in STAGES:
+            job_id, token = claim(b)
+            b.fetch(*call("finish_job", job_id=job_id, lease_token=token))
+        b.fetch(*call("restart_pipeline", job_id=run_id, stage="two"))
+        b.fetch(*call("define_pipeline", pipeline="q", stages=Jsonb(STAGES)))
+        b.fetch(*call("drop_pipeline", pipeline="q"))
+
+    assert [stage for stage, _ in stages(b, run_id)] == ["one", "two", "three", "two"]
+
+
+def test_a_pipeline_that_is_dropped_while_it_is_defined_is_dropped(
+    a: Session, b: Session
+) -> None:
+    """A defines more stages and stays open; B drops the pipeline and waits; A commits."""
+    with a.transaction():
+        new = [*STAGES, {"stage": "four", "job_type": "four"}]
+        a.fetch(*call("define_pipeline", pipeline="p", stages=Jsonb(new)))
+        pending = b.start(*call("drop_pipeline", pipeline="p"))
+        pending.wait_blocked(by=a)
+    pending.result()
+
+    assert a.fetch("select from rota.pipeline_stages where ordinal is not null") == []
 
 
 def test_two_definitions_at_once_do_not_mix(a: Session, b: Session) -> None:
@@ -319,9 +437,10 @@ def test_every_run_passes_each_stage_once_and_in_order(
 
     assert [error for worker in workers for error in worker.errors] == []
     runs = db.execute(
-        "select string_agg(stage, '' order by id),"
-        " count(*) filter (where status <> 'succeeded'), sum(attempts)"
-        " from rota.finished_jobs group by first_job_id"
+        "select string_agg(s.stage, '' order by s.lease_token),"
+        " count(*) filter (where 'succeeded' not in (s.status, f.status)), sum(s.attempts)"
+        " from rota.finished_jobs as f join rota.stage_runs as s on s.job_id = f.id"
+        " group by f.id"
     ).fetchall()
     assert [(way, bad) for way, bad, _ in runs] == [(letters, 0)] * 120
     assert sum(attempts for _, _, attempts in runs) > 120 * len(letters), "nobody crashed"

@@ -22,7 +22,7 @@ SEED = 20260328
 # What tick() does in one transaction; between the two there is room for others.
 TICK_AND_RECHECK = """
     with ticked as materialized (select rota._fire_schedules(1000) as fired)
-    select t.fired, rota._recheck(1000) is null as is_null from ticked as t
+    select t.fired, rota._do_checks(1000) is null as is_null from ticked as t
 """
 Connect = Callable[..., psycopg.Connection[Any]]
 
@@ -64,8 +64,8 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
             "after, due, its job retried", "tick", "finish",
         ),
         (
-            "_note_schedule", "values (rota.now(), 'schedule', _note_schedule.name)",
-            "select rota.now(), '', '' where false",
+            "_note_schedule", "perform rota._add_checks('schedule', array[_note_schedule.name])",
+            "null",
             "waiting, its job running", "schedule after", "finish",
         ),
     ],
@@ -94,14 +94,14 @@ def test_a_recheck_waits_for_the_open_end_of_the_job_that_a_schedule_follows(
         db.execute(step.encode())
     clock.set("2026-03-01 12:00:00+00")
     if not is_guarded:
-        mutate(db, "_recheck_schedule", "for key share skip locked", "")
+        mutate(db, "_check_schedule", "elsif rota._is_live(", "elsif false and rota._is_live(")
 
     with a.transaction():
         a.fetch("select rota.finish_job(j.id, j.lease_token) from rota.jobs as j")
         b.fetch("select rota._fire_schedules(1000)")
-        b.fetch("select rota._recheck(1000)")
+        b.fetch("select rota._do_checks(1000)")
     clock.advance("1 second")
-    b.fetch("select rota._recheck(1000)")
+    b.fetch("select rota._do_checks(1000)")
 
     planned = db.execute("select next_run_at is not null from rota.job_definitions").fetchone()
     assert planned == (is_guarded,)

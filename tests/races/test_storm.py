@@ -50,12 +50,12 @@ MUTANTS = {
     "a key that has two heads": (
         "order",
         [
-            ("_is_free_key", "and j.status <> 'blocked'", "and false"),
-            ("_is_free_key", "where j.id = _is_free_key.job_id", "where false"),
+            ("_check_order", "and j.status <> 'blocked'", "and false"),
+            ("_open_line", "and j.status <> 'blocked'", "and false"),
             (
-                "_recheck_order",
-                "order by coalesce(j",
-                "and j.status = 'blocked' order by coalesce(j",
+                "_open_line",
+                "where j.ordering_key >= _open_line.ordering_key",
+                "where j.ordering_key = _open_line.ordering_key and j.status = 'blocked'",
             ),
         ],
         "beside job",
@@ -64,24 +64,27 @@ MUTANTS = {
         "order",
         [
             (
-                "_recheck_order",
-                "coalesce(j.first_job_id, j.id)",
-                "coalesce(j.first_job_id, j.id) desc",
+                "_open_line",
+                "where j.ordering_key >= _open_line.ordering_key",
+                "where j.ordering_key = _open_line.ordering_key",
             ),
-            ("_is_free_key", "where j.id = _is_free_key.job_id", "where false"),
+            ("_open_line", "order by j.ordering_key, j.id", "order by j.id desc"),
         ],
         "started before",
     ),
     "a dead job that holds nobody up": (
         "order",
-        [("_follow_up", "and not e.skip_dead", "and false")],
+        [
+            ("_leave_lines", "and not e.skip_dead", "and false"),
+            ("_leave_lines", "(_leave_lines.new_status <> 'dead' or e.skip_dead)", "true"),
+        ],
         "although job",
     ),
     "a turn that is not passed on": (
         "order",
         [
             (
-                "_follow_up",
+                "_leave_lines",
                 "where e.ordering_key is not null",
                 "where e.rerun_payload is not null",
             )
@@ -90,22 +93,35 @@ MUTANTS = {
     ),
     "a parent that is not looked for": (
         "dependencies",
-        [("_recheck_job", "if rota._has_parents(v_job.id) then", "if false then")],
+        [
+            (
+                "_open_children",
+                "num_nonnulls(c.ordering_key, c.parent_id)",
+                "num_nonnulls(c.ordering_key)",
+            ),
+            ("_open_children", "where rota._newest_parent(h.id) is null", "where true"),
+        ],
         "before its parents",
     ),
     "a parent that tells nobody": (
         "dependencies",
-        [("_settle_parents", ") as c;", ") as c where false;")],
+        [("_parents_ended", "where n.edges > 0", "where false")],
         "is left blocked",
     ),
     "a parent that is dead and counts": (
         "dependencies",
-        [("_recheck_job", "is distinct from 'run'", "= 'wait'")],
+        [
+            (
+                "_check_parent",
+                "where c_status = 'succeeded' or j.if_parent_dead = 'run'",
+                "where true",
+            )
+        ],
         "before its parents",
     ),
     "a last job that takes a part when it has started": (
         "dependencies",
-        [("_hold_blocked", "and j.status = 'blocked'", "")],
+        [("_block_children", "and j.status = 'blocked'", "")],
         "before its parents",
     ),
     "a limit that is counted by two at once": (
@@ -128,7 +144,14 @@ FORGET = "; ".join(
     ["drop schema storm cascade"]
     + [
         f"delete from rota.{table}"
-        for table in ("jobs", "effects", "stuck_keys", "dependencies", "buckets", "rechecks")
+        for table in (
+            "jobs",
+            "effects",
+            "stuck_keys",
+            "dependencies",
+            "buckets",
+            "pending_checks",
+        )
     ]
 )
 

@@ -37,7 +37,7 @@ MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
 }
 FORGET = "drop schema rota_test cascade; " + "; ".join(
     f"delete from rota.{table}"
-    for table in ("job_definitions", "fires", "jobs", "finished_jobs", "rechecks")
+    for table in ("job_definitions", "fires", "jobs", "finished_jobs", "pending_checks")
 )
 
 

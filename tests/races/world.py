@@ -17,6 +17,10 @@ from races.game import Game
 JOB = "%(job_id)s::bigint"
 LEASE = "%(job_id)s::bigint, %(token)s::bigint"
 BATCH = "array[%(job_id)s::bigint], array[%(token)s::bigint]"
+ENDING = (
+    "jsonb_build_object('job_id', %(job_id)s::bigint, 'lease_token', %(token)s::bigint,"
+    " 'outcome', 'failed', 'error', 'bad')"
+)
 ME = "%(me)s"
 ANSWER = "::text as answer"
 LINE = "ordering_key => 'o', limit_key => 'c:1'"
@@ -58,6 +62,7 @@ OPERATIONS = {
     "finish batch": f"select f.outcome from rota.finish_jobs({BATCH}) as f",
     "finish and claim": "select f.outcome, f.job_id"
     f" from rota.finish_and_claim({ME}, {BATCH}, queues => '{{q}}') as f",
+    "end batch": f"select e.answer from rota.end_jobs(jsonb_build_array({ENDING})) as e",
     "fail": f"select f.* from rota.fail_job({LEASE}, 'bad', is_fatal => true) as f",
     "snooze": f"select rota.snooze_job({LEASE}, '1 hour') as run_at",
     "release": f"select r.is_released from rota.release_jobs({BATCH}) as r",
@@ -69,12 +74,12 @@ OPERATIONS = {
     "withdraw effect": f"select rota.withdraw_effect({EFFECT}){ANSWER}",
     "report worker": f"select rota.report_worker('w', {ME}, 1, '1', '{{q}}'){ANSWER}",
     "forget worker": f"select rota.forget_worker('w'){ANSWER}",
-    "wait for jobs": "select count(*) as doors from rota.wait_for_jobs('{q}', true)",
-    "stop waiting": f"select rota.stop_waiting('{{q}}'){ANSWER}",
-    "ring others": "select rota.ring_others('{q}', '{x}') is null as is_null",
-    "next due": "select rota.next_due_in('{q}') > '1 minute' as is_far",
+    "wait for jobs": "select w.look_again_in < '1 s' as is_soon"
+    " from rota.wait_for_jobs('{q}', '{x}') as w",
+    "poll actively": "select w.is_active from rota.wait_for_jobs('{q}', active => true) as w",
+    "stop waiting": f"select rota.stop_waiting(){ANSWER}",
     "tick": "select true as is_done from rota.tick()",
-    "tick alone": "select t.was_busy is null as is_null from rota.tick() as t",
+    "tick alone": "select t.was_skipped is null as is_null from rota.tick() as t",
     "tick loop": "call rota.tick_loop('1 ms', '1 ms')",
     "sweep": "select rota.sweep_stale_leases() is null as is_null",
     "start ticker": "select rota.start_ticker() as answer",
@@ -92,7 +97,7 @@ OPERATIONS = {
     "resume key": "select rota.resume_key('o') as job_id",
     "define pipeline": _stages("a", "m", "b"),
     "drop pipeline": f"select rota.drop_pipeline('p'){ANSWER}",
-    "rerun from": f"select rota.rerun_from({JOB}, 'a') as job_id",
+    "restart pipeline": f"select rota.restart_pipeline({JOB}, 'a') as job_id",
     "schedule": _schedule("30 * * * *"),
     "unschedule": f"select rota.unschedule_job('s'){ANSWER}",
     "enable schedule": "select rota.enable_schedule('s') as next_run_at",
@@ -124,7 +129,7 @@ _THINGS = [
 ]
 _RUN = f"select rota.start_pipeline('p', idempotency_key => 'k', {LINE})"
 _PLAIN = f"select rota.enqueue('t', queue => 'q', idempotency_key => 'k', {LINE})"
-_CHECK = "select rota._recheck(1000)"
+_CHECK = "select rota._do_checks(1000)"
 _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"
 _LAPSE = "select from rota.claim_jobs('first', '{q}', lease => '1 second')"
 _EFFECT = "select rota.record_effect('mail', 'e', j.id, j.lease_token) from rota.jobs as j"
@@ -156,7 +161,7 @@ SETTLE = (
 # After the last claim; a job behind a limit may well wait.
 LEFT_OVER = """
     select 'is due, and nobody finds it', j.id from rota.jobs as j
-    where j.status in ('queued', 'failed') and j.bucket is null and j.queue = 'q'
+    where j.status in ('queued', 'failed') and j.hold is null and j.queue = 'q'
       and j.run_at <= rota.now()
       and not exists (select from rota.queues as q where q.queue = 'q' and q.is_paused)
     union all
@@ -195,7 +200,7 @@ WORLD = Game(
     loose=LOOSE,
     outside=frozenset({"tick alone", "tick loop"}),
     # Who looked where, and when; what follows from it is seen in the jobs.
-    ignored=frozenset({"upgrade_log", "upkeep", "rechecks", "buckets", "limit_states"}),
+    ignored=frozenset({"upgrade_log", "maintenance", "pending_checks", "limit_parts"}),
     max_stops=3,
     left_over=LEFT_OVER,
     role=ROLE,

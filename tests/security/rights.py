@@ -18,6 +18,7 @@ _CALLS = """
     claim_jobs            .       x         .         .
     complete_effect       .       x         .         .
     effect_result         .       x         .         .
+    end_jobs              .       x         .         .
     fail_job              .       x         .         .
     finish_and_claim      .       x         .         .
     finish_job            .       x         .         .
@@ -28,8 +29,6 @@ _CALLS = """
     record_effect         .       x         .         .
     release_jobs          .       x         .         .
     report_worker         .       x         .         .
-    ring_others           .       x         .         .
-    next_due_in           .       x         .         .
     set_progress          .       x         .         .
     snooze_job            .       x         .         .
     stop_waiting          .       x         .         .
@@ -50,7 +49,7 @@ _CALLS = """
     enable_schedule       .       .         x         .
     grant_statements      .       .         x         .
     pause_queue           .       .         x         .
-    rerun_from            .       .         x         .
+    restart_pipeline      .       .         x         .
     reschedule_job        .       .         x         .
     resume_key            .       .         x         .
     resume_queue          .       .         x         .
@@ -73,7 +72,6 @@ _CALLS = """
 
 _READS = """
                       producer  worker  operator  observer
-    buckets               .       .         .         .
     dead_jobs             .       .         x         x
     dependencies          .       .         x         x
     effects               .       .         x         x
@@ -89,22 +87,26 @@ _READS = """
     job_runs              .       .         x         x
     jobs                  .       .         .         .
     jobs_id_seq           .       .         .         .
-    limit_states          .       .         .         .
+    fair_queues           .       .         .         .
+    limit_parts           .       .         .         .
+    limit_slots           .       .         .         .
+    limit_slots_version_seq .     .         .         .
+    limit_starts          .       .         .         .
     limit_stats           .       .         x         x
     limits                .       .         x         x
     pipeline_stages       .       .         x         x
+    stage_runs            .       .         x         x
     queue_grants          .       .         x         x
     queue_stats           .       .         x         x
     queues                .       .         x         x
-    rechecks              .       .         .         .
-    rechecks_id_seq       .       .         .         .
+    pending_checks        .       .         .         .
+    pending_checks_id_seq .       .         .         .
     running_jobs          .       .         x         x
-    slots                 .       .         .         .
     stale_jobs            .       .         x         x
     stuck_keys            .       .         x         x
     ticker_health         .       .         x         x
     upgrade_log           .       .         .         .
-    upkeep                .       .         .         .
+    maintenance           .       .         .         .
     workers               .       .         x         x
 """
 
@@ -120,6 +122,6 @@ def _read(table: str) -> dict[str, set[str]]:
 CALLERS = _read(_CALLS)
 """Public functions, each with the roles that may call it."""
 READERS = _read(_READS)
-"""Relations, each with the roles that may read it; the partitions of one day are left out."""
+"""Relations, each with the roles that may read it; partitions by time are left out."""
 FUNCTIONS = {role: {name for name, may in CALLERS.items() if role in may} for role in ROLES}
 READABLE = {role: {name for name, may in READERS.items() if role in may} for role in ROLES}

@@ -40,6 +40,9 @@ def test_no_statement_of_the_client_holds_a_value(
         "finish_job": lambda: client.finish_job(*job, payload),
         "finish_jobs": lambda: client.finish_jobs(**batch),
         "finish_and_claim": lambda: client.finish_and_claim("w", **batch),
+        "end_jobs": lambda: client.end_jobs(
+            [{"job_id": job[0], "lease_token": job[1], "outcome": "failed", "error": SECRET}]
+        ),
         "fail_job": lambda: client.fail_job(*job, SECRET, "E", SECRET),
         "set_progress": lambda: client.set_progress(*job, 5, SECRET),
         "record_effect": lambda: client.record_effect("mail", KEY + "2", *job),

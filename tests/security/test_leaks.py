@@ -107,9 +107,9 @@ def test_messages_of_channels_tell_nothing(
 ) -> None:
     """Neither the channel nor the message has more than a number made of the queue's name."""
     sleeper = connect()
-    doors = call(sleeper, "wait_for_jobs", queues=["canary-queue"])
-    for door in doors:
-        sleeper.execute(f'listen "{door.channel}"')
+    (waiting,) = call(sleeper, "wait_for_jobs", queues=["canary-queue"])
+    for channel in waiting.channels:
+        sleeper.execute(f"listen {channel}")
     heard: list[psycopg.Notify] = []
 
     payload = {"secret": SECRET}

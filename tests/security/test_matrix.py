@@ -36,7 +36,7 @@ def relations(db: Db, kinds: str) -> set[str]:
     found = rows(
         db,
         "select relname::text from pg_class where relnamespace = 'rota'::regnamespace"
-        " and relkind = any(%s) and relname !~ '_done_([0-9]{8}|default)$'",
+        " and relkind = any(%s) and relname !~ '_(done|errors)_([0-9]{8}|default)$'",
         list(kinds),
     )
     return {name for (name,) in found}
@@ -147,7 +147,7 @@ def test_private_functions_are_for_nobody(sessions: dict[str, Db], role: str) ->
 def test_days_of_the_history_are_for_nobody(sessions: dict[str, Db], db: Db, role: str) -> None:
     days = rows(
         db,
-        "select relname::text from pg_class where relname ~ '^finished_jobs_done_'"
+        "select relname::text from pg_class where relname ~ '^(finished_jobs_done|job_errors)_'"
         " and relkind in ('r', 'p') and relnamespace = 'rota'::regnamespace",
     )
 
@@ -155,7 +155,7 @@ def test_days_of_the_history_are_for_nobody(sessions: dict[str, Db], db: Db, rol
         name: attempt(sessions[role], f"select from rota.{name}", {}) for (name,) in days
     }
 
-    assert len(answers) >= 8
+    assert len(answers) >= 8 + 3
     assert set(answers.values()) == {"42501"}
 
 

@@ -72,6 +72,20 @@ def running(db: Db, **arguments: Any) -> Any:
     return job
 
 
+def settle(db: Db) -> None:
+    """Tick until there is nothing to do."""
+    while one(db, "tick").has_more:
+        pass
+
+
+def pending(db: Db) -> list[tuple[str, str]]:
+    """Return the kind and the subject of each pending check."""
+    return [
+        tuple(row)
+        for row in rows(db, "select kind, subject from rota.pending_checks order by id")
+    ]
+
+
 def owner(job: Any) -> dict[str, int]:
     """Return the arguments by which a worker speaks for its job."""
     return {"job_id": job.job_id, "lease_token": job.lease_token}

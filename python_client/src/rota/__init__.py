@@ -32,8 +32,8 @@ from ._reading import Unreadable
 from ._registry import Registry
 from ._rows import (
     ClaimedJob,
-    Door,
     EffectResult,
+    EndedJob,
     EnqueuedJob,
     FailedJob,
     FinishedJob,
@@ -44,6 +44,7 @@ from ._rows import (
     ScheduleChange,
     TickReport,
     UpcomingRun,
+    Waiting,
 )
 from ._signals import FatalError, JobCancelled, RetryIn, Snooze
 from ._version import __version__
@@ -55,11 +56,11 @@ __all__ = [
     "BadScheduleError",
     "ClaimedJob",
     "Client",
-    "Door",
     "Effect",
     "EffectInProgressError",
     "EffectNotHeldError",
     "EffectResult",
+    "EndedJob",
     "EnqueuedJob",
     "FailedJob",
     "FatalError",
@@ -91,6 +92,7 @@ __all__ = [
     "UnknownScheduleError",
     "Unreadable",
     "UpcomingRun",
+    "Waiting",
     "Worker",
     "__version__",
     "sql_dir",

@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from . import _rows as rows
 from ._checks import of_one_job
 from ._errors import translate
-from ._json import clean_text, to_job, to_jsonb, to_result
+from ._json import clean_text, to_endings, to_job, to_jsonb, to_result
 from ._reading import factory, read_forgiving
 from ._statement import UNSET, Unset, blame, call, given
 
@@ -200,6 +200,7 @@ class AsyncClient:
         lease_tokens: Sequence[int] | Unset = UNSET,
         results: Sequence[Any] | Jsonb | Unset | None = UNSET,
         next_stages: Sequence[str | None] | Unset | None = UNSET,
+        endings: Sequence[Mapping[str, Any]] | Jsonb | Unset | None = UNSET,
         kept_job_ids: Sequence[int] | Unset = UNSET,
         kept_lease_tokens: Sequence[int] | Unset = UNSET,
         queues: Sequence[str] | Unset = UNSET,
@@ -207,7 +208,7 @@ class AsyncClient:
         lease: timedelta | Unset | None = UNSET,
         job_types: Sequence[str] | Unset | None = UNSET,
     ) -> list[rows.NextJob]:
-        """Finish jobs, keep the leases of others and take new ones, all in one round trip.
+        """End jobs, keep the leases of others and take new ones, all in one round trip.
 
         Returns the new jobs, and those that did not go as asked.
         """
@@ -219,6 +220,7 @@ class AsyncClient:
             lease_tokens=_array(lease_tokens),
             results=results if results is UNSET else to_result(results),
             next_stages=_array(next_stages),
+            endings=to_endings(endings),
             kept_job_ids=_array(kept_job_ids),
             kept_lease_tokens=_array(kept_lease_tokens),
             queues=_array(queues),
@@ -226,6 +228,12 @@ class AsyncClient:
             lease=lease,
             job_types=_array(job_types),
         )
+
+    async def end_jobs(
+        self, endings: Sequence[Mapping[str, Any]] | Jsonb
+    ) -> list[rows.EndedJob]:
+        """End many jobs, each in its own way; one answer for each, in the order given."""
+        return await self._rows(rows.EndedJob, "end_jobs", endings=to_endings(endings))
 
     async def fail_job(
         self,
@@ -464,36 +472,25 @@ class AsyncClient:
         return value
 
     async def wait_for_jobs(
-        self, queues: Sequence[str] | Unset = UNSET, is_on_watch: bool | Unset = UNSET
-    ) -> list[rows.Door]:
-        """Take the doors where this session waits: listen to their channels, then claim."""
-        return await self._rows(
-            rows.Door, "wait_for_jobs", queues=_array(queues), is_on_watch=is_on_watch
-        )
-
-    async def stop_waiting(self, queues: Sequence[str] | Unset = UNSET) -> None:
-        """Give back the doors of this session, and ring the next sleeper."""
-        await self._value("stop_waiting", queues=_array(queues))
-
-    async def ring_others(
         self,
         queues: Sequence[str] | Unset = UNSET,
         job_types: Sequence[str] | Unset | None = UNSET,
-    ) -> bool:
-        """Ring all other sleepers if a job of another type is due; say whether one is."""
-        value: bool = await self._value(
-            "ring_others", queues=_array(queues), job_types=_array(job_types)
+        poll_interval: timedelta | Unset = UNSET,
+        active: bool | Unset = UNSET,
+    ) -> rows.Waiting:
+        """Let this session be notified of jobs; say where to listen, and when to look again."""
+        return await self._row(
+            rows.Waiting,
+            "wait_for_jobs",
+            queues=_array(queues),
+            job_types=_array(job_types),
+            poll_interval=poll_interval,
+            active=active,
         )
-        return value
 
-    async def next_due_in(
-        self, queues: Sequence[str] | Unset = UNSET, since: timedelta | Unset = UNSET
-    ) -> timedelta | None:
-        """Say how long it is until something comes due, if that is soon."""
-        value: timedelta | None = await self._value(
-            "next_due_in", queues=_array(queues), since=since
-        )
-        return value
+    async def stop_waiting(self) -> None:
+        """Let this session be notified no more, and another worker instead."""
+        await self._value("stop_waiting")
 
     async def report_worker(
         self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
@@ -518,7 +515,7 @@ class AsyncClient:
         return value
 
     async def tick(self) -> rows.TickReport:
-        """Do the upkeep that is due, unless another tick is in hand."""
+        """Do the maintenance that is due, unless another tick is running."""
         return await self._row(rows.TickReport, "tick")
 
     async def start_ticker(self, every: timedelta | Unset = UNSET) -> str:
@@ -531,14 +528,21 @@ class AsyncClient:
         value: bool = await self._value("stop_ticker")
         return value
 
-    async def retry_job(self, job_id: int, is_forced: bool | Unset = UNSET) -> str:
+    async def retry_job(
+        self,
+        job_id: int,
+        is_forced: bool | Unset = UNSET,
+        with_dependants: bool | Unset = UNSET,
+    ) -> str:
         """Put a job back to be run now; say its new status."""
-        value: str = await self._value("retry_job", job_id=job_id, is_forced=is_forced)
+        value: str = await self._value(
+            "retry_job", job_id=job_id, is_forced=is_forced, with_dependants=with_dependants
+        )
         return value
 
-    async def rerun_from(self, job_id: int, stage: str) -> int:
-        """Let an ended run go on from a stage; return the id of the new job."""
-        value: int = await self._value("rerun_from", job_id=job_id, stage=stage)
+    async def restart_pipeline(self, job_id: int, stage: str) -> int:
+        """Let an ended run go on from a stage; return the id of its job."""
+        value: int = await self._value("restart_pipeline", job_id=job_id, stage=stage)
         return value
 
     async def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:

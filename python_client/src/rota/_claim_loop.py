@@ -56,7 +56,10 @@ class ClaimLoop:
         while not self._is_stopping:
             self._wake.clear()
             await self._upkeep.run_due(
-                is_idle=runner.is_idle, is_follower=self._pace.is_follower
+                is_idle=runner.is_idle,
+                is_follower=self._pace.is_follower,
+                # A tick takes jobs for stale whose ends the database has not heard of yet.
+                may_tick=not runner.is_behind,
             )
             runner.cancel_lost()
             was_idle = runner.is_idle

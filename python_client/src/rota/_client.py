@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 from . import _rows as rows
 from ._checks import of_one_job
 from ._errors import translate
-from ._json import clean_text, to_job, to_jsonb, to_result
+from ._json import clean_text, to_endings, to_job, to_jsonb, to_result
 from ._reading import factory, read_forgiving
 from ._statement import UNSET, Unset, blame, call, given
 
@@ -201,6 +201,7 @@ class Client:
         lease_tokens: Sequence[int] | Unset = UNSET,
         results: Sequence[Any] | Jsonb | Unset | None = UNSET,
         next_stages: Sequence[str | None] | Unset | None = UNSET,
+        endings: Sequence[Mapping[str, Any]] | Jsonb | Unset | None = UNSET,
         kept_job_ids: Sequence[int] | Unset = UNSET,
         kept_lease_tokens: Sequence[int] | Unset = UNSET,
         queues: Sequence[str] | Unset = UNSET,
@@ -208,7 +209,7 @@ class Client:
         lease: timedelta | Unset | None = UNSET,
         job_types: Sequence[str] | Unset | None = UNSET,
     ) -> list[rows.NextJob]:
-        """Finish jobs, keep the leases of others and take new ones, all in one round trip.
+        """End jobs, keep the leases of others and take new ones, all in one round trip.
 
         Returns the new jobs, and those that did not go as asked.
         """
@@ -220,6 +221,7 @@ class Client:
             lease_tokens=_array(lease_tokens),
             results=results if results is UNSET else to_result(results),
             next_stages=_array(next_stages),
+            endings=to_endings(endings),
             kept_job_ids=_array(kept_job_ids),
             kept_lease_tokens=_array(kept_lease_tokens),
             queues=_array(queues),
@@ -227,6 +229,12 @@ class Client:
             lease=lease,
             job_types=_array(job_types),
         )
+
+    def end_jobs(
+        self, endings: Sequence[Mapping[str, Any]] | Jsonb
+    ) -> list[rows.EndedJob]:
+        """End many jobs, each in its own way; one answer for each, in the order given."""
+        return self._rows(rows.EndedJob, "end_jobs", endings=to_endings(endings))
 
     def fail_job(
         self,
@@ -465,36 +473,25 @@ class Client:
         return value
 
     def wait_for_jobs(
-        self, queues: Sequence[str] | Unset = UNSET, is_on_watch: bool | Unset = UNSET
-    ) -> list[rows.Door]:
-        """Take the doors where this session waits: listen to their channels, then claim."""
-        return self._rows(
-            rows.Door, "wait_for_jobs", queues=_array(queues), is_on_watch=is_on_watch
-        )
-
-    def stop_waiting(self, queues: Sequence[str] | Unset = UNSET) -> None:
-        """Give back the doors of this session, and ring the next sleeper."""
-        self._value("stop_waiting", queues=_array(queues))
-
-    def ring_others(
         self,
         queues: Sequence[str] | Unset = UNSET,
         job_types: Sequence[str] | Unset | None = UNSET,
-    ) -> bool:
-        """Ring all other sleepers if a job of another type is due; say whether one is."""
-        value: bool = self._value(
-            "ring_others", queues=_array(queues), job_types=_array(job_types)
+        poll_interval: timedelta | Unset = UNSET,
+        active: bool | Unset = UNSET,
+    ) -> rows.Waiting:
+        """Let this session be notified of jobs; say where to listen, and when to look again."""
+        return self._row(
+            rows.Waiting,
+            "wait_for_jobs",
+            queues=_array(queues),
+            job_types=_array(job_types),
+            poll_interval=poll_interval,
+            active=active,
         )
-        return value
 
-    def next_due_in(
-        self, queues: Sequence[str] | Unset = UNSET, since: timedelta | Unset = UNSET
-    ) -> timedelta | None:
-        """Say how long it is until something comes due, if that is soon."""
-        value: timedelta | None = self._value(
-            "next_due_in", queues=_array(queues), since=since
-        )
-        return value
+    def stop_waiting(self) -> None:
+        """Let this session be notified no more, and another worker instead."""
+        self._value("stop_waiting")
 
     def report_worker(
         self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
@@ -519,7 +516,7 @@ class Client:
         return value
 
     def tick(self) -> rows.TickReport:
-        """Do the upkeep that is due, unless another tick is in hand."""
+        """Do the maintenance that is due, unless another tick is running."""
         return self._row(rows.TickReport, "tick")
 
     def start_ticker(self, every: timedelta | Unset = UNSET) -> str:
@@ -532,14 +529,21 @@ class Client:
         value: bool = self._value("stop_ticker")
         return value
 
-    def retry_job(self, job_id: int, is_forced: bool | Unset = UNSET) -> str:
+    def retry_job(
+        self,
+        job_id: int,
+        is_forced: bool | Unset = UNSET,
+        with_dependants: bool | Unset = UNSET,
+    ) -> str:
         """Put a job back to be run now; say its new status."""
-        value: str = self._value("retry_job", job_id=job_id, is_forced=is_forced)
+        value: str = self._value(
+            "retry_job", job_id=job_id, is_forced=is_forced, with_dependants=with_dependants
+        )
         return value
 
-    def rerun_from(self, job_id: int, stage: str) -> int:
-        """Let an ended run go on from a stage; return the id of the new job."""
-        value: int = self._value("rerun_from", job_id=job_id, stage=stage)
+    def restart_pipeline(self, job_id: int, stage: str) -> int:
+        """Let an ended run go on from a stage; return the id of its job."""
+        value: int = self._value("restart_pipeline", job_id=job_id, stage=stage)
         return value
 
     def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:

@@ -14,7 +14,7 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  ├ EffectNotHeldError      RT011  this job has no open record of the effect
  ├ KeyNotStuckError        RT012  the ordering key does not wait for a dead job
  ├ JobNotBlockedError      RT013  the job can wait for no more jobs
- ├ RunInProgressError      RT014  the run of the pipeline is in another job
+ ├ RunInProgressError      RT014  the run of the pipeline is under way
  └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
 
 Any other database error passes through as psycopg raised it.
@@ -113,7 +113,7 @@ class JobNotBlockedError(RotaError):
 
 
 class RunInProgressError(RotaError):
-    """The run of the pipeline is under way, in another job."""
+    """The run of the pipeline is under way."""
 
     sqlstate = "RT014"
 

@@ -87,6 +87,30 @@ def to_array(texts: Sequence[str | None]) -> Jsonb:
     return Jsonb([text or "null" for text in texts], dumps=_join)
 
 
+def to_endings(endings: Any) -> Any:
+    """Wrap the endings of jobs: texts and results are cleaned, durations are seconds."""
+    if not isinstance(endings, Sequence) or isinstance(endings, str):
+        return endings
+    return Jsonb(
+        [
+            {name: _plain(name, value) for name, value in ending.items()}
+            if isinstance(ending, Mapping)
+            else ending
+            for ending in endings
+        ],
+        dumps=dump_clean,
+    )
+
+
+def join_endings(endings: Sequence[tuple[Mapping[str, Any], str | None]]) -> Jsonb:
+    """Wrap endings, each with what `dump_result` returned."""
+    texts = []
+    for ending, result in endings:
+        text = dump_clean(ending)
+        texts.append(text if result is None else f'{text[:-1]}, "result": {result}}}')
+    return Jsonb(texts, dumps=_join)
+
+
 def _dump(value: Any) -> str:
     # Nearly every result can be dumped as it is; to clean it first takes three times as long.
     with suppress(TypeError, ValueError):

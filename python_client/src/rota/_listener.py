@@ -1,14 +1,12 @@
-"""Where a worker that has nothing to do waits to be rung.
+"""How a worker that has nothing to do is notified of jobs.
 
-The listener has a connection of its own, which holds its doors and hears their channels, and
-a task of its own: `go` says where to be and returns at once, so a connection that hangs never
-delays a claim.  It calls *on_ring* when it is rung, and *on_arrival* when it has come to its
-doors, or lost them: jobs that came before rang nobody, and have to be looked for.  Where it is
-known that there are none it calls *on_calm*.  `ask_next` has it call *on_next* with the seconds
-until something comes due, if that is soon.
+The listener has a connection of its own, on which it calls wait_for_jobs() and hears the
+channels, and a task of its own: `go` says what to be and returns at once, so a connection that
+hangs never delays a claim.  It calls *on_notify* when it is notified, *on_answer* with the
+seconds after which to claim at the latest, and *on_change* when it is on, or not any more.
 
-Behind a pooler in transaction mode nothing would be heard and the locks of the doors would
-stay with a connection of others.  So first of all it sends itself a message by way of another
+Behind a pooler in transaction mode nothing would be heard and the locks would stay with
+a connection of others.  So first of all it sends itself a message by way of another
 connection; only a listener that hears it is on.
 """
 
@@ -31,7 +29,7 @@ from ._async_client import AsyncClient
 from ._database import Database, backoff
 from ._errors import RotaError
 from ._messages import hear
-from ._rows import Door
+from ._registry import Registry
 
 logger = logging.getLogger("rota")
 
@@ -39,36 +37,34 @@ CHECK_INTERVAL = 10.0
 """Seconds after which a silent connection is asked whether it is still there."""
 PATIENCE = 5.0
 """Seconds that an answer may take."""
-ON_THE_WAY = 0.02
-"""Seconds that a question may be longer on the way than the claim before it was."""
 PROBE_PATIENCE = 1.0
 PROBE_INTERVAL = 300.0
 """Seconds until it is tried again whether messages arrive."""
 
 
 class Place(Enum):
-    """Where a worker is: at work, at a door, or on watch for all who sleep."""
+    """What a worker is: at work, idle, or active for all who are idle."""
 
     AWAY = "away"
-    DOOR = "door"
-    WATCH = "watch"
+    IDLE = "idle"
+    ACTIVE = "active"
 
 
 class Listener:
-    """Waits at the doors of *queues*; *claims* is the other connection."""
+    """Waits for jobs of *queues*; *claims* is the other connection."""
 
     def __init__(
         self,
         connect: Callable[[], Awaitable[AsyncConnection[Any]]],
         claims: Database,
         queues: Sequence[str],
-        job_types: Sequence[str],
+        registry: Registry,
         poll_interval: float,
     ) -> None:
         self._connect = connect
         self._claims = claims
         self._queues = queues
-        self._job_types = job_types
+        self._registry = registry
         self._poll_interval = poll_interval
         self._connection: AsyncConnection[Any] | None = None
         self._channels: set[str] = set()
@@ -78,36 +74,23 @@ class Listener:
         self._asked = asyncio.Event()
         self._heard = asyncio.Event()
         self._wanted = Place.AWAY
-        self._must_move = self._must_ring_others = False
-        self._ask_since: float | None = None
-        self.on_ring: Callable[[str], None] = lambda message: None
-        self.on_arrival: Callable[[], None] = lambda: None
-        self.on_calm: Callable[[], None] = lambda: None
-        self.on_next: Callable[[float], None] = lambda seconds: None
+        self._must_move = False
+        self.on_notify: Callable[[], None] = lambda: None
+        self.on_answer: Callable[[float], None] = lambda seconds: None
+        self.on_change: Callable[[], None] = lambda: None
         self.is_on = False
         self.place = Place.AWAY
-        self.doors: list[Door] = []
+        self.has_maintenance = False
 
     @property
     def wanted(self) -> Place:
-        """Where it is, or will be in a moment."""
+        """What it is, or will be in a moment."""
         return self._wanted
 
     def go(self, place: Place) -> None:
-        """Be there as soon as possible, and then ring; also again, for a better door."""
+        """Be that as soon as possible; also again, to ask when to claim."""
         self._wanted = place
         self._must_move = True
-        self._ask_since = None  # it is asked again where it comes to
-        self._asked.set()
-
-    def ring_others(self) -> None:
-        """Ring those who may take what this worker does not, if there is anything."""
-        self._must_ring_others = True
-        self._asked.set()
-
-    def ask_next(self, looked_at: float) -> None:
-        """Ask when something comes due, or has since then on the monotonic clock."""
-        self._ask_since = looked_at
         self._asked.set()
 
     async def run(self) -> None:
@@ -133,7 +116,7 @@ class Listener:
                 raise
             finally:
                 await self._drop()
-            self.on_arrival()  # at nowhere: from now on by polling
+            self.on_change()  # from now on by polling
             await asyncio.sleep(pause)
 
     async def _hears(self) -> bool:
@@ -157,35 +140,32 @@ class Listener:
     async def _serve(self, connection: AsyncConnection[Any]) -> None:
         self.is_on = True
         self._must_move = self._wanted is not Place.AWAY
-        self.on_arrival()
+        self.on_change()
         while True:
             await hear(connection, self._hear, self._asked, CHECK_INTERVAL)
-            is_silent = not self._asked.is_set()
             self._asked.clear()
             async with asyncio.timeout(PATIENCE):
                 if self._must_move:
                     self._must_move = False
                     await self._move(connection, self._wanted)
-                elif self._must_ring_others:
-                    self._must_ring_others = False
-                    client = AsyncClient(connection)
-                    await client.ring_others(self._queues, self._job_types)
-                elif self._ask_since is not None:
-                    await self._ask_next(connection, self._ask_since)
-                elif is_silent:
+                else:
                     await connection.execute("select")
-            if self._must_move or self._must_ring_others or self._ask_since is not None:
+            if self._must_move:
                 self._asked.set()
 
     async def _move(self, connection: AsyncConnection[Any], place: Place) -> None:
         client = AsyncClient(connection)
         if place is Place.AWAY:
-            self.place, self.doors = place, []
-            await client.stop_waiting(self._queues)
+            self.place = place
+            await client.stop_waiting()
             return
-        doors = await client.wait_for_jobs(self._queues, place is Place.WATCH)
-        channels = {door.channel for door in doors if door.channel}
-        has_heard = channels == self._channels
+        waiting = await client.wait_for_jobs(
+            self._queues,
+            self._registry.job_types,
+            timedelta(seconds=min(max(self._poll_interval, 0.001), 3600.0)),
+            place is Place.ACTIVE,
+        )
+        channels = set(waiting.channels)
         changes = [
             sql.SQL("{} {}").format(sql.SQL(word), sql.Identifier(channel))
             for word, some in (
@@ -196,39 +176,30 @@ class Listener:
         ]
         if changes:
             await connection.execute(sql.SQL("; ").join(changes))
-        self._channels, self.doors = channels, doors
-        self.place = Place.WATCH if any(door.has_watch for door in doors) else Place.DOOR
-        if place is self._wanted is Place.WATCH:
-            self._wanted = self.place  # another is on watch already
-        if has_heard and not any(door.is_due for door in doors):
-            self.on_calm()
-        else:
-            self.on_arrival()
-
-    async def _ask_next(self, connection: AsyncConnection[Any], looked_at: float) -> None:
-        self._ask_since = None
-        since = min(time.monotonic() - looked_at + ON_THE_WAY, 3600.0)
-        client = AsyncClient(connection)
-        wait = await client.next_due_in(self._queues, timedelta(seconds=since))
-        if wait is not None:
-            self.on_next(wait.total_seconds())
+        self._channels = channels
+        self.has_maintenance = waiting.has_maintenance
+        self.place = Place.ACTIVE if waiting.is_active else Place.IDLE
+        if self._wanted is not Place.AWAY:
+            if place is self._wanted:
+                self._wanted = self.place  # another worker is active already
+            self.on_answer(waiting.look_again_in.total_seconds())
 
     def _hear(self, notify: Notify) -> None:
         if notify.channel == self._probe:
             self._heard.set()
         elif notify.channel in self._channels:
-            self.on_ring(notify.payload)
+            self.on_notify()
 
     async def _take_leave(self) -> None:
-        """Let the next be rung: what rang here may not be claimed any more."""
+        """Let another be notified: what this one heard of may not be claimed any more."""
         if self._connection is not None and self.place is not Place.AWAY:
             with suppress(psycopg.Error, TimeoutError):
                 async with asyncio.timeout(PROBE_PATIENCE):
-                    await AsyncClient(self._connection).stop_waiting(self._queues)
+                    await AsyncClient(self._connection).stop_waiting()
 
     async def _drop(self) -> None:
         self.is_on = False
-        self.place, self.doors = Place.AWAY, []
+        self.place = Place.AWAY
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()

@@ -1,42 +1,34 @@
-"""When a worker looks for jobs next, and where it waits until then.
+"""When a worker looks for jobs next, and whether it is notified of them until then.
 
-It claims until nothing is due, goes to its doors, and is rung when something is.  A queue where
-jobs come every few milliseconds would ring all the time, and each message costs whoever brings
-the job; so there the worker goes on watch and looks by itself, until it is quiet again.
+It claims until nothing is due, and then asks wait_for_jobs() when to claim again at the latest.
+A queue where jobs come every few milliseconds would notify all the time, and each notification
+costs the producer something; so there the worker becomes the active poller and looks by itself,
+until it is quiet again.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from itertools import chain, repeat
+from collections.abc import Callable
 from math import inf
 
 from ._listener import Listener, Place
-from ._rows import Door
 
-WATCH_INTERVAL = (0.002, 0.01)
-"""Seconds between two looks on watch: the more jobs come, the more each look shall find."""
+ACTIVE_INTERVAL = (0.002, 0.01)
+"""Seconds between two active looks: the more jobs come, the more each look shall find."""
 BUSY_RATE = 3000.0
 """Jobs a second from which on it is the longest."""
 RATE_WINDOW = 0.1
 """Seconds over which these are counted."""
-WATCH_FROM = 0.01
-"""Seconds between two finds from which on a worker goes on watch."""
-WATCH_UNTIL = 0.03
-"""Seconds without a find after which it goes back to its doors."""
-DOUBTS = (0.005, 0.02, 0.08, 0.32)
-"""Seconds between the looks for jobs that may have come unheard."""
+ACTIVE_FROM = 0.01
+"""Seconds between two finds from which on a worker becomes active."""
+ACTIVE_UNTIL = 0.03
+"""Seconds without a find after which it is idle again."""
 LOOK_AGAIN = 0.1
-"""Seconds after the last ring until it is asked when something comes due."""
-SHORTEST_WAIT = 0.01
-"""Seconds between two looks for what comes due; doubled each time that it was not for us."""
-PASS_ON = 0.05
-"""Seconds in which somebody may still ring at a door that was just left."""
-FOLLOWERS = ((4, 2), (16, 5))
-CROWD = 15
-"""So many times less often than the first the others poll: by their door, and without one."""
+"""Seconds after the last notification until it asks when to claim."""
+SHORTEST_WAIT = (0.01, 1.0)
+"""Seconds between two claims at their time; doubled each time that one finds nothing."""
 
 
 class Pace:
@@ -48,46 +40,36 @@ class Pace:
         self._listener = listener
         self._poll_interval = poll_interval
         self._wake: Callable[[], None] = lambda: None
-        self._must_come = self._is_rung = self._was_rung = False
+        self._must_come = self._is_notified = self._was_notified = False
         self._is_expected = self._was_expected = False
-        self._looked_at, self._shortest_wait = -inf, SHORTEST_WAIT
-        self._may_pass_on = self._must_move_up = self._is_busy = False
-        self._doubts: Iterator[float] = repeat(inf)
-        self._found_at = self._left_at = self._others_at = self._counted_at = -inf
+        self._looked_at, self._shortest_wait = -inf, SHORTEST_WAIT[0]
+        self._is_busy = False
+        self._found_at = self._others_at = self._counted_at = -inf
         self._rate = 0.0
 
     def start(self, wake: Callable[[], None]) -> None:
         """Call *wake* whenever *claim_at* comes nearer."""
         self._wake = wake
         if self._listener is not None:
-            self._listener.on_ring = self._ring
-            self._listener.on_arrival = self._arrive
-            self._listener.on_calm = self._calm
-            self._listener.on_next = self._expect
+            self._listener.on_notify = self._notify
+            self._listener.on_answer = self._expect
+            self._listener.on_change = self._come
 
     @property
     def is_follower(self) -> bool:
-        """Whether another worker that sleeps does the upkeep, and has left nothing to do."""
+        """Whether another idle worker does the upkeep, and has left nothing to do."""
         listener = self._listener
         if listener is None or listener.place is Place.AWAY:
             return False
-        return not any(
-            door.is_first or door.has_upkeep for door in listener.doors if not door.queue
-        )
+        return not listener.has_maintenance
 
     def is_due(self) -> bool:
-        """Return whether to claim now; who rings from now on wants another claim."""
+        """Return whether to claim now; a notification from now on wants another claim."""
         now = time.monotonic()
         if now < self.claim_at:
             return False
-        if self._must_move_up and self._listener is not None:
-            # The claim comes with the arrival, or soon if there is none.
-            self._must_move_up = False
-            self._listener.go(Place.DOOR)
-            self.claim_at = now + self._poll_interval
-            return False
         self._must_come = False
-        self._was_rung, self._is_rung = self._is_rung, False
+        self._was_notified, self._is_notified = self._is_notified, False
         self._was_expected, self._is_expected = self._is_expected, False
         self._looked_at = now
         return True
@@ -100,60 +82,47 @@ class Pace:
         """Note what the claim has found; *is_full* is whether there may be more."""
         now = time.monotonic()
         self._count(found, now)
-        is_near = found > 0 and now - self._found_at < WATCH_FROM
+        is_near = found > 0 and now - self._found_at < ACTIVE_FROM
         if found:
             self._found_at = now
-            self._shortest_wait = SHORTEST_WAIT
+            self._shortest_wait = SHORTEST_WAIT[0]
         elif self._was_expected:
-            self._shortest_wait = min(2 * self._shortest_wait, self._poll_interval)
+            self._shortest_wait = min(2 * self._shortest_wait, SHORTEST_WAIT[1])
         if is_full:
             self._is_busy = is_near
             self.claim_at = 0.0  # as soon as there is a free place
             if self._listener is not None and self._listener.wanted is not Place.AWAY:
-                self._left_at = now
                 self._listener.go(Place.AWAY)
         else:
             pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
             if self._listener is not None and self._listener.is_on:
-                pause = self._wait(self._listener, pause, is_empty=found == 0, is_near=is_near)
+                pause = self._wait(self._listener, pause, found=found, is_near=is_near)
             self.claim_at = 0.0 if self._must_come else now + pause
 
-    def _wait(
-        self, listener: Listener, pause: float, *, is_empty: bool, is_near: bool
-    ) -> float:
-        """Choose a place; return how long to stay there if nobody rings."""
-        self._must_move_up = False
+    def _wait(self, listener: Listener, pause: float, *, found: int, is_near: bool) -> float:
+        """Choose how to wait; return how long if there is neither answer nor notification."""
         if listener.wanted is Place.AWAY:
-            listener.go(Place.WATCH if self._is_busy else Place.DOOR)
-        elif listener.place is Place.WATCH:
-            return self._watch(listener, pause)
-        elif is_near and self._was_rung:
-            listener.go(Place.WATCH)
-        elif listener.place is Place.DOOR:
-            doubt = next(self._doubts)
-            is_first = any(door.is_first for door in listener.doors)
-            if is_first and self._was_rung and not is_empty:
-                pause = min(pause, LOOK_AGAIN)
-            elif is_first or self._was_rung:
-                listener.ask_next(self._looked_at)
-            is_by_itself = is_first and not self._was_rung and doubt == inf
-            if is_empty and (self._may_pass_on or is_by_itself):
-                listener.ring_others()
-            self._may_pass_on = False
-            self._must_move_up = not is_first and doubt == inf
-            return min(doubt, pause if is_first else pause * _times(listener.doors))
+            listener.go(Place.ACTIVE if self._is_busy else Place.IDLE)
+        elif listener.place is Place.ACTIVE:
+            return self._look_actively(listener, pause)
+        elif is_near and self._was_notified:
+            listener.go(Place.ACTIVE)
+        elif self._was_notified and found:
+            return min(pause, LOOK_AGAIN)
+        else:
+            listener.go(Place.IDLE)
         return pause
 
-    def _watch(self, listener: Listener, pause: float) -> float:
+    def _look_actively(self, listener: Listener, pause: float) -> float:
         now = time.monotonic()
-        if now - self._found_at >= WATCH_UNTIL:
+        if now - self._found_at >= ACTIVE_UNTIL:
             self._is_busy = False
-            listener.go(Place.DOOR)
+            listener.go(Place.IDLE)
             return pause
-        if now - self._others_at >= WATCH_UNTIL:
+        if now - self._others_at >= ACTIVE_UNTIL:
             self._others_at = now
-            listener.ring_others()
-        shortest, longest = WATCH_INTERVAL
+            listener.go(Place.ACTIVE)  # again: for jobs of types that it does not take
+        shortest, longest = ACTIVE_INTERVAL
         return shortest + (longest - shortest) * min(self._rate / BUSY_RATE, 1.0)
 
     def _count(self, found: int, now: float) -> None:
@@ -161,48 +130,25 @@ class Pace:
         self._rate += min(elapsed / RATE_WINDOW, 1.0) * (found / elapsed - self._rate)
         self._counted_at = now
 
-    def _ring(self, message: str) -> None:
-        listener = self._listener
-        if listener is not None and listener.wanted is Place.AWAY:
-            if not message and time.monotonic() - self._left_at < PASS_ON:
-                listener.go(Place.AWAY)  # it meant whoever is at the door now
-            return
-        self._is_rung = True
-        self._may_pass_on = not message
-        self._come()
-
-    def _arrive(self) -> None:
-        self._doubt()
-        self._come()
-
-    def _calm(self) -> None:
-        self._doubt()
-        if self._listener is not None and self.claim_at > 0.0:
-            pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
-            pause = self._wait(self._listener, pause, is_empty=True, is_near=False)
-            self.claim_at = time.monotonic() + pause
-            self._wake()
+    def _notify(self) -> None:
+        if self._listener is not None and self._listener.wanted is not Place.AWAY:
+            self._is_notified = True
+            self._shortest_wait = SHORTEST_WAIT[0]
+            self._come()
 
     def _expect(self, seconds: float) -> None:
-        due_at = max(time.monotonic() + seconds, self._looked_at + self._shortest_wait)
-        if due_at < self.claim_at:
-            self.claim_at = due_at
-            self._is_expected = True
+        now = time.monotonic()
+        if seconds <= 0.0:
+            self._come()
+        elif self._listener is not None and self._listener.place is Place.ACTIVE:
+            self.claim_at = min(self.claim_at, now + seconds)
+            self._wake()
+        elif self.claim_at > 0.0:
+            self.claim_at = max(now + seconds, self._looked_at + self._shortest_wait)
+            self._is_expected = seconds < 0.75 * self._poll_interval
             self._wake()
 
-    def _doubt(self) -> None:
-        doors = self._listener.doors if self._listener is not None else []
-        is_sure = all(door.is_sure for door in doors if door.channel)
-        self._doubts = chain(() if is_sure else DOUBTS, repeat(inf))
-
     def _come(self) -> None:
-        self._must_come, self._must_move_up = True, False
+        self._must_come = True
         self.claim_at = 0.0
         self._wake()
-
-
-def _times(doors: list[Door]) -> int:
-    """Return how many times less often than the first a worker with these doors polls."""
-    numbers = [int(d.channel.rsplit("_", 1)[1]) for d in doors if d.queue and d.channel]
-    nearest = min(numbers, default=inf)
-    return next((times for number, times in FOLLOWERS if nearest < number), CROWD)

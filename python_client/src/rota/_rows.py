@@ -43,28 +43,23 @@ class ClaimedJob(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """Where a worker waits for jobs of a queue, or, without a name, for any worker's notes.
+class Waiting:
+    """How a session waits for jobs: listen to *channels*, and claim after a notification.
 
-    *channel* is None where all doors are taken.  While one *has_watch* and looks every few
-    milliseconds nobody is rung.  Unless *is_sure*, jobs may be committed soon of which nobody
-    will hear.  *is_due* is whether there is something to claim in any of the queues,
-    *has_upkeep* whether a tick would find something to do.
+    *look_again_in* is the longest time until then, and zero if there may be something now.
+    *has_maintenance* asks for a tick.  While a worker *is_active* no other is notified.
     """
 
-    queue: str
-    channel: str | None
-    is_first: bool
-    has_watch: bool
-    is_sure: bool
-    is_due: bool
-    has_upkeep: bool
+    channels: list[str]
+    look_again_in: timedelta
+    has_maintenance: bool
+    is_active: bool
 
 
 class NextJob(NamedTuple):
     """A job that is now ours, or one that did not go as asked, and then without what follows.
 
-    *outcome* is ``claimed``; ``lost``; ``busy``: ask again; or ``cancel_requested``.
+    *outcome* is ``claimed``, ``cancel_requested``, or an answer of `EndedJob`.
     """
 
     outcome: str
@@ -93,6 +88,20 @@ class FinishedJob(NamedTuple):
 
     job_id: int
     outcome: str
+
+
+class EndedJob(NamedTuple):
+    """How an ending went: what became of the job, or ``lost``, ``busy`` or ``refused``.
+
+    A ``busy`` one may be reported again; of a refused one *message* tells why.
+    """
+
+    job_id: int | None
+    lease_token: int | None
+    answer: str
+    run_at: datetime | None
+    error_code: str | None
+    message: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +172,20 @@ class UpcomingRun:
 class TickReport:
     """What one tick did; None for what failed and will be tried again.
 
-    *was_busy* says that another tick was in hand, and *has_more* that there is more to do now.
+    *was_skipped* says that another tick was running, and *has_more* that there is more to do
+    now: tick again at once.
     """
 
     jobs_fired: int | None
     jobs_swept: int | None
     rechecks_done: int | None
     jobs_deleted: int | None
+    keys_deleted: int | None
+    effects_deleted: int | None
+    errors_deleted: int | None
+    occurrences_deleted: int | None
+    others_deleted: int | None
     partitions_created: int | None
     partitions_dropped: int | None
-    was_busy: bool
+    was_skipped: bool
     has_more: bool

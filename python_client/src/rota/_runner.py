@@ -11,8 +11,8 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, cast
 
+from ._completer import Completer
 from ._database import Database
-from ._endings import Endings
 from ._errors import RotaError
 from ._heart import Heart
 from ._host import Host
@@ -28,7 +28,6 @@ from ._outcome import (
 from ._reading import Unreadable
 from ._registry import Registry
 from ._rows import ClaimedJob
-from ._settler import Settler
 from ._signals import JobCancelled
 from ._supply import Supply
 from ._threads import Threads
@@ -45,16 +44,15 @@ LAST_WORDS = 1.0
 class Runner:
     """Runs jobs, *concurrency* at a time; calls *on_free* when it could do with more.
 
-    A job whose handler has ended takes up no place while its end is reported, within limits: a
-    success until very many wait for that, another end until there are *concurrency* of them.
+    A job whose handler has ended takes up no place while its end is reported, unless very many
+    wait for that.
     """
 
     def __init__(
         self,
         host: Host,
         registry: Registry,
-        finishes: Database,
-        settler: Settler,
+        endings: Database,
         heart: Heart,
         concurrency: int,
         supply: Supply,
@@ -62,8 +60,7 @@ class Runner:
     ) -> None:
         self._host = host
         self._registry = registry
-        self._endings = Endings(finishes, settler, heart, self._go_on)
-        self._settler = settler
+        self._completer = Completer(endings, heart, self._go_on)
         self._heart = heart
         self._concurrency = concurrency
         self._supply = supply
@@ -83,9 +80,14 @@ class Runner:
         return not (self._waiting or self.running or self._releases)
 
     @property
+    def is_behind(self) -> bool:
+        """Whether the database could not be told of ends, and so may take jobs for stale."""
+        return self._completer.is_behind
+
+    @property
     def running(self) -> int:
         """How many handlers run, or have ended without the database knowing."""
-        return len(self._handlers) + len(self._endings)
+        return len(self._handlers) + len(self._completer)
 
     @property
     def wanted(self) -> int:
@@ -148,7 +150,7 @@ class Runner:
             job.is_stopping = True
             self.cancel(job)
         await self.wait(LAST_WORDS, asyncio.Event())
-        left = [*self._handlers, *self._endings.drop()]
+        left = [*self._handlers, *self._completer.drop()]
         tasks = [*self._handlers.values(), *self._releases]
         self._handlers.clear()  # how they end is of no interest any more
         for task in tasks:
@@ -158,14 +160,13 @@ class Runner:
         try:
             await self._release(left)
         finally:
-            await self._endings.close()
+            await self._completer.close()
 
     @property
     def _places(self) -> int:
-        if self._endings.is_full:
+        if self._completer.is_full:
             return 0
-        slow = max(0, self._endings.slow - self._concurrency)
-        return max(0, self._concurrency - len(self._handlers) - slow)
+        return max(0, self._concurrency - len(self._handlers))
 
     def _start(self) -> None:
         while self._is_open and self._waiting and self._places:
@@ -213,7 +214,7 @@ class Runner:
             return  # given back
         del self._handlers[job]
         self._supply.count()
-        self._endings.put(job, time.monotonic() - began_at, outcome)
+        self._completer.put(job, time.monotonic() - began_at, outcome)
 
     def _go_on(self) -> None:
         self._start()
@@ -242,7 +243,7 @@ class Runner:
     ) -> None:
         if jobs:
             try:
-                released = await self._settler.release(jobs, patience)
+                released = await self._completer.release(jobs, patience)
             finally:  # or they would be kept for ever, and nobody runs them
                 self._heart.remove(jobs)
             for job in jobs:

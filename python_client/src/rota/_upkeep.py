@@ -22,7 +22,7 @@ logger = logging.getLogger("rota")
 REPORT_INTERVAL = 30.0
 IDLE_REPORT_INTERVAL = 300.0
 FOLLOWER_FACTOR = 5
-"""So many times less often those look whether to tick who are not first at the door."""
+"""So many times less often those look whether to tick whom wait_for_jobs() did not ask to."""
 
 
 class Upkeep:
@@ -48,13 +48,15 @@ class Upkeep:
         """Report for the first time; any error is the caller's."""
         await self._report()
 
-    async def run_due(self, *, is_idle: bool, is_follower: bool) -> None:
+    async def run_due(self, *, is_idle: bool, is_follower: bool, may_tick: bool) -> None:
         """Do what is due; a failure is logged, and tried again when it is due again."""
         self._report_interval = IDLE_REPORT_INTERVAL if is_idle else REPORT_INTERVAL
         try:
             if time.monotonic() >= self._tick_at:
                 pause = self._interval * random.uniform(0.8, 1.2)  # noqa: S311
-                if is_idle and is_follower:
+                if not may_tick:
+                    self._tick_at = time.monotonic() + min(pause, 0.1)
+                elif is_idle and is_follower:
                     self._tick_at = time.monotonic() + FOLLOWER_FACTOR * pause
                 else:
                     self._tick_at = time.monotonic() + pause
@@ -65,7 +67,7 @@ class Upkeep:
                 await self._report()
         except (psycopg.Error, RotaError) as error:
             if not is_lost(error):
-                logger.warning("upkeep failed: %s", str(error).strip())
+                logger.warning("maintenance failed: %s", str(error).strip())
 
     async def take_leave(self) -> None:
         """Report for the last time."""

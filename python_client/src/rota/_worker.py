@@ -1,9 +1,9 @@
 """The worker: claim jobs, keep them in hand, and leave in good order.
 
 Retries, ordering and leases are decided in SQL.  This module decides only when to ask for
-jobs and when to stop.  Claims and upkeep share one connection, finishes have another, all other
-endings a third, the heartbeat thread a fourth and the listener a fifth, so a slow claim never
-delays a finish or a heartbeat.
+jobs and when to stop.  Claims and upkeep share one connection, endings have another, progress a
+third, the heartbeat thread a fourth and the listener a fifth, so a slow claim never delays an
+ending or a heartbeat.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from ._registry import Registry
 from ._rows import ClaimedJob
 from ._runner import Runner
 from ._settings import check_settings
-from ._settler import Settler
 from ._signal_handlers import stop_on_signals
 from ._supply import Supply
 from ._upkeep import Upkeep
@@ -101,7 +100,7 @@ class Worker:
         if listen:
             connect_listener = partial(connect_async, conninfo, "rota listener")
             self._listener = Listener(
-                connect_listener, self._claims, self._queues, registry.job_types, poll_interval
+                connect_listener, self._claims, self._queues, registry, poll_interval
             )
         pace = Pace(self._listener, poll_interval)
         self._loop = ClaimLoop(self._claims, self._claim, self._upkeep, pace)
@@ -109,7 +108,6 @@ class Worker:
             self._host,
             registry,
             self._endings,
-            Settler(self._patient, self._endings),
             self._heart,
             concurrency,
             Supply(batch),

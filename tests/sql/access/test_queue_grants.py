@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from sql.helpers import (
     call,
@@ -90,9 +91,8 @@ def test_grant_queue_confines_a_worker_to_it(db, role, session):
             claim(worker, queues=queues)
         with raises(FORBIDDEN):
             call(worker, "finish_and_claim", worker="w", queues=queues)
-        for function in ("wait_for_jobs", "stop_waiting", "ring_others", "next_due_in"):
-            with raises(FORBIDDEN):
-                call(worker, function, queues=queues)
+        with raises(FORBIDDEN):
+            call(worker, "wait_for_jobs", queues=queues)
     assert len(claim(db, queues=["b"])) == 1
 
 
@@ -151,6 +151,15 @@ def test_calls_for_many_take_jobs_of_other_queues_for_lost(db, role, session):
     assert [beat.is_lost for beat in beats] == [True, False]
     ends = call(worker, "finish_jobs", **both)
     assert [end.outcome for end in ends] == ["lost", "finished"]
+    for more in (
+        {"outcome": "succeeded"},
+        {"outcome": "failed", "error": "e"},
+        {"outcome": "snoozed", "delay": 1},
+        {"outcome": "released"},
+    ):
+        endings = [{**owner(others), **more}]
+        told = call(worker, "end_jobs", endings=Jsonb(endings))
+        assert {row.answer for row in told} == {"lost"}
     assert [row.is_released for row in call(worker, "release_jobs", **owners(others))] == [
         False
     ]

@@ -11,9 +11,6 @@ TAKERS = (
     "claim_jobs('w', %s)",
     "report_worker('w', 'h', 1, '1.0', %s)",
     "wait_for_jobs(%s)",
-    "stop_waiting(%s)",
-    "ring_others(%s)",
-    "next_due_in(%s)",
 )
 
 

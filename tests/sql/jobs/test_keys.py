@@ -286,7 +286,7 @@ def test_enqueue_unique_for_a_century_outlives_retention(db, clock):
     assert enqueue(db, unique_for="100 years", **KEY) == first
 
 
-def test_tick_forgets_keys_that_mean_nothing_any_more(db, clock):
+def test_tick_purges_keys_that_mean_nothing_any_more(db, clock):
     clock.set("2026-01-01 00:00+00")
     enqueue(db, unique_for="1 day", idempotency_key="a")
     enqueue(db, on_conflict="rerun", updated_at=at(1), idempotency_key="b")

@@ -21,12 +21,16 @@ def micros(moment):
     return round(moment.timestamp() * 1_000_000)
 
 
+def keep(db, name, numbers):
+    db.execute("select rota._keep_scan_start(%s, %s)", (name, " ".join(map(str, numbers))))
+
+
 def hint(db, *lanes, until, full, worker="w", queues="{default}", job_types=""):
     """Leave a hint as a claim with these arguments would; a lane is (priority, run_at, id)."""
-    called = f"'{worker}' {queues}  {job_types}"
+    called = f"claim '{worker}' {queues}  {job_types}"
     numbers = [until, full, *(number for lane in lanes for number in lane)]
     numbers = [n if isinstance(n, int) else micros(n) for n in numbers]
-    db.execute("select rota._keep_hint(%s, %s::bigint[])", (called, numbers))
+    keep(db, called, numbers)
 
 
 def hidden(db, clock, *, until, **options):
@@ -82,8 +86,9 @@ GARBAGE = [
 
 @pytest.mark.parametrize("text", GARBAGE, ids=[text[:20] for text in GARBAGE])
 def test_claim_jobs_and_sweep_pass_over_a_hint_that_is_none(db, text):
-    for name in (*range(16), "sweep", "due"):
-        db.execute("select set_config(%s, %s, false)", (f"rota.hint_{name}", text))
+    for kind in ("claim", "sweep", "due", "next"):
+        for number in range(16):
+            db.execute("select set_config(%s, %s, false)", (f"rota.scan_{kind}_{number}", text))
     job_ids = [enqueue(db) for _ in range(3)]
 
     jobs = claim(db, max_jobs=2) + claim(db)
@@ -168,6 +173,7 @@ def test_claim_jobs_takes_the_lease_of_the_queue_whatever_the_hint_says(db, cloc
 def test_claim_jobs_gives_jobs_of_keys_their_turn_whatever_the_hint_says(db, clock):
     hidden(db, clock, until=2 * SECOND)
     keyed = enqueue(db, limit_key="k", run_at=clock.now() - 3 * SECOND)
+    clock.advance(2 * SECOND)
 
     assert keyed in ids(claim(db, max_jobs=3))
 
@@ -297,7 +303,8 @@ def test_claim_jobs_brings_its_place_up_to_date_though_a_full_look_is_not_due(db
 
     claim(db, max_jobs=10)
 
-    until, full, _lane, place = scalar(db, "select (rota._hint($$'w' {default}  $$))[:4]")
+    until, full, _lane, place = scalar(db, "select string_to_array(rota._scan_start("
+        "$$claim 'w' {default}  $$), ' ')::bigint[]")[:4]
     assert full - until > 1_000_000
     assert place > 0
     holder.execute("rollback")
@@ -351,10 +358,7 @@ def test_sweep_finds_a_lease_behind_its_hint_in_time(db, clock):
     old = running(db, lease=SECOND)
     clock.advance(5 * SECOND)
     now = clock.now()
-    db.execute(
-        "select rota._keep_hint('sweep', %s::bigint[])",
-        ([micros(now + 2 * SECOND), micros(now), 10_000],),
-    )
+    keep(db, "sweep", [micros(now + 2 * SECOND), micros(now), 10_000])
     fresh = running(db, lease=SECOND)
     clock.advance(1.5 * SECOND)
 
@@ -371,10 +375,7 @@ def test_sweep_begins_anew_when_its_hint_is_of_another_time(db, clock, ahead):
     running(db, lease=SECOND)
     clock.advance(5 * SECOND)
     now = clock.now()
-    db.execute(
-        "select rota._keep_hint('sweep', %s::bigint[])",
-        ([micros(now + ahead), micros(now), 10_000],),
-    )
+    keep(db, "sweep", [micros(now + ahead), micros(now), 10_000])
 
     assert value(db, "sweep_stale_leases") == 1
 
@@ -384,6 +385,6 @@ def test_hints_are_few_however_many_ways_a_session_claims(db):
         claim(db, worker=f"w{n}")
 
     kept = rows(
-        db, "select current_setting('rota.hint_' || n, true) from generate_series(0, 40) n"
+        db, "select current_setting('rota.scan_claim_' || n, true) from generate_series(0, 40) n"
     )
     assert sum(1 for (text,) in kept if text) <= 16

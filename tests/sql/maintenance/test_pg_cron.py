@@ -266,10 +266,10 @@ def test_tick_forgets_our_runs_after_a_day(shop):
         "select array_agg(runid order by runid) from cron.job_run_details where runid > 1000"
     )
 
-    shop.execute("update rota.upkeep set done_at = '-infinity' where task = 'tick'")
+    shop.execute("update rota.maintenance set done_at = '-infinity' where task = 'tick'")
     one(shop, "tick")
     too_soon = scalar(shop, logged)
-    shop.execute("update rota.upkeep set done_at = '-infinity'")
+    shop.execute("update rota.maintenance set done_at = '-infinity'")
     one(shop, "tick")
 
     assert too_soon == [1001, 1002, 1003, 1004]
@@ -280,13 +280,13 @@ def test_tick_goes_on_forgetting_where_many_runs_are_logged(shop):
     value(shop, "start_ticker")
     for runid in range(2001, 2006):
         log_run(shop, runid, OURS[1], "-25 hours")
-    shop.execute("update rota.upkeep set done_at = '-infinity'")
+    shop.execute("update rota.maintenance set done_at = '-infinity'")
     owner = "select nspowner::regrole::text from pg_namespace where nspname = 'rota'"
     shop.execute(f"set role {scalar(shop, owner)}")
 
     left = []
     for _ in range(3):
-        value(shop, "_forget_cron_runs", max_rows=3)
+        value(shop, "_purge_cron_runs", max_rows=3)
         left.append(
             scalar(shop, "select count(*) from cron.job_run_details where runid > 2000")
         )
@@ -306,7 +306,7 @@ def test_tick_does_the_rest_where_the_log_is_not_ours(shop, hindrance):
     value(shop, "start_ticker")
     warnings: list[str] = []
     shop.add_notice_handler(lambda found: warnings.append(str(found.message_primary)))
-    shop.execute("update rota.upkeep set done_at = '-infinity'")
+    shop.execute("update rota.maintenance set done_at = '-infinity'")
     shop.execute(hindrance)
 
     try:
@@ -315,7 +315,7 @@ def test_tick_does_the_rest_where_the_log_is_not_ours(shop, hindrance):
         shop.execute("grant delete on cron.job_run_details to public")
 
     assert None not in did
-    assert ["retention of pg_cron failed" in text for text in warnings] == (
+    assert ["retention of cron_runs failed" in text for text in warnings] == (
         [True] if "delete" in hindrance else []
     )
 
@@ -448,7 +448,7 @@ def test_a_pg_cron_whose_entries_have_no_names_is_too_old(shop, owner, psql, sql
         ):
             value(shop, "start_ticker")
         stopped = value(shop, "stop_ticker")
-        shop.execute("update rota.upkeep set done_at = '-infinity'")
+        shop.execute("update rota.maintenance set done_at = '-infinity'")
         ticked = one(shop, "tick")
         psql(owner, "-f", sql_dir / "uninstall.sql")
     finally:

@@ -1,4 +1,4 @@
-"""Partitions ahead, and forgetting behind."""
+"""Partitions ahead, and purging behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sql.helpers import Db, claim, enqueue, one, owner, rows, run, running, scalar, value
+from sql.helpers import (
+    Db,
+    claim,
+    enqueue,
+    one,
+    owner,
+    rows,
+    run,
+    running,
+    scalar,
+    settle,
+    value,
+)
+
+AHEAD = 7 + 2
+"""So many days of the history and weeks of failed attempts have a partition ahead."""
 
 
 def end(db: Db, status: str, queue: str = "default") -> int:
@@ -33,18 +48,19 @@ def tick_until_done(db: Db, clock) -> int:
         clock.advance("11 s")
         did = one(db, "tick")
         deleted += did.jobs_deleted
-        if not (did.jobs_deleted or did.partitions_dropped or did.partitions_created):
+        if not (any(did[3:11]) or did.has_more):
             return deleted
 
 
-def partitions(db: Db) -> list[str]:
+def partitions(db: Db, parent: str = "finished_jobs_done") -> list[str]:
     return [
         name
         for (name,) in rows(
             db,
             "select inhrelid::regclass::text from pg_inherits"
-            " where inhparent = 'rota.finished_jobs_done'::regclass"
+            " where inhparent = cast('rota.' || %s as regclass)"
             " and inhrelid::regclass::text ~ '[0-9]{8}$' order by 1",
+            parent,
         )
     ]
 
@@ -62,7 +78,7 @@ def names(moment: datetime, days: range) -> list[str]:
         ("dead", "89 days 23 hours", "90 days 1 hour"),
     ],
 )
-def test_retain_forgets_each_ended_job_in_its_time(db, clock, status, kept, gone):
+def test_retain_purges_each_ended_job_in_its_time(db, clock, status, kept, gone):
     start = clock.now()
     job_id = end(db, status)
     queued = running(db)
@@ -100,7 +116,7 @@ def test_retain_keeps_a_queue_as_long_as_it_says(db, clock, status):
     assert not is_there(db, long)
 
 
-def test_retain_forgets_errors_and_workers(db, clock):
+def test_retain_purges_errors_and_workers(db, clock):
     start = clock.now()
     end(db, "dead")
     value(db, "report_worker", worker="w", host="h", pid=1, version="1", queues=["q"])
@@ -112,17 +128,20 @@ def test_retain_forgets_errors_and_workers(db, clock):
     one(db, "tick")
     assert scalar(db, "select count(*) from rota.workers") == 0
     assert scalar(db, "select count(*) from rota.job_errors") == 1
-    clock.set(start + timedelta(days=91))
+    clock.set(start + timedelta(days=89))
+    one(db, "tick")
+    assert scalar(db, "select count(*) from rota.job_errors") == 1
+    clock.set(start + timedelta(days=98))
     one(db, "tick")
     assert scalar(db, "select count(*) from rota.job_errors") == 0
 
 
 def test_retain_makes_partitions_ahead_and_drops_those_behind(db, clock):
     now = clock.set("2031-03-01 12:00+00")
-    made = partitions(db)
+    made = partitions(db) + partitions(db, "job_errors")
 
     did = one(db, "tick")
-    assert did.partitions_created == 7  # not today's: somebody may just be on the other way
+    assert did.partitions_created == AHEAD  # not today's: somebody may just be on the other way
     assert did.partitions_dropped == len(made)
     assert partitions(db) == names(now, range(1, 8))
 
@@ -156,7 +175,7 @@ def test_retain_makes_the_same_partitions_whatever_style_a_session_has(db, clock
     now = clock.set("2031-03-01 12:00+00")
     bound = "select pg_get_expr(relpartbound, oid) from pg_class where oid = %s::regclass"
     db.execute("set datestyle = 'SQL, DMY'; set timezone = 'Asia/Kolkata'")
-    assert one(db, "tick").partitions_created == 7
+    assert one(db, "tick").partitions_created == AHEAD
 
     db.execute("set datestyle = 'ISO'; set timezone = 'UTC'")
     (tomorrow,) = names(now, range(1, 2))
@@ -166,7 +185,7 @@ def test_retain_makes_the_same_partitions_whatever_style_a_session_has(db, clock
 
 
 def test_retain_keeps_a_dead_job_as_long_as_somebody_waits_for_its_retry(db, clock):
-    value(db, "set_queue", queue="default", keep_dead="0")
+    value(db, "set_queue", queue="default", keep_dead="0", keep_finished="0")
     dead = running(db)
     child = enqueue(db, after=[dead.job_id], if_parent_dead="wait")
     one(db, "fail_job", **owner(dead), error="e", is_fatal=True)
@@ -177,7 +196,9 @@ def test_retain_keeps_a_dead_job_as_long_as_somebody_waits_for_its_retry(db, clo
     assert [is_there(db, job.job_id) for job in (dead, stuck)] == [True, True]
     value(db, "cancel_job", job_id=child)
     value(db, "resume_key", ordering_key="k")
-    tick_until_done(db, clock)
+    # The child, then its edge, then the parent.
+    for _ in range(3):
+        tick_until_done(db, clock)
     assert [is_there(db, job.job_id) for job in (dead, stuck)] == [False, False]
 
 
@@ -195,13 +216,14 @@ def test_retain_takes_no_parent_from_those_that_a_snapshot_could_not_tell(db, co
     assert is_there(db, parent.job_id)
 
     db.execute("delete from rota.finished_jobs")  # as the drop of its day would
+    settle(db)
     assert [job.job_id for job in claim(db)] == [child]
 
 
 def test_retain_makes_no_partition_for_a_day_that_is_about_to_begin(db, clock):
     now = clock.set("2031-03-01 23:59:30+00").astimezone(UTC)
 
-    assert one(db, "tick").partitions_created == 7
+    assert one(db, "tick").partitions_created == AHEAD
     assert partitions(db)[-7:] == names(now, range(2, 9))
 
 
@@ -217,7 +239,7 @@ def test_retain_never_refuses_a_job_whose_partition_is_missing(db, clock):
     assert scalar(db, "select count(*) from rota.finished_jobs_done_default") == 2
 
     did = one(db, "tick")
-    assert did.partitions_created == 7
+    assert did.partitions_created == AHEAD
     jobs.append(end(db, "succeeded"))
     clock.set(start + timedelta(days=6))
     tick_until_done(db, clock)
@@ -245,17 +267,18 @@ def test_retain_deletes_a_bounded_amount(db, clock):
     )
     clock.advance("91 days")
 
-    counts = []
-    for _ in range(3):
-        clock.advance("11 s")
-        counts.append(one(db, "tick").jobs_deleted)
+    ticks = [one(db, "tick") for _ in range(8)]
 
-    assert counts == [5000, 2000, 0]
+    assert [(did.jobs_deleted, did.has_more) for did in ticks] == [
+        *([(1001, True)] * 6),
+        (994, False),
+        (0, False),
+    ]
 
 
 def test_retain_runs_at_most_once_in_ten_seconds(db, clock):
     clock.set("2031-03-01 12:00+00")
-    assert one(db, "tick").partitions_created == 7
+    assert one(db, "tick").partitions_created == AHEAD
     value(db, "set_queue", queue="default", keep_dead="0")
     end(db, "dead")
 
@@ -271,7 +294,7 @@ def test_retain_works_again_after_the_clock_stepped_back(db, clock):
 
     now = clock.set("2030-03-01 12:00+00")
 
-    assert one(db, "tick").partitions_created == 7
+    assert one(db, "tick").partitions_created == AHEAD
     assert names(now, range(1, 8))[0] in partitions(db)
 
 
@@ -297,10 +320,12 @@ def test_retain_goes_on_where_a_partition_cannot_be_dropped(db, clock):
     assert partitions(db)[0] == f"rota.{day}"
     assert partitions(db)[1:] == names(clock.now(), range(1, 8))
     assert not is_there(db, dead)
+    clock.advance("7 days")
+    tick_until_done(db, clock)
     assert not scalar(db, "select exists (select from rota.job_errors)")
 
 
-def test_retain_goes_on_where_a_queue_cannot_be_forgotten(db, clock):
+def test_retain_goes_on_where_a_queue_cannot_be_purged(db, clock):
     stuck, gone = end(db, "dead", "a"), end(db, "dead", "b")
     db.execute(
         "create function public.no() returns trigger language plpgsql as"
@@ -331,3 +356,207 @@ def test_retain_waits_for_no_row_of_a_worker(db, connect, clock):
 
     assert not is_there(db, dead)
     assert partitions(db) == names(clock.now(), range(1, 8))
+
+
+EXPIRED = {
+    "keys": """
+        insert into rota.idempotency_keys (idempotency_key, expires_at)
+        select n::text, rota.now() - interval '1 hour' + n * interval '1 second'
+        from generate_series(1, %s) as n
+        """,
+    "effects": """
+        insert into rota.effects (scope, key, job_id, lease_token, expires_at)
+        select 's', n::text, 1, 1, rota.now() - interval '1 hour' + n * interval '1 second'
+        from generate_series(1, %s) as n
+        """,
+    "errors": """
+        insert into rota.job_errors (
+            job_id, lease_token, attempt, queue, job_type, worker, started_at, failed_at,
+            message
+        )
+        select 1, n, 1, 'q', 'x', 'w', t.at, t.at, 'm'
+        from generate_series(1, %s) as n
+        cross join lateral (
+            select rota.now() - interval '98 days' + n * interval '1 second'
+        ) as t (at)
+        """,
+    "occurrences": """
+        insert into rota.fires (definition, scheduled_for, outcome, fired_at)
+        select 's', t.at, 'missed', t.at
+        from generate_series(1, %s) as n
+        cross join lateral (
+            select rota.now() - interval '91 days' + n * interval '1 second'
+        ) as t (at)
+        """,
+}
+
+
+@pytest.mark.parametrize("kind", EXPIRED)
+def test_tick_says_of_each_kind_what_it_deleted_and_whether_there_is_more(db, clock, kind):
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    db.execute(EXPIRED[kind], (2002,))
+    clock.advance("11 s")
+
+    ticks = [one(db, "tick") for _ in range(3)]
+
+    assert [getattr(did, f"{kind}_deleted") for did in ticks] == [1001, 1001, 0]
+    assert [did.has_more for did in ticks] == [True, True, False]
+    assert {did.jobs_deleted + did.others_deleted for did in ticks} == {0}
+
+
+def test_tick_that_just_reached_its_bound_says_that_there_is_no_more(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    db.execute(EXPIRED["keys"], (1000,))
+    clock.advance("11 s")
+
+    did = one(db, "tick")
+
+    assert (did.keys_deleted, did.has_more) == (1000, False)
+
+
+def test_retain_goes_on_at_once_in_whatever_session(db, connect, clock):
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    db.execute(EXPIRED["keys"], (2500,))
+    clock.advance("11 s")
+    assert one(db, "tick").has_more
+
+    did = one(connect(), "tick")
+    assert (did.keys_deleted, did.has_more) == (1001, True)
+    did = one(connect(), "tick")
+    assert (did.keys_deleted, did.has_more) == (498, False)
+    db.execute(EXPIRED["keys"], (1,))
+    assert one(db, "tick").keys_deleted == 0  # until ten seconds have passed
+
+
+def test_retain_leaves_what_others_hold_and_does_not_say_that_it_is_more(db, connect, clock):
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    db.execute(EXPIRED["keys"], (3,))
+    clock.advance("11 s")
+    other = connect(autocommit=False)
+    other.execute("select from rota.idempotency_keys where idempotency_key = '2' for update")
+
+    did = one(db, "tick")
+
+    assert (did.keys_deleted, did.has_more) == (2, False)
+    other.rollback()
+    clock.advance("11 s")
+    assert one(db, "tick").keys_deleted == 1
+
+
+def test_retain_is_not_kept_from_its_work_by_a_tick_that_stays_open(db, connect, clock):
+    """A ticks in a transaction and forgets it; B ticks on, soon with less thrift."""
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    db.execute(EXPIRED["keys"], (10,))
+    clock.advance("31 s")
+    forgetful = connect(autocommit=False)
+    forgetful.execute("select 1")
+    assert one(forgetful, "tick").keys_deleted == 10
+
+    clock.advance("6 minutes")
+    for key in ("a", "b", "c"):
+        db.execute(
+            "insert into rota.idempotency_keys (idempotency_key, expires_at)"
+            " values (%s, rota.now() - interval '1 s')",
+            (key,),
+        )
+        assert one(db, "tick").keys_deleted == 1
+    forgetful.rollback()
+    clock.advance("11 s")
+    assert one(db, "tick").keys_deleted == 10
+
+
+def test_rows_of_partitions_go_also_where_no_tick_is_alone(db, clock):
+    clock.set("2031-03-01 12:00+00")
+    one(db, "tick")
+    clock.advance("1 day")
+    in_partition = end(db, "succeeded")
+    error = running(db)
+    one(db, "fail_job", **owner(error), error="e", is_fatal=True)
+    db.execute("update rota.job_errors set failed_at = failed_at - interval '1 hour'")
+    clock.advance("30 days")
+    in_default = end(db, "succeeded")
+    made = partitions(db) + partitions(db, "job_errors")
+
+    for _ in range(4):
+        clock.advance("26 days")
+        db.execute("select * from rota.tick() where %s", (True,))
+
+    assert partitions(db) + partitions(db, "job_errors") == made
+    assert [is_there(db, job_id) for job_id in (in_partition, in_default)] == [False, False]
+    assert scalar(db, "select count(*) from rota.job_errors") == 0
+
+
+def test_a_purge_begins_where_the_last_one_ended(db):
+    db.execute(EXPIRED["keys"], (10,))
+    db.execute(
+        "select rota._keep_purge('keys', rota.now() - interval '1 s', '-infinity',"
+        " rota.now() - interval '1 hour' + interval '5.5 s')"
+    )
+
+    value(db, "_purge_keys", max_rows=1000)
+
+    left = rows(db, "select idempotency_key::int from rota.idempotency_keys order by 1")
+    assert [key for (key,) in left] == [1, 2, 3, 4, 5]
+
+
+def test_a_purge_finds_what_lies_behind_its_start_in_time(db, clock):
+    now = clock.now()
+    db.execute(EXPIRED["keys"], (10,))
+    begun = now - timedelta(seconds=1)
+    clock.set(now)
+    db.execute("select rota._keep_purge('keys', %s, '-infinity', %s)", (begun, now))
+
+    assert value(db, "_purge_keys", max_rows=1000) == 0
+    clock.set(now + timedelta(seconds=21))
+    assert value(db, "_purge_keys", max_rows=1000) == 10
+
+
+def test_a_purge_starts_over_when_the_clock_was_set_back(db, clock):
+    now = clock.now()
+    db.execute("select rota._keep_purge('keys', %s, '-infinity', %s)", (now, now))
+    clock.set(now - timedelta(days=1))
+    db.execute(EXPIRED["keys"], (10,))
+
+    assert value(db, "_purge_keys", max_rows=1000) == 10
+
+
+def test_queues_that_keep_less_are_purged_among_those_that_keep_long(db, clock):
+    start = clock.set("2031-03-01 12:00+00")
+    value(db, "set_queue", queue="long", keep_finished="30 days")
+    value(db, "set_queue", queue="short", keep_finished="1 hour")
+    one(db, "tick")
+    jobs = [end(db, "succeeded", queue) for queue in ("default", "long", "other", "short")]
+
+    there = []
+    for passed in (timedelta(hours=2), timedelta(days=8), timedelta(days=33)):
+        clock.set(start + passed)
+        tick_until_done(db, clock)
+        there.append([is_there(db, job_id) for job_id in jobs])
+
+    assert there == [
+        [True, True, True, False],
+        [False, True, False, False],
+        [False, False, False, False],
+    ]
+
+
+def test_failed_attempts_lie_in_the_partition_of_their_week(db, clock):
+    clock.set("2031-02-26 12:00+00")  # a Wednesday
+    one(db, "tick")
+    assert partitions(db, "job_errors")[-2:] == [
+        "rota.job_errors_20310303",
+        "rota.job_errors_20310310",
+    ]
+    clock.set("2031-03-09 23:59:59.999999+00")
+    last = end(db, "dead")
+    clock.advance("1 microsecond")
+    first = end(db, "dead")
+
+    where = "select tableoid::regclass::text from rota.job_errors where job_id = %s"
+    assert scalar(db, where, last) == "rota.job_errors_20310303"
+    assert scalar(db, where, first) == "rota.job_errors_20310310"

@@ -61,10 +61,57 @@ def test_sweep_stale_leases_fails_the_attempt(db, clock):
     row = run(db, job.job_id)
     assert (row.status, row.attempts, row.error_type) == ("failed", 1, "lease_expired")
     assert (row.failed_at, row.locked_by) == (now, None)
-    assert row.run_at >= now + timedelta(seconds=48)
+    assert timedelta(seconds=0.8) <= row.run_at - now <= timedelta(seconds=1.2)
     (error,) = rows(db, "select * from rota.job_errors")
     assert (error.worker, error.error_type, error.attempt) == ("w", "lease_expired", 1)
     assert "w neither finished" in error.message
+
+
+def test_sweep_waits_for_the_backoff_where_a_lease_ends_twice_in_a_row(db, clock):
+    """The first may be the fault of the machine; what kills its workers again dies."""
+    clock.set("2026-01-01 00:00+00")
+    job = running(db, max_attempts=4)
+    pauses = []
+    for attempt in range(1, 5):
+        now = clock.advance("2 minutes")
+        assert value(db, "sweep_stale_leases") == 1
+        row = run(db, job.job_id)
+        pauses.append((row.run_at - now).total_seconds())
+        if attempt < 4:
+            clock.set(row.run_at)
+            assert [claimed.attempt for claimed in claim(db)] == [attempt + 1]
+
+    assert 0.8 <= pauses[0] <= 1.2
+    assert pauses[1:3] == pytest.approx([120, 240], rel=0.2)
+    assert (row.status, row.attempts) == ("dead", 4)
+
+
+def test_sweep_tries_soon_again_after_another_kind_of_failure(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db)
+    pauses = []
+    for is_lost in (True, False, True):
+        now = clock.advance("2 minutes") if is_lost else clock.now()
+        if is_lost:
+            value(db, "sweep_stale_leases")
+        else:
+            one(db, "fail_job", **owner(job), error="e", error_type="E")
+        run_at = run(db, job.job_id).run_at
+        pauses.append((run_at - now).total_seconds())
+        clock.set(run_at)
+        (job,) = claim(db)
+
+    assert [pause <= 1.5 for pause in pauses] == [True, False, True]
+
+
+def test_sweep_waits_no_longer_than_the_backoff_of_the_job(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    job = running(db, backoff=Jsonb({"kind": "fixed", "base_seconds": 0.01, "jitter": 0}))
+    now = clock.advance("2 minutes")
+
+    value(db, "sweep_stale_leases")
+
+    assert (run(db, job.job_id).run_at - now).total_seconds() == 0.01
 
 
 def test_sweep_stale_leases_twice_gives_one_outcome(db, clock):

@@ -1,4 +1,4 @@
-"""All upkeep in one call."""
+"""All maintenance in one call."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sql.helpers import (
     scalar,
     value,
 )
+from sql.maintenance.test_retention import AHEAD, end, partitions
 from sql.maintenance.test_sweep import POISON
-from sql.maintenance.test_retention import end, partitions
 
 
 def test_tick_says_what_it_did(db, clock):
@@ -34,7 +34,7 @@ def test_tick_says_what_it_did(db, clock):
     did = one(db, "tick")
 
     assert did.jobs_swept == 1
-    assert (did.jobs_deleted, did.partitions_created) == (0, 7)
+    assert (did.jobs_deleted, did.partitions_created) == (0, AHEAD)
     assert did.partitions_dropped > 0
 
 
@@ -60,7 +60,7 @@ def test_tick_makes_and_drops_nothing_inside_a_transaction(db, clock):
     assert (did.partitions_created, did.partitions_dropped) == (0, 0)
     assert partitions(db) == before
     clock.advance("6 minutes")
-    assert one(db, "tick").partitions_created == 7
+    assert one(db, "tick").partitions_created == AHEAD
 
 
 def test_tick_does_not_wait_for_a_reader_and_works_next_time(db, connect, clock):
@@ -81,7 +81,7 @@ def test_tick_does_not_wait_for_a_reader_and_works_next_time(db, connect, clock)
     reader.rollback()
     clock.advance("11 s")
     did = one(db, "tick")
-    assert (did.partitions_created, did.partitions_dropped) == (7, len(before))
+    assert (did.partitions_created, did.partitions_dropped) == (AHEAD, len(before) + 3)
 
 
 def test_tick_lets_jobs_finish_while_a_reader_holds_the_history(db, connect, clock):
@@ -102,9 +102,9 @@ def test_tick_keeps_the_sweep_when_retention_fails(db, clock):
     db.execute(
         "create function public.broken() returns trigger language plpgsql as"
         " $$ begin raise exception 'broken'; end; $$;"
-        "create trigger broken before update on rota.upkeep"
+        "create trigger broken before update on rota.maintenance"
         " for each row execute function public.broken();"
-        "alter table rota.upkeep enable always trigger broken"
+        "alter table rota.maintenance enable always trigger broken"
     )
     clock.advance("1 hour")
 
@@ -122,7 +122,7 @@ def test_tick_does_the_rest_when_a_job_cannot_be_swept(db, clock):
 
     did = one(db, "tick")
 
-    assert (did.jobs_swept, did.partitions_created) == (1, 7)
+    assert (did.jobs_swept, did.partitions_created) == (1, AHEAD)
     assert run(db, poison.job_id).status == "running"
     assert run(db, job.job_id).status == "failed"
 
@@ -165,7 +165,7 @@ def test_tick_is_recorded_with_its_time_and_caller(db, clock):
     clock.advance("9 s")
     one(db, "tick")
 
-    assert rows(db, "select task, done_at, done_by from rota.upkeep order by 1") == [
+    assert rows(db, "select task, done_at, done_by from rota.maintenance order by 1") == [
         ("retention", now, "the night watch as postgres"),
         ("tick", now, "the night watch as postgres"),
     ]
@@ -202,7 +202,7 @@ def test_tick_returns_at_once_while_another_is_in_hand(db, connect, clock):
 
     did = one(db, "tick")
 
-    assert did.was_busy
+    assert did.was_skipped
     assert set(did[:-2]) == {0}
     assert run(db, job.job_id).status == "running"
 
@@ -219,7 +219,7 @@ def test_tick_works_without_the_lock_once_another_hangs(db, connect, clock):
         job = running(db, max_attempts=1)
         clock.advance("2 minutes")
         did = one(db, "tick")
-        assert (did.was_busy, did.jobs_swept) == (False, 1)
+        assert (did.was_skipped, did.jobs_swept) == (False, 1)
         assert run(db, job.job_id).status == "dead"
 
 
@@ -237,7 +237,7 @@ def test_tick_in_a_transaction_takes_no_lock(db, connect, clock):
     clock.advance("1 s")
     other = one(db, "tick")
 
-    assert not other.was_busy
+    assert not other.was_skipped
     assert scalar(db, "select lag from rota.ticker_health").total_seconds() == 0
     forgetful.rollback()
     assert one(db, "tick").jobs_swept == 1
@@ -247,7 +247,7 @@ def test_tick_in_a_transaction_takes_no_lock(db, connect, clock):
 PARTS = {
     "jobs_swept": "sweep_stale_leases(integer)",
     "jobs_fired": "_fire_schedules(integer)",
-    "rechecks_done": "_recheck(integer)",
+    "rechecks_done": "_do_checks(integer)",
     "jobs_deleted": "_retain(boolean, boolean)",
 }
 
@@ -266,7 +266,7 @@ def test_tick_does_the_rest_when_one_part_fails(db, clock, broken):
     assert [part for part in PARTS if getattr(did, part) is None] == [broken]
     assert did.has_more is False
     assert did.jobs_swept == (None if broken == "jobs_swept" else 1)
-    assert did.partitions_created == (None if broken == "jobs_deleted" else 7)
+    assert did.partitions_created == (None if broken == "jobs_deleted" else AHEAD)
     assert run(db, job.job_id).status == ("running" if broken == "jobs_swept" else "failed")
     assert [("tried again" in (warning or "")) for warning in warnings] == [True]
 
@@ -298,8 +298,23 @@ def test_tick_sweeps_under_every_isolation_level(db, clock, level):
     assert run(db, job.job_id).status == "failed"
 
 
+def add_definition(db: Db, name: str, delay: str) -> None:
+    """Add a schedule that should have fired so long ago."""
+    db.execute(
+        "insert into rota.job_definitions (name, job_type, queue, payload, schedule,"
+        " time_zone, priority, catch_up, catch_up_max, overlap, jitter, anchored_at,"
+        " next_run_at) values (%s, 'x', 'default', '{}', '@daily', 'UTC', 0, 'one', 1,"
+        " 'allow', '0', rota.now(), rota.now() - %s::interval)",
+        (name, delay),
+    )
+
+
 def note_ticks(db: Db, answer: str = "0") -> None:
-    """Let each tick do its parts and note its transaction; *answer* is what it fired."""
+    """Let each tick do its parts and note its transaction; *answer* is what it fired.
+
+    There is a schedule that stays due, so that there is more where it fired its bound.
+    """
+    add_definition(db, "due", "1 s")
     db.execute(
         f"""
         create table public.ticks (
@@ -309,7 +324,7 @@ def note_ticks(db: Db, answer: str = "0") -> None:
             has_lock boolean
         );
         grant select, insert on public.ticks to public;
-        create or replace function rota._has_upkeep() returns boolean
+        create or replace function rota._has_maintenance() returns boolean
             language sql
         as 'select true';
         create or replace function rota._fire_schedules(max_jobs integer) returns integer
@@ -322,7 +337,7 @@ def note_ticks(db: Db, answer: str = "0") -> None:
             );
             return {answer};
         end $$;
-        create or replace function rota._has_upkeep() returns boolean
+        create or replace function rota._has_maintenance() returns boolean
             language plpgsql stable security definer
         as $$ begin return true; end $$;
         """  # type: ignore[arg-type]
@@ -427,13 +442,7 @@ def test_tick_loop_refuses_what_it_cannot_do(db, name, bad):
 def test_ticker_health_counts_the_schedules_that_nobody_fired(db, clock):
     now = clock.set("2031-03-01 12:00+00")
     for name, delay in [("late", "10 minutes"), ("just now", "59 s"), ("later", "-1 s")]:
-        db.execute(
-            "insert into rota.job_definitions (name, job_type, queue, payload, schedule,"
-            " time_zone, priority, catch_up, catch_up_max, overlap, jitter, anchored_at,"
-            " next_run_at) values (%s, 'x', 'default', '{}', '@daily', 'UTC', 0, 'one', 1,"
-            " 'allow', '0', rota.now(), rota.now() - %s::interval)",
-            (name, delay),
-        )
+        add_definition(db, name, delay)
 
     (health,) = rows(db, "select * from rota.ticker_health")
 

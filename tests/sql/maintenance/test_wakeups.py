@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,89 +22,195 @@ from sql.helpers import (
     rows,
     running,
     scalar,
-    value,
 )
 
-NOTES = ""
+ANY = ""
 
 pytestmark = pytest.mark.own_session
 
 
 class Sleeper:
-    """A session that waits at its doors and writes down who rang."""
+    """A session that waits for jobs and writes down what notified it."""
 
-    def __init__(self, db: Db, *queues: str, is_on_watch: bool = False) -> None:
+    def __init__(self, db: Db, *queues: str, **arguments: Any) -> None:
         self.db = db
-        self.queues = list(queues) or ["default"]
-        self.doors = {
-            door.queue: door
-            for door in call(db, "wait_for_jobs", queues=self.queues, is_on_watch=is_on_watch)
+        self.arguments = {
+            "queues": list(queues) or ["default"], "poll_interval": "1 hour", **arguments
+        }  # fmt: skip
+        self.names = {
+            scalar(db, "select to_hex(hashtext(%s))", name): name
+            for name in (ANY, *self.arguments["queues"])
         }
+        self.channels: list[str] = []
         self._heard: list[psycopg.Notify] = []
         db.add_notify_handler(self._heard.append)
-        for door in self.doors.values():
-            if door.channel is not None:
-                db.execute(f'listen "{door.channel}"')  # type: ignore[arg-type]
+        self.wait()
 
-    def heard(self) -> list[tuple[str, str]]:
-        """Return the queue and the message of each ring since the last time."""
+    def wait(self, **arguments: Any) -> Any:
+        """Wait as a client does: listen to the channels, and claim if told to."""
+        self.arguments |= arguments
+        answer = one(self.db, "wait_for_jobs", **self.arguments)
+        for channel in self.channels:
+            if channel not in answer.channels:
+                self.db.execute(f"unlisten {channel}")  # type: ignore[arg-type]
+        for channel in answer.channels:
+            self.db.execute(f"listen {channel}")  # type: ignore[arg-type]
+        self.channels = answer.channels
+        return answer
+
+    def slots(self) -> dict[str, int]:
+        """Return the number of the listen slot in each queue."""
+        parts = [channel.split("_") for channel in self.channels]
+        return {self.names[key]: int(slot) for _, key, slot in parts}
+
+    def heard(self) -> list[str]:
+        """Return the queue of each notification since the last time."""
         for _ in range(2):
             self.db.execute("select")  # with its answer comes what was sent before
-        names = {door.channel: queue for queue, door in self.doors.items()}
-        found = [(names[n.channel], n.payload) for n in self._heard]
+        found = [self.names[n.channel.split("_")[1]] for n in self._heard]
         self._heard.clear()
         return sorted(found)
 
     def rung(self) -> list[str]:
-        return [queue for queue, _ in self.heard() if queue != NOTES]
+        return [queue for queue in self.heard() if queue != ANY]
+
+
+def locks(db: Db) -> int:
+    return scalar(  # type: ignore[no-any-return]
+        db,
+        "select count(*) from pg_locks where locktype = 'advisory' and pid = %s",
+        db.info.backend_pid,
+    )
+
+
+def settle(db: Db) -> None:
+    """Wait until no transaction is under way that has an id, as an autovacuum may be."""
+    while scalar(db, "select age(pg_snapshot_xmin(pg_current_snapshot())::xid)"):
+        db.execute("select pg_sleep(0.01)")
+    forget_slow_look(db)
+
+
+def forget_slow_look(db: Db, until: int = 0) -> None:
+    """Let the next look not wait because the last took long, or wait until then."""
+    db.execute(
+        """
+        select set_config('rota.waiting',
+            regexp_replace(w, '[0-9]+$', '') || case when %(until)s = 0 then 0 else (
+                extract(epoch from rota.now()) * 1000000)::bigint + %(until)s end, false)
+        from current_setting('rota.waiting', true) as w
+        where w <> ''
+        """,
+        {"until": until},
+    )
+
+
+def look(db: Db, *queues: str, **arguments: Any) -> float:
+    """Return the seconds until it has to look again, of a session that waits for long."""
+    arguments = {"poll_interval": "1 hour", "queues": list(queues) or ["default"], **arguments}
+    for _ in range(2):
+        answer = one(db, "wait_for_jobs", **arguments)
+        for channel in answer.channels:
+            db.execute(f"listen {channel}")  # type: ignore[arg-type]
+    settle(db)
+    return one(db, "wait_for_jobs", **arguments).look_again_in.total_seconds()  # type: ignore[no-any-return]
 
 
 def numbers(sleepers: list[Sleeper]) -> list[int]:
-    """Return which of them were rung."""
+    """Return which of them were notified."""
     return [number for number, sleeper in enumerate(sleepers) if sleeper.rung()]
 
 
-def test_wait_for_jobs_gives_the_lowest_free_door_of_each_queue(db, connect):
+def test_wait_for_jobs_gives_the_lowest_free_slot_of_each_queue(db, connect):
     first, second = Sleeper(db, "a"), Sleeper(connect(), "a", "b")
 
-    assert {q: d.is_first for q, d in first.doors.items()} == {"": True, "a": True}
-    assert {q: d.is_first for q, d in second.doors.items()} == {
-        "": False, "a": False, "b": True
-    }  # fmt: skip
-    channels = [d.channel for s in (first, second) for d in s.doors.values()]
-    assert len(set(channels)) == 5
-    assert all(channel.startswith("rota_") for channel in channels)
+    assert first.slots() == {ANY: 0, "a": 0}
+    assert second.slots() == {ANY: 1, "a": 1, "b": 0}
+    assert len({*first.channels, *second.channels}) == 5
+    assert all(channel.startswith("rota_") for channel in first.channels)
 
 
-def test_wait_for_jobs_again_moves_up_to_a_door_that_was_left(db, connect):
+def test_wait_for_jobs_again_moves_up_to_a_slot_that_was_left(db, connect):
     first, second = Sleeper(connect()), Sleeper(connect())
-    call(first.db, "stop_waiting")
+    one(first.db, "stop_waiting")
 
-    again = Sleeper(second.db)
+    before = second.slots()
+    second.wait()
 
-    assert (second.doors["default"].is_first, again.doors["default"].is_first) == (False, True)
-    assert scalar(db, "select count(*) from pg_locks where locktype = 'advisory'") == 4
+    assert (before["default"], second.slots()["default"]) == (1, 0)
+    assert (locks(first.db), locks(second.db)) == (0, 4)
 
 
-def test_wait_for_jobs_has_sixteen_doors_and_no_seat_for_more(connect):
+def test_wait_for_jobs_for_other_queues_leaves_those_of_before(db, connect):
+    sleeper = Sleeper(connect(), "a", "b")
+    sleeper.wait(queues=["b"])
+
+    enqueue(db, queue="a")
+    enqueue(db, queue="b")
+
+    assert sleeper.heard() == ["b"]
+    assert locks(sleeper.db) == 4
+
+
+def test_wait_for_jobs_has_sixteen_slots_and_no_seat_for_more(connect):
     sleepers = [Sleeper(connect()) for _ in range(18)]
 
-    channels = [[d.channel for d in sleeper.doors.values()] for sleeper in sleepers]
-    assert all(all(some) for some in channels[:16])
-    assert channels[16:] == [[None, None], [None, None]]
+    assert [len(sleeper.channels) for sleeper in sleepers] == [2] * 16 + [0] * 2
 
 
-def test_wait_for_jobs_is_sure_unless_a_writer_is_under_way(db, connect):
-    reader = connect(autocommit=False)
-    reader.execute("select 1")
-    alone = Sleeper(db).doors["default"].is_sure
-    writer = connect(autocommit=False)
-    enqueue(writer)
+def test_wait_for_jobs_leaves_the_locks_of_the_application_alone(db):
+    db.execute("select pg_advisory_lock(7), pg_advisory_lock(7, 8)")
 
-    assert alone
-    assert not Sleeper(db).doors["default"].is_sure
-    writer.commit()
-    assert Sleeper(db).doors["default"].is_sure
+    sleeper = Sleeper(db)
+    one(db, "stop_waiting")
+    one(db, "stop_waiting")
+
+    assert locks(db) == 2
+    sleeper.wait()
+    assert locks(db) == 6
+
+
+def test_wait_for_jobs_finds_the_locks_that_a_rollback_left(db):
+    db.execute("begin")
+    one(db, "wait_for_jobs")
+    db.execute("rollback")
+
+    Sleeper(db)
+    one(db, "stop_waiting")
+
+    assert locks(db) == 0
+
+
+def test_wait_for_jobs_asks_for_a_claim_after_the_channels_were_listened_to(db):
+    first = one(db, "wait_for_jobs", poll_interval="1 hour")
+    for channel in first.channels:
+        db.execute(f"listen {channel}")
+    settle(db)
+    second = one(db, "wait_for_jobs", poll_interval="1 hour")
+
+    assert first.look_again_in.total_seconds() == 0
+    assert 2700 <= second.look_again_in.total_seconds() <= 3600
+
+
+def test_wait_for_jobs_lets_who_never_listens_poll(db):
+    """As behind a pooler, where the session that listens is another."""
+    waits = []
+    for _ in range(3):
+        waits.append(one(db, "wait_for_jobs", poll_interval="1 hour").look_again_in)
+        settle(db)
+
+    assert [wait.total_seconds() > 2000 for wait in waits] == [False, True, True]
+
+
+def test_wait_for_jobs_asks_for_a_claim_after_a_change_if_anything_is_due(db):
+    Sleeper(db)
+    waits = []
+    for _ in range(2):
+        one(db, "stop_waiting")
+        waits.append(one(db, "wait_for_jobs", poll_interval="1 hour").look_again_in)
+        enqueue(db)
+
+    assert waits[0].total_seconds() >= 2700
+    assert waits[1].total_seconds() == 0
 
 
 @pytest.mark.parametrize(
@@ -115,31 +223,75 @@ def test_wait_for_jobs_is_sure_unless_a_writer_is_under_way(db, connect):
         ({"limit_key": "k"}, True),
     ],
 )
-def test_wait_for_jobs_says_whether_anything_is_due(db, arguments, is_due):
+def test_wait_for_jobs_knows_whether_anything_is_due(db, arguments, is_due):
     enqueue(db, delay="1 h", priority=-5)
+    Sleeper(db)
+    one(db, "stop_waiting")
 
     enqueue(db, **arguments)
 
-    assert Sleeper(db).doors["default"].is_due is is_due
+    again = one(db, "wait_for_jobs", poll_interval="10 s").look_again_in
+    assert (again.total_seconds() == 0) is is_due
 
 
-def test_wait_for_jobs_says_whether_a_tick_would_do_anything(db, clock):
+def test_wait_for_jobs_looks_again_while_a_writer_of_before_is_under_way(db, connect):
+    """Its job may come without a notification; looks are ever more seldom until it ends."""
+    reader = connect(autocommit=False)
+    reader.execute("select 1")
+    writer = connect(autocommit=False)
+    enqueue(writer)
+    sleeper = Sleeper(db)
+    later = connect(autocommit=False)
+    enqueue(later)
+
+    waits = [sleeper.wait().look_again_in.total_seconds()]
+    db.execute("select pg_sleep(0.1)")
+    forget_slow_look(db)
+    waits.append(sleeper.wait().look_again_in.total_seconds())
+    writer.rollback()
+    older = "select pg_snapshot_xmin(pg_current_snapshot()) < %s::text::xid8"
+    while scalar(db, older, scalar(later, "select pg_current_xact_id()::text")):
+        pass
+    waits.append(sleeper.wait().look_again_in.total_seconds())
+
+    assert 0 <= waits[0] < 0.3
+    assert 0.3 <= waits[1] < 3
+    assert waits[2] > 2000
+
+
+def test_only_the_first_of_a_queue_polls_as_often_as_it_was_told(connect):
+    sleepers = [Sleeper(connect(), poll_interval="10 s") for _ in range(18)]
+
+    waits = []
+    for sleeper in sleepers:
+        sleeper.wait()
+        settle(sleeper.db)
+        waits.append(sleeper.wait().look_again_in.total_seconds())
+
+    assert 7.4 <= waits[0] <= 10
+    assert all(14 <= wait <= 20 for wait in waits[1:4])
+    assert [wait for wait in waits[4:] if not 37 <= wait <= 50] == []
+
+
+def test_wait_for_jobs_says_whether_a_tick_would_do_anything(db, connect, clock):
+    first = Sleeper(connect())
     clock.set("2031-03-01 12:00+00")
-    fresh = Sleeper(db).doors[NOTES].has_upkeep
+    sleeper = Sleeper(db)
+    fresh = sleeper.wait().has_maintenance
     one(db, "tick")
-    done = Sleeper(db).doors[NOTES].has_upkeep
+    done = sleeper.wait().has_maintenance
     running(db)
     clock.advance("2 minutes")
 
-    assert (fresh, done, Sleeper(db).doors[NOTES].has_upkeep) == (True, False, True)
+    assert (fresh, done, sleeper.wait().has_maintenance) == (True, False, True)
+    assert first.wait().has_maintenance
 
 
 def test_wait_for_jobs_takes_no_transaction_id_and_writes_nothing(db):
     with db.transaction():
         call(db, "wait_for_jobs")
-        call(db, "wait_for_jobs", is_on_watch=True)
+        call(db, "wait_for_jobs", active=True, job_types=["x"])
         call(db, "stop_waiting")
-        call(db, "ring_others", job_types=["x"])
 
         assert scalar(db, "select pg_current_xact_id_if_assigned()") is None
 
@@ -209,22 +361,23 @@ def test_enqueue_rings_at_the_commit_and_once_for_a_transaction(db, connect):
 
 def test_enqueue_rings_nobody_where_nobody_sleeps(db, connect):
     sleeper = Sleeper(connect())
-    call(sleeper.db, "stop_waiting")
+    one(sleeper.db, "stop_waiting")
+    sleeper.heard()
 
     enqueue(db)
 
     assert sleeper.heard() == []
-    assert rows(db, "select from pg_locks where locktype = 'advisory'") == []
+    assert (locks(db), locks(sleeper.db)) == (0, 0)
 
 
 def test_enqueue_leaves_no_lock_behind(db, connect):
     Sleeper(connect())
-    watcher = Sleeper(connect(), is_on_watch=True)
+    poller = Sleeper(connect(), active=True)
     held = "select pid, objid, mode from pg_locks where locktype = 'advisory' order by 1, 2, 3"
     before = rows(db, held)
 
     enqueue(db)
-    call(watcher.db, "ring_others", job_types=["y"])
+    poller.wait(job_types=["y"])
     call(db, "enqueue_many", jobs=psycopg.types.json.Jsonb([{"job_type": "x"}] * 3))
 
     assert rows(db, held) == before
@@ -260,27 +413,57 @@ def test_enqueue_many_rings_as_many_as_there_are_due_jobs(db, connect):
     assert numbers(sleepers) == [0, 1, 2]
 
 
-def test_nobody_is_rung_while_somebody_is_on_watch(db, connect):
-    sleeper, watcher = Sleeper(connect()), Sleeper(connect(), is_on_watch=True)
-    second = Sleeper(connect(), is_on_watch=True)
+def test_nobody_is_notified_while_one_polls_actively(db, connect):
+    sleeper, poller = Sleeper(connect()), Sleeper(connect())
+    answer = poller.wait(active=True)
+    second = Sleeper(connect(), active=True)
 
     enqueue(db)
 
-    assert watcher.doors["default"].has_watch
-    assert not second.doors["default"].has_watch
-    assert numbers([sleeper, watcher, second]) == []
-    call(watcher.db, "wait_for_jobs")
+    assert answer.is_active
+    assert answer.channels == []
+    assert answer.look_again_in.total_seconds() <= 0.01
+    assert not second.wait().is_active
+    assert numbers([sleeper, poller, second]) == []
+    poller.wait(active=False)
     enqueue(db)
-    assert numbers([sleeper, watcher, second]) == [0]
+    assert numbers([sleeper, poller, second]) == [0]
+
+
+def test_an_active_poller_that_waits_again_looks_for_what_came_before(db, connect):
+    poller = Sleeper(connect())
+    poller.wait(active=True)
+    enqueue(db)
+
+    assert poller.wait(active=False).look_again_in.total_seconds() == 0
+    assert locks(poller.db) == 4
 
 
 def test_stop_waiting_hands_over_to_the_next_sleeper(connect):
     sleepers = [Sleeper(connect()) for _ in range(3)]
 
-    call(sleepers[0].db, "stop_waiting")
+    one(sleepers[0].db, "stop_waiting")
 
     assert numbers(sleepers) == [1]
-    assert Sleeper(sleepers[1].db).doors["default"].is_first
+    sleepers[1].wait()
+    assert sleepers[1].slots()["default"] == 0
+
+
+def test_the_next_worker_finds_the_job_whose_producer_had_found_another(db, connect):
+    """A producer looks; the holder of the slot leaves, the next moves up; it commits."""
+    sleepers = [Sleeper(connect()) for _ in range(2)]
+    writer = connect(autocommit=False)
+    enqueue(writer)
+    one(sleepers[0].db, "stop_waiting")
+    woken = numbers(sleepers)
+
+    waits = [sleepers[1].wait().look_again_in.total_seconds() for _ in range(2)]
+    writer.commit()
+
+    assert woken == [1]
+    assert sleepers[1].slots()["default"] == 0
+    assert waits[0] == 0
+    assert waits[1] < 1
 
 
 def test_a_sleeper_that_dies_is_not_rung(db, connect):
@@ -293,41 +476,58 @@ def test_a_sleeper_that_dies_is_not_rung(db, connect):
     assert sleepers[1].rung() == ["default"]
 
 
-def test_ring_others_rings_for_types_that_the_caller_does_not_take(db, connect):
-    sleepers = [Sleeper(connect()) for _ in range(3)]
+def test_wait_for_jobs_notifies_the_next_slot_of_a_job_of_another_type(db, connect):
+    sleepers = [Sleeper(connect(), job_types=["x"]) for _ in range(4)]
     enqueue(db, "x", priority=3)
     for sleeper in sleepers:
         sleeper.heard()
 
-    mine = value(sleepers[0].db, "ring_others", job_types=["x"])
-    none = numbers(sleepers)
-    enqueue(db, "y", priority=7)
+    told = []
+    for job_type in ("x", "y"):
+        enqueue(db, job_type, priority=7)
+        for sleeper in sleepers:
+            sleeper.heard()
+        for sleeper in (sleepers[1], sleepers[3]):
+            sleeper.wait()
+        told.append(numbers(sleepers))
+
+    assert told == [[], [2]]
+    sleepers[2].wait(job_types=None)
+    assert numbers(sleepers) == []
+
+
+def test_an_active_poller_notifies_the_first_of_a_job_of_another_type(db, connect):
+    poller = Sleeper(connect(), job_types=["x"])
+    poller.wait(active=True)
+    sleepers = [Sleeper(connect()) for _ in range(2)]
+
+    enqueue(db, "y")
+    before = numbers(sleepers)
+    poller.wait()
+
+    assert (before, numbers(sleepers)) == ([], [0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_passed_on"),
+    [
+        ({"limit_key": "k"}, True),
+        ({"limit_key": "k", "queue": "other"}, False),
+        ({"delay": "1 h"}, False),
+        ({"limit_key": "later", "delay": "1 h"}, False),
+        ({"queue": "other"}, False),
+    ],
+)
+def test_wait_for_jobs_passes_on_only_what_is_due_here(db, connect, arguments, is_passed_on):
+    sleepers = [Sleeper(connect(), job_types=["x"]) for _ in range(2)]
+    enqueue(db, "y", **arguments)
+    call(db, "tick")
     for sleeper in sleepers:
         sleeper.heard()
 
-    assert (mine, none) == (False, [])
-    assert value(sleepers[0].db, "ring_others", job_types=["x"])
-    assert [sleeper.heard() for sleeper in sleepers] == [
-        [], [("default", "other")], [("default", "other")]
-    ]  # fmt: skip
-    assert not value(sleepers[0].db, "ring_others")
+    sleepers[0].wait()
 
-
-def test_ring_others_knows_what_stands_in_lines(db, connect):
-    enqueue(db, "y", limit_key="k")
-    enqueue(db, "y", limit_key="later", queue="other", delay="1 h")
-    call(db, "tick")
-
-    assert value(db, "ring_others", job_types=["x"])
-    assert not value(db, "ring_others", job_types=["y"])
-    assert not value(db, "ring_others", queues=["other"], job_types=["x"])
-
-
-def test_ring_others_knows_only_what_is_due(db, connect):
-    enqueue(db, "y", delay="1 h")
-    enqueue(db, "y", queue="other")
-
-    assert not value(db, "ring_others", job_types=["x"])
+    assert bool(sleepers[1].rung()) is is_passed_on
 
 
 def test_what_is_due_soon_rings_one_however_many_jobs_it_is(db, connect):
@@ -388,10 +588,8 @@ def test_the_end_of_a_job_rings_for_the_next_of_its_key(db, connect):
     near, far = Sleeper(connect()), Sleeper(connect(), "far")
 
     call(db, "finish_job", **owner(job))
-    noticed = near.heard()
-    claim(db)
 
-    assert noticed == [(NOTES, "")]
+    assert near.rung() == []
     assert far.rung() == ["far"]
 
 
@@ -402,10 +600,7 @@ def test_the_end_of_a_job_rings_for_those_that_wait_for_it(db, connect):
     sleeper = Sleeper(connect(), "far")
 
     call(db, "finish_jobs", **owners(job))
-    noticed = sleeper.heard()
-    one(db, "tick")
 
-    assert noticed == [(NOTES, "")]
     assert sleeper.rung() == ["far"]
 
 
@@ -442,7 +637,7 @@ def test_a_place_under_a_limit_rings(db, connect):
 
     call(db, "finish_job", **owner(job))
 
-    assert (NOTES, "") in sleeper.heard()
+    assert ANY in sleeper.heard()
 
 
 def test_enqueue_says_nothing_where_wakeups_are_off(db, connect):
@@ -455,23 +650,146 @@ def test_enqueue_says_nothing_where_wakeups_are_off(db, connect):
 
 
 def test_wait_for_jobs_refuses_every_bad_argument_by_name(db):
-    for function in ("wait_for_jobs", "stop_waiting", "ring_others", "next_due_in"):
-        for bad in (None, [], ["a", None], ["-"], [""], [["a"]]):
-            with refused("queues"):
-                call(db, function, queues=bad, **(
-                    {"job_types": ["x"]} if function == "ring_others" else {}
-                ))  # fmt: skip
-    with refused("is_on_watch"):
-        call(db, "wait_for_jobs", is_on_watch=None)
-    with refused("job_types"):
-        call(db, "ring_others", job_types=[])
+    for bad in (None, [], ["a", None], ["-"], [""], [["a"]]):
+        with refused("queues"):
+            call(db, "wait_for_jobs", queues=bad)
+    for bad in ([], ["a", None]):
+        with refused("job_types"):
+            call(db, "wait_for_jobs", job_types=bad)
+    for bad in (None, "0", "-1 s", "61 min"):
+        with refused("poll_interval"):
+            call(db, "wait_for_jobs", poll_interval=bad)
+    with refused("active"):
+        call(db, "wait_for_jobs", active=None)
 
 
 def test_wait_for_jobs_takes_the_first_hundred_queues(db):
     queues = [f"q{number}" for number in range(300)]
 
-    assert len(call(db, "wait_for_jobs", queues=queues)) == 101
-    call(db, "stop_waiting", queues=queues)
+    assert len(one(db, "wait_for_jobs", queues=queues).channels) == 101
+    one(db, "stop_waiting")
+    assert locks(db) == 0
+
+
+def test_nothing_is_due_in_an_empty_queue_nor_what_was_refused_or_is_late(db):
+    waits = [look(db)]
+    enqueue(db)
+    enqueue(db, delay="61 min")
+    enqueue(db, delay="5 s", queue="other")
+    waits.append(look(db))
+
+    assert all(wait > 2000 for wait in waits)
+
+
+def test_what_is_due_next_is_the_first_of_all_priorities_and_queues(db):
+    for queue, priority, seconds in (("a", 1, 40), ("a", 5, 20), ("b", 9, 30), ("c", 1, 10)):
+        enqueue(db, queue=queue, priority=priority, delay=f"{seconds} s")
+        enqueue(db, queue=queue, priority=priority)
+
+    waits = [look(db, *queues) for queues in ("a", "b", "ab", "ba")]
+
+    assert waits == pytest.approx([20, 30, 20, 20], abs=5)
+
+
+def test_a_retry_is_due_next(db):
+    enqueue(db, backoff=psycopg.types.json.Jsonb({"kind": "fixed", "base_seconds": 20}))
+    (job,) = claim(db)
+    call(db, "fail_job", **owner(job), error="e")
+
+    assert look(db) == pytest.approx(20, abs=5)
+
+
+@pytest.mark.parametrize("bound", [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "k"}])
+def test_the_next_start_at_a_rate_is_due_next(db, bound):
+    call(db, "set_limit", **bound, max_starts=3, per="1 minute")
+    for _ in range(2):
+        enqueue(db, "x", limit_key="k")
+    while not scalar(db, "select is_settled from rota.limits"):
+        # As long as a transaction of before goes on, a new limit is looked at every second.
+        db.execute("update rota.pending_checks set due_at = '-infinity'")
+        call(db, "tick")
+    assert len(claim(db)) == 1
+    before = look(db)
+    for _ in range(3):
+        assert claim(db) == []  # parks the line, and looks at its limit
+
+    assert [before, look(db)] == pytest.approx([20, 20], abs=5)
+
+
+def test_a_later_job_of_a_line_is_due_next_in_its_queue(db):
+    enqueue(db, limit_key="k", delay="20 s")
+    for _ in range(2):
+        call(db, "tick")
+
+    assert look(db) == pytest.approx(20, abs=5)
+    assert look(db, "other") > 2000
+
+
+@pytest.mark.parametrize("bound", [None, {"queue": "default"}, {"limit_key": "k"}])
+def test_what_came_due_since_the_call_before_is_told_once(db, clock, bound):
+    clock.set("2026-01-12 10:00+00")
+    if bound is None:
+        enqueue(db, delay="2 s")
+    else:
+        call(db, "set_limit", **bound, max_starts=1, per="2 s")
+        for _ in range(2):
+            enqueue(db, limit_key="k")
+        assert len(claim(db)) == 1
+    look(db)
+    clock.advance(timedelta(seconds=3))
+
+    settle(db)
+    waits = [
+        one(db, "wait_for_jobs", poll_interval="1 hour").look_again_in.total_seconds()
+        for _ in range(2)
+    ]
+
+    assert waits[0] == 0
+    assert waits[1] > 2000
+
+
+def test_what_comes_due_all_the_time_is_looked_for_every_ten_milliseconds(db, clock):
+    clock.set("2026-01-12 10:00+00")
+    for n in range(3):
+        enqueue(db, delay=f"{10 + n} ms")
+    look(db)
+    clock.advance(timedelta(milliseconds=1))
+    first = one(db, "wait_for_jobs", poll_interval="1 hour").look_again_in
+
+    assert first.total_seconds() == 0.009
+    clock.advance(timedelta(milliseconds=9))
+    second = one(db, "wait_for_jobs", poll_interval="1 hour").look_again_in
+    assert second.total_seconds() == 0.001
+    clock.advance(timedelta(milliseconds=1))
+    third = one(db, "wait_for_jobs", poll_interval="1 hour").look_again_in
+    assert third.total_seconds() == 0.009
+
+
+def test_where_a_look_takes_long_the_next_is_later(db):
+    enqueue(db, delay="5 s")
+    look(db)
+    told = []
+    for until in (20_000_000, 0):
+        forget_slow_look(db, until)
+        told.append(one(db, "wait_for_jobs", poll_interval="1 hour").look_again_in)
+
+    assert [wait.total_seconds() for wait in told] == pytest.approx([20, 5], abs=3)
+
+
+@pytest.mark.parametrize("garbage", ["", "x", "1 2 3", "1 2 3 4 5", "9" * 30, "-1 0 0 0"])
+def test_wait_for_jobs_takes_a_setting_that_is_not_its_own_for_none(db, garbage):
+    look(db)
+    db.execute("select set_config('rota.waiting', %s, false)", [garbage])
+
+    assert look(db) > 2000
+
+
+def test_nothing_is_due_next_in_a_paused_queue(db):
+    enqueue(db, delay="20 s")
+    enqueue(db)
+    call(db, "pause_queue", queue="default")
+
+    assert look(db) > 2000
 
 
 def fill(db: Db, share: float) -> None:

@@ -11,7 +11,7 @@ COLUMNS = {
     "job_runs": "id queue job_type payload priority run_at status attempts max_attempts"
     " locked_by locked_until lease_token idempotency_key progress_percent progress_message"
     " cancel_requested_at cancel_reason last_error error_type failed_at created_at updated_at"
-    " started_at finished_at result ordering_key limit_key pipeline stage first_job_id"
+    " started_at finished_at result ordering_key limit_key pipeline stage"
     " stage_input definition scheduled_for",
     "queue_stats": "queue is_paused ready scheduled retrying running blocked dead"
     " oldest_ready_age next_run_at",

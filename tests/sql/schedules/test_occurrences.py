@@ -359,16 +359,6 @@ def test_after_is_late_and_fires_all_the_same(noon, clock):
     assert definition(noon).next_run_at is None
 
 
-def test_after_is_planned_by_a_claim_as_well(noon, clock):
-    schedule(noon, text="after 10 minutes")
-    tick(noon)
-    finish(noon)
-
-    claim(noon)
-
-    assert definition(noon).next_run_at == at("2026-03-02 12:10")
-
-
 def test_after_waits_for_a_job_that_was_retried(noon, clock):
     schedule(noon, text="after 10 minutes")
     tick(noon)
@@ -406,7 +396,7 @@ def test_after_ends_at_its_end(noon, clock):
     tick(noon)
 
     assert definition(noon).next_run_at is None
-    assert scalar(noon, "select count(*) from rota.rechecks") == 0
+    assert scalar(noon, "select count(*) from rota.pending_checks") == 0
 
 
 def test_after_that_never_begins_is_left_alone(noon):
@@ -416,7 +406,7 @@ def test_after_that_never_begins_is_left_alone(noon):
     tick(noon)
 
     assert definition(noon).next_run_at is None
-    assert scalar(noon, "select count(*) from rota.rechecks") == 0
+    assert scalar(noon, "select count(*) from rota.pending_checks") == 0
 
 
 def test_after_never_goes_back_with_the_clock(noon, clock):

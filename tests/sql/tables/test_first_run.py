@@ -1,4 +1,4 @@
-"""The triggers of jobs, in sessions that replicate."""
+"""Limits in sessions that replicate: no trigger keeps them, so all is as the rows say."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from client.workers import wait_until
 from rota._embedded import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, claim, enqueue, owner, rows
 
-NOTES = "select kind, subject from rota.rechecks order by kind, subject, id"
-SLOTS = "select limit_name, job_id from rota.slots order by job_id"
+HOLDS = "select id, status, hold, held_limits from rota.jobs order by id"
+SLOTS = """
+    select p.limit_name, p.slots, (select count(*) from rota.limit_slots) as free
+    from rota.limit_parts as p order by 1, 2
+"""
 LEASED = "select id from rota.jobs where lease_token = %s"
 TABLES = "select count(*) from pg_subscription_rel"
 
@@ -53,7 +56,9 @@ def publisher_and_subscriber(psql: Psql, sql_dir: Path) -> Iterator[tuple[Db, Db
 
 
 def subscribe(publisher: Db, subscriber: Db) -> None:
-    publisher.execute("create publication p for table rota.jobs, rota.rechecks, rota.slots")
+    publisher.execute(
+        "create publication p for table rota.jobs, rota.limit_parts, rota.limit_slots"
+    )
     # Which would wait for the transaction of a subscription to its own server.
     publisher.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
     info = publisher.info
@@ -70,7 +75,7 @@ def subscribe(publisher: Db, subscriber: Db) -> None:
     )  # fmt: skip
 
 
-def test_rows_of_logical_replication_come_with_their_notes(publisher_and_subscriber):
+def test_rows_of_logical_replication_come_as_they_are(publisher_and_subscriber):
     publisher, subscriber = publisher_and_subscriber
     call(publisher, "set_limit", limit_key="shop", max_running=1)
     for _ in range(3):
@@ -78,11 +83,11 @@ def test_rows_of_logical_replication_come_with_their_notes(publisher_and_subscri
 
     subscribe(publisher, subscriber)
     wait_until(lambda: rows(subscriber, f"{TABLES} having bool_and(srsubstate = 'r')"))
-    assert rows(subscriber, NOTES) == rows(publisher, NOTES) != []
+    assert rows(subscriber, HOLDS) == rows(publisher, HOLDS) != []
 
     (job,) = claim(publisher)
     call(publisher, "finish_job", **owner(job))
     (last,) = claim(publisher)
     wait_until(lambda: rows(subscriber, LEASED, last.lease_token))
-    assert rows(subscriber, NOTES) == rows(publisher, NOTES)
+    assert rows(subscriber, HOLDS) == rows(publisher, HOLDS)
     assert rows(subscriber, SLOTS) == rows(publisher, SLOTS) != []

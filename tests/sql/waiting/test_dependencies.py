@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from sql.helpers import call, claim, enqueue, one, owner, raises, refused, rows, run, value
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    one,
+    owner,
+    pending,
+    raises,
+    refused,
+    rows,
+    run,
+    scalar,
+    settle,
+    value,
+)
 
 
 def claimed(db, **arguments):
@@ -54,7 +69,8 @@ def test_a_job_starts_when_the_last_parent_has_ended(db):
 
     assert claimed(db) == [child]
     assert rows(db, "select * from rota.dependencies") == []
-    assert rows(db, "select * from rota.rechecks") == []
+    settle(db)
+    assert pending(db) == []
 
 
 def test_a_job_without_parents_left_starts_at_once(db):
@@ -64,6 +80,7 @@ def test_a_job_without_parents_left_starts_at_once(db):
     assert claimed(db) == []
     jobs = [enqueue(db, after=[a]), enqueue(db, after=[])]
     assert claimed(db) == jobs
+    assert pending(db) == []
 
 
 def test_a_job_keeps_its_time_behind_its_parents(db, clock):
@@ -89,11 +106,15 @@ def test_a_dead_parent_cancels_runs_or_keeps_its_children(db, how, is_before):
     if not is_before:
         end(db, a, how)
 
+    settle(db)
+
     assert claimed(db) == [go]
     assert [status(db, job_id) for job_id in (cancel, wait)] == ["cancelled", "blocked"]
-    assert "dead or was cancelled" in run(db, cancel).cancel_reason
-    assert rows(db, "select parent_id, job_id, is_failed from rota.dependencies") == [
-        (a, wait, True)
+    is_dead = "is dead" if how == "fail" else "was cancelled"
+    assert run(db, cancel).cancel_reason == f"parent {a} {is_dead}"
+    assert rows(db, "select parent_id, job_id from rota.dependencies order by 2") == [
+        (a, cancel),
+        (a, wait),
     ]
 
 
@@ -101,6 +122,7 @@ def test_a_child_that_waits_goes_on_when_its_parent_succeeds_after_all(db):
     a = enqueue(db)
     child = enqueue(db, after=[a], if_parent_dead="wait")
     end(db, a, "fail")
+    settle(db)
     assert claimed(db) == []
 
     value(db, "retry_job", job_id=a)
@@ -115,25 +137,113 @@ def test_a_cancel_goes_down_the_whole_line(db):
         ids.append(enqueue(db, after=[ids[-1]]))
     end(db, ids[0], "fail")
 
-    one(db, "tick")
+    settle(db)
 
     assert {status(db, job_id) for job_id in ids[1:]} == {"cancelled"}
-    assert rows(db, "select * from rota.dependencies") == []
-    one(db, "tick")  # its own notes stay for another
-    assert rows(db, "select * from rota.rechecks") == []
+    assert pending(db) == []
 
 
-def test_a_cancelled_child_leaves_nothing_behind(db):
+def test_the_edges_of_a_cancelled_child_go_with_it(db):
     a, b = enqueue(db), enqueue(db)
     child = enqueue(db, after=[a, b])
     value(db, "cancel_job", job_id=child)
     end(db, a)
     end(db, b, "fail")
+    settle(db)
 
-    one(db, "tick")
+    assert rows(db, "select parent_id, job_id from rota.dependencies") == [(b, child)]
+    assert scalar(db, "select rota._purge_dependencies(10)") == 0
+    db.execute("delete from rota.finished_jobs where id = %s", [child])
+    assert scalar(db, "select rota._purge_dependencies(10)") == 1
+    assert rows(db, "select * from rota.dependencies") == []
+
+
+def test_edges_are_purged_in_chunks(db):
+    db.execute(
+        "insert into rota.dependencies select n, 999999 from generate_series(1, 30) as n"
+    )
+    live = enqueue(db, after=[enqueue(db)])
+
+    assert [scalar(db, "select rota._purge_dependencies(20)") for _ in range(3)] == [20, 10, 0]
+    assert rows(db, "select job_id from rota.dependencies") == [(live,)]
+
+
+def test_a_retried_fan_in_waits_again_for_its_parents(db):
+    parts = [enqueue(db, job_type="part") for _ in range(3)]
+    done = enqueue(db, job_type="done", after=parts)
+    end(db, parts[0])
+    for part in parts[1:]:
+        end(db, part, "fail")
+    settle(db)
+    assert status(db, done) == "cancelled"
+
+    assert value(db, "retry_job", job_id=done) == "blocked"
+    settle(db)
+    assert claimed(db) == []
+    for part in parts[1:]:
+        assert value(db, "retry_job", job_id=part) == "queued"
+    for part in parts[1:]:
+        assert status(db, done) == "blocked"
+        end(db, part)
+
+    assert claimed(db) == [done]
+
+
+def test_retry_job_brings_back_what_was_cancelled_with_it(db):
+    parent = enqueue(db)
+    children = [enqueue(db, after=[parent]) for _ in range(3)]
+    grandchild = enqueue(db, after=[children[0]])
+    by_hand = enqueue(db, after=[parent])
+    value(db, "cancel_job", job_id=by_hand)
+    taken = enqueue(db, after=[parent], idempotency_key="k")
+    end(db, parent, "fail")
+    settle(db)
+    newer = enqueue(db, idempotency_key="k", queue="other")
+
+    assert value(db, "retry_job", job_id=parent, with_dependants=True) == "queued"
+    settle(db)
+
+    assert {status(db, job_id) for job_id in (*children, grandchild)} == {"blocked"}
+    assert [status(db, job_id) for job_id in (by_hand, taken)] == ["cancelled"] * 2
+    assert status(db, newer) == "queued"
+    end(db, parent)
+    assert claimed(db) == children
+
+
+def test_retry_job_leaves_what_was_cancelled_with_it(db):
+    parent = enqueue(db)
+    child = enqueue(db, after=[parent])
+    end(db, parent, "fail")
+    settle(db)
+
+    value(db, "retry_job", job_id=parent)
+    settle(db)
 
     assert status(db, child) == "cancelled"
-    assert rows(db, "select * from rota.dependencies") == []
+    with refused("with_dependants"):
+        value(db, "retry_job", job_id=parent, with_dependants=None)
+
+
+@pytest.mark.parametrize("how", ["finish", "fail", "cancel"])
+def test_a_parent_of_many_tells_them_in_chunks(db, how):
+    parent = enqueue(db)
+    jobs = [{"job_type": "x", "after": [parent]}] * 2500
+    ids = [row.job_id for row in call(db, "enqueue_many", jobs=Jsonb(jobs))]
+    settle(db)
+    end(db, parent, how)
+
+    assert pending(db) == [("parent", str(parent))]
+    settle(db)
+    states = rows(db, "select distinct status from rota.job_runs where id = any(%s)", ids)
+    assert states == [("queued" if how == "finish" else "cancelled",)]
+
+
+def test_a_parent_of_few_opens_them_at_once(db):
+    parent = enqueue(db)
+    ids = [enqueue(db, after=[parent]) for _ in range(20)]
+    end(db, parent)
+
+    assert {status(db, job_id) for job_id in ids} == {"queued"}
 
 
 def test_fan_in_starts_after_the_last_child(db):
@@ -182,36 +292,17 @@ def test_before_refuses_a_job_that_is_not_blocked(db):
     assert claimed(db) == []
 
 
-def test_before_refuses_a_circle(db):
-    a = enqueue(db)
-    b = enqueue(db, after=[a])
-    c = enqueue(db, after=[b])
+@pytest.mark.parametrize("with_it", [{"after": []}, {"ordering_key": "k"}])
+def test_before_goes_with_nothing_that_waits(db, with_it):
+    waiting = enqueue(db, after=[enqueue(db)])
+    job = {"job_type": "x", "before": waiting, **with_it}
 
-    with refused("before"):
-        enqueue(db, before=b, after=[c])
-    with refused("jobs[1].before"):
-        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "before": b, "after": [a, c]}]))
-
-
-def test_before_minds_no_parents_of_a_job_that_has_ended(db):
-    parent = enqueue(db, queue="later")
-    waiting = enqueue(db, after=[parent])
-    cancelled = enqueue(db, after=[waiting])
-    value(db, "cancel_job", job_id=cancelled)
-
-    child = enqueue(db, after=[cancelled], before=waiting, if_parent_dead="wait")
-
-    assert child > cancelled
-
-
-def test_before_names_the_job_of_a_batch_that_closes_a_circle(db):
-    a = enqueue(db)
-    b = enqueue(db, after=[a])
-    c = enqueue(db, after=[b])
-    jobs = [{"before": b}, {"before": b, "after": [a]}, {"before": b, "after": [c]}]
-
-    with refused("jobs[3].before"):
-        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", **job} for job in jobs]))
+    with pytest.raises(psycopg.Error) as caught:
+        enqueue(db, **job)
+    assert caught.value.sqlstate == "22023"
+    assert "pipeline" in str(caught.value.diag.message_hint)
+    with refused("jobs[2].before"):
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x"}, job]))
 
 
 def test_before_refuses_the_job_itself(db):
@@ -224,55 +315,50 @@ def test_before_refuses_the_job_itself(db):
         call(db, "enqueue_many", jobs=Jsonb([job]))
 
 
-def test_before_refuses_a_circle_within_a_batch(db):
-    a = enqueue(db)
-    one_last, other_last = enqueue(db, after=[a]), enqueue(db, after=[a])
-    jobs = [
-        {"job_type": "x", "before": one_last, "after": [other_last]},
-        {"job_type": "x", "before": other_last, "after": [one_last]},
-    ]
-
-    with refused("jobs[1].before"):
-        call(db, "enqueue_many", jobs=Jsonb(jobs))
-
-
-@pytest.mark.parametrize("function", ["enqueue", "enqueue_many"])
-def test_before_refuses_a_circle_over_the_line_of_a_key(db, function):
-    first = enqueue(db, after=[enqueue(db)], ordering_key="k")
-    enqueue(db, ordering_key="k")
-    behind = enqueue(db, ordering_key="other", after=[enqueue(db, ordering_key="k")])
-
-    for job in (
-        {"ordering_key": "k", "before": first},
-        {"after": [behind], "before": first},
-        {"ordering_key": "other", "before": first},
-    ):
-        with refused("before" if function == "enqueue" else "jobs[1].before"):
-            if function == "enqueue":
-                enqueue(db, **job)
-            else:
-                call(db, function, jobs=Jsonb([{"job_type": "x", **job}]))
-    assert enqueue(db, ordering_key="k", before=behind)
-
-
-def test_before_refuses_a_circle_over_a_job_found_by_its_key(db):
-    last = enqueue(db, after=[enqueue(db)])
-    enqueue(db, after=[last], idempotency_key="e")
+@pytest.mark.parametrize("waits", [{"after": [1]}, {"ordering_key": "k"}, "dead", "cancelled"])
+def test_before_refuses_a_job_found_by_its_key_that_waits_or_failed(db, waits):
+    first = enqueue(db)
+    last = enqueue(db, after=[first])
+    arguments = waits if isinstance(waits, dict) else {"unique_for": "1 hour"}
+    found = enqueue(db, idempotency_key="e", queue="other", **arguments)
+    if waits == "dead":
+        (job,) = claim(db, queues=["other"])
+        one(db, "fail_job", **owner(job), error="no", is_fatal=True)
+    elif waits == "cancelled":
+        value(db, "cancel_job", job_id=found)
+    again = {"idempotency_key": "e", "before": last}
+    if not isinstance(waits, dict):
+        again["unique_for"] = "1 hour"
 
     with refused("before"):
-        enqueue(db, before=last, idempotency_key="e")
+        enqueue(db, **again)
+    with refused("jobs[1].before"):
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", **again}]))
 
 
-def test_a_cancelled_child_of_a_dead_parent_leaves_nothing_behind(db):
+def test_before_needs_no_wait_for_a_part_that_succeeded(db):
+    first = enqueue(db)
+    last = enqueue(db, after=[first])
+    arguments = {"idempotency_key": "e", "unique_for": "1 hour", "queue": "other"}
+    part = enqueue(db, **arguments)
+    value(db, "finish_job", **owner(claim(db, queues=["other"])[0]))
+
+    assert enqueue(db, **arguments, before=last) == part
+    end(db, first)
+    settle(db)
+    assert claimed(db) == [last]
+
+
+def test_a_retry_of_a_cancelled_child_waits_for_its_dead_parent(db):
     a = enqueue(db)
     child = enqueue(db, after=[a], if_parent_dead="wait", ordering_key="k")
     end(db, a, "fail")
-    one(db, "tick")
+    settle(db)
     value(db, "cancel_job", job_id=child)
 
-    one(db, "tick")
-    assert rows(db, "select * from rota.dependencies") == []
-    value(db, "retry_job", job_id=child)
+    assert value(db, "retry_job", job_id=child) == "blocked"
+    value(db, "retry_job", job_id=a)
+    end(db, a)
     assert claimed(db) == [child]
 
 
@@ -343,7 +429,9 @@ def test_a_parent_that_ends_in_an_older_snapshot_frees_its_children(db, connect)
     child = enqueue(db, after=[parent])
 
     value(old, "finish_job", **owner(job))
+    settle(db)
     assert claimed(db) == []
     old.commit()
 
+    settle(db)
     assert claimed(db) == [child]

@@ -11,11 +11,13 @@ from sql.helpers import (
     enqueue,
     one,
     owner,
+    pending,
     raises,
     refused,
     rows,
     run,
     scalar,
+    settle,
     value,
 )
 
@@ -47,7 +49,8 @@ def test_order_lets_one_job_of_a_key_run_at_a_time(db):
         runs.append(job.job_id)
 
     assert runs == [first, second, third]
-    assert scalar(db, "select count(*) from rota.rechecks where due_at > rota.now()") == 0
+    settle(db)
+    assert pending(db) == []
 
 
 def test_order_holds_across_job_types_queues_and_priorities(db):
@@ -130,7 +133,7 @@ def test_retry_job_puts_a_dead_job_back_in_front(db):
     (job,) = claim(db)
     fail(db, job, is_fatal=True)
 
-    assert value(db, "retry_job", job_id=first) == "blocked"
+    assert value(db, "retry_job", job_id=first) == "queued"
     (job,) = claim(db, max_jobs=10)
     assert job.job_id == first
     finish(db, job)
@@ -204,7 +207,8 @@ def test_order_holds_for_a_batch(db):
     ids = [row.job_id for row in call(db, "enqueue_many", jobs=Jsonb(jobs))]
 
     assert claimed(db) == ids[:2]
-    assert scalar(db, "select count(*) from rota.rechecks") == 0
+    settle(db)
+    assert pending(db) == []
 
 
 def test_a_key_takes_the_newer_payload_of_a_blocked_job(db):
@@ -246,15 +250,87 @@ def test_many_blocked_jobs_keep_no_other_waiting(db):
     assert after - before < 50
 
 
-def test_one_bad_note_keeps_no_other_waiting(db):
-    db.execute(
-        "insert into rota.rechecks (due_at, kind, subject) values"
-        " (rota.now() - interval '1 hour', 'job', 'poison')"
-    )
+def test_the_first_job_of_a_key_needs_no_tick(db):
+    first, second = ordered(db), ordered(db)
+
+    assert [run(db, job_id).status for job_id in (first, second)] == ["queued", "blocked"]
+    assert pending(db) == [("order", "a")]
+
+
+def test_the_end_of_a_job_opens_the_next_without_a_tick(db):
+    first, second = ordered(db), ordered(db)
+    finish(db, claim(db)[0])
+
+    assert [run(db, job_id).status for job_id in (first, second)] == ["succeeded", "queued"]
+
+
+def test_a_transaction_leaves_the_keys_beyond_its_locks_to_a_tick(db):
+    ids = [
+        row.job_id
+        for row in call(
+            db,
+            "enqueue_many",
+            jobs=Jsonb(
+                [{"job_type": "x", "ordering_key": str(number)} for number in range(40)]
+            ),
+        )
+    ]
+
+    assert [job.job_id for job in claim(db, max_jobs=100)] == ids[:32]
+    settle(db)
+    assert [job.job_id for job in claim(db, max_jobs=100)] == ids[32:]
+
+
+def test_a_producer_in_an_older_snapshot_leaves_its_job_to_a_tick(db, connect):
+    old = connect(autocommit=False)
+    old.execute("set transaction isolation level repeatable read")
+    old.execute("select 1 from rota.jobs")
     first = ordered(db)
+    second = ordered(old)
+    old.commit()
 
     assert claimed(db) == [first]
-    assert scalar(db, "select count(*) from rota.rechecks") == 1
+    settle(db)
+    assert claimed(db) == []
+    assert run(db, second).status == "blocked"
+
+
+def test_a_job_of_a_halted_key_waits_for_the_dead_one(db):
+    ordered(db)
+    fail(db, claim(db)[0], is_fatal=True)
+    late = ordered(db)
+    settle(db)
+
+    assert claimed(db) == []
+    value(db, "resume_key", ordering_key="a")
+    assert claimed(db) == [late]
+
+
+def test_a_cancelled_job_that_waited_for_others_lets_the_line_go_on(db):
+    parent = enqueue(db, queue="other")
+    first = ordered(db, after=[parent])
+    second = ordered(db)
+    settle(db)
+    assert claimed(db) == []
+
+    value(db, "cancel_job", job_id=first)
+    assert claimed(db) == [second]
+
+
+def test_enqueue_costs_the_same_behind_many(db):
+    db.execute(
+        "insert into rota.jobs (queue, job_type, payload, priority, max_attempts, ordering_key,"
+        " skip_dead, status, run_at) select 'default', 'x', '{}', 0, 10, 'a', false, 'blocked',"
+        " rota.now() from generate_series(1, 20000)"
+    )
+    parent = enqueue(db, queue="other")
+
+    for arguments in ({}, {"after": [parent]}, {"idempotency_key": "k"}, {"delay": "1 hour"}):
+        with db.transaction():
+            before = scalar(db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)")
+            ordered(db, **arguments)
+            after = scalar(db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)")
+        assert after - before < 50
 
 
 @pytest.mark.parametrize(

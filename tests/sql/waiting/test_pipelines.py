@@ -18,6 +18,7 @@ from sql.helpers import (
     rows,
     run,
     scalar,
+    settle,
     value,
 )
 
@@ -59,14 +60,15 @@ def die(db, job):
     return one(db, "fail_job", **owner(job), error="no", is_fatal=True)
 
 
-def stages(db, run_id):
-    """Return the stages that a run has passed, and how."""
-    found = rows(
+def stages(db, job_id):
+    """Return the stages that a job has left, and how, and the one that it is in."""
+    left = rows(
         db,
-        "select stage, status from rota.job_runs where first_job_id = %s order by id",
-        run_id,
+        "select stage, status from rota.stage_runs where job_id = %s order by lease_token",
+        job_id,
     )
-    return [f"{row.stage} {row.status}" for row in found]
+    now = rows(db, "select stage, status from rota.jobs where id = %s", job_id)
+    return [f"{row.stage} {row.status}" for row in (*left, *now)]
 
 
 @pytest.fixture
@@ -94,9 +96,108 @@ def test_finish_job_takes_a_run_through_its_stages_in_order(order):
         {"total": 30},
         {"receipt": "r-1"},
     ]
-    assert first.job_id == run_id
+    assert [job.job_id for job in (first, second, third)] == [run_id] * 3
+    assert first.lease_token < second.lease_token < third.lease_token
     assert stages(db, run_id) == ["check succeeded", "charge succeeded", "ship succeeded"]
+    assert run(db, run_id).status == "succeeded"
     assert claim(db) == []
+
+
+def test_stage_runs_keeps_what_became_of_each_stage(order, clock):
+    clock.set("2026-03-01 12:00+00")
+    job_id = start(order, payload={"order": 7})
+    clock.advance("1 minute")
+    value(order, "fail_job", **owner(take(order)), error="no", retry_in="1 minute")
+    clock.advance("1 minute")
+    checked = take(order, worker="w2")
+    clock.advance("1 minute")
+    finish(order, checked, result={"total": 30})
+    clock.advance("1 minute")
+    charged = take(order)
+    clock.advance("1 minute")
+    finish(order, charged, next_stage="end", result="r-1")
+
+    passed = rows(
+        order,
+        "select s.*, s.queued_at - '2026-03-01 12:00+00' as waits, s.started_at - s.queued_at"
+        " as waited, s.finished_at - s.started_at as ran from rota.stage_runs as s"
+        " order by lease_token",
+    )
+    assert [(row.job_id, row.lease_token) for row in passed] == [
+        (job_id, checked.lease_token),
+        (job_id, charged.lease_token),
+    ]
+    assert [(r.pipeline, r.stage, r.status, r.queue, r.job_type) for r in passed] == [
+        ("order", "check", "succeeded", "default", "check_order"),
+        ("order", "charge", "succeeded", "default", "charge_card"),
+    ]
+    assert [(r.attempts, r.worker, r.stage_input, r.result) for r in passed] == [
+        (2, "w2", None, {"total": 30}),
+        (1, "w", {"total": 30}, "r-1"),
+    ]
+    assert [[t.total_seconds() / 60 for t in (r.waits, r.waited, r.ran)] for r in passed] == [
+        [0, 2, 1],
+        [3, 1, 1],
+    ]
+    ended = run(order, job_id)
+    assert (ended.status, ended.stage, ended.result) == ("succeeded", "charge", "r-1")
+    assert (ended.stage_input, ended.payload) == ({"total": 30}, {"order": 7})
+
+
+def test_a_job_enters_a_stage_as_if_it_were_new(order, clock):
+    clock.set("2026-03-01 12:00+00")
+    job_id = start(order)
+    value(order, "fail_job", **owner(take(order)), error="no", retry_in="1 minute")
+    clock.advance("2 minutes")
+    job = take(order)
+    call(order, "set_progress", **owner(job), percent=50, message="half")
+    clock.advance("1 second")
+    finish(order, job)
+
+    now = run(order, job_id)
+    assert (now.status, now.attempts, now.run_at) == ("queued", 0, now.updated_at)
+    assert {
+        now.locked_by, now.locked_until, now.started_at, now.progress_percent,
+        now.progress_message, now.last_error, now.error_type, now.failed_at,
+    } == {None}  # fmt: skip
+    assert now.lease_token > job.lease_token
+    assert now.created_at < now.run_at
+
+
+def test_stage_runs_knows_of_stages_that_died_or_were_cancelled(order):
+    job_id = start(order)
+    value(order, "cancel_job", job_id=job_id)
+    value(order, "retry_job", job_id=job_id)
+    die(order, take(order))
+    value(order, "retry_job", job_id=job_id)
+    value(order, "fail_job", **owner(take(order)), error="no")
+    value(order, "cancel_job", job_id=job_id)
+    value(order, "retry_job", job_id=job_id)
+    step(order)
+    value(order, "cancel_job", job_id=job_id)
+
+    assert stages(order, job_id) == [
+        "check cancelled",
+        "check dead",
+        "check cancelled",
+        "check succeeded",
+        "charge cancelled",
+    ]
+    assert [bool(row.worker) for row in rows(
+        order, "select worker from rota.stage_runs order by lease_token"
+    )] == [False, True, False, True, False]  # fmt: skip
+
+
+def test_a_job_in_no_pipeline_leaves_no_stage(db):
+    for _ in range(3):
+        enqueue(db)
+    good, bad, stopped = claim(db, max_jobs=3)
+    finish(db, good)
+    die(db, bad)
+    value(db, "cancel_job", job_id=stopped.job_id)
+    one(db, "fail_job", **owner(stopped), error="no")
+
+    assert rows(db, "select * from rota.stage_runs") == []
 
 
 def test_a_job_in_no_pipeline_has_no_stage(db):
@@ -105,10 +206,10 @@ def test_a_job_in_no_pipeline_has_no_stage(db):
     job = take(db)
 
     assert (job.pipeline, job.stage, job.stage_input) == (None, None, None)
-    assert run(db, job.job_id).first_job_id is None
+    assert scalar(db, "select stage_queued_at is null from rota.jobs")
 
 
-def test_finish_job_makes_the_next_stage_in_its_own_transaction(order, connect):
+def test_finish_job_enters_the_next_stage_in_its_own_transaction(order, connect):
     db = order
     run_id = start(db)
     job = take(db)
@@ -196,14 +297,57 @@ def test_finish_job_says_of_a_lost_job_that_it_is_lost_whatever_the_stage(order,
         finish(order, job, next_stage="nowhere")
 
 
-def test_finish_job_asked_again_makes_no_second_successor(order):
+def test_finish_job_asked_again_does_not_move_the_job_again(order):
     run_id = start(order)
     job = take(order)
     finish(order, job, next_stage="ship")
 
-    assert finish(order, job, next_stage="ship") == "already_finished"
-    assert finish(order, job, next_stage="charge") == "already_finished"
-    assert stages(order, run_id) == ["check succeeded", "ship queued"]
+    for _ in range(2):
+        assert finish(order, job, next_stage="ship") == "already_finished"
+        assert finish(order, job, next_stage="charge") == "already_finished"
+        (again,) = call(order, "finish_jobs", **owners(job))
+        assert again.outcome == "already_finished"
+        assert stages(order, run_id)[0] == "check succeeded"
+        assert scalar(order, "select stage from rota.job_runs") == "ship"
+        if shipped := claim(order):
+            finish(order, shipped[0])
+    assert finish(order, job) == "already_finished"
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "ended"])
+def test_a_lease_of_an_earlier_stage_is_lost(order, state):
+    start(order)
+    job = take(order)
+    finish(order, job)
+    if state != "queued":
+        second = take(order)
+    if state == "ended":
+        finish(order, second, next_stage="end")
+    before = everything(order)
+
+    for function, arguments in {
+        "heartbeat": {},
+        "fail_job": {"error": "no"},
+        "snooze_job": {"delay": "1 minute"},
+        "set_progress": {"percent": 1},
+    }.items():
+        with raises("RT002"):
+            one(order, function, **owner(job), **arguments)
+    assert not one(order, "release_jobs", **owners(job)).is_released
+    assert one(order, "heartbeat_jobs", **owners(job)).is_lost
+    assert everything(order) == before
+
+
+def test_a_lease_that_was_lost_in_an_earlier_stage_does_not_finish(order):
+    job_id = start(order)
+    old = take(order)
+    value(order, "retry_job", job_id=job_id, is_forced=True)
+    finish(order, take(order))
+
+    with raises("RT002"):
+        finish(order, old)
+    assert one(order, "finish_jobs", **owners(old)).outcome == "lost"
+    assert stages(order, job_id) == ["check succeeded", "charge queued"]
 
 
 def test_finish_jobs_takes_many_runs_on(order):
@@ -276,9 +420,10 @@ def test_a_stage_brings_its_own_settings(db):
             {"stage": "c", "job_type": "c", "queue": "slow", "priority": -3, "max_attempts": 2},
         ],
     )  # fmt: skip
-    start(db, priority=9)
+    job_id = start(db, priority=9)
 
     a = step(db)
+    assert run(db, job_id).queue == "slow"
     (b,) = claim(db, queues=["slow"])
     failed = one(db, "fail_job", **owner(b), error="no")
     assert failed.status == "failed"
@@ -325,7 +470,12 @@ def test_a_dead_stage_ends_the_run_and_retry_job_goes_on_there(order):
     job = step(order, result={"n": 2})
 
     assert (job.stage, job.stage_input, job.attempt) == ("charge", {"n": 1}, 1)
-    assert stages(order, run_id) == ["check succeeded", "charge succeeded", "ship queued"]
+    assert stages(order, run_id) == [
+        "check succeeded",
+        "charge dead",
+        "charge succeeded",
+        "ship queued",
+    ]
 
 
 def test_a_failed_stage_keeps_its_input_for_the_next_try(order, clock):
@@ -348,19 +498,55 @@ def test_a_cancelled_stage_ends_the_run(order):
     assert stages(order, run_id) == ["check cancelled"]
 
 
-def test_a_stage_that_ends_well_in_spite_of_its_cancel_cancels_the_next(order):
-    run_id = start(order)
+def test_a_job_whose_cancel_was_requested_enters_no_further_stage(order):
+    run_id = start(order, idempotency_key="k")
     job = take(order)
+    child = enqueue(order, job_type="child", after=[run_id])
     value(order, "cancel_job", job_id=run_id, reason="out of stock")
 
     assert finish(order, job, result={"n": 1}) == "finished"
-    assert stages(order, run_id) == ["check succeeded", "charge cancelled"]
+    assert finish(order, job, result={"n": 1}) == "already_finished"
+    assert one(order, "finish_jobs", **owners(job)).outcome == "already_finished"
+    assert stages(order, run_id) == ["check succeeded"]
+    settle(order)
     assert claim(order) == []
 
-    stopped = scalar(order, "select id from rota.job_runs where stage = 'charge'")
-    assert run(order, stopped).cancel_reason == "out of stock"
-    value(order, "retry_job", job_id=stopped)
+    stopped = run(order, run_id)
+    assert (stopped.status, stopped.stage, stopped.result) == ("cancelled", "check", None)
+    assert stopped.cancel_reason == "out of stock"
+    assert run(order, child).status == "cancelled"
+    with raises("RT003"):
+        one(order, "fail_job", **owner(job), error="no")
+    value(order, "restart_pipeline", job_id=run_id, stage="charge")
     assert take(order).stage_input == {"n": 1}
+
+
+def test_finish_jobs_tells_each_job_of_a_batch_from_the_others(order):
+    """One goes on, one is in its last stage, one was to be cancelled, one is in none."""
+    ids = [start(order), start(order, stage="ship"), start(order), enqueue(order)]
+    jobs = claim(order, max_jobs=10)
+    start(order)
+    lost = take(order)
+    value(order, "retry_job", job_id=lost.job_id, is_forced=True)
+    value(order, "cancel_job", job_id=ids[2])
+    jobs.insert(1, lost)
+
+    done = call(order, "finish_jobs", **owners(*jobs), results=Jsonb([1, 2, 3, 4, 5]))
+
+    outcomes = {row.job_id: row.outcome for row in done}
+    assert outcomes == {**dict.fromkeys(ids, "finished"), lost.job_id: "lost"}
+    assert [run(order, job_id).status for job_id in ids] == [
+        "queued",
+        "succeeded",
+        "cancelled",
+        "succeeded",
+    ]
+    results = {job.job_id: n for n, job in enumerate(jobs, 1)}
+    assert run(order, ids[0]).stage_input == results[ids[0]]
+    assert run(order, ids[1]).result == results[ids[1]]
+    assert dict(rows(order, "select job_id, result from rota.stage_runs")) == {
+        job_id: results[job_id] for job_id in ids[:3]
+    }
 
 
 def test_a_cancel_in_the_last_stage_comes_too_late(order):
@@ -372,26 +558,24 @@ def test_a_cancel_in_the_last_stage_comes_too_late(order):
     assert stages(order, run_id) == ["ship succeeded"]
 
 
-def test_retry_job_refuses_a_stage_of_a_run_that_is_under_way(order):
+def test_retry_job_of_a_job_that_waits_in_a_later_stage_leaves_it_there(order):
     run_id = start(order)
     step(order)
-    before = everything(order)
-
-    with raises("RT014"):
-        value(order, "retry_job", job_id=run_id)
-
-    assert everything(order) == before
-
-
-def test_retry_job_of_a_stage_of_a_run_that_is_over_goes_through_the_rest_again(order):
-    run_id = start(order)
-    step(order)
-    step(order, next_stage="end")
 
     assert value(order, "retry_job", job_id=run_id) == "queued"
-    step(order)
+    assert stages(order, run_id) == ["check succeeded", "charge queued"]
 
-    assert take(order).stage == "charge"
+
+def test_retry_job_of_a_run_that_is_over_repeats_its_last_stage(order):
+    run_id = start(order)
+    step(order, result=1)
+    step(order, result=2, next_stage="end")
+
+    assert value(order, "retry_job", job_id=run_id) == "queued"
+    again = step(order)
+
+    assert (again.stage, again.stage_input) == ("charge", 1)
+    assert take(order).stage == "ship"
 
 
 def test_start_pipeline_begins_at_a_stage_and_a_time(order, clock):
@@ -455,18 +639,6 @@ def test_a_child_waits_for_the_whole_run(order):
     assert rows(order, "select * from rota.dependencies") == []
 
 
-def test_a_child_waits_for_a_run_that_it_names_by_any_of_its_jobs(order):
-    run_id = start(order)
-    step(order)
-    second = scalar(order, "select id from rota.jobs")
-    children = {
-        enqueue(order, job_type="child", after=[parent]) for parent in (run_id, second, run_id)
-    }
-
-    assert [step(order).stage for _ in range(2)] == ["charge", "ship"]
-    assert {job.job_id for job in claim(order, max_jobs=10)} == children
-
-
 def test_a_child_of_a_run_that_is_over_does_not_wait(order):
     run_id = start(order)
     step(order)
@@ -487,7 +659,7 @@ def test_a_run_that_stops_cancels_runs_or_keeps_its_children(order, how, is_befo
         if how == "die":
             die(order, take(order, job_types=["charge_card"]))
         else:
-            value(order, "cancel_job", job_id=scalar(order, "select max(id) from rota.jobs"))
+            value(order, "cancel_job", job_id=run_id)
 
     if is_before:
         stop()
@@ -496,13 +668,10 @@ def test_a_run_that_stops_cancels_runs_or_keeps_its_children(order, how, is_befo
         for policy in ("cancel", "run", "wait")
     )
     if not is_before and how == "cancel":
-        value(
-            order,
-            "cancel_job",
-            job_id=scalar(order, "select id from rota.jobs where stage = 'charge'"),
-        )
+        value(order, "cancel_job", job_id=run_id)
     elif not is_before:
         stop()
+    settle(order)
 
     assert [job.job_id for job in claim(order, max_jobs=10)] == [go]
     assert [run(order, job_id).status for job_id in (cancel, wait)] == ["cancelled", "blocked"]
@@ -514,7 +683,7 @@ def test_a_child_that_waits_goes_on_after_a_run_that_was_taken_up_again(order):
     die(order, take(order))
     child = enqueue(order, after=[run_id], if_parent_dead="wait")
 
-    value(order, "rerun_from", job_id=run_id, stage="charge")
+    value(order, "restart_pipeline", job_id=run_id, stage="charge")
     assert [step(order).stage for _ in range(2)] == ["charge", "ship"]
 
     assert take(order).job_id == child
@@ -565,16 +734,16 @@ def test_a_run_holds_its_ordering_key_until_it_is_over(order):
     passed = []
     while jobs := claim(order, max_jobs=10):
         (job,) = jobs
-        passed.append((run(order, job.job_id).first_job_id, job.stage))
+        passed.append((job.job_id, job.stage))
         finish(order, job)
 
     assert passed == [
         (run_id, stage) for run_id in (first, second) for stage in ("check", "charge", "ship")
     ]
-    assert scalar(order, "select count(*) from rota.rechecks where due_at > rota.now()") == 0
+    assert scalar(order, "select count(*) from rota.pending_checks") == 0
 
 
-@pytest.mark.parametrize("how", ["retry_job", "rerun_from"])
+@pytest.mark.parametrize("how", ["retry_job", "restart_pipeline"])
 def test_a_dead_stage_holds_its_ordering_key_until_its_run_goes_on(order, how):
     first = start(order, ordering_key="k")
     start(order, ordering_key="k")
@@ -584,30 +753,29 @@ def test_a_dead_stage_holds_its_ordering_key_until_its_run_goes_on(order, how):
     assert claim(order) == []
 
     if how == "retry_job":
-        assert value(order, how, job_id=job.job_id) == "queued"
+        assert value(order, how, job_id=first) == "queued"
     else:
-        value(order, how, job_id=job.job_id, stage="charge")
+        assert value(order, how, job_id=first, stage="charge") == first
 
     passed = [step(order) for _ in range(3)]
     assert [job.stage for job in passed] == ["charge", "ship", "check"]
-    assert run(order, passed[1].job_id).first_job_id == first
+    assert [job.job_id == first for job in passed] == [True, True, False]
     assert rows(order, "select * from rota.stuck_keys") == []
 
 
-def test_rerun_from_takes_the_place_of_its_run_before_those_that_came_later(order):
-    first = start(order, ordering_key="k")
+def test_restart_pipeline_takes_the_place_of_its_run_before_those_that_came_later(order):
+    head, first = (start(order, ordering_key="k") for _ in range(2))
     value(order, "cancel_job", job_id=first)
     second = start(order, ordering_key="k")
-    again = value(order, "rerun_from", job_id=first, stage="ship")
-    assert run(order, again).status == "blocked"
+    assert value(order, "restart_pipeline", job_id=first, stage="ship") == first
+    assert run(order, first).status == "blocked"
 
-    passed = [step(order).job_id for _ in range(4)]
+    passed = [step(order).job_id for _ in range(7)]
 
-    assert passed[0] == again
-    assert passed[1] == second
+    assert passed == [head, head, head, first, second, second, second]
 
 
-@pytest.mark.parametrize("again", ["retry_job", "rerun_from"])
+@pytest.mark.parametrize("again", ["retry_job", "restart_pipeline"])
 def test_a_run_that_goes_on_does_not_stand_behind_those_that_wait_for_it(order, again):
     run_id = start(order, ordering_key="k")
     child = enqueue(
@@ -621,7 +789,7 @@ def test_a_run_that_goes_on_does_not_stand_behind_those_that_wait_for_it(order, 
     if again == "retry_job":
         value(order, "retry_job", job_id=job.job_id)
     else:
-        value(order, "rerun_from", job_id=run_id, stage="charge")
+        value(order, "restart_pipeline", job_id=run_id, stage="charge")
 
     assert [step(order).stage for _ in range(2)] == ["charge", "ship"]
     assert take(order).job_id == child
@@ -637,19 +805,6 @@ def test_before_sees_a_circle_over_the_run_of_a_parent(order):
         enqueue(order, after=[line], before=waiting)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_before_sees_a_circle_over_the_run_of_a_later_stage(order, is_first):
-    """Whether the run is named by its first job or by the one that is blocked."""
-    run_id = start(order, ordering_key="k")
-    value(order, "cancel_job", job_id=run_id)
-    start(order, ordering_key="k")
-    stage = value(order, "rerun_from", job_id=run_id, stage="ship")
-    assert run(order, stage).status == "blocked"
-
-    with refused("before"):
-        enqueue(order, after=[run_id if is_first else stage], before=stage)
-
-
 def test_the_limit_key_of_a_run_goes_with_it(order):
     start(order, limit_key="customer:1")
     step(order)
@@ -660,105 +815,224 @@ def test_the_limit_key_of_a_run_goes_with_it(order):
 @pytest.mark.parametrize(
     ("stage", "stage_input"), [("check", None), ("charge", "c1"), ("ship", "c2")]
 )
-def test_rerun_from_goes_on_with_the_latest_result_before_the_stage(order, stage, stage_input):
+def test_restart_pipeline_goes_on_with_the_latest_result_before_the_stage(
+    order, stage, stage_input
+):
     run_id = start(order, payload={"order": 7}, idempotency_key="k")
     step(order, result="c1")
     step(order, result="c2")
     die(order, take(order))
 
-    job_id = value(order, "rerun_from", job_id=run_id, stage=stage)
+    job_id = value(order, "restart_pipeline", job_id=run_id, stage=stage)
     job = take(order)
 
-    assert (job.job_id, job.stage, job.stage_input) == (job_id, stage, stage_input)
+    assert (job.job_id, job.stage, job.stage_input) == (run_id, stage, stage_input)
     assert (job.payload, job.idempotency_key) == ({"order": 7}, "k")
-    assert run(order, job_id).first_job_id == run_id
+    assert job_id == run_id
+    assert rows(order, "select * from rota.finished_jobs") == []
 
 
-def test_rerun_from_takes_the_result_of_a_stage_that_was_run_again(order):
+def test_restart_pipeline_gives_a_stage_what_it_was_given_if_that_was_later(order):
+    run_id = start(order)
+    step(order, result="c1")
+    step(order, result="g1", next_stage="check")
+    step(order, result="c2", next_stage="ship")
+    die(order, take(order))
+
+    value(order, "restart_pipeline", job_id=run_id, stage="charge")
+    assert run(order, run_id).stage_input == "c2"
+    value(order, "cancel_job", job_id=run_id)
+    value(order, "restart_pipeline", job_id=run_id, stage="check")
+    assert run(order, run_id).stage_input == "g1"
+
+
+def test_restart_pipeline_gives_the_job_what_the_stage_says(db):
+    call(db, "set_queue", queue="slow", max_attempts=7)
+    define(
+        db,
+        [
+            {"stage": "a", "job_type": "a", "lease": "5 minutes", "max_attempts": 1},
+            {"stage": "b", "job_type": "b", "queue": "slow", "priority": 4},
+        ],
+    )
+    job_id = start(db, priority=9, limit_key="customer:1")
+    die(db, take(db))
+
+    value(db, "restart_pipeline", job_id=job_id, stage="b")
+
+    (job,) = claim(db, queues=["slow"])
+    assert (job.job_id, job.stage, job.job_type, job.priority) == (job_id, "b", "b", 4)
+    assert (job.attempt, job.max_attempts) == (1, 7)
+    assert job.locked_for.total_seconds() == 60
+    assert run(db, job_id).last_error is None
+    assert run(db, job_id).limit_key == "customer:1"
+
+
+def test_restart_pipeline_brings_a_run_back_that_had_ended_well(order):
+    run_id = start(order)
+    for result in (1, 2, 3):
+        step(order, result=result)
+
+    assert value(order, "restart_pipeline", job_id=run_id, stage="ship") == run_id
+
+    again = step(order)
+    assert (again.stage, again.stage_input) == ("ship", 2)
+    assert stages(order, run_id)[2:] == ["ship succeeded"] * 2
+
+
+def test_restart_pipeline_takes_the_result_of_a_stage_that_was_run_again(order):
     run_id = start(order)
     step(order, result="old")
     step(order)
     step(order)
-    value(order, "rerun_from", job_id=run_id, stage="check")
+    value(order, "restart_pipeline", job_id=run_id, stage="check")
     step(order, result="new", next_stage="end")
 
-    value(order, "rerun_from", job_id=run_id, stage="charge")
+    value(order, "restart_pipeline", job_id=run_id, stage="charge")
 
     assert take(order).stage_input == "new"
 
 
-def test_rerun_from_skips_a_stage_that_is_dead(order):
+def test_restart_pipeline_skips_a_stage_that_is_dead(order):
     run_id = start(order)
     die(order, take(order))
 
-    value(order, "rerun_from", job_id=run_id, stage="ship")
+    value(order, "restart_pipeline", job_id=run_id, stage="ship")
 
     assert take(order).stage_input is None
     assert scalar(order, "select stage_input is null from rota.jobs")
 
 
-def test_rerun_from_refuses_a_run_that_is_under_way(order):
+def test_restart_pipeline_knows_that_a_run_had_no_result(order, clock):
+    """It began at a later stage, and was cancelled before anybody took it."""
+    clock.set("2026-03-01 12:00+00")
+    run_id = start(order, stage="charge")
+    for stage in ("ship", "charge", "ship"):
+        clock.advance("1 minute")
+        value(order, "cancel_job", job_id=run_id)
+        clock.advance("1 minute")
+        value(order, "restart_pipeline", job_id=run_id, stage=stage)
+        assert run(order, run_id).stage_input is None
+
+
+def test_restart_pipeline_refuses_a_run_that_is_under_way(order):
     run_id = start(order)
     with raises("RT014"):
-        value(order, "rerun_from", job_id=run_id, stage="check")
+        value(order, "restart_pipeline", job_id=run_id, stage="check")
     step(order)
     with raises("RT014"):
-        value(order, "rerun_from", job_id=run_id, stage="check")
+        value(order, "restart_pipeline", job_id=run_id, stage="check")
     take(order)
     with raises("RT014"):
-        value(order, "rerun_from", job_id=run_id, stage="check")
+        value(order, "restart_pipeline", job_id=run_id, stage="check")
 
 
-def test_rerun_from_refuses_when_its_key_is_taken(order):
+def test_restart_pipeline_refuses_when_its_key_is_taken(order):
     run_id = start(order, idempotency_key="k")
     value(order, "cancel_job", job_id=run_id)
     start(order, idempotency_key="k")
 
     with raises("RT007"):
-        value(order, "rerun_from", job_id=run_id, stage="check")
+        value(order, "restart_pipeline", job_id=run_id, stage="check")
 
 
-def test_rerun_from_says_what_retention_has_removed(order):
+def test_restart_pipeline_says_what_retention_has_removed(order, clock):
+    clock.set("2026-03-01 12:00+00")
     run_id = start(order)
+    clock.advance("1 minute")
     step(order, result="c1")
-    job = take(order)
-    die(order, job)
-    order.execute("delete from rota.finished_jobs where id = %s", [run_id])
+    die(order, take(order))
+    order.execute("delete from rota.stage_runs where stage = 'check'")
 
-    # It knows what it was given itself.
-    again = value(order, "rerun_from", job_id=job.job_id, stage="charge")
-    assert run(order, again).stage_input == "c1"
-    value(order, "cancel_job", job_id=again)
+    # It knows what the stage was given that it ended in.
+    value(order, "restart_pipeline", job_id=run_id, stage="charge")
+    assert run(order, run_id).stage_input == "c1"
+    clock.advance("1 minute")
+    value(order, "cancel_job", job_id=run_id)
+    value(order, "restart_pipeline", job_id=run_id, stage="check")
+    value(order, "cancel_job", job_id=run_id)
     with raises("RT001"):
-        value(order, "rerun_from", job_id=run_id, stage="check")
-    order.execute("delete from rota.finished_jobs where id = %s", [again])
-    order.execute("update rota.finished_jobs set stage = 'ship'")
+        order.execute("delete from rota.stage_runs where stage = 'charge'")
+        value(order, "restart_pipeline", job_id=run_id, stage="ship")
+    assert value(order, "restart_pipeline", job_id=run_id, stage="check") == run_id
+
+
+def test_restart_pipeline_refuses_while_retention_has_left_the_job_alone(order, clock):
+    clock.set("2026-03-01 12:00+00")
+    run_id = start(order)
+    clock.advance("1 minute")
+    step(order, result="c1")
+    die(order, take(order))
+    clock.advance("8 days")
+
+    one(order, "tick")
+
+    assert rows(order, "select * from rota.stage_runs") == []
     with raises("RT001"):
-        value(order, "rerun_from", job_id=job.job_id, stage="charge")
-    assert value(order, "rerun_from", job_id=job.job_id, stage="check") > again
+        value(order, "restart_pipeline", job_id=run_id, stage="ship")
+    assert value(order, "retry_job", job_id=run_id) == "queued"
+    assert take(order).stage_input == "c1"
 
 
-def test_rerun_from_refuses_what_is_no_run(order):
+def test_restart_pipeline_refuses_what_is_no_run(order):
     plain = enqueue(order)
 
     with refused("job_id"):
-        value(order, "rerun_from", job_id=plain, stage="check")
+        value(order, "restart_pipeline", job_id=plain, stage="check")
     with refused("job_id"):
-        value(order, "rerun_from", job_id=None, stage="check")
+        value(order, "restart_pipeline", job_id=None, stage="check")
     with raises("RT001"):
-        value(order, "rerun_from", job_id=9999, stage="check")
+        value(order, "restart_pipeline", job_id=9999, stage="check")
     value(order, "cancel_job", job_id=plain)
     with refused("job_id"):
-        value(order, "rerun_from", job_id=plain, stage="check")
+        value(order, "restart_pipeline", job_id=plain, stage="check")
+
+
+def test_retention_keeps_stages_as_long_as_any_queue_of_their_pipeline_keeps_jobs(db, clock):
+    clock.set("2026-03-01 12:00+00")
+    define(db, [{"stage": "a", "job_type": "a"}, {"stage": "b", "job_type": "b"}], "usual")
+    short = [
+        {"stage": "a", "job_type": "a", "queue": "minutes"},
+        {"stage": "b", "job_type": "b", "queue": "hours"},
+    ]
+    define(db, short, "short")
+    call(db, "set_queue", queue="minutes", keep_finished="1 minute")
+    call(db, "set_queue", queue="hours", keep_finished="2 hours")
+    for pipeline in ("usual", "short"):
+        for _ in range(3):
+            value(db, "cancel_job", job_id=start(db, pipeline=pipeline))
+
+    def kept():
+        one(db, "tick")
+        query = "select pipeline, count(*) from rota.stage_runs group by 1 order by 1 desc"
+        return dict(rows(db, query))
+
+    assert kept() == {"usual": 3, "short": 3}
+    clock.advance("119 minutes")
+    assert kept() == {"usual": 3, "short": 3}
+    clock.advance("6 minutes")
+    assert kept() == {"usual": 3}
+    clock.advance("7 days")
+    assert kept() == {}
+
+
+def test_purge_stage_runs_deletes_no_more_than_it_may(order, clock):
+    clock.set("2026-03-01 12:00+00")
+    for _ in range(5):
+        value(order, "cancel_job", job_id=start(order))
+        clock.advance("1 minute")
+    clock.advance("8 days")
+
+    assert [scalar(order, "select rota._purge_stage_runs(2)") for _ in range(4)] == [2, 2, 1, 0]
 
 
 @pytest.mark.parametrize("stage", [None, "nowhere", "end", ""])
-def test_rerun_from_refuses_an_unknown_stage(order, stage):
+def test_restart_pipeline_refuses_an_unknown_stage(order, stage):
     run_id = start(order)
     value(order, "cancel_job", job_id=run_id)
 
     with refused("stage"):
-        value(order, "rerun_from", job_id=run_id, stage=stage)
+        value(order, "restart_pipeline", job_id=run_id, stage=stage)
 
 
 def test_define_pipeline_can_be_said_again(order):
@@ -789,7 +1063,7 @@ def test_define_pipeline_leads_a_run_out_of_a_stage_that_is_left_out(order):
     with refused("stage"):
         start(order, stage="charge")
     with refused("stage"):
-        value(order, "rerun_from", job_id=run_id, stage="charge")
+        value(order, "restart_pipeline", job_id=run_id, stage="charge")
 
 
 def test_define_pipeline_leads_runs_out_over_several_changes(db):
@@ -831,7 +1105,7 @@ def test_drop_pipeline_lets_runs_go_to_their_end(order):
     assert [step(order).stage for _ in range(2)] == ["charge", "ship"]
     assert stages(order, run_id) == ["check succeeded", "charge succeeded", "ship succeeded"]
     with refused("job_id"):
-        value(order, "rerun_from", job_id=run_id, stage="check")
+        value(order, "restart_pipeline", job_id=run_id, stage="check")
     define(order)
     assert start(order) > run_id
 
@@ -929,26 +1203,38 @@ def test_start_pipeline_raises_for_jobs_that_are_not_there(order):
         start(order, before=enqueue(order))
 
 
-def test_a_run_is_in_one_stage_at_a_time(order):
+def test_restart_pipeline_takes_the_result_of_a_stage_that_was_retried(order):
     run_id = start(order)
-
-    with raises("23505"):
-        order.execute(
-            "insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status,"
-            " run_at, pipeline, stage, first_job_id) values ('q', 't', '{}', 0, 1, 'queued',"
-            " now(), 'order', 'ship', %s)",
-            [run_id],
-        )
-
-
-def test_rerun_from_takes_the_result_of_a_stage_that_was_retried(order):
-    start(order)
-    checked = step(order, result="old")
-    charged = take(order)
-    die(order, charged)
-    value(order, "retry_job", job_id=checked.job_id)
+    step(order, result="old", next_stage="end")
+    value(order, "retry_job", job_id=run_id)
     step(order, result="new", next_stage="end")
 
-    value(order, "rerun_from", job_id=charged.job_id, stage="charge")
+    value(order, "restart_pipeline", job_id=run_id, stage="charge")
 
     assert take(order).stage_input == "new"
+
+
+def test_large_inputs_and_results_go_along(order):
+    """Of a batch they are more than a jsonb can hold."""
+    large = {"text": "x" * 1_000_000}
+    for _ in range(3):
+        start(order, payload=large)
+    jobs = claim(order, max_jobs=10)
+    call(order, "finish_jobs", **owners(*jobs), results=Jsonb([large] * 3))
+    for job in jobs:
+        value(order, "cancel_job", job_id=job.job_id)
+
+    query = "select stage_input = %s from rota.stage_runs where stage = 'charge'"
+    assert rows(order, query, Jsonb(large)) == [(True,)] * 3
+
+
+def test_definitions_do_not_wait_for_those_of_other_pipelines(order, connect):
+    mine = connect(autocommit=False)
+    define(mine)
+    order.execute("set statement_timeout = '5s'")
+
+    define(order, pipeline="other")
+    start(order)
+    step(order)
+    call(order, "drop_pipeline", pipeline="other")
+    mine.rollback()

@@ -68,7 +68,7 @@ def _add_schema_commands(commands: Any) -> None:
     add = _add(commands, "uninstall", _schema.uninstall, "remove rota and all its jobs")
     add.add_argument("--yes", action="store_true", help="do not ask")
     _add(commands, "status", _status.status, "show queues, due jobs and workers", json=True)
-    add = _add(commands, "tick", _tick.tick, "do the upkeep that is due", json=True)
+    add = _add(commands, "tick", _tick.tick, "do the maintenance that is due", json=True)
     add.add_argument("--loop", action="store_true", help="again, until SIGTERM or Ctrl-C")
     what = "seconds between two ticks of --loop (default: %(default)s)"
     add.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help=what)
@@ -126,7 +126,7 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--name", help="(default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between two claims while nothing is due")
     add.add_argument("--no-listen", action="store_true", help="poll only: let no job wake it")
-    add.add_argument("--no-tick", action="store_true", help="leave the upkeep to others")
+    add.add_argument("--no-tick", action="store_true", help="leave the maintenance to others")
     number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
     number(float, "--grace-period", 30.0, "seconds that running jobs get after SIGTERM")
     how = add.add_mutually_exclusive_group()

@@ -1,4 +1,4 @@
-"""The command ``rota tick``: do the upkeep once, or again and again."""
+"""The command ``rota tick``: do the maintenance once, or again and again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_EVERY = 3600.0
 
 
 def tick(arguments: argparse.Namespace) -> None:
-    """Do the upkeep that is due, or go on doing it."""
+    """Do the maintenance that is due, or go on doing it."""
     if arguments.loop:
         try:
             check_range("every", arguments.every, 0.001, MAX_EVERY)
@@ -69,7 +69,7 @@ class Ticker:
         logger.info("ticker stopped")
 
     def stop(self, *, now: bool = False) -> None:
-        """Let the tick in hand end, and then return from `run`; with *now* at once."""
+        """Let the running tick end, and then return from `run`; with *now* at once."""
         os.write(self._stop, b"!")
         if now:
             raise KeyboardInterrupt

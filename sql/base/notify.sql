@@ -1,0 +1,148 @@
+/*
+ * base/notify.sql -- wake workers that wait, and nobody else.
+ *
+ * NOTIFY takes a lock of the whole cluster at each commit, so it is sent only while a worker
+ * waits.  A waiting worker says so by advisory locks of its session: no row is written, and a
+ * worker that dies disappears by itself.  A queue has three kinds of locks:
+ *
+ *   idle lock       Every waiting worker holds it shared.  Who makes a job claimable tries to
+ *                   take it alone: if that succeeds no worker waits, and that was all it cost.
+ *   listen slot     One of 16, each with a channel.  The holder listens to that channel.  The
+ *                   lowest slot that is held is notified first: one job wakes one worker.
+ *   active poller   Held by one worker that does not wait but claims every few milliseconds,
+ *                   because jobs come all the time.  While it is held nobody is notified.
+ *
+ * The queue without a name stands for all of them: a pending check notifies any worker.
+ *
+ * Nothing is right or wrong by these locks.  Held by mistake, one costs a NOTIFY too many;
+ * lost, a job waits for the next poll.  maintenance/wakeups.sql is the workers' side.
+ */
+
+/* Notify up to max_slots waiting workers of a queue, unless one of its workers polls. */
+create or replace function rota._notify(queue text, max_slots integer default 1)
+    returns void
+    language plpgsql
+as $$
+begin
+    perform rota._notify_key(hashtext(_notify.queue), _notify.max_slots);
+end;
+$$;
+
+create or replace function rota._notify_key(key integer, max_slots integer)
+    returns void
+    language plpgsql
+as $$
+begin
+    -- Nothing can come between the two halves of such a line, so no lock is left behind.
+    if not (pg_try_advisory_lock(1919907936, _notify_key.key)
+        and pg_advisory_unlock(1919907936, _notify_key.key))
+      and pg_try_advisory_lock_shared(1919907937, _notify_key.key)
+      and pg_advisory_unlock_shared(1919907937, _notify_key.key) then
+        perform rota._notify_slots(_notify_key.key, _notify_key.max_slots);
+    end if;
+end;
+$$;
+
+/* Notify the holders of the lowest listen slots of a queue, of those above one number. */
+create or replace function rota._notify_slots(
+    key integer,
+    max_slots integer,
+    above integer default -1
+)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_notified integer := 0;
+begin
+    -- Where the queue of messages is full a commit would fail; and a transaction that has
+    -- notified cannot be prepared, so who prepares them says so.  Workers poll in any case.
+    if pg_notification_queue_usage() > 0.5 or current_setting('rota.wakeups', true) = 'off' then
+        return;
+    end if;
+
+    for v_slot in _notify_slots.above + 1..15 loop
+        continue when pg_try_advisory_lock_shared(1919907938 + v_slot, _notify_slots.key)
+          and pg_advisory_unlock_shared(1919907938 + v_slot, _notify_slots.key);
+        perform pg_notify(rota._channel(_notify_slots.key, v_slot), '');
+        v_notified := v_notified + 1;
+        exit when v_notified >= _notify_slots.max_slots;
+    end loop;
+end;
+$$;
+
+/* Notify for jobs that may be claimable now: as many workers as there are such jobs. */
+create or replace function rota._notify_for(job_ids bigint[])
+    returns void
+    language plpgsql
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    c_waiting constant text[] := '{queued,failed}'::text[];
+begin
+    -- Each waiting worker holds the idle lock of the empty name.
+    if pg_try_advisory_lock(1919907936, hashtext(''))
+      and pg_advisory_unlock(1919907936, hashtext('')) then
+        return;
+    end if;
+
+    perform rota._notify(d.queue, d.jobs)
+    from (
+        select
+            j.queue,
+            greatest(1, count(*) filter (where j.run_at <= rota.now()))::integer as jobs
+        from rota.jobs as j
+        where j.id = any(_notify_for.job_ids)
+          and j.status = any(c_waiting)
+          and j.run_at < rota.now() + rota._soon()
+        group by j.queue
+    ) as d;
+end;
+$$;
+
+/* The same for new jobs in the form of enqueue_many(), without looking them up. */
+create or replace function rota._notify_for_new(jobs jsonb)
+    returns void
+    language plpgsql
+as $$
+begin
+    if pg_try_advisory_lock(1919907936, hashtext(''))
+      and pg_advisory_unlock(1919907936, hashtext('')) then
+        return;
+    end if;
+
+    perform rota._notify(d.queue, d.jobs)
+    from (
+        select
+            coalesce(n.job ->> 'queue', 'default') as queue,
+            greatest(1, count(*) filter (where n.job ->> 'delay' is null))::integer as jobs
+        from jsonb_array_elements(_notify_for_new.jobs) as n (job)
+        where coalesce((n.job ->> 'delay')::interval < rota._soon(), true)
+          and coalesce((n.job ->> 'run_at')::timestamptz < rota.now() + rota._soon(), true)
+        group by 1
+    ) as d;
+end;
+$$;
+
+/* A poll sees in time what is due later than this, as polls are a second apart. */
+create or replace function rota._soon()
+    returns interval
+    language plpgsql
+    immutable
+as $$
+begin
+    return interval '2 seconds';
+end;
+$$;
+
+/* The channel of a listen slot, which needs no quotes. */
+create or replace function rota._channel(key integer, slot integer)
+    returns text
+    language plpgsql
+    immutable
+as $$
+begin
+    return format('rota_%s_%s', to_hex(_channel.key), _channel.slot);
+end;
+$$;

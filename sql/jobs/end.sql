@@ -1,0 +1,307 @@
+/*
+ * jobs/end.sql -- many jobs end, each in its own way, in one call.
+ *
+ * A worker reports with end_jobs() whatever its handlers came to: succeeded, failed, snoozed
+ * or released.  Each ending is answered by itself, and none keeps another from being stored:
+ *
+ *   busy      Another session has the row locked.  The call never waits for it; report again.
+ *   lost      The lease is gone, and somebody else runs or has ended the job.
+ *   refused   The ending was tried and undone; message tells why.  Its arguments are wrong
+ *             (error_code 22023), or a trigger or a constraint of the database objects.
+ *
+ * All endings are stored together first, which costs least.  Only if that raises an error are
+ * they stored in two halves, each a subtransaction, and so on down to the one that is refused:
+ * one of 1,000 costs 20 subtransactions.  An error of the server and not of an ending, such as
+ * a full disk, ends the call.
+ *
+ * finish_jobs() is faster where all have succeeded, and release_jobs() where all are released;
+ * both raise where end_jobs() says refused.
+ */
+
+create or replace function rota.end_jobs(endings jsonb)
+    returns table (
+        job_id bigint,
+        lease_token bigint,
+        answer text,
+        run_at timestamptz,
+        error_code text,
+        message text
+    )
+    language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+    set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+begin
+    if jsonb_typeof(end_jobs.endings) is distinct from 'array' then
+        perform rota._refuse('endings', 'must be an array');
+    elsif jsonb_array_length(end_jobs.endings) > 1000 then
+        perform rota._refuse('endings', format(
+            'must be at most 1000, got %s', jsonb_array_length(end_jobs.endings)));
+    end if;
+    return query select e.* from rota._end_each(end_jobs.endings) as e;
+end;
+$$;
+
+comment on function rota.end_jobs(jsonb) is
+    'End up to 1000 running jobs, each an object of job_id, lease_token, outcome (succeeded, '
+    'failed, snoozed or released) and the arguments of finish_job(), fail_job() or '
+    'snooze_job(), and answer each in the order given: finished, already_finished, failed, '
+    'dead, cancelled, snoozed, released, lost, busy or refused; raises 22023.';
+
+/* The answers to endings, of which none keeps another from being stored. */
+create or replace function rota._end_each(endings jsonb)
+    returns table (
+        job_id bigint,
+        lease_token bigint,
+        answer text,
+        run_at timestamptz,
+        error_code text,
+        message text
+    )
+    language plpgsql
+as $$
+declare
+    c_count constant integer := jsonb_array_length(_end_each.endings);
+begin
+    begin
+        return query
+        select e.job_id, e.lease_token, e.answer, e.run_at, null, null
+        from rota._end_together(_end_each.endings) as e;
+        return;
+    exception
+        when others then
+            error_code := sqlstate;
+            message := sqlerrm;
+    end;
+    -- What is no fault of an ending is none of its answers.
+    if error_code ~ '^(25|40001|53|57|58|XX)' then
+        raise exception using errcode = error_code, message = message;
+    end if;
+
+    if c_count = 1 then
+        -- A report has to be recognized by its worker also where it is not one.
+        job_id := rota._to_bigint(_end_each.endings -> 0 ->> 'job_id');
+        lease_token := rota._to_bigint(_end_each.endings -> 0 ->> 'lease_token');
+        answer := case when error_code in ('40P01', '55P03') then 'busy' else 'refused' end;
+        return next;
+        return;
+    end if;
+    for v_half in 0..1 loop
+        return query
+        select e.*
+        from rota._end_each((
+            select jsonb_agg(a.ending order by a.ordinal)
+            from jsonb_array_elements(_end_each.endings)
+                with ordinality as a (ending, ordinal)
+            where (a.ordinal > c_count / 2)::integer = v_half
+        )) as e;
+    end loop;
+end;
+$$;
+
+/* A text as a number, or null. */
+create or replace function rota._to_bigint(value text)
+    returns bigint
+    language plpgsql
+    immutable
+as $$
+begin
+    return case when value ~ '^-?[0-9]{1,18}$' then value::bigint end;
+end;
+$$;
+
+/* The answers to endings that are all stored or, if one raises an error, none. */
+create or replace function rota._end_together(endings jsonb)
+    returns table (job_id bigint, lease_token bigint, answer text, run_at timestamptz)
+    language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    v_ids bigint[];
+    v_tokens bigint[];
+    v_outcomes text[];
+    v_results jsonb;
+    v_stages text[];
+    v_errors text[];
+    v_error_types text[];
+    v_stacks text[];
+    v_retry_ins interval[];
+    v_fatals boolean[];
+    v_run_ats timestamptz[];
+    v_finished bigint[];
+    v_finished_answers text[];
+    v_held bigint[];
+    v_failed_ids bigint[];
+    v_failed_statuses text[];
+    v_failed_run_ats timestamptz[];
+    v_returned_ids bigint[];
+    v_returned_run_ats timestamptz[];
+begin
+    perform rota._check_ending(a.ending)
+    from jsonb_array_elements(_end_together.endings) as a (ending)
+    where rota._is_plain_ending(a.ending) is not true;
+    select
+        array_agg(e.job_id order by e.n), array_agg(e.lease_token order by e.n),
+        array_agg(e.outcome order by e.n),
+        case when count(nullif(e.result, 'null')) > 0
+            then jsonb_agg(e.result order by e.n) end,
+        case when count(e.next_stage) > 0 then array_agg(e.next_stage order by e.n) end,
+        array_agg(e.error order by e.n), array_agg(e.error_type order by e.n),
+        array_agg(e.stack order by e.n), array_agg(e.retry_in order by e.n),
+        array_agg(coalesce(e.fatal, false) order by e.n),
+        array_agg(rota.now() + rota._exact(e.delay) order by e.n)
+    into
+        v_ids, v_tokens, v_outcomes, v_results, v_stages, v_errors, v_error_types, v_stacks,
+        v_retry_ins, v_fatals, v_run_ats
+    from rows from (
+        jsonb_to_recordset(_end_together.endings) as (
+            job_id bigint, lease_token bigint, outcome text, result jsonb, next_stage text,
+            error text, error_type text, stack text, retry_in interval, fatal boolean,
+            delay interval
+        )
+    ) with ordinality as e (
+        job_id, lease_token, outcome, result, next_stage, error, error_type, stack, retry_in,
+        fatal, delay, n
+    );
+
+    -- A list that holds null for the jobs that end otherwise keeps its places.
+    if 'succeeded' = all(v_outcomes) then
+        return query
+        select t.job_id, t.lease_token, t.answer, null::timestamptz
+        from unnest(
+            v_ids, v_tokens, rota._finish_running(v_ids, v_tokens, v_results, v_stages)
+        ) as t (job_id, lease_token, answer);
+        return;
+    elsif 'succeeded' = any(v_outcomes) then
+        select
+            array_agg(t.n order by t.n),
+            rota._finish_running(
+                array_agg(t.job_id order by t.n), array_agg(t.lease_token order by t.n),
+                jsonb_agg(v_results -> (t.n::integer - 1) order by t.n),
+                array_agg(v_stages[t.n] order by t.n))
+        into v_finished, v_finished_answers
+        from unnest(v_ids, v_tokens, v_outcomes)
+            with ordinality as t (job_id, lease_token, outcome, n)
+        where t.outcome = 'succeeded';
+    end if;
+
+    -- All are locked before the first is changed: nobody waits for a row while he holds others.
+    v_held := rota._hold_jobs(
+        array(
+            select case when t.outcome <> 'succeeded' then t.newest_id end
+            from unnest(v_outcomes, rota._newest_refs(v_ids, v_tokens))
+                with ordinality as t (outcome, newest_id, n)
+            order by t.n
+        ),
+        v_tokens);
+    select array_agg(f.job_id), array_agg(f.status), array_agg(f.run_at)
+    into v_failed_ids, v_failed_statuses, v_failed_run_ats
+    from rota._fail_running(
+        array(
+            select case when t.outcome = 'failed' then t.held_id end
+            from unnest(v_outcomes, v_held) with ordinality as t (outcome, held_id, n)
+            order by t.n
+        ),
+        v_tokens, v_errors, v_error_types, v_stacks, v_retry_ins, v_fatals) as f;
+    select array_agg(g.job_id), array_agg(g.next_run_at)
+    into v_returned_ids, v_returned_run_ats
+    from rota._give_back(
+        array(
+            select case when t.outcome in ('snoozed', 'released') then t.held_id end
+            from unnest(v_outcomes, v_held) with ordinality as t (outcome, held_id, n)
+            order by t.n
+        ),
+        v_tokens, v_run_ats) as g;
+
+    return query
+    select
+        t.job_id, t.lease_token,
+        coalesce(
+            s.answer, f.status, b.status,
+            case when g.run_at = 'infinity' then 'cancelled'
+                when g.id is not null then t.outcome
+                when rota._is_running(t.job_id, t.lease_token) then 'busy' else 'lost' end),
+        coalesce(f.run_at, b.run_at, nullif(g.run_at, 'infinity'))
+    from unnest(v_ids, v_tokens, v_outcomes, v_errors, v_held)
+        with ordinality as t (job_id, lease_token, outcome, error, held_id, n)
+    left join unnest(v_finished, v_finished_answers) as s (n, answer) on s.n = t.n
+    left join unnest(v_failed_ids, v_failed_statuses, v_failed_run_ats)
+        as f (id, status, run_at) on f.id = t.held_id and t.outcome = 'failed'
+    left join unnest(v_returned_ids, v_returned_run_ats)
+        as g (id, run_at) on g.id = t.held_id and t.outcome in ('snoozed', 'released')
+    left join lateral rota._failed_before(
+        case when t.outcome = 'failed' and f.id is null
+            and rota._foreign_jobs(array[t.job_id]) = '{}' then t.job_id end,
+        t.lease_token, t.error) as b (status, run_at) on true
+    order by t.n;
+end;
+$$;
+
+/* Whether an ending is a success with nothing else to be checked: most are. */
+create or replace function rota._is_plain_ending(ending jsonb)
+    returns boolean
+    language plpgsql
+    immutable
+as $$
+begin
+    return case when jsonb_typeof(ending) = 'object' then
+        ending ->> 'outcome' = 'succeeded'
+        and ending - '{job_id,lease_token,outcome}'::text[] = '{}'
+        and ending ->> 'job_id' is not null
+        and ending ->> 'lease_token' is not null
+    end;
+end;
+$$;
+
+create or replace function rota._check_ending(ending jsonb)
+    returns void
+    language plpgsql
+as $$
+declare
+    v_outcome constant text := case jsonb_typeof(ending)
+        when 'object' then ending ->> 'outcome' end;
+    v_keys constant text[] := case v_outcome
+        when 'succeeded' then '{job_id,lease_token,outcome,result,next_stage}'::text[]
+        when 'failed' then
+            '{job_id,lease_token,outcome,error,error_type,stack,retry_in,fatal}'
+        when 'snoozed' then '{job_id,lease_token,outcome,delay}'
+        when 'released' then '{job_id,lease_token,outcome}'
+    end;
+begin
+    if jsonb_typeof(ending) is distinct from 'object' then
+        perform rota._refuse('ending', 'must be an object');
+    elsif v_keys is null then
+        perform rota._refuse('outcome', format(
+            'must be succeeded, failed, snoozed or released, got %s',
+            coalesce(quote_literal(left(v_outcome, 80)), 'null')));
+    elsif ending - v_keys <> '{}' then
+        perform rota._refuse(left(k.key, 80), format('does not go with outcome %s', v_outcome))
+        from jsonb_object_keys(ending - v_keys) as k (key)
+        limit 1;
+    elsif ending ->> 'job_id' is null then
+        perform rota._refuse('job_id', 'must not be null');
+    elsif ending ->> 'lease_token' is null then
+        perform rota._refuse('lease_token', 'must not be null');
+    elsif v_outcome = 'succeeded' then
+        perform rota._check_size('result', ending -> 'result', '');
+        if ending ->> 'next_stage' is not null then
+            perform rota._check_next_stage(
+                'next_stage', (ending ->> 'job_id')::bigint,
+                (ending ->> 'lease_token')::bigint, ending ->> 'next_stage');
+        end if;
+    elsif v_outcome = 'failed' then
+        if ending ->> 'error' is null then
+            perform rota._refuse('error', 'must not be null');
+        elsif ending ->> 'retry_in' is not null then
+            perform rota._check_interval(
+                'retry_in', (ending ->> 'retry_in')::interval, '0', '1 year');
+        end if;
+    elsif v_outcome = 'snoozed' then
+        perform rota._check_interval('delay', (ending ->> 'delay')::interval, '0', '100 years');
+    end if;
+end;
+$$;

@@ -1,0 +1,183 @@
+"""What claims cost under limits, in fair turns, and beside settings of others.
+
+Each scenario has a database of its own and claims and finishes jobs one by one; shown is the
+median time of a claim in microseconds, and the ratio to the scenario that it is compared with.
+A scenario that ends in "held" runs while another session holds a snapshot from before its jobs.
+"""
+
+# ruff: noqa: T201 -- a command talks to its user
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from rota._embedded import EmbeddedPostgres, find_binaries
+
+SQL = Path(__file__).resolve().parents[2] / "sql"
+Db = psycopg.Connection[Any]
+CLAIM = "select job_id, lease_token from rota.claim_jobs('w', %s, 1)"
+ADD = (
+    "select count(rota.enqueue('x', queue => %s, limit_key => %s)) from generate_series(1, %s)"
+)
+MANY = """
+    select count(*) from rota.enqueue_many((
+        select jsonb_agg(jsonb_build_object('job_type', 'x', 'queue', %s::text)
+            || case when %s::text is null then '{}' else jsonb_build_object('limit_key',
+                %s || case when %s > 1 then (n %% %s)::text else '' end) end)
+        from generate_series(1, %s) as n))
+"""
+
+
+def add(db: Db, count: int, queue: str = "q", key: str | None = None, keys: int = 1) -> None:
+    for _ in range(0, count, 1000):
+        db.execute(MANY, [queue, key, key, keys, keys, min(count, 1000)])
+
+
+def tick(db: Db, rounds: int = 3) -> None:
+    for _ in range(rounds):
+        db.execute("select rota.tick()")
+
+
+def claims(db: Db, count: int, queue: str = "q") -> list[float]:
+    """Claim and finish so many jobs; return how long each claim took."""
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        job = db.execute(CLAIM, [[queue]]).fetchone()
+        times.append(time.perf_counter() - began)
+        if job:
+            db.execute("select rota.finish_job(%s, %s)", job)
+    return times
+
+
+def churn(db: Db, count: int, queue: str, key: str | None = None, keys: int = 1) -> None:
+    """Let so many jobs come and go, in batches."""
+    for _ in range(0, count, 1000):
+        add(db, 1000, queue, key, keys)
+        while True:
+            jobs = db.execute(
+                "select array_agg(job_id), array_agg(lease_token)"
+                " from rota.claim_jobs('w', %s, 100)",
+                [[queue]],
+            ).fetchone()
+            if not jobs or not jobs[0]:
+                break
+            db.execute("select from rota.finish_jobs(%s, %s)", jobs)
+        tick(db, 1)
+
+
+def running(many: int) -> Callable[[Db], None]:
+    def prepare(db: Db) -> None:
+        db.execute("select rota.set_limit(limit_key => 'k', max_running => 20000)")
+        tick(db)
+        add(db, many, key="k")
+        for _ in range(0, many, 100):
+            db.execute("select from rota.claim_jobs('busy', '{q}', 100, '1 day')")
+        add(db, 100, key="k")
+        tick(db)
+        db.execute("vacuum analyze")
+
+    return prepare
+
+
+def plain(db: Db) -> None:
+    add(db, 600)
+
+
+def setting(text: str) -> Callable[[Db], None]:
+    def prepare(db: Db) -> None:
+        db.execute(text)
+        plain(db)
+        tick(db)
+
+    return prepare
+
+
+SCENARIOS: dict[str, tuple[Callable[[Db], None], str | None]] = {
+    "10 running": (running(10), None),
+    "10000 running": (running(10_000), "10 running"),
+    "plain": (plain, None),
+    "other limit": (
+        setting("select rota.set_limit(job_type => 'o', max_running => 1)"),
+        "plain",
+    ),
+    "other queue": (setting("select rota.set_queue('o', lease => '1 h')"), "plain"),
+}
+# What passes by while a snapshot is held: queue, key, keys, and the queue that claims.
+HELD = {
+    "plain": ("q", None, 1, "q"),
+    "limited elsewhere": ("o", "k", 1, "q"),
+    "limited": ("q", "k", 1, "q"),
+    "fair": ("q", "t", 100, "q"),
+}
+
+
+def show(name: str, times: list[float], base: list[float] | None) -> None:
+    median = statistics.median(times) * 1e6
+    ratio = f"{median / (statistics.median(base) * 1e6):8.2f}" if base else ""
+    print(f"{name:40} {median:10.0f} {ratio}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=100_000, help="that pass by while held")
+    parser.add_argument("--claims", type=int, default=300)
+    options = parser.parse_args()
+    bindir, _ = find_binaries(None)
+    with EmbeddedPostgres(bindir=bindir, settings=["max_connections=50"]) as server:
+        admin = psycopg.connect(server.url("postgres"), autocommit=True)
+
+        def fresh(name: str) -> Db:
+            name = name.replace(" ", "_")
+            admin.execute(f'create database "{name}"'.encode())
+            db = psycopg.connect(server.url(name), autocommit=True)
+            _install(server.url(name))
+            return db
+
+        done: dict[str, list[float]] = {}
+        dbs = {name: fresh(name) for name in SCENARIOS}
+        for name, (prepare, _) in SCENARIOS.items():
+            prepare(dbs[name])
+            claims(dbs[name], 20)
+            done[name] = []
+        for _ in range(4):
+            for name, db in dbs.items():
+                done[name] += claims(db, 20)
+        for name, (_, base) in SCENARIOS.items():
+            show(name, done[name], done[base] if base else None)
+
+        for name, (queue, key, keys, mine) in HELD.items():
+            db = fresh(f"{name} held")
+            if key:
+                db.execute("select rota.set_limit(limit_key => 'k', max_running => 100)")
+                tick(db)
+            mine_key = key if mine == queue else None
+            add(db, options.claims + 50, mine, mine_key, keys)
+            tick(db)
+            before = claims(db, options.claims, mine)
+            holder = psycopg.connect(server.url(f"{name} held".replace(" ", "_")))
+            holder.execute("set transaction isolation level repeatable read")
+            holder.execute("select from rota.jobs limit 1")
+            churn(db, options.jobs, queue, key, keys)
+            add(db, options.claims + 50, mine, mine_key, keys)
+            tick(db)
+            claims(db, 20, mine)
+            show(f"{name}, before", before, None)
+            show(f"{name}, held", claims(db, options.claims, mine), before)
+            holder.rollback()
+
+
+def _install(url: str) -> None:
+    subprocess.run(["psql", "-X", "-q", "-d", url, "-f", SQL / "install.sql"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Checks that are left for upkeep."""
+
+from __future__ import annotations
+
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    one,
+    owner,
+    pending,
+    rows,
+    run,
+    scalar,
+    settle,
+    value,
+)
+
+
+def leave(db, kind, subject, due_at="-infinity"):
+    db.execute(
+        "insert into rota.pending_checks (kind, subject, due_at) values (%s, %s, %s)",
+        [kind, subject, due_at],
+    )
+
+
+def test_a_tick_does_what_is_due(db, clock):
+    clock.set("2026-03-01 12:00+00")
+    leave(db, "order", "now")
+    leave(db, "order", "later", "2026-03-01 12:01+00")
+
+    assert one(db, "tick").rechecks_done == 1
+    assert pending(db) == [("order", "later")]
+    clock.advance("1 minute")
+    assert one(db, "tick").rechecks_done == 1
+    assert pending(db) == []
+
+
+def test_claims_never_look_at_checks(db):
+    enqueue(db, ordering_key="k")
+    enqueue(db, ordering_key="k")
+
+    claim(db, max_jobs=10)
+
+    assert pending(db) == [("order", "k")]
+
+
+def test_one_bad_check_keeps_no_other_waiting(db, clock):
+    clock.set("2026-03-01 12:00+00")
+    leave(db, "job", "poison")
+    leave(db, "order", "k")
+    notices = []
+    db.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+
+    settle(db)
+
+    assert pending(db) == [("job", "poison")]
+    assert any("check of job poison failed" in notice for notice in notices)
+    assert one(db, "tick").rechecks_done == 0
+    clock.advance("10 seconds")
+    assert one(db, "tick").rechecks_done == 1
+
+
+def test_a_transaction_leaves_its_own_checks_to_others(db):
+    with db.transaction():
+        leave(db, "order", "k")
+        ticks = [one(db, "tick") for _ in range(2)]
+
+    assert [tick.rechecks_done for tick in ticks] == [0, 0]
+    assert ticks[-1].has_more is False
+    assert pending(db) == [("order", "k")]
+    settle(db)
+    assert pending(db) == []
+
+
+def test_checks_of_one_subject_are_one_look(db):
+    first = enqueue(db, ordering_key="k")
+    for _ in range(30):
+        enqueue(db, ordering_key="k")
+    assert pending(db) == [("order", "k")] * 30
+
+    assert one(db, "tick").rechecks_done == 30
+    assert run(db, first).status == "queued"
+
+
+def test_a_check_that_cannot_be_decided_is_deferred_ever_longer(db, connect, clock):
+    clock.set("2026-03-01 12:00+00")
+    parent = enqueue(db)
+    (job,) = claim(db)
+    other = connect(autocommit=False)
+    value(other, "finish_job", **owner(job))
+    child = enqueue(db, after=[parent])
+
+    waited = []
+    for _ in range(9):
+        one(db, "tick")
+        ((due_in,),) = rows(
+            db, "select due_at - rota.now() from rota.pending_checks where kind = 'job'"
+        )
+        waited.append(due_in.total_seconds())
+        clock.advance(due_in)
+    assert waited == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 6.4]
+
+    other.commit()
+    settle(db)
+    assert run(db, child).status == "queued"
+
+
+def test_a_clock_that_is_set_back_hides_no_check(db, connect, clock):
+    clock.set("2026-03-01 12:00+00")
+    parent = enqueue(db)
+    (job,) = claim(db)
+    other = connect(autocommit=False)
+    value(other, "finish_job", **owner(job))
+    child = enqueue(db, after=[parent])
+    one(db, "tick")
+    other.commit()
+
+    clock.set("2026-03-01 11:00+00")
+    one(db, "tick")
+    assert run(db, child).status == "queued"
+    second = enqueue(db, after=[child])
+    call(db, "cancel_job", job_id=child)
+    settle(db)
+    assert run(db, second).status == "cancelled"
+
+
+def test_done_checks_cost_nothing_under_a_held_snapshot(db, connect):
+    holder = connect(autocommit=False)
+    holder.execute("set transaction isolation level repeatable read")
+    holder.execute("select 1 from rota.jobs")
+    for _ in range(6):
+        db.execute(
+            "insert into rota.pending_checks (kind, subject)"
+            " select 'order', 'k' || n from generate_series(1, 1000) as n"
+        )
+        settle(db)
+    walked = (
+        "select pg_stat_get_xact_tuples_returned('rota.pending_checks_due_at_idx'::regclass)"
+    )
+
+    counts = []
+    for _ in range(5):
+        with db.transaction():
+            before = scalar(db, walked)
+            scalar(db, "select rota._do_checks(1000)")
+            counts.append(scalar(db, walked) - before)
+    holder.rollback()
+
+    assert min(counts) < 100
