@@ -222,7 +222,7 @@ begin
             = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
           and j.status = _end_stages.old_status
           and j.pipeline is not null
-          -- The same conditions as in _end_jobs().
+          -- The same conditions as in _archive_jobs().
           and (not _end_stages.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
           and (_end_stages.new_status <> 'succeeded'
             or not exists (select from rota.queue_grants)
@@ -295,12 +295,12 @@ begin
         perform rota._notify_for(v_entering);
     end if;
     if v_cancelled is not null then
-        perform rota._end_jobs(
+        perform rota._archive_jobs(
             rota._only(_end_stages.job_ids, v_cancelled), _end_stages.lease_tokens, 'running',
             'cancelled', is_last_stage => true);
     end if;
     if v_last is not null then
-        perform rota._end_jobs(
+        perform rota._archive_jobs(
             rota._only(_end_stages.job_ids, v_last), _end_stages.lease_tokens,
             _end_stages.old_status, _end_stages.new_status, _end_stages.results,
             is_last_stage => true);

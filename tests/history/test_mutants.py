@@ -39,7 +39,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         [("_sweep", "and j.locked_until < v_now", "and j.locked_until < v_now + '0.3 s'")],
     ),
     "a token that goes back": ("I2", [("claim_jobs", GROWING, "4711 - j.attempts)")]),
-    "anybody may finish": ("I3", [("_end_jobs", TOKEN, "")]),
+    "anybody may finish": ("I3", [("_archive_jobs", TOKEN, "")]),
     "anybody may send a heartbeat": (
         "I3",
         [("heartbeat", "and j.lease_token = heartbeat.lease_token", "")],
@@ -57,7 +57,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     ),
     "a job that ends without a trace": (
         "I4",
-        [("_end_jobs", "from ended as e\n    )", "from ended as e where e.id % 9 > 0\n    )")],
+        [("_archive_jobs", "from ended as e\n    )", "from ended as e where e.id % 9 > 0\n    )")],
     ),
     "a key that is not unique": (
         "I5",

@@ -8,14 +8,14 @@ from __future__ import annotations
 Mutation = tuple[str, str, str]
 TOKEN = """\
           and j.lease_token = coalesce(
-            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])"""
+            v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])"""
 COUNTED = "attempts = least(j.attempts, 2147483646) + 1"
 CANCELLED = "when job.cancel_requested_at is not null then 'cancelled'"
 GROWS = "least(j.lease_token, 9223372036854775806) + 1"
 LEFT = "when _fail_running.is_fatal or job.attempts >= job.max_attempts then 'dead'"
 
 MUTANTS: dict[str, list[Mutation]] = {
-    "a finish with any token": [("_end_jobs", TOKEN, "")],
+    "a finish with any token": [("_archive_jobs", TOKEN, "")],
     "a failure with any token": [
         (
             "fail_job",
@@ -58,7 +58,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_hold_key", "coalesce(k.unique_until, '-infinity') <= v_now", "true")
     ],
     "a run after this one that is lost": [
-        ("_end_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
+        ("_archive_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
     ],
     "a token that does not outlive a retry": [
         (

@@ -13,7 +13,7 @@ FENCE = (
             "jobs/finish",
             """\
           and j.lease_token = coalesce(
-            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])
+            v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])
 """,
             "",
         ),

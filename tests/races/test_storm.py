@@ -16,7 +16,7 @@ NO_CONFLICT = """\
             where idempotency_key is not null do nothing"""
 TOKEN = """\
           and j.lease_token = coalesce(
-            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])"""
+            v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])"""
 OLDER = "coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at"
 MUTANTS = {
     "a key that is not unique": (
@@ -34,12 +34,12 @@ MUTANTS = {
     ),
     "a rerun that is lost": (
         "rerun",
-        [("_end_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")],
+        [("_archive_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")],
         "never ran version",
     ),
     "a worker that lost its lease and may finish": (
         "effects",
-        [("_end_jobs", TOKEN, "")],
+        [("_archive_jobs", TOKEN, "")],
         "with the lease of another",
     ),
     "a record that is taken from its holder": (
