@@ -307,28 +307,20 @@ create or replace function rota._follow_up(jobs jsonb)
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_reruns bigint[];
 begin
-    with reruns as (
-        insert into rota.jobs as j (
-            queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, ordering_key, skip_dead, limit_key, lease_token,
-            status, run_at, created_at, updated_at
-        )
-        select
-            e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            e.lease_token,
-            case when e.ordering_key is null then 'queued' else 'blocked' end,
-            e.rerun_run_at, v_now, v_now
-        from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-        where e.rerun_payload is not null
-        returning j.id
-    )
-    select array_agg(r.id) into v_reruns from reruns as r;
-    if v_reruns is not null then
-        perform rota._enter_lanes(v_reruns);
-    end if;
+    -- Somebody asked for another run meanwhile; it begins where this one ends.
+    perform rota._insert_jobs(
+        jsonb_agg(jsonb_build_object(
+            'queue', e.queue, 'job_type', e.job_type, 'payload', e.rerun_payload,
+            'priority', e.rerun_priority, 'max_attempts', e.max_attempts, 'lease', e.lease,
+            'backoff', e.backoff, 'idempotency_key', e.idempotency_key,
+            'ordering_key', e.ordering_key, 'skip_dead', e.skip_dead,
+            'limit_key', e.limit_key, 'run_at', e.rerun_run_at,
+            'lease_token', e.lease_token)),
+        array_agg(nextval('rota.jobs_id_seq')))
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where e.rerun_payload is not null
+    having count(*) > 0;
     perform rota._notify(e.queue)
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null

@@ -395,38 +395,40 @@ as $$
 declare
     v_blocked bigint[];
 begin
-    with new_jobs as (
-        insert into rota.jobs as j (
-            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-            ordering_key, skip_dead, if_parent_dead, definition, scheduled_for,
-            status, run_at, created_at, updated_at
-        )
-        overriding system value
-        select
-            m.id, d.queue, d.job_type, d.payload, d.priority,
-            coalesce(d.max_attempts, q.max_attempts, 10), d.lease, d.backoff,
-            case when d.overlap = 'queue' then 'schedule:' || d.name end,
-            case when d.overlap = 'queue' then true end,
-            case when d.overlap = 'queue' then 'cancel' end,
-            d.name, m.scheduled_for,
-            case when d.overlap = 'queue' then 'blocked' else 'queued' end,
-            case
+    -- Not all at once where they are large: a jsonb holds 256 MB.
+    perform rota._insert_jobs(
+        jsonb_agg(jsonb_build_object(
+            'queue', d.queue, 'job_type', d.job_type, 'payload', d.payload,
+            'priority', d.priority, 'max_attempts', d.max_attempts, 'lease', d.lease,
+            'backoff', d.backoff,
+            'ordering_key', case when d.overlap = 'queue' then 'schedule:' || d.name end,
+            'skip_dead', d.overlap = 'queue',
+            'definition', d.name, 'scheduled_for', d.scheduled_for,
+            'created_at', _make_jobs.made_at,
+            'run_at', case
                 when _make_jobs.is_manual then _make_jobs.made_at
-                else m.scheduled_for + random() * d.jitter
-            end,
-            _make_jobs.made_at, _make_jobs.made_at
+                else d.scheduled_for + random() * d.jitter
+            end) order by d.id),
+        array_agg(d.id order by d.id))
+    from (
+        select
+            d.*, m.scheduled_for, m.id,
+            sum(octet_length(d.payload::text)) over (order by m.id) / 33554432 as part
         from unnest(_make_jobs.names, _make_jobs.times, _make_jobs.ids)
             as m (name, scheduled_for, id)
         join rota.job_definitions as d on d.name = m.name
-        left join rota.queues as q on q.queue = d.queue
-        returning j.id, j.status
-    )
-    select array_agg(n.id) into v_blocked from new_jobs as n where n.status = 'blocked';
+    ) as d
+    group by d.part
+    order by d.part;
 
+    select array_agg(m.id)
+    into v_blocked
+    from unnest(_make_jobs.names, _make_jobs.ids) as m (name, id)
+    join rota.job_definitions as d on d.name = m.name
+    where d.overlap = 'queue';
     if v_blocked is not null then
         perform rota._jobs_came_in(v_blocked);
     end if;
-    perform rota._enter_lanes(_make_jobs.ids);
     perform rota._notify_for(_make_jobs.ids);
 end;
 $$;

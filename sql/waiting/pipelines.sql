@@ -149,7 +149,6 @@ create or replace function rota.start_pipeline(
 as $$
 declare
     v_stage rota.pipeline_stages;
-    v_job rota.jobs;
 begin
     v_stage := rota._pipeline_stage(start_pipeline.pipeline, start_pipeline.stage);
     perform rota._check_priority('priority', start_pipeline.priority);
@@ -161,16 +160,19 @@ begin
         '', start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.after,
         start_pipeline.if_parent_dead, start_pipeline.limit_key);
 
-    v_job := rota._new_job(
-        v_stage.job_type, start_pipeline.payload, v_stage.queue, start_pipeline.run_at,
-        start_pipeline.delay, coalesce(v_stage.priority, start_pipeline.priority),
-        v_stage.max_attempts, v_stage.lease, v_stage.backoff, start_pipeline.idempotency_key,
-        start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.after,
-        start_pipeline.if_parent_dead, start_pipeline.limit_key);
     return rota._enqueue_special(
-        jsonb_populate_record(v_job, jsonb_build_object(
-            'pipeline', v_stage.pipeline, 'stage', v_stage.stage)),
-        start_pipeline.unique_for, 'keep', null, null, false, start_pipeline.after,
+        jsonb_build_object(
+            'job_type', v_stage.job_type, 'payload', start_pipeline.payload,
+            'queue', v_stage.queue, 'run_at', start_pipeline.run_at,
+            'delay', start_pipeline.delay,
+            'priority', coalesce(v_stage.priority, start_pipeline.priority),
+            'max_attempts', v_stage.max_attempts, 'lease', v_stage.lease,
+            'backoff', v_stage.backoff, 'idempotency_key', start_pipeline.idempotency_key,
+            'ordering_key', start_pipeline.ordering_key, 'skip_dead', start_pipeline.skip_dead,
+            'after', start_pipeline.after, 'if_parent_dead', start_pipeline.if_parent_dead,
+            'limit_key', start_pipeline.limit_key, 'pipeline', v_stage.pipeline,
+            'stage', v_stage.stage),
+        start_pipeline.unique_for, 'keep', null, null, start_pipeline.after,
         start_pipeline.before);
 end;
 $$;

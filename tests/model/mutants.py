@@ -61,7 +61,11 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_archive_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
     ],
     "a token that does not outlive a retry": [
-        ("_revive", "e.lease_token,\n            e.last_error", "0,\n            e.last_error")
+        (
+            "_revive",
+            "case when f.pipeline is null then f.lease_token\n",
+            "case when f.pipeline is null then 0::bigint\n",
+        )
     ],
     "a dead job that holds nobody up": [("_leave_lines", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [

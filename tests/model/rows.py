@@ -158,13 +158,22 @@ class Seen:
         row = self._jobs.get(job_id)
         return row[NUMBERS[name]] if row else None
 
-    def has_new(self, known: dict[int, Job], key: str) -> bool:
-        """Tell whether there is a new job of an idempotency key."""
-        return any(self.get(i, "idempotency_key") == key for i in self._jobs if i not in known)
+    def has_new(
+        self, known: dict[int, Job], key: str, pipeline: str | None, job_type: str | None
+    ) -> bool:
+        """Tell whether there is a new job of an idempotency key of a pipeline or type."""
+        new = (i for i in self._jobs if i not in known)
+        its = (i for i in new if self.get(i, "idempotency_key") == key)
+        return any(
+            self.get(i, "pipeline") == pipeline
+            and (pipeline is not None or self.get(i, "job_type") == job_type)
+            for i in its
+        )
 
     def new_id(self, known: dict[int, Job], like: Job) -> int:
         """Return the lowest new id of such a job, one beyond all if it was refused."""
-        names = ["idempotency_key", "definition", "scheduled_for", "pipeline", "stage"]
+        names = ["idempotency_key", "job_type", "definition", "scheduled_for", "pipeline"]
+        names += ["stage"]
         wanted = [getattr(like, name) for name in names]
         new = (i for i in self._jobs if i not in known)
         return min((i for i in new if [self.get(i, n) for n in names] == wanted), default=2**62)

@@ -27,7 +27,8 @@ class Waiting:
         self.jobs: dict[int, Job] = {}
         self.errors: dict[tuple[int, int], list[Any]] = {}
         self.queues: dict[str, Queue] = {}
-        self.memory: dict[str, list[Any]] = {}  # of a key: job, unique_until, newest version
+        # Of a key and what it belongs to: job, unique_until, newest version.
+        self.memory: dict[Any, list[Any]] = {}
         self.stuck: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when
         self.parents: dict[int, set[int]] = {}  # of a job: those that have not succeeded
         self.if_parent_dead: dict[int, str] = {}

@@ -115,11 +115,11 @@ begin
         sql(
             "jobs/finish",
             """\
-        where e.rerun_payload is not null
-        returning""",
+    where e.rerun_payload is not null
+    having count(*) > 0;""",
             """\
-        where false
-        returning""",
+    where e.rerun_payload is not null
+    having false;""",
         ),
     ),
     mutant(

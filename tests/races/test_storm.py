@@ -11,7 +11,9 @@ import pytest
 from races import storm
 from races.instrument import mutate
 
-NO_CONFLICT = "on conflict (idempotency_key) where idempotency_key is not null do nothing"
+NO_CONFLICT = """\
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing"""
 TOKEN = """\
           and j.lease_token = coalesce(
             v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])"""
@@ -21,9 +23,7 @@ MUTANTS = {
         "keys",
         [
             ("enqueue", NO_CONFLICT, ""),
-            ("_insert_jobs", NO_CONFLICT, ""),
-            ("_insert_job", "on conflict do nothing", ""),
-            ("_revive", "on conflict do nothing", ""),
+            ("_insert_jobs", "on conflict do nothing", ""),
         ],
         "beside job",
     ),
