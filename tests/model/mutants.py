@@ -48,11 +48,14 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a cancel that nobody minds": [("_fail_running", CANCELLED, "when false then ''")],
     "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
     "a queue whose pause is not looked for": [
-        ("_lock_due", "where q.is_paused is not true", "")
+        ("_lock_head", "(q.is_paused or q.ageing is not null)", "q.ageing is not null"),
+        ("_open_queues", "where q.is_paused is not true", ""),
     ],
-    "a job before its time": [("_lock_lane", "and j.run_at <= _lock_lane.due", "")],
+    "a job before its time": [
+        ("_lock_lane", f"and j.place <= c_end\n{' ' * 14}and j.run_at <= _lock_lane.due", "")
+    ],
     "a lane in the order of its ids": [
-        ("_lock_lane", "order by j.run_at, j.id", "order by j.id")
+        ("_lock_lane", "order by j.place, j.id", "order by j.id")
     ],
     "a key that is free too soon": [
         ("_hold_key", "coalesce(k.unique_until, '-infinity') <= v_now", "true")
@@ -92,14 +95,15 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_check_before", "_check_before.after, _check_before.ordering_key) > 0", "null) > 0")
     ],
     "a limit with a slot too many": [
-        ("_room", "room := _room.max_running - ", "room := 1 + _room.max_running - ")
+        ("_issue_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
     ],
     "a start that its rate does not count": [
-        ("_use_rate", "+ _use_rate.starts * c_gap", "+ 0 * c_gap")
+        ("_take_starts", "_take_starts.limit_name, v_cell, v_room", "_take_starts.limit_name, v_cell, 0")
     ],
     "a limit that nobody tells of its room": [
-        ("_free_slots", "perform rota._note('limit', v_limit_name, rota.now());", "")
+        ("_leave_limits", "perform rota._open_held(v_name, v_slots);", "null;")
     ],
+    "a time that nobody waits for any more": [("_enter_due", "if v_ids <> '{}'", "if false")],
     "a stage that follows whatever was said": [
         (
             "_end_stages",
