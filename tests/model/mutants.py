@@ -10,19 +10,17 @@ TOKEN = """\
           and j.lease_token = coalesce(
             v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])"""
 COUNTED = "attempts = least(j.attempts, 2147483646) + 1"
-CANCELLED = "when job.cancel_requested_at is not null then 'cancelled'"
+CANCELLED = "if v_job.cancel_requested_at is not null then"
 GROWS = "least(j.lease_token, 9223372036854775806) + 1"
-LEFT = "when _fail_running.is_fatal or job.attempts >= job.max_attempts then 'dead'"
+LEFT = "when _fail_running.fatals[v_n] or v_job.attempts >= v_job.max_attempts then 'dead'"
+HELD = """\
+          and j.lease_token = _fail_running.lease_tokens[
+            array_position(_fail_running.job_ids, j.id)]
+"""
 
 MUTANTS: dict[str, list[Mutation]] = {
     "a finish with any token": [("_end_jobs", TOKEN, "")],
-    "a failure with any token": [
-        (
-            "fail_job",
-            "and j.lease_token = fail_job.lease_token\n      and j.status",
-            "and j.status",
-        )
-    ],
+    "a failure with any token": [("_fail_running", HELD, "")],
     "a heartbeat with any token": [
         ("heartbeat", "and j.lease_token = heartbeat.lease_token", "")
     ],
@@ -45,7 +43,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_sweep", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
         ("_has_stale_leases", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
     ],
-    "a cancel that nobody minds": [("_fail_running", CANCELLED, "when false then ''")],
+    "a cancel that nobody minds": [("_fail_running", CANCELLED, "if false then")],
     "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
     "a queue whose pause is not looked for": [
         ("_lock_head", "(q.is_paused or q.ageing is not null)", "q.ageing is not null"),
@@ -64,7 +62,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_end_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
     ],
     "a token that does not outlive a retry": [
-        ("_revive", "e.lease_token,\n            e.last_error", "0,\n            e.last_error")
+        ("_revive", "e.pipeline is null then e.lease_token", "e.pipeline is null then 0")
     ],
     "a dead job that holds nobody up": [("_leave_lines", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [
