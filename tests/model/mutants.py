@@ -19,19 +19,8 @@ HELD = """\
 """
 
 MUTANTS: dict[str, list[Mutation]] = {
-<<<<<<< HEAD
     "a finish with any token": [("_archive_jobs", TOKEN, "")],
-    "a failure with any token": [
-        (
-            "fail_job",
-            "and j.lease_token = fail_job.lease_token\n      and j.status",
-            "and j.status",
-        )
-    ],
-=======
-    "a finish with any token": [("_end_jobs", TOKEN, "")],
     "a failure with any token": [("_fail_running", HELD, "")],
->>>>>>> model
     "a heartbeat with any token": [
         ("heartbeat", "and j.lease_token = heartbeat.lease_token", "")
     ],
@@ -73,15 +62,11 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_archive_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
     ],
     "a token that does not outlive a retry": [
-<<<<<<< HEAD
         (
             "_revive",
             "case when f.pipeline is null then f.lease_token\n",
             "case when f.pipeline is null then 0::bigint\n",
         )
-=======
-        ("_revive", "e.pipeline is null then e.lease_token", "e.pipeline is null then 0")
->>>>>>> model
     ],
     "a dead job that holds nobody up": [("_leave_lines", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [

@@ -154,7 +154,10 @@ class Seen:
         row = self._jobs.get(job_id)
         return row[NUMBERS[name]] if row else None
 
-<<<<<<< HEAD
+    def get_hold(self, job_id: int) -> str | None:
+        """Return why a waiting job is kept out of its lane."""
+        return self._holds.get(str(job_id))
+
     def has_new(
         self, known: dict[int, Job], key: str, pipeline: str | None, job_type: str | None
     ) -> bool:
@@ -166,15 +169,6 @@ class Seen:
             and (pipeline is not None or self.get(i, "job_type") == job_type)
             for i in its
         )
-=======
-    def get_hold(self, job_id: int) -> str | None:
-        """Return why a waiting job is kept out of its lane."""
-        return self._holds.get(str(job_id))
-
-    def has_new(self, known: dict[int, Job], key: str) -> bool:
-        """Tell whether there is a new job of an idempotency key."""
-        return any(self.get(i, "idempotency_key") == key for i in self._jobs if i not in known)
->>>>>>> model
 
     def new_id(self, known: dict[int, Job], like: Job) -> int:
         """Return the lowest new id of such a job, one beyond all if it was refused."""
