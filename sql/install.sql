@@ -41,6 +41,7 @@ select to_regnamespace('rota') is null as fresh \gset
 
 -- base/: what every other folder uses.
 \ir base/version.sql
+\ir base/queue_rights.sql
 \ir base/checks.sql
 \ir base/backoff.sql
 \ir base/notify.sql
