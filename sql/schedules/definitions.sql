@@ -255,27 +255,6 @@ begin
 end;
 $$;
 
-/* When a job ended; null while it is live, now if its end is forgotten. */
-create or replace function rota._ended_at(job_id bigint)
-    returns timestamptz
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
-begin
-    -- Stable, so that both looks see the same: it may be retried in between.
-    if rota._is_live(_ended_at.job_id) then
-        return null;
-    end if;
-    return coalesce((
-        select max(f.finished_at)
-        from rota.finished_jobs as f
-        where f.id = _ended_at.job_id
-    ), rota.now());
-end;
-$$;
-
 /*
  * A definition that is left without a next time has its last job looked at again: it may have
  * been about to end, and then it did not know that somebody waits for that.

@@ -567,3 +567,24 @@ begin
     return exists (select from rota.jobs as j where j.id = _is_live.job_id);
 end;
 $$;
+
+/* When a job ended; null while it is live, now if its end is forgotten. */
+create or replace function rota._ended_at(job_id bigint)
+    returns timestamptz
+    language plpgsql
+    stable
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+begin
+    -- Stable, so that both looks see the same: it may be retried in between.
+    if rota._is_live(_ended_at.job_id) then
+        return null;
+    end if;
+    return coalesce((
+        select max(f.finished_at)
+        from rota.finished_jobs as f
+        where f.id = _ended_at.job_id
+    ), rota.now());
+end;
+$$;
