@@ -132,6 +132,7 @@ begin
                 '1 minute'))),
             held_limits = case when v_held_limits ? j.id::text then array(
                 select jsonb_array_elements_text(v_held_limits -> j.id::text)) end,
+            opened_for = null,
             progress_percent = null,
             progress_message = null,
             started_at = v_now,
@@ -245,6 +246,7 @@ create or replace function rota._lock_due(
 as $$
 declare
     v_open record;
+    v_start bigint[] := _lock_due.start;
     v_wanted integer;
     v_found bigint[];
     v_admitted record;
@@ -262,7 +264,7 @@ begin
     while cardinality(v_open.queues) > 0 loop
         v_wanted := _lock_due.max_jobs - cardinality(v_ids);
         v_found := rota._lock_lanes(
-            _lock_due.call, _lock_due.start, v_open.queues, v_open.ends, v_wanted,
+            _lock_due.call, v_start, v_open.queues, v_open.ends, v_wanted,
             _lock_due.job_types, _lock_due.due, v_ids);
         exit when cardinality(v_found) = 0;
         if not exists (select from rota.limits) then
@@ -289,7 +291,7 @@ begin
             from unnest(v_open.queues, v_open.ends) as q (queue, until)
             where q.queue <> all(v_admitted.full_queues);
         end if;
-        _lock_due.start := string_to_array(rota._scan_start(_lock_due.call), ' ')::bigint[];
+        v_start := string_to_array(rota._scan_start(_lock_due.call), ' ')::bigint[];
     end loop;
     if v_limits_to_check <> '{}' then
         perform rota._add_checks('limit', v_limits_to_check);

@@ -2,7 +2,8 @@
  * maintenance/pending.sql -- do the checks that others have left (base/pending.sql).
  *
  * Only maintenance reads this table: no claim, enqueue or end of a job does.  A transaction
- * leaves its own checks alone, because what they are about may be just what it does not see yet.
+ * leaves its own checks alone, because what they are about may be just what it does not see
+ * yet.
  *
  * Nothing here waits.  Rows are locked with skip locked; a check that cannot be decided now is
  * deferred, a little longer each time; one that fails is deferred with a warning and stops no

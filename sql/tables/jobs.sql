@@ -36,6 +36,7 @@ create table rota.jobs (
     lane smallint not null generated always as (coalesce(own_lane, priority)) stored,
     place timestamptz not null generated always as (coalesce(own_place, run_at)) stored,
     hold text collate "C",
+    opened_for text collate "C",
     held_limits text[],
     attempts integer not null default 0,
     lease_token bigint not null default 0,
@@ -83,6 +84,9 @@ create index jobs_hold_idx on rota.jobs (hold, queue, job_type, priority, run_at
     where hold is not null and hold <> 'time' and status in ('queued', 'failed');
 create index jobs_later_idx on rota.jobs (run_at, id)
     where hold = 'time' and status in ('queued', 'failed');
+-- How many were let in to take the free slots of a limit, and have not yet.
+create index jobs_opened_for_idx on rota.jobs (opened_for, queue, job_type, priority)
+    where opened_for is not null and hold is null and status in ('queued', 'failed');
 
 -- The last place of each key of a queue, without a row of state that producers would share.
 create index jobs_key_place_idx on rota.jobs (queue, lane, coalesce(limit_key, ''), place)
@@ -129,6 +133,8 @@ comment on column rota.jobs.own_lane is 'Null where the lane is the priority.';
 comment on column rota.jobs.own_place is 'Null where the place in the lane is run_at.';
 comment on column rota.jobs.hold is
     'Why a waiting job is kept out of its lane: the name of a full limit, or time; else null.';
+comment on column rota.jobs.opened_for is
+    'The limit that let the waiting job into its lane to take a free slot; else null.';
 comment on column rota.jobs.held_limits is
     'The limits that the running job holds a slot of; null means none.';
 comment on column rota.jobs.stage_input is 'Result of the stage before this one.';

@@ -37,7 +37,7 @@ declare
         select j.id
         from rota.jobs as j
         where j.id = any(_enter_lanes.job_ids)
-          and (num_nonnulls(j.limit_key, j.own_place, j.hold) > 0
+          and (num_nonnulls(j.limit_key, j.own_place, j.hold, j.opened_for) > 0
             or exists (select from rota.limits as l where l.job_type = j.job_type)
             or exists (
                 select from rota.queues as q where q.queue = j.queue and q.ageing is not null)
@@ -50,8 +50,8 @@ begin
 end;
 $$;
 
-/* The same for jobs of whatever kind; a limit that has room now is not asked again. */
-create or replace function rota._place_jobs(job_ids bigint[], has_room boolean default false)
+/* The same for jobs of whatever kind; those that a limit lets in ask no limit again. */
+create or replace function rota._place_jobs(job_ids bigint[], opened_for text default null)
     returns void
     language plpgsql
 as $$
@@ -78,6 +78,7 @@ begin
     loop
         update rota.jobs as j
         set hold = case when v_kind.has_places then 'time' end,
+            opened_for = null,
             own_lane = null,
             own_place = null
         where j.id = any(v_kind.later_ids);
@@ -85,23 +86,31 @@ begin
         perform rota._check_held_of(v_kind.job_type, v_kind.limit_key)
         where v_kind.later_ids <> '{}';
 
-        v_ids := case when _place_jobs.has_room then v_kind.due_ids
-            else rota._hold_new(v_kind.job_type, v_kind.limit_key, v_kind.due_ids) end;
+        v_ids := case when _place_jobs.opened_for is not null then v_kind.due_ids
+            else rota._hold_new(
+                v_kind.queue, v_kind.job_type, v_kind.limit_key,
+                case when v_kind.ageing is null then v_kind.priority else 0 end,
+                v_kind.due_ids)
+        end;
         if v_ids <> '{}' and not v_kind.has_places then
             update rota.jobs as j
             set hold = null,
+                opened_for = _place_jobs.opened_for,
                 own_lane = null,
                 own_place = null
             where j.id = any(v_ids)
-              and num_nonnulls(j.hold, j.own_lane, j.own_place) > 0;
+              and num_nonnulls(j.hold, j.opened_for, j.own_lane, j.own_place) > 0;
         elsif v_ids <> '{}' and v_kind.ageing is not null then
             update rota.jobs as j
             set hold = null,
+                opened_for = _place_jobs.opened_for,
                 own_lane = 0,
                 own_place = j.run_at + j.priority * v_kind.ageing
             where j.id = any(v_ids);
         elsif v_ids <> '{}' then
-            perform rota._give_turns(v_kind.queue, v_kind.limit_key, v_kind.priority, v_ids);
+            perform rota._give_turns(
+                v_kind.queue, v_kind.limit_key, v_kind.priority, v_ids,
+                _place_jobs.opened_for);
         end if;
     end loop;
 end;
@@ -111,7 +120,13 @@ $$;
  * Hold those of these due jobs of one kind for which no room is to be expected soon, and return
  * the others: none if jobs are held already, else as many as could start at once.
  */
-create or replace function rota._hold_new(job_type text, limit_key text, job_ids bigint[])
+create or replace function rota._hold_new(
+    queue text,
+    job_type text,
+    limit_key text,
+    lane integer,
+    job_ids bigint[]
+)
     returns bigint[]
     language plpgsql
 as $$
@@ -128,25 +143,46 @@ begin
         v_room := least(v_limit.max_running, 100);
         if v_room > 0 and rota._had_held(v_limit.limit_name) then
             v_room := 0;
+        elsif v_room > 0 and v_limit.limit_name like 'key %' then
+            v_room := v_room - (
+                select count(*)::integer
+                from (
+                    select
+                    from rota.jobs as j
+                    where j.queue = _hold_new.queue
+                      and j.lane = _hold_new.lane
+                      and coalesce(j.limit_key, '') = _hold_new.limit_key
+                      and j.own_place is not null
+                      and j.hold is null
+                      and j.status in ('queued', 'failed')
+                      and j.place >= rota._first_place(_hold_new.queue, _hold_new.lane)
+                      and j.id <> all(v_ids)
+                    order by j.place desc
+                    limit v_room
+                ) as o
+            );
         elsif v_room > 0 then
             v_room := v_room - (
                 select count(*)::integer
                 from rota.jobs as j
                 where j.id between v_ids[1] - 1000 and v_ids[1] - 1
-                  and j.job_type = case when v_limit.limit_name like 'type %'
-                    then _hold_new.job_type else j.job_type end
-                  and coalesce(j.limit_key, '') = case when v_limit.limit_name like 'key %'
-                    then _hold_new.limit_key else coalesce(j.limit_key, '') end
+                  and j.job_type = _hold_new.job_type
                   and j.status = any('{queued,failed}'::text[])
                   and coalesce(j.hold, '') = ''
             );
         end if;
         v_room := greatest(v_room, 0);
         continue when v_room >= cardinality(v_ids);
+        perform rota._add_checks('limit', v_limit.limit_name || array(
+            select j.opened_for
+            from rota.jobs as j
+            where j.id = any(v_ids[v_room + 1:])
+              and j.opened_for is not null
+        ));
         update rota.jobs as j
-        set hold = v_limit.limit_name
+        set hold = v_limit.limit_name,
+            opened_for = null
         where j.id = any(v_ids[v_room + 1:]);
-        perform rota._add_checks('limit', array[v_limit.limit_name]);
         v_ids := v_ids[:v_room];
     end loop;
     return v_ids;
@@ -181,7 +217,8 @@ create or replace function rota._give_turns(
     queue text,
     limit_key text,
     lane integer,
-    job_ids bigint[]
+    job_ids bigint[],
+    opened_for text
 )
     returns void
     language plpgsql
@@ -230,6 +267,7 @@ begin
 
     update rota.jobs as j
     set hold = null,
+        opened_for = _give_turns.opened_for,
         own_lane = null,
         own_place = coalesce(v_last, v_first)
             + (v_jobs + n.ordinal - 1) / v_weight * interval '1 microsecond'

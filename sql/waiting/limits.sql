@@ -49,6 +49,11 @@ begin
         set_limit.queue, set_limit.job_type, set_limit.limit_key, set_limit.max_running,
         set_limit.max_starts, set_limit.per, set_limit.burst, set_limit.weight,
         set_limit.is_reset);
+    if num_nonnulls(set_limit.max_running, set_limit.max_starts, set_limit.weight) = 0
+      and not set_limit.is_reset
+      and not exists (select from rota.limits as l where l.limit_name = v_limit_name) then
+        perform rota._refuse('max_running', 'or max_starts or weight must be given');
+    end if;
 
     insert into rota.limits as l (
         limit_name, queue, job_type, limit_key, max_running, max_starts, per, burst, weight
@@ -70,10 +75,6 @@ begin
         is_settled = false
     returning l.*
     into v_limit;
-    if num_nonnulls(v_limit.max_running, v_limit.max_starts, v_limit.weight) = 0
-      and not set_limit.is_reset then
-        perform rota._refuse('max_running', 'or max_starts or weight must be given');
-    end if;
     -- Nobody has looked after the commit, which is when all will know of the limit.
     update rota.limits as l
     set is_settled = v_limit.max_running is null or cardinality(rota._uncounted(v_limit)) = 0,
@@ -183,10 +184,10 @@ create or replace function rota._key_limits(limit_key text)
     immutable
 as $$
 begin
-    return array[
+    return array_remove(array[
         'key ' || _key_limits.limit_key,
         'key ' || substring(_key_limits.limit_key, '^[^:]*:') || '*'
-    ];
+    ], null);
 end;
 $$;
 
@@ -347,10 +348,17 @@ begin
         if v_limit.queue is not null then
             full_queues := full_queues || v_limit.queue;
         else
+            -- Another job may have the slot that one of these was let in for.
+            limits_to_check := limits_to_check || v_limit.limit_name || array(
+                select j.opened_for
+                from rota.jobs as j
+                where j.id = any(v_refused)
+                  and j.opened_for is not null
+            );
             update rota.jobs as j
-            set hold = v_limit.limit_name
+            set hold = v_limit.limit_name,
+                opened_for = null
             where j.id = any(v_refused);
-            limits_to_check := limits_to_check || v_limit.limit_name;
         end if;
     end loop;
 end;
@@ -632,9 +640,15 @@ $$;
 
 /*
  * Let up to max_jobs held jobs of a limit into their lanes, of each queue and type up to 20,
- * but for those that somebody has locked; returns how many.
+ * but for those that somebody has locked; returns how many.  A check counts those that are in
+ * their lanes already: else each would let in as many again while no worker takes them, and
+ * claims would have to walk past them.
  */
-create or replace function rota._open_held(limit_name text, max_jobs integer)
+create or replace function rota._open_held(
+    limit_name text,
+    max_jobs integer,
+    is_check boolean default false
+)
     returns integer
     language plpgsql
 as $$
@@ -645,6 +659,7 @@ declare
     v_began_at constant timestamptz := rota.now();
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
+    v_room integer := _open_held.max_jobs;
     v_ids bigint[];
     v_first jsonb;
     v_opened bigint[] := '{}'::bigint[];
@@ -658,6 +673,11 @@ begin
         select k.queue, k.job_type, '-32768', '-infinity'
         from rota._held_kinds(case when v_is_full then _open_held.limit_name end) as k
     loop
+        if _open_held.is_check then
+            -- Before any is locked: who ends one of these meanwhile opens the next himself.
+            v_room := rota._room_of_kind(
+                _open_held.limit_name, v_kind.queue, v_kind.job_type, _open_held.max_jobs);
+        end if;
         v_ids := array(
             select j.id
             from rota.jobs as j
@@ -668,7 +688,7 @@ begin
               and j.job_type = v_kind.job_type
               and (j.priority, j.run_at) >= (v_kind.priority, v_kind.run_at)
             order by j.priority, j.run_at, j.id
-            limit _open_held.max_jobs
+            limit v_room
             for update skip locked
         );
         v_first := (
@@ -684,7 +704,7 @@ begin
     end loop;
 
     if v_opened <> '{}' then
-        perform rota._place_jobs(v_opened, true);
+        perform rota._place_jobs(v_opened, _open_held.limit_name);
         perform rota._notify_for(v_opened);
     end if;
     if v_opened <> '{}' or v_is_full then
@@ -694,6 +714,50 @@ begin
             'kinds', v_kinds)::text);
     end if;
     return cardinality(v_opened);
+end;
+$$;
+
+/*
+ * How many jobs of a kind can be let in if there are that many slots: as many as are not in the
+ * lanes up to that of the first held one already, and at most 100 in one step.
+ */
+create or replace function rota._room_of_kind(
+    limit_name text,
+    queue text,
+    job_type text,
+    max_jobs integer
+)
+    returns integer
+    language plpgsql
+    stable
+as $$
+declare
+    v_priority constant smallint := (
+        select j.priority
+        from rota.jobs as j
+        where j.hold = _room_of_kind.limit_name
+          and j.hold <> 'time'
+          and j.status in ('queued', 'failed')
+          and j.queue = _room_of_kind.queue
+          and j.job_type = _room_of_kind.job_type
+        order by j.priority
+        limit 1
+    );
+begin
+    return least(100, _room_of_kind.max_jobs - (
+        select count(*)::integer
+        from (
+            select
+            from rota.jobs as j
+            where j.opened_for = _room_of_kind.limit_name
+              and j.hold is null
+              and j.status in ('queued', 'failed')
+              and j.queue = _room_of_kind.queue
+              and j.job_type = _room_of_kind.job_type
+              and j.priority <= v_priority
+            limit _room_of_kind.max_jobs
+        ) as o
+    ));
 end;
 $$;
 
@@ -879,7 +943,7 @@ declare
     c_horizon constant xid8 := substring(_check_limit.subject, '^([0-9]+) ')::xid8;
     c_name constant text := regexp_replace(_check_limit.subject, '^[0-9]+ ', '');
     v_bound record;
-    v_free integer := 100;
+    v_free integer := 1000;
     v_next timestamptz := rota.now();
     v_opened integer;
     v_is_settled boolean;
@@ -907,7 +971,7 @@ begin
         if not v_bound.is_settled or not rota._settle_slots(c_name, v_bound.max_running) then
             return false;
         end if;
-        v_free := rota._free_slots(c_name, v_bound.max_running, 100, true);
+        v_free := rota._free_slots(c_name, v_bound.max_running, 1000, true);
     end if;
     if v_bound.max_starts is not null then
         v_next := rota._next_start_at(
@@ -916,8 +980,10 @@ begin
 
     if v_free > 0 and v_next <= rota.now() then
         v_opened := rota._open_held(
-            c_name, case when v_bound.max_starts is null then v_free
-                else least(v_free, coalesce(v_bound.burst, 1)) end);
+            c_name,
+            case when v_bound.max_starts is null then v_free
+                else least(v_free, coalesce(v_bound.burst, 1)) end,
+            true);
     end if;
     if not rota._has_held(c_name) then
         return v_is_settled;
@@ -926,11 +992,19 @@ begin
     elsif v_free > 0 and v_bound.max_starts is not null then
         perform rota._check_later(
             c_name, rota.now() + rota._gap(v_bound.max_starts, v_bound.per));
-    elsif v_free >= 100 and v_opened > 0 then
+    elsif v_opened >= 100 then
         perform rota._add_checks('limit', array[c_name]);
+    elsif v_free >= 1000 then
+        perform rota._check_later(c_name, rota.now() + interval '1 second');
     elsif v_free > 0 then
         -- Those that were opened open the next when they end, if there is a limit at all.
-        return v_is_settled and v_opened > 0 and v_bound.max_running is not null;
+        return v_is_settled and v_bound.max_running is not null and exists (
+            select
+            from rota.jobs as j
+            where j.opened_for = c_name
+              and j.hold is null
+              and j.status in ('queued', 'failed')
+        );
     elsif c_horizon is null then
         perform rota._add_checks(
             'limit',
@@ -1128,8 +1202,6 @@ create or replace function rota._issue_taken(limit_name text, slots integer)
     returns boolean
     language plpgsql
 as $$
-declare
-    v_deleted integer;
 begin
     if not rota._lock_part(_issue_taken.limit_name, -1) then
         return false;

@@ -78,8 +78,16 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     "a claim that does not look at the time": (
         "I7",
         [
-            ("_lock_head", "and j.run_at <= _lock_head.due", ""),
-            ("_lock_lane", "and j.run_at <= _lock_lane.due", ""),
+            (
+                "_lock_head",
+                f"and j.place <= _lock_head.due\n{' ' * 10}and j.run_at <= _lock_head.due",
+                "",
+            ),
+            (
+                "_lock_lane",
+                f"and j.place <= c_end\n{' ' * 14}and j.run_at <= _lock_lane.due",
+                "",
+            ),
         ],
     ),
     "a job that is changed when it has ended": ("I8", [("_sweep", "return v_swept;", AGAIN)]),

@@ -67,11 +67,6 @@ class Job:
     def is_live(self) -> bool:
         return self.status not in ENDED
 
-    @property
-    def line(self) -> tuple[str, str, str | None]:
-        """Those whose order no limit changes."""
-        return self.queue, self.job_type, self.limit_key
-
 
 @dataclass
 class Queue:
@@ -150,13 +145,18 @@ NUMBERS = {name: number for number, name in enumerate(NAMES["jobs"])}
 class Seen:
     """What the database shows after a call: its jobs by their ids, as the columns of `Job`."""
 
-    def __init__(self, jobs: list[list[Any]]) -> None:
+    def __init__(self, jobs: list[list[Any]], holds: dict[str, str] | None = None) -> None:
         self._jobs = {row[0]: row for row in jobs}
+        self._holds = holds or {}
         self.claimed: list[int] = []  # in the order of the answer
 
     def get(self, job_id: int, name: str) -> Any:
         row = self._jobs.get(job_id)
         return row[NUMBERS[name]] if row else None
+
+    def get_hold(self, job_id: int) -> str | None:
+        """Return why a waiting job is kept out of its lane."""
+        return self._holds.get(str(job_id))
 
     def has_new(
         self, known: dict[int, Job], key: str, pipeline: str | None, job_type: str | None

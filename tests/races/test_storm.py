@@ -124,14 +124,20 @@ MUTANTS = {
         [("_block_children", "and j.status = 'blocked'", "")],
         "before its parents",
     ),
-    "a limit that is counted by two at once": (
+    "a slot that is given back twice": (
         "limits",
-        [("_hold_limit", "for update skip locked;", ";")],
+        [
+            (
+                "_leave_limits",
+                "rota._give_slots(_leave_limits.limit_names)",
+                "rota._give_slots(_leave_limits.limit_names || _leave_limits.limit_names)",
+            )
+        ],
         "as one of",
     ),
     "a slot that is free and nobody is told": (
         "limits",
-        [("_free_slots", "continue when v_limit_name like 'queue %'", "continue when true")],
+        [("_leave_limits", "perform rota._open_held(v_name, v_slots);", "null;")],
         "is left",
     ),
 }
@@ -149,8 +155,10 @@ FORGET = "; ".join(
             "effects",
             "stuck_keys",
             "dependencies",
-            "buckets",
             "pending_checks",
+            "limits",
+            "limit_slots",
+            "limit_parts",
         )
     ]
 )
