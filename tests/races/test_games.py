@@ -113,14 +113,14 @@ def test_a_guard_that_is_missing_is_found(
 @pytest.mark.parametrize(
     ("name", "state", "first", "second"),
     [
-        ("runs", "running", "rerun", "fail for good"),
-        ("runs", "dead", "start after", "rerun"),
-        ("runs", "dead", "retry", "rerun from b"),
-        ("runs", "dead", "rerun from b", "retry"),
+        ("runs", "running", "restart", "fail for good"),
+        ("runs", "dead", "start after", "restart"),
+        ("runs", "dead", "retry", "restart from b"),
+        ("runs", "dead", "restart from b", "retry"),
         ("runs", "none", "drop", "drop"),
         ("lines", "dead", "recheck", "retry"),
         ("lines", "succeeded", "recheck", "enqueue before second"),
-        ("world", "a run is dead", "resume key", "rerun from"),
+        ("world", "a run is dead", "resume key", "restart pipeline"),
         ("world", "a run is under way", "tick alone", "finish"),
     ],
 )

@@ -49,17 +49,17 @@ def test_pauses_leave_what_the_operations_do_as_it_was(connect: Connect) -> None
 
 
 @pytest.mark.parametrize(
-    ("function", "state", "first", "second"),
+    ("function", "lock", "state", "first", "second"),
     [
-        ("cancel_job", "waiting", "cancel", "claim"),
-        ("retry_job", "failed", "retry", "claim"),
-        ("fail_job", "running", "fail", "cancel"),
+        ("cancel_job", "for update;", "waiting", "cancel", "claim"),
+        ("retry_job", "for update;", "failed", "retry", "claim"),
+        ("_fail_running", "for update\n", "running", "fail", "cancel"),
     ],
 )
 def test_a_lock_that_is_missing_is_found(
-    connect: Connect, function: str, state: str, first: str, second: str
+    connect: Connect, function: str, lock: str, state: str, first: str, second: str
 ) -> None:
-    mutate(connect(), function, "for update;", ";")
+    mutate(connect(), function, lock, lock.removeprefix("for update"))
     instrument(connect())
 
     with closing(Bench(connect, KEYS)) as bench:
