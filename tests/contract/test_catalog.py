@@ -44,6 +44,7 @@ WORDS = {
     "retry_in": "interval",
     "role": "name",
     "unique_for": "interval",
+    "version": "text",
     "with_dependants": "boolean",
 }
 # An integer outside of smallint is refused by name and not by a cast.
