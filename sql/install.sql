@@ -41,9 +41,11 @@ select to_regnamespace('rota') is null as fresh \gset
 
 -- base/: what every other folder uses.
 \ir base/version.sql
+\ir base/queue_rights.sql
 \ir base/checks.sql
 \ir base/backoff.sql
 \ir base/notify.sql
+\ir base/pending.sql
 \ir base/scan_start.sql
 
 -- jobs/: from enqueue to the end of a job.
@@ -61,7 +63,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir jobs/round_trip.sql
 
 -- waiting/: jobs that wait for more than their time.
-\ir waiting/pending.sql
+\ir waiting/hooks.sql
 \ir waiting/order.sql
 \ir waiting/dependencies.sql
 \ir waiting/limits.sql
@@ -78,6 +80,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir schedules/occurrences.sql
 
 -- maintenance/: what has to be done from time to time, by whoever ticks.
+\ir maintenance/pending.sql
 \ir maintenance/sweep.sql
 \ir maintenance/retention.sql
 \ir maintenance/tick.sql

@@ -13,13 +13,14 @@ with runs as materialized (
         j.id, 'live' as place, j.status, j.attempts, j.max_attempts, j.lease_token,
         j.locked_by, j.locked_until, j.idempotency_key, j.cancel_requested_at,
         j.started_at, null::timestamptz as finished_at, j.pipeline, j.stage,
-        j.stage_queued_at
+        j.stage_queued_at, coalesce('pipeline ' || j.pipeline, j.job_type) as key_scope
     from rota.jobs as j
     union all
     select
         f.id, 'ended', f.status, f.attempts, f.max_attempts, f.lease_token,
         f.locked_by, null, f.idempotency_key, f.cancel_requested_at,
-        f.started_at, f.finished_at, f.pipeline, f.stage, null
+        f.started_at, f.finished_at, f.pipeline, f.stage, null,
+        coalesce('pipeline ' || f.pipeline, f.job_type)
     from rota.finished_jobs as f
 )
 select 'has more than one row' as rule, r.id from runs as r group by r.id having count(*) > 1
@@ -56,7 +57,7 @@ where r.place = 'live' and r.status <> 'running' and r.cancel_requested_at is no
 union all
 select 'shares its key with another live job', min(r.id) from runs as r
 where r.place = 'live' and r.idempotency_key is not null
-group by r.idempotency_key
+group by r.idempotency_key, r.key_scope
 having count(*) > 1
 union all
 select 'is in a stage and in no pipeline, or has not come to it', r.id from runs as r

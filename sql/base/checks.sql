@@ -377,10 +377,7 @@ begin
         where j.id = _is_running.job_id
           and j.lease_token = _is_running.lease_token
           and j.status = 'running'
-          and (
-            not exists (select from rota.queue_grants)
-            or rota._foreign_jobs(array[j.id]) = '{}'
-          )
+          and rota._foreign_jobs(array[j.id]) = '{}'
     );
 end;
 $$;

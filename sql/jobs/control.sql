@@ -114,22 +114,26 @@ create or replace function rota._revive(job_id bigint)
     language plpgsql
 as $$
 declare
-    v_now constant timestamptz := rota.now();
-    v_key text;
-    v_found boolean;
-    v_has_parents boolean;
+    v_has_parents constant boolean := rota._newest_parent(_revive.job_id) is not null;
+    v_job jsonb;
     v_halted_key text;
     v_status text;
 begin
-    v_has_parents := rota._newest_parent(_revive.job_id) is not null;
     with ended as (
         delete from rota.finished_jobs as f
         where f.id = _revive.job_id
         returning
             f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
             f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead, f.limit_key,
-            f.pipeline, f.stage, f.stage_input, f.definition, f.scheduled_for, f.lease_token,
-            f.last_error, f.error_type, f.failed_at, f.created_at
+            f.pipeline, f.stage, f.stage_input, f.definition, f.scheduled_for,
+            case when f.pipeline is null then f.lease_token
+                else least(f.lease_token, 9223372036854775806) + 1 end as lease_token,
+            f.last_error, f.error_type, f.failed_at, f.created_at,
+            case when v_has_parents then 'wait' end as if_parent_dead,
+            case
+                when f.ordering_key is null and not v_has_parents then 'queued'
+                else 'blocked'
+            end as status
     ),
     kept_place as (
         delete from rota.stuck_keys as s
@@ -137,43 +141,17 @@ begin
         where s.ordering_key = e.ordering_key
           and s.job_id = e.id
         returning s.job_id, s.ordering_key
-    ),
-    revived as (
-        insert into rota.jobs as j (
-            id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
-            pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for,
-            lease_token, last_error, error_type, failed_at, created_at,
-            status, run_at, updated_at
-        )
-        overriding system value
-        select
-            e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead,
-            case when v_has_parents then 'wait' end, e.limit_key,
-            e.pipeline, e.stage, e.stage_input, case when e.pipeline is not null then v_now end,
-            e.definition, e.scheduled_for,
-            case when e.pipeline is null then e.lease_token
-                else least(e.lease_token, 9223372036854775806) + 1 end,
-            e.last_error, e.error_type, e.failed_at, e.created_at,
-            case
-                when e.ordering_key is null and not v_has_parents then 'queued'
-                else 'blocked'
-            end,
-            v_now, v_now
-        from ended as e
-        on conflict do nothing
-        returning j.id, j.status
     )
-    select e.idempotency_key, true, r.status, k.ordering_key
-    into v_key, v_found, v_status, v_halted_key
+    select to_jsonb(e), e.status, k.ordering_key
+    into v_job, v_status, v_halted_key
     from ended as e
-    left join revived as r on r.id = e.id
     left join kept_place as k on k.job_id = e.id;
-
-    if v_found and v_status is null then
-        perform rota._raise_taken(_revive.job_id, v_key);
+    if not found then
+        return null;
+    elsif rota._insert_jobs(jsonb_build_array(v_job), array[_revive.job_id]) = '{}' then
+        perform rota._raise_taken(_revive.job_id, v_job);
     end if;
+
     if v_halted_key is not null and current_setting('transaction_isolation') = 'read committed'
       and rota._open_line(v_halted_key, true, 32) then
         select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
@@ -181,28 +159,33 @@ begin
         perform rota._jobs_came_in(array[_revive.job_id]);
         select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     end if;
-    perform rota._enter_lanes(array[_revive.job_id]);
     perform rota._notify_for(array[_revive.job_id]);
     return v_status;
 end;
 $$;
 
-/* Why an ended job cannot come back: a live one has its key. */
-create or replace function rota._raise_taken(job_id bigint, idempotency_key text)
+/* Why an ended job cannot come back: a live one of its type, or pipeline, has its key. */
+create or replace function rota._raise_taken(job_id bigint, job jsonb)
     returns void
     language plpgsql
 as $$
 declare
+    v_key constant text := _raise_taken.job ->> 'idempotency_key';
+    v_pipeline constant text := 'pipeline ' || (_raise_taken.job ->> 'pipeline');
+    v_scope constant text := coalesce(v_pipeline, _raise_taken.job ->> 'job_type');
     v_key_job bigint;
 begin
     v_key_job := (
-        select j.id from rota.jobs as j where j.idempotency_key = _raise_taken.idempotency_key
+        select j.id
+        from rota.jobs as j
+        where j.idempotency_key = v_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope
     );
     -- What was in the way a moment ago may have ended since.
     raise exception using
         errcode = 'RT007',
-        message = format('job %s: its idempotency_key %L is taken by %s',
-            _raise_taken.job_id, _raise_taken.idempotency_key,
+        message = format('job %s: idempotency_key %L of %s is taken by %s',
+            _raise_taken.job_id, v_key, coalesce(v_pipeline, 'job type ' || v_scope),
             coalesce('job ' || v_key_job, 'a job that has just ended')),
         hint = 'Wait for that job, or cancel it first.';
 end;

@@ -4,7 +4,7 @@
  * Enqueue is part of the caller's transaction: rolled back means no job, and no worker sees
  * it before the commit.
  *
- * An idempotency key is unique among live jobs, held by a unique index and nothing else.  If
+ * An idempotency key is unique among live jobs of a type, held by a unique index alone.  If
  * another transaction is just inserting the same key, the insert waits for its end: after its
  * commit we return its job, after its rollback ours goes in.  The job found may end between
  * the two statements; hence the loops, which turn only then.
@@ -77,12 +77,17 @@ begin
         enqueue.after, enqueue.before, enqueue.limit_key) > 0 then
         perform rota._check_waits('', enqueue.ordering_key, enqueue.skip_dead, enqueue.after,
             enqueue.if_parent_dead, enqueue.limit_key);
-        return rota._enqueue_special(rota._new_job(enqueue.job_type, enqueue.payload,
-                enqueue.queue, enqueue.run_at, enqueue.delay, enqueue.priority,
-                enqueue.max_attempts, enqueue.lease, enqueue.backoff, enqueue.idempotency_key,
-                enqueue.ordering_key, enqueue.skip_dead, enqueue.after, enqueue.if_parent_dead,
-                enqueue.limit_key), enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at,
-            enqueue.max_wait, enqueue.run_at is not null or enqueue.delay is not null,
+        return rota._enqueue_special(
+            jsonb_build_object(
+                'job_type', enqueue.job_type, 'payload', enqueue.payload,
+                'queue', enqueue.queue, 'run_at', enqueue.run_at, 'delay', enqueue.delay,
+                'priority', enqueue.priority, 'max_attempts', enqueue.max_attempts,
+                'lease', enqueue.lease, 'backoff', enqueue.backoff,
+                'idempotency_key', enqueue.idempotency_key,
+                'ordering_key', enqueue.ordering_key, 'skip_dead', enqueue.skip_dead,
+                'after', enqueue.after, 'if_parent_dead', enqueue.if_parent_dead,
+                'limit_key', enqueue.limit_key),
+            enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at, enqueue.max_wait,
             enqueue.after, enqueue.before);
     end if;
     loop
@@ -90,7 +95,7 @@ begin
             queue, job_type, payload, priority, max_attempts, lease, backoff,
             idempotency_key, status, run_at, created_at, updated_at
         ) values (
-            case when exists (select from rota.queue_grants)
+            case when exists (select from rota.queue_grants as g where g.access = 'producer')
                 then rota._checked_queue(enqueue.queue) else enqueue.queue end,
             enqueue.job_type, enqueue.payload, enqueue.priority,
             coalesce(enqueue.max_attempts, (
@@ -100,7 +105,8 @@ begin
             case when enqueue.delay is not null then v_now + rota._exact(enqueue.delay)
                 else coalesce(enqueue.run_at, v_now) end, v_now, v_now
         )
-        on conflict (idempotency_key) where idempotency_key is not null do nothing
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing
         returning j.id, exists (
                 select from rota.limits as l where l.job_type = enqueue.job_type
             ) or exists (
@@ -113,8 +119,11 @@ begin
             perform rota._enter_lanes(array[v_job_id]);
         end if;
         exit when v_job_id is not null;
-        select j.id into v_job_id from rota.jobs as j
-        where j.idempotency_key = enqueue.idempotency_key;
+        select j.id
+        into v_job_id
+        from rota.jobs as j
+        where j.idempotency_key = enqueue.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = enqueue.job_type;
         exit when found;
     end loop;
     if coalesce(enqueue.run_at, v_now + enqueue.delay, v_now) < v_now + rota._soon()
@@ -289,37 +298,47 @@ begin
 end;
 $$;
 
-/* Insert what is not there, in the order of the keys. */
+/*
+ * Put new jobs in, given in the form of _new_jobs(), with these ids, and those that need not
+ * wait for others into their lanes; returns the ids of those that went in, which are not those
+ * whose key has a live job.  All but the plain jobs of enqueue() and enqueue_many() come this
+ * way, in the order of their keys.
+ */
 create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
-    returns void
+    returns bigint[]
     language plpgsql
 as $$
-#variable_conflict use_column
 declare
     v_now constant timestamptz := rota.now();
+    v_ids bigint[];
 begin
-    insert into rota.jobs (
-        id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, status,
-        run_at, created_at, updated_at
+    with added as (
+        insert into rota.jobs as j (
+            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
+            idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, pipeline,
+            stage, stage_input, stage_queued_at, definition, scheduled_for, status, run_at,
+            lease_token, last_error, error_type, failed_at, created_at, updated_at
+        )
+        overriding system value
+        select
+            _insert_jobs.new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
+            coalesce(n.max_attempts, q.max_attempts, 10), rota._exact(n.lease), n.backoff,
+            n.idempotency_key, n.ordering_key,
+            case when n.ordering_key is not null then n.skip_dead end,
+            case when n.status = 'blocked' then n.if_parent_dead end, n.limit_key, n.pipeline,
+            n.stage, n.stage_input, case when n.pipeline is not null then v_now end,
+            n.definition, n.scheduled_for, n.status,
+            coalesce(n.run_at, v_now + rota._exact(n.delay), v_now), n.lease_token,
+            n.last_error, n.error_type, n.failed_at, coalesce(n.created_at, v_now), v_now
+        from rota._new_jobs(_insert_jobs.jobs) as n
+        left join rota.queues as q on q.queue = n.queue
+        order by n.idempotency_key, n.job_type, n.ordinal
+        on conflict do nothing
+        returning j.id
     )
-    overriding system value
-    select
-        _insert_jobs.new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
-        coalesce(n.max_attempts, q.max_attempts, 10), rota._exact(n.lease), n.backoff,
-        n.idempotency_key, n.ordering_key,
-        case when n.ordering_key is not null then n.skip_dead end,
-        case
-            when n.ordering_key is not null or n.after is not null then n.if_parent_dead
-        end,
-        n.limit_key,
-        case when n.ordering_key is null and n.after is null then 'queued' else 'blocked' end,
-        coalesce(n.run_at, v_now + rota._exact(n.delay), v_now), v_now, v_now
-    from rota._new_jobs(_insert_jobs.jobs) as n
-    left join rota.queues as q on q.queue = n.queue
-    order by n.idempotency_key, n.ordinal
-    on conflict (idempotency_key) where idempotency_key is not null do nothing;
-    perform rota._enter_lanes(_insert_jobs.new_ids);
+    select coalesce(array_agg(a.id), '{}') into v_ids from added as a;
+    perform rota._enter_lanes(v_ids);
+    return v_ids;
 end;
 $$;
 
@@ -339,12 +358,16 @@ begin
             end
         from rota._new_jobs(_find_jobs.jobs) as n
         left join rota.jobs as j on j.idempotency_key = n.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = n.job_type
         order by n.ordinal, j.id desc
     );
 end;
 $$;
 
-/* The objects as typed rows, defaults filled in. */
+/*
+ * The objects as typed rows, defaults filled in.  Their keys are the arguments of enqueue();
+ * and, for jobs that do not come from there, columns of jobs.
+ */
 create or replace function rota._new_jobs(jobs jsonb)
     returns table (
         ordinal bigint,
@@ -367,7 +390,18 @@ create or replace function rota._new_jobs(jobs jsonb)
         after bigint[],
         before bigint,
         if_parent_dead text,
-        limit_key text
+        limit_key text,
+        pipeline text,
+        stage text,
+        stage_input jsonb,
+        definition text,
+        scheduled_for timestamptz,
+        status text,
+        lease_token bigint,
+        last_error text,
+        error_type text,
+        failed_at timestamptz,
+        created_at timestamptz
     )
     language plpgsql
     stable
@@ -381,19 +415,30 @@ begin
         n.max_attempts, n.lease, nullif(n.backoff, 'null'), n.idempotency_key,
         n.unique_for, coalesce(n.on_conflict, 'keep'), n.updated_at, n.max_wait,
         n.ordering_key, coalesce(n.skip_dead, false), n.after, n.before,
-        coalesce(n.if_parent_dead, 'cancel'), n.limit_key
+        coalesce(n.if_parent_dead, 'cancel'), n.limit_key, n.pipeline, n.stage,
+        nullif(n.stage_input, 'null'), n.definition, n.scheduled_for,
+        coalesce(n.status, case
+            when n.ordering_key is null and n.after is null then 'queued'
+            else 'blocked'
+        end),
+        coalesce(n.lease_token, 0), n.last_error, n.error_type, n.failed_at, n.created_at
     from rows from (
         jsonb_to_recordset(_new_jobs.jobs) as (
             job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
             priority integer, max_attempts integer, lease interval, backoff jsonb,
             idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
             max_wait interval, ordering_key text, skip_dead boolean, after bigint[],
-            before bigint, if_parent_dead text, limit_key text
+            before bigint, if_parent_dead text, limit_key text, pipeline text, stage text,
+            stage_input jsonb, definition text, scheduled_for timestamptz,
+            status text, lease_token bigint, last_error text, error_type text,
+            failed_at timestamptz, created_at timestamptz
         )
     ) with ordinality as n (
         job_type, payload, queue, run_at, delay, priority, max_attempts, lease, backoff,
         idempotency_key, unique_for, on_conflict, updated_at, max_wait, ordering_key,
-        skip_dead, after, before, if_parent_dead, limit_key, ordinal
+        skip_dead, after, before, if_parent_dead, limit_key, pipeline, stage, stage_input,
+        definition, scheduled_for, status, lease_token, last_error, error_type,
+        failed_at, created_at, ordinal
     );
 end;
 $$;

@@ -1,7 +1,7 @@
 /*
  * jobs/finish.sql -- a job did its work.
  *
- * Every way out of the live table is one statement in _end_jobs(): it deletes the row and
+ * Every way out of the live table is one statement in _archive_jobs(): it deletes the row and
  * writes it to the history.  The deleted row is the proof that the job was there, with this
  * token and in this state; so of two that want to end a job exactly one does, and what the
  * other had written in its transaction rolls back with the error it gets.
@@ -154,6 +154,38 @@ end;
 $$;
 
 /*
+ * End jobs of whatever kind; returns the ids of those that ended or went to their next stage.
+ * One of a pipeline may have a stage to go to, which _end_stages() knows.
+ */
+create or replace function rota._end_jobs(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    old_status text,
+    new_status text,
+    results jsonb default null,
+    next_stages text[] default null,
+    is_hasty boolean default false
+)
+    returns bigint[]
+    language plpgsql
+as $$
+declare
+    v_ended bigint[];
+begin
+    v_ended := rota._archive_jobs(
+        _end_jobs.job_ids, _end_jobs.lease_tokens, _end_jobs.old_status, _end_jobs.new_status,
+        _end_jobs.results, _end_jobs.is_hasty);
+    if cardinality(v_ended) < cardinality(_end_jobs.job_ids) then
+        v_ended := v_ended || rota._end_stages(
+            _end_jobs.job_ids, _end_jobs.lease_tokens, _end_jobs.old_status,
+            _end_jobs.new_status, _end_jobs.results, _end_jobs.next_stages,
+            _end_jobs.is_hasty);
+    end if;
+    return v_ended;
+end;
+$$;
+
+/*
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
  *
  * An index scan for `= any` goes in the order of the key, so two batches that share jobs lock
@@ -164,16 +196,14 @@ $$;
  * In haste it goes past rows that somebody may have locked: a mark of whoever locked a row last
  * is left in its xmax, and that of its own claim is none.
  *
- * A job of a pipeline is passed over, too, and left to _end_stages(), which calls again for
- * those that are in their last stage.
+ * A job of a pipeline is passed over, too, unless it is said to be in its last stage.
  */
-create or replace function rota._end_jobs(
+create or replace function rota._archive_jobs(
     job_ids bigint[],
     lease_tokens bigint[],
     old_status text,
     new_status text,
     results jsonb default null,
-    next_stages text[] default null,
     is_hasty boolean default false,
     is_last_stage boolean default false
 )
@@ -185,8 +215,8 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     -- All of one claim, mostly.
-    v_token constant bigint := case when _end_jobs.lease_tokens[1]
-        = all(_end_jobs.lease_tokens) then _end_jobs.lease_tokens[1] end;
+    v_token constant bigint := case when _archive_jobs.lease_tokens[1]
+        = all(_archive_jobs.lease_tokens) then _archive_jobs.lease_tokens[1] end;
     v_ended bigint[];
     v_leading jsonb;
     v_held_limits jsonb;
@@ -194,14 +224,15 @@ declare
 begin
     with ended as (
         delete from rota.jobs as j
-        where j.id = any(_end_jobs.job_ids)
+        where j.id = any(_archive_jobs.job_ids)
           and j.lease_token = coalesce(
-            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])
-          and j.status = _end_jobs.old_status
-          and (j.pipeline is null or _end_jobs.is_last_stage)
-          and (not _end_jobs.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
+            v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])
+          and j.status = _archive_jobs.old_status
+          and (j.pipeline is null or _archive_jobs.is_last_stage)
+          and (not _archive_jobs.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
           -- Only a worker succeeds; other ends may be of a sweep, which is for all queues.
-          and (_end_jobs.new_status <> 'succeeded' or not exists (select from rota.queue_grants)
+          and (_archive_jobs.new_status <> 'succeeded'
+            or not exists (select from rota.queue_grants)
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
         returning
             j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
@@ -229,9 +260,10 @@ begin
             e.scheduled_for, e.run_at, e.attempts, e.lease_token, e.locked_by,
             e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
-            _end_jobs.new_status, v_now, v_now,
-            case when _end_jobs.results is not null then nullif(
-                _end_jobs.results -> (array_position(_end_jobs.job_ids, e.id) - 1), 'null') end
+            _archive_jobs.new_status, v_now, v_now,
+            case when _archive_jobs.results is not null then nullif(
+                _archive_jobs.results
+                    -> (array_position(_archive_jobs.job_ids, e.id) - 1), 'null') end
         from ended as e
     )
     select
@@ -241,7 +273,7 @@ begin
             e.rerun_payload, e.ordering_key, e.definition) > 0),
         jsonb_agg(e.held_limits) filter (where e.held_limits is not null),
         jsonb_agg(jsonb_build_array(e.job_type, e.limit_key))
-            filter (where _end_jobs.old_status in ('queued', 'failed'))
+            filter (where _archive_jobs.old_status in ('queued', 'failed'))
     into v_ended, v_leading, v_held_limits, v_waiting_kinds
     from ended as e;
     if v_held_limits is not null then
@@ -262,14 +294,7 @@ begin
     if v_leading is not null or current_setting('transaction_isolation') <> 'read committed'
       or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
         perform rota._jobs_ended(
-            v_ended, v_leading, _end_jobs.old_status, _end_jobs.new_status);
-    end if;
-    if not _end_jobs.is_last_stage
-      and cardinality(v_ended) < cardinality(_end_jobs.job_ids) then
-        v_ended := v_ended || rota._end_stages(
-            _end_jobs.job_ids, _end_jobs.lease_tokens, _end_jobs.old_status,
-            _end_jobs.new_status, _end_jobs.results, _end_jobs.next_stages,
-            _end_jobs.is_hasty);
+            v_ended, v_leading, _archive_jobs.old_status, _archive_jobs.new_status);
     end if;
     return v_ended;
 end;
@@ -282,28 +307,20 @@ create or replace function rota._follow_up(jobs jsonb)
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_reruns bigint[];
 begin
-    with reruns as (
-        insert into rota.jobs as j (
-            queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, ordering_key, skip_dead, limit_key, lease_token,
-            status, run_at, created_at, updated_at
-        )
-        select
-            e.queue, e.job_type, e.rerun_payload, e.rerun_priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            e.lease_token,
-            case when e.ordering_key is null then 'queued' else 'blocked' end,
-            e.rerun_run_at, v_now, v_now
-        from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-        where e.rerun_payload is not null
-        returning j.id
-    )
-    select array_agg(r.id) into v_reruns from reruns as r;
-    if v_reruns is not null then
-        perform rota._enter_lanes(v_reruns);
-    end if;
+    -- Somebody asked for another run meanwhile; it begins where this one ends.
+    perform rota._insert_jobs(
+        jsonb_agg(jsonb_build_object(
+            'queue', e.queue, 'job_type', e.job_type, 'payload', e.rerun_payload,
+            'priority', e.rerun_priority, 'max_attempts', e.max_attempts, 'lease', e.lease,
+            'backoff', e.backoff, 'idempotency_key', e.idempotency_key,
+            'ordering_key', e.ordering_key, 'skip_dead', e.skip_dead,
+            'limit_key', e.limit_key, 'run_at', e.rerun_run_at,
+            'lease_token', e.lease_token)),
+        array_agg(nextval('rota.jobs_id_seq')))
+    from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
+    where e.rerun_payload is not null
+    having count(*) > 0;
     perform rota._notify(e.queue)
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null

@@ -1,6 +1,9 @@
 /*
  * jobs/keys.sql -- what an idempotency key can do beyond being unique.
  *
+ * A key belongs to the job type, and that of a run to its pipeline: the same key of another
+ * type is another job.  So no call ever changes the type of a job that it finds.
+ *
  * Promises.  A key has at most one live job.  With unique_for it makes no new job for that
  * time, whatever became of the last one.  With on_conflict replace, the job that waits takes
  * the new payload, time and priority.  With rerun, so it does too, and if the job is running,
@@ -21,67 +24,16 @@
  * since finish_jobs() and the like lock jobs in the order of their ids.
  */
 
-/* A new row of jobs with its defaults; the id comes with the insert, the checks before. */
-create or replace function rota._new_job(
-    job_type text,
-    payload jsonb,
-    queue text,
-    run_at timestamptz,
-    delay interval,
-    priority integer,
-    max_attempts integer,
-    lease interval,
-    backoff jsonb,
-    idempotency_key text,
-    ordering_key text,
-    skip_dead boolean,
-    after bigint[],
-    if_parent_dead text,
-    limit_key text
-)
-    returns rota.jobs
-    language plpgsql
-    stable
-as $$
-declare
-    v_now constant timestamptz := rota.now();
-begin
-    return jsonb_populate_record(null::rota.jobs, jsonb_build_object(
-        'job_type', _new_job.job_type,
-        'payload', _new_job.payload,
-        'queue', _new_job.queue,
-        'created_at', v_now,
-        'run_at', coalesce(_new_job.run_at, v_now + rota._exact(_new_job.delay), v_now),
-        'priority', _new_job.priority,
-        'max_attempts', coalesce(
-            _new_job.max_attempts,
-            (select q.max_attempts from rota.queues as q where q.queue = _new_job.queue),
-            10),
-        'lease', rota._exact(_new_job.lease),
-        'backoff', _new_job.backoff,
-        'idempotency_key', _new_job.idempotency_key,
-        'ordering_key', _new_job.ordering_key,
-        'skip_dead', case when _new_job.ordering_key is not null then _new_job.skip_dead end,
-        'if_parent_dead', case
-            when _new_job.ordering_key is not null or _new_job.after is not null
-            then _new_job.if_parent_dead
-        end,
-        'limit_key', _new_job.limit_key,
-        'status', case
-            when _new_job.ordering_key is null and _new_job.after is null then 'queued'
-            else 'blocked'
-        end));
-end;
-$$;
-
-/* enqueue() for a job with a rule for its key, or with something that it waits for. */
+/*
+ * enqueue() for a job with a rule for its key, or with something that it waits for; *job* has
+ * the form of _new_jobs().
+ */
 create or replace function rota._enqueue_special(
-    job rota.jobs,
+    job jsonb,
     unique_for interval,
     on_conflict text,
     updated_at timestamptz,
     max_wait interval,
-    has_time boolean,
     after bigint[],
     before bigint
 )
@@ -89,22 +41,22 @@ create or replace function rota._enqueue_special(
     language plpgsql
 as $$
 declare
+    v_key constant text := _enqueue_special.job ->> 'idempotency_key';
     v_job_id bigint;
     v_is_new boolean;
 begin
     perform rota._check_key_rule(
-        '', job.idempotency_key, _enqueue_special.unique_for, _enqueue_special.on_conflict,
+        '', v_key, _enqueue_special.unique_for, _enqueue_special.on_conflict,
         _enqueue_special.updated_at, _enqueue_special.max_wait);
-    perform rota._check_before(
-        '', _enqueue_special.after, _enqueue_special.before, job.ordering_key);
-    perform rota._check_queues('producer', array[job.queue]);
+    perform rota._check_before('', _enqueue_special.after, _enqueue_special.before,
+        _enqueue_special.job ->> 'ordering_key');
+    perform rota._check_queues('producer', array[_enqueue_special.job ->> 'queue']);
 
     select k.job_id, k.is_new
     into v_job_id, v_is_new
     from rota._enqueue_keyed(
-        job, _enqueue_special.unique_for, _enqueue_special.on_conflict,
-        _enqueue_special.updated_at, _enqueue_special.max_wait, _enqueue_special.has_time,
-        true, '') as k;
+        _enqueue_special.job, _enqueue_special.unique_for, _enqueue_special.on_conflict,
+        _enqueue_special.updated_at, _enqueue_special.max_wait, true) as k;
     if not v_is_new and _enqueue_special.on_conflict <> 'keep' then
         perform rota._check_queues_of_jobs(array[v_job_id]);
     end if;
@@ -116,47 +68,50 @@ end;
 $$;
 
 /*
- * Find or insert the one job of a key, then ask the memory of the key, then change the job;
- * *prefix* says which of many it is.
+ * Find or insert the one job of a key, then ask the memory of the key, then change the job.
  */
 create or replace function rota._enqueue_keyed(
-    job rota.jobs,
+    job jsonb,
     unique_for interval,
     on_conflict text,
     updated_at timestamptz,
     max_wait interval,
-    has_time boolean,
-    may_wait boolean,
-    prefix text
+    may_wait boolean
 )
     returns table (job_id bigint, is_new boolean)
     language plpgsql
 as $$
 declare
+    v_key constant text := _enqueue_keyed.job ->> 'idempotency_key';
+    v_scope constant text := coalesce('pipeline ' || (_enqueue_keyed.job ->> 'pipeline'),
+        _enqueue_keyed.job ->> 'job_type');
+    v_new_ids bigint[];
     v_is_versioned constant boolean :=
         _enqueue_keyed.unique_for is not null or _enqueue_keyed.updated_at is not null;
 begin
     loop
         if v_is_versioned or _enqueue_keyed.on_conflict <> 'keep' then
-            job_id := rota._lock_keyed(job.idempotency_key, _enqueue_keyed.may_wait);
+            job_id := rota._lock_keyed(v_key, v_scope, _enqueue_keyed.may_wait);
             is_new := false;
             exit when job_id is not null;
         end if;
-        job_id := rota._insert_job(job);
+        v_new_ids := coalesce(v_new_ids, array[nextval('rota.jobs_id_seq')]);
+        job_id := (rota._insert_jobs(jsonb_build_array(_enqueue_keyed.job), v_new_ids))[1];
         is_new := true;
         exit when job_id is not null;
         if not v_is_versioned and _enqueue_keyed.on_conflict = 'keep' then
             select j.id
             into job_id
             from rota.jobs as j
-            where j.idempotency_key = job.idempotency_key;
+            where j.idempotency_key = v_key
+              and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope;
             is_new := false;
             exit when found;
         end if;
     end loop;
 
     if v_is_versioned and not rota._hold_key(
-        job.idempotency_key, job_id, _enqueue_keyed.unique_for, _enqueue_keyed.updated_at) then
+        v_key, v_scope, job_id, _enqueue_keyed.unique_for, _enqueue_keyed.updated_at) then
         if is_new then
             -- The key is still unique, or has seen this version: as if we had not come.
             delete from rota.jobs as j where j.id = _enqueue_keyed.job_id and j.lease_token = 0;
@@ -164,12 +119,13 @@ begin
             select k.job_id
             into job_id
             from rota.idempotency_keys as k
-            where k.idempotency_key = job.idempotency_key;
+            where k.idempotency_key = v_key
+              and k.key_scope = v_scope;
         end if;
     elsif not is_new and _enqueue_keyed.on_conflict <> 'keep' then
         perform rota._update_keyed(
-            job_id, job, _enqueue_keyed.on_conflict = 'rerun', _enqueue_keyed.max_wait,
-            _enqueue_keyed.has_time, _enqueue_keyed.prefix);
+            job_id, _enqueue_keyed.job, _enqueue_keyed.on_conflict = 'rerun',
+            _enqueue_keyed.max_wait);
     end if;
     return next;
 end;
@@ -179,7 +135,11 @@ $$;
  * Lock the live job of a key; null if there is none.  Raises RTB00, which nobody sees, where
  * somebody else has it locked and it may not wait.
  */
-create or replace function rota._lock_keyed(idempotency_key text, may_wait boolean)
+create or replace function rota._lock_keyed(
+    idempotency_key text,
+    key_scope text,
+    may_wait boolean
+)
     returns bigint
     language plpgsql
 as $$
@@ -191,6 +151,7 @@ begin
         into v_job_id
         from rota.jobs as j
         where j.idempotency_key = _lock_keyed.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
         for update;
         return v_job_id;
     end if;
@@ -199,11 +160,18 @@ begin
     into v_job_id
     from rota.jobs as j
     where j.idempotency_key = _lock_keyed.idempotency_key
+      and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
     for update skip locked;
     if not found and exists (
-        select from rota.jobs as j where j.idempotency_key = _lock_keyed.idempotency_key
+        select
+        from rota.jobs as j
+        where j.idempotency_key = _lock_keyed.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
     ) then
-        raise exception using errcode = 'RTB00', message = _lock_keyed.idempotency_key;
+        raise exception using
+            errcode = 'RTB00',
+            message = _lock_keyed.idempotency_key,
+            detail = _lock_keyed.key_scope;
     end if;
     return v_job_id;
 end;
@@ -212,6 +180,7 @@ $$;
 /* Take the key for a new event; false if it is still unique, or has seen this version. */
 create or replace function rota._hold_key(
     idempotency_key text,
+    key_scope text,
     job_id bigint,
     unique_for interval,
     updated_at timestamptz
@@ -224,11 +193,11 @@ declare
     v_unique_until constant timestamptz := v_now + rota._exact(_hold_key.unique_for);
 begin
     insert into rota.idempotency_keys as k (
-        idempotency_key, job_id, unique_until, source_updated_at, expires_at
+        idempotency_key, key_scope, job_id, unique_until, source_updated_at, expires_at
     )
     values (
-        _hold_key.idempotency_key, _hold_key.job_id, v_unique_until, _hold_key.updated_at,
-        coalesce(v_unique_until, v_now + interval '90 days')
+        _hold_key.idempotency_key, _hold_key.key_scope, _hold_key.job_id, v_unique_until,
+        _hold_key.updated_at, coalesce(v_unique_until, v_now + interval '90 days')
     )
     on conflict on constraint idempotency_keys_pkey do update
     set job_id = excluded.job_id,
@@ -244,87 +213,51 @@ begin
 end;
 $$;
 
-/* Null if its key has a live job. */
-create or replace function rota._insert_job(job rota.jobs)
-    returns bigint
-    language plpgsql
-as $$
-declare
-    v_new_id constant bigint := nextval('rota.jobs_id_seq');
-    v_job_id bigint;
-begin
-    insert into rota.jobs as j (
-        id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-        idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, pipeline, stage,
-        stage_input, stage_queued_at, status, run_at, created_at, updated_at
-    )
-    overriding system value
-    values (
-        v_new_id, job.queue, job.job_type, job.payload, job.priority, job.max_attempts,
-        job.lease, job.backoff, job.idempotency_key, job.ordering_key, job.skip_dead,
-        job.if_parent_dead, job.limit_key,
-        job.pipeline, job.stage, job.stage_input,
-        case when job.pipeline is not null then job.created_at end,
-        job.status, job.run_at, job.created_at, job.created_at
-    )
-    on conflict do nothing
-    returning j.id into v_job_id;
-    if found then
-        perform rota._enter_lanes(array[v_job_id]);
-    end if;
-    return v_job_id;
-end;
-$$;
-
 /*
  * Give the job of the key, which the caller has locked, what is new, or note it as the run that
- * follows this one.  A failed job has all its attempts for it, and keeps its backoff unless a
- * time was given.
+ * follows this one.  A failed job has all its attempts for it; a rerun keeps its backoff unless
+ * a time was given.
  */
 create or replace function rota._update_keyed(
     job_id bigint,
-    job rota.jobs,
+    job jsonb,
     is_rerun boolean,
-    max_wait interval,
-    has_time boolean,
-    prefix text
+    max_wait interval
 )
     returns void
     language plpgsql
 as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_payload constant jsonb := _update_keyed.job -> 'payload';
+    v_priority constant smallint := (_update_keyed.job ->> 'priority')::smallint;
+    v_time constant timestamptz := coalesce(
+        (_update_keyed.job ->> 'run_at')::timestamptz,
+        v_now + rota._exact((_update_keyed.job ->> 'delay')::interval));
+    v_run_at constant timestamptz := coalesce(v_time, v_now);
 begin
     update rota.jobs as j
-    set payload = case when j.status = 'running' then j.payload else job.payload end,
-        priority = case when j.status = 'running' then j.priority else job.priority end,
+    set payload = case when j.status = 'running' then j.payload else v_payload end,
+        priority = case when j.status = 'running' then j.priority else v_priority end,
         run_at = case
             when j.status = 'running' then j.run_at
-            when j.status = 'failed' and not _update_keyed.has_time then j.run_at
-            else least(job.run_at, j.created_at + rota._exact(_update_keyed.max_wait))
+            when j.status = 'failed' and _update_keyed.is_rerun and v_time is null
+                then j.run_at
+            else least(v_run_at, j.created_at + rota._exact(_update_keyed.max_wait))
         end,
-        rerun_payload = case when j.status = 'running' then job.payload end,
-        rerun_run_at = case when j.status = 'running' then job.run_at end,
-        rerun_priority = case when j.status = 'running' then job.priority end,
+        rerun_payload = case when j.status = 'running' then v_payload end,
+        rerun_run_at = case when j.status = 'running' then v_run_at end,
+        rerun_priority = case when j.status = 'running' then v_priority end,
         attempts = case when j.status = 'running' then j.attempts else 0 end,
-        updated_at = case when j.status = 'running' then j.updated_at else job.created_at end
+        updated_at = case when j.status = 'running' then j.updated_at else v_now end
     where j.id = _update_keyed.job_id
-      and (j.status <> 'running' or _update_keyed.is_rerun)
-      and j.pipeline is null;
-    if not found and exists (
-        select
-        from rota.jobs as j
-        where j.id = _update_keyed.job_id
-          and j.pipeline is not null
-    ) then
-        perform rota._refuse(_update_keyed.prefix || 'on_conflict', format(
-            'must be keep, because a pipeline runs under the idempotency key %L',
-            job.idempotency_key));
-    end if;
+      and (j.status <> 'running' or _update_keyed.is_rerun);
     perform rota._enter_lanes(array[_update_keyed.job_id]);
 end;
 $$;
 
 /* Wait until nobody has the live job of a key locked, and let go of it again. */
-create or replace function rota._wait_for_key(idempotency_key text)
+create or replace function rota._wait_for_key(idempotency_key text, key_scope text)
     returns void
     language plpgsql
 as $$
@@ -332,6 +265,7 @@ begin
     perform
     from rota.jobs as j
     where j.idempotency_key = _wait_for_key.idempotency_key
+      and coalesce('pipeline ' || j.pipeline, j.job_type) = _wait_for_key.key_scope
     for update;
     raise no_data_found;
 exception
@@ -350,24 +284,20 @@ declare
     v_news boolean[];
     v_is_done boolean := false;
     v_new record;
+    v_scope text;
 begin
     while not v_is_done loop
         begin
             for v_new in
-                select n.*, k.job_id, k.is_new
+                select n.ordinal, k.job_id, k.is_new
                 from (
                     select m.*
                     from rota._new_jobs(_enqueue_many_keyed.jobs) as m
-                    order by m.idempotency_key, m.ordinal
+                    order by m.idempotency_key, m.job_type, m.ordinal
                 ) as n
                 cross join lateral rota._enqueue_keyed(
-                    rota._new_job(
-                        n.job_type, n.payload, n.queue, n.run_at, n.delay, n.priority,
-                        n.max_attempts, n.lease, n.backoff, n.idempotency_key, n.ordering_key,
-                        n.skip_dead, n.after, n.if_parent_dead, n.limit_key),
-                    n.unique_for, n.on_conflict, n.updated_at, n.max_wait,
-                    n.run_at is not null or n.delay is not null, false,
-                    format('jobs[%s].', n.ordinal)) as k
+                    to_jsonb(n), n.unique_for, n.on_conflict, n.updated_at, n.max_wait,
+                    false) as k
             loop
                 v_ids[v_new.ordinal] := v_new.job_id;
                 v_news[v_new.ordinal] := v_new.is_new;
@@ -375,11 +305,12 @@ begin
             v_is_done := true;
         exception
             when sqlstate 'RTB00' then
-                perform rota._wait_for_key(sqlerrm);
+                get stacked diagnostics v_scope = pg_exception_detail;
+                perform rota._wait_for_key(sqlerrm, v_scope);
         end;
     end loop;
 
-    -- A key is one in all queues, so it may have found a job of any.
+    -- A key is one for all queues, so it may have found a job of any.
     perform rota._check_queues_of_jobs(array(
         select v_ids[n.ordinal]
         from rota._new_jobs(_enqueue_many_keyed.jobs) as n

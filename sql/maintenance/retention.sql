@@ -117,6 +117,61 @@ begin
 end;
 $$;
 
+/*
+ * Record a tick, unless one was recorded lately; returns whether it was due.  Lately is five
+ * minutes where there was nothing to do for a minute, so that an idle database is not written
+ * to.  Who is not alone in his transaction may hold the row for long, and so leaves it to
+ * others somewhat longer.  A row that somebody holds stays as it is, and the tick is due.
+ */
+create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
+    returns boolean
+    language plpgsql
+as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_is_idle constant boolean := not _record_tick.is_busy and not exists (
+        select
+        from rota.maintenance as u
+        where u.task = 'retention'
+          and u.done_at between v_now - interval '1 minute' and v_now
+    );
+    v_since constant timestamptz := v_now - case
+        when v_is_idle and _record_tick.is_alone then interval '5 minutes'
+        when v_is_idle then '5.5 minutes'
+        when _record_tick.is_alone then '10 seconds'
+        else '30 seconds'
+    end;
+begin
+    if exists (
+        select
+        from rota.maintenance as u
+        where u.task = 'tick'
+          and u.done_at between v_since and v_now
+    ) then
+        return false;
+    end if;
+
+    update rota.maintenance as u
+    set
+        done_at = v_now,
+        done_by = format('%s as %s',
+            -- A background worker has no name of an application, but a type.
+            coalesce(nullif(current_setting('application_name'), ''), (
+                select a.backend_type
+                from pg_stat_activity as a
+                where a.pid = pg_backend_pid()
+            )),
+            session_user)
+    where u.task = any(array(
+        select f.task
+        from rota.maintenance as f
+        where f.task = 'tick' or f.task = 'retention' and _record_tick.is_busy
+        for update skip locked
+    ));
+    return true;
+end;
+$$;
+
 /* Delete up to so many rows of one kind, and return how many. */
 create or replace function rota._purge(kind text, max_rows integer)
     returns integer

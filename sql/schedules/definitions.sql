@@ -256,77 +256,6 @@ end;
 $$;
 
 /*
- * The first planned time later than *after* and than all that was dealt with; null after the
- * end.  Of `after 10 minutes` it may be *after* itself, and is null while the last job is live.
- */
-create or replace function rota._plan_next(
-    definition rota.job_definitions,
-    after timestamptz
-)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
-declare
-    v_parsed constant rota.parsed_schedule := rota._parse_schedule(definition.schedule);
-    v_ended_at timestamptz;
-    v_next timestamptz;
-begin
-    if v_parsed.kind = 'after' and definition.last_job_id is not null then
-        v_ended_at := rota._ended_at(definition.last_job_id);
-        if v_ended_at is null then
-            return null;
-        end if;
-    end if;
-
-    if v_parsed.kind <> 'after' then
-        v_next := rota._next_fire(
-            v_parsed, definition.time_zone, greatest(
-                _plan_next.after, definition.last_run_at,
-                definition.starts_at - interval '1 microsecond'),
-            definition.anchored_at);
-    else
-        v_next := greatest(
-            _plan_next.after, definition.starts_at,
-            definition.last_run_at + interval '1 microsecond',
-            rota._next_fire(v_parsed, definition.time_zone, v_ended_at, null));
-    end if;
-    return case when v_next > definition.ends_at then null else v_next end;
-end;
-$$;
-
-create or replace function rota._is_live(job_id bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
-begin
-    return exists (select from rota.jobs as j where j.id = _is_live.job_id);
-end;
-$$;
-
-/* When a job ended; null while it is live, now if its end is forgotten. */
-create or replace function rota._ended_at(job_id bigint)
-    returns timestamptz
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
-begin
-    -- Stable, so that both looks see the same: it may be retried in between.
-    if rota._is_live(_ended_at.job_id) then
-        return null;
-    end if;
-    return coalesce((
-        select max(f.finished_at)
-        from rota.finished_jobs as f
-        where f.id = _ended_at.job_id
-    ), rota.now());
-end;
-$$;
-
-/*
  * A definition that is left without a next time has its last job looked at again: it may have
  * been about to end, and then it did not know that somebody waits for that.
  */
@@ -430,21 +359,6 @@ begin
         perform rota._raise_no_schedule(_hold_definition.name);
     end if;
     return v_definition;
-end;
-$$;
-
-create or replace function rota._raise_no_schedule(name text)
-    returns void
-    language plpgsql
-as $$
-begin
-    if _raise_no_schedule.name is null then
-        perform rota._refuse('name', 'must not be null');
-    end if;
-    raise exception using
-        errcode = 'RT005',
-        message = format('schedule %L not found', left(_raise_no_schedule.name, 80)),
-        hint = 'rota.job_definitions lists all that there are.';
 end;
 $$;
 

@@ -342,3 +342,18 @@ begin
     return v_fire;
 end;
 $$;
+
+create or replace function rota._raise_no_schedule(name text)
+    returns void
+    language plpgsql
+as $$
+begin
+    if _raise_no_schedule.name is null then
+        perform rota._refuse('name', 'must not be null');
+    end if;
+    raise exception using
+        errcode = 'RT005',
+        message = format('schedule %L not found', left(_raise_no_schedule.name, 80)),
+        hint = 'rota.job_definitions lists all that there are.';
+end;
+$$;

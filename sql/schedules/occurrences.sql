@@ -395,38 +395,40 @@ as $$
 declare
     v_blocked bigint[];
 begin
-    with new_jobs as (
-        insert into rota.jobs as j (
-            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-            ordering_key, skip_dead, if_parent_dead, definition, scheduled_for,
-            status, run_at, created_at, updated_at
-        )
-        overriding system value
-        select
-            m.id, d.queue, d.job_type, d.payload, d.priority,
-            coalesce(d.max_attempts, q.max_attempts, 10), d.lease, d.backoff,
-            case when d.overlap = 'queue' then 'schedule:' || d.name end,
-            case when d.overlap = 'queue' then true end,
-            case when d.overlap = 'queue' then 'cancel' end,
-            d.name, m.scheduled_for,
-            case when d.overlap = 'queue' then 'blocked' else 'queued' end,
-            case
+    -- Not all at once where they are large: a jsonb holds 256 MB.
+    perform rota._insert_jobs(
+        jsonb_agg(jsonb_build_object(
+            'queue', d.queue, 'job_type', d.job_type, 'payload', d.payload,
+            'priority', d.priority, 'max_attempts', d.max_attempts, 'lease', d.lease,
+            'backoff', d.backoff,
+            'ordering_key', case when d.overlap = 'queue' then 'schedule:' || d.name end,
+            'skip_dead', d.overlap = 'queue',
+            'definition', d.name, 'scheduled_for', d.scheduled_for,
+            'created_at', _make_jobs.made_at,
+            'run_at', case
                 when _make_jobs.is_manual then _make_jobs.made_at
-                else m.scheduled_for + random() * d.jitter
-            end,
-            _make_jobs.made_at, _make_jobs.made_at
+                else d.scheduled_for + random() * d.jitter
+            end) order by d.id),
+        array_agg(d.id order by d.id))
+    from (
+        select
+            d.*, m.scheduled_for, m.id,
+            sum(octet_length(d.payload::text)) over (order by m.id) / 33554432 as part
         from unnest(_make_jobs.names, _make_jobs.times, _make_jobs.ids)
             as m (name, scheduled_for, id)
         join rota.job_definitions as d on d.name = m.name
-        left join rota.queues as q on q.queue = d.queue
-        returning j.id, j.status
-    )
-    select array_agg(n.id) into v_blocked from new_jobs as n where n.status = 'blocked';
+    ) as d
+    group by d.part
+    order by d.part;
 
+    select array_agg(m.id)
+    into v_blocked
+    from unnest(_make_jobs.names, _make_jobs.ids) as m (name, id)
+    join rota.job_definitions as d on d.name = m.name
+    where d.overlap = 'queue';
     if v_blocked is not null then
         perform rota._jobs_came_in(v_blocked);
     end if;
-    perform rota._enter_lanes(_make_jobs.ids);
     perform rota._notify_for(_make_jobs.ids);
 end;
 $$;
@@ -513,5 +515,76 @@ begin
     set next_run_at = v_next_run_at
     where d.name = v_definition.name;
     return true;
+end;
+$$;
+
+/*
+ * The first planned time later than *after* and than all that was dealt with; null after the
+ * end.  Of `after 10 minutes` it may be *after* itself, and is null while the last job is live.
+ */
+create or replace function rota._plan_next(
+    definition rota.job_definitions,
+    after timestamptz
+)
+    returns timestamptz
+    language plpgsql
+    stable
+as $$
+declare
+    v_parsed constant rota.parsed_schedule := rota._parse_schedule(definition.schedule);
+    v_ended_at timestamptz;
+    v_next timestamptz;
+begin
+    if v_parsed.kind = 'after' and definition.last_job_id is not null then
+        v_ended_at := rota._ended_at(definition.last_job_id);
+        if v_ended_at is null then
+            return null;
+        end if;
+    end if;
+
+    if v_parsed.kind <> 'after' then
+        v_next := rota._next_fire(
+            v_parsed, definition.time_zone, greatest(
+                _plan_next.after, definition.last_run_at,
+                definition.starts_at - interval '1 microsecond'),
+            definition.anchored_at);
+    else
+        v_next := greatest(
+            _plan_next.after, definition.starts_at,
+            definition.last_run_at + interval '1 microsecond',
+            rota._next_fire(v_parsed, definition.time_zone, v_ended_at, null));
+    end if;
+    return case when v_next > definition.ends_at then null else v_next end;
+end;
+$$;
+
+create or replace function rota._is_live(job_id bigint)
+    returns boolean
+    language plpgsql
+    stable
+as $$
+begin
+    return exists (select from rota.jobs as j where j.id = _is_live.job_id);
+end;
+$$;
+
+/* When a job ended; null while it is live, now if its end is forgotten. */
+create or replace function rota._ended_at(job_id bigint)
+    returns timestamptz
+    language plpgsql
+    stable
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+begin
+    -- Stable, so that both looks see the same: it may be retried in between.
+    if rota._is_live(_ended_at.job_id) then
+        return null;
+    end if;
+    return coalesce((
+        select max(f.finished_at)
+        from rota.finished_jobs as f
+        where f.id = _ended_at.job_id
+    ), rota.now());
 end;
 $$;

@@ -97,7 +97,10 @@ create index jobs_key_place_idx on rota.jobs (queue, lane, coalesce(limit_key, '
 create index jobs_lease_idx on rota.jobs (locked_until)
     where locked_until is not null;
 
-create unique index jobs_idempotency_key_idx on rota.jobs (idempotency_key)
+-- A key belongs to its job type, that of a run to its pipeline: its jobs are of many types.  No
+-- job type has a space.
+create unique index jobs_idempotency_key_idx
+    on rota.jobs (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
     where idempotency_key is not null;
 
 -- In which order the jobs of a key run, and that no two of them are at it.
@@ -117,7 +120,8 @@ comment on column rota.jobs.run_at is 'Not before this time; for a failed job it
 comment on column rota.jobs.max_attempts is 'After so many attempts a failure is final.';
 comment on column rota.jobs.lease is 'Length of a lease of this job; null means the queue''s.';
 comment on column rota.jobs.backoff is 'Retry rule of this job; null means the queue''s.';
-comment on column rota.jobs.idempotency_key is 'Unique among live jobs; null means no key.';
+comment on column rota.jobs.idempotency_key is
+    'Unique among live jobs of one type, or runs of one pipeline; null means no key.';
 comment on column rota.jobs.ordering_key is
     'Jobs of one key run one at a time, in the order of their ids; null means no key.';
 comment on column rota.jobs.skip_dead is 'Whether its key goes on if this job is dead.';
@@ -150,12 +154,14 @@ comment on column rota.jobs.last_error is 'Text of the last failure, at most 100
 comment on column rota.jobs.started_at is 'Begin of the latest attempt.';
 
 create table rota.idempotency_keys (
-    idempotency_key text primary key,
+    idempotency_key text not null,
+    key_scope text not null,
     job_id bigint,
     unique_until timestamptz,
     source_updated_at timestamptz,
     expires_at timestamptz not null,
 
+    constraint idempotency_keys_pkey primary key (idempotency_key, key_scope),
     constraint idempotency_keys_idempotency_key_check
         check (char_length(idempotency_key) between 1 and 255),
     constraint idempotency_keys_expires_at_check
@@ -166,6 +172,8 @@ create index idempotency_keys_expires_at_idx on rota.idempotency_keys (expires_a
 
 comment on table rota.idempotency_keys is
     'Keys that mean something beyond the life of their job: unique for a time, or versioned.';
+comment on column rota.idempotency_keys.key_scope is
+    'The job type that the key belongs to, or the word pipeline, a space and its name.';
 comment on column rota.idempotency_keys.job_id is 'The job that the key led to last.';
 comment on column rota.idempotency_keys.unique_until is
     'Until then the key makes no new job; null for a key that is only versioned.';

@@ -318,68 +318,6 @@ begin
 end;
 $$;
 
-/*
- * Those of these jobs that are live and nobody is ending: whoever does so later looks for what
- * waits for them with a snapshot that sees all that is committed now.  A job that carries the
- * mark of a lock is locked for a moment, and by the end of this function is not any more.
- */
-create or replace function rota._still_to_end(job_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
-declare
-    v_free bigint[];
-    v_marked bigint[];
-    v_held bigint;
-begin
-    select
-        coalesce(array_agg(j.id) filter (where j.xmax = '0'::xid or j.xmax = j.xmin), '{}'),
-        coalesce(array_agg(j.id) filter (where j.xmax <> '0'::xid and j.xmax <> j.xmin), '{}')
-    into v_free, v_marked
-    from rota.jobs as j
-    where j.id = any(_still_to_end.job_ids);
-    if v_marked <> '{}' then
-        begin
-            for v_held in
-                select j.id
-                from rota.jobs as j
-                where j.id = any(v_marked)
-                for key share skip locked
-            loop
-                v_free := v_free || v_held;
-            end loop;
-            raise exception using errcode = 'RTB01';
-        exception
-            when sqlstate 'RTB01' then
-                null;
-        end;
-    end if;
-    return v_free;
-end;
-$$;
-
-/*
- * From the end of the index: parents end in about the order of their ids, and the entries at
- * the beginning are those of the dead.
- */
-create or replace function rota._newest_parent(job_id bigint)
-    returns bigint
-    language plpgsql
-    stable
-as $$
-begin
-    return (
-        select d.parent_id
-        from rota.dependencies as d
-        where d.job_id = _newest_parent.job_id
-        order by d.parent_id desc
-        limit 1
-    );
-end;
-$$;
-
 /* These jobs, without runs that go on, have ended: tell those that wait for them. */
 create or replace function rota._parents_ended(parent_ids bigint[], status text)
     returns void

@@ -49,6 +49,11 @@ begin
         set_limit.queue, set_limit.job_type, set_limit.limit_key, set_limit.max_running,
         set_limit.max_starts, set_limit.per, set_limit.burst, set_limit.weight,
         set_limit.is_reset);
+    if num_nonnulls(set_limit.max_running, set_limit.max_starts, set_limit.weight) = 0
+      and not set_limit.is_reset
+      and not exists (select from rota.limits as l where l.limit_name = v_limit_name) then
+        perform rota._refuse('max_running', 'or max_starts or weight must be given');
+    end if;
 
     insert into rota.limits as l (
         limit_name, queue, job_type, limit_key, max_running, max_starts, per, burst, weight
@@ -70,10 +75,6 @@ begin
         is_settled = false
     returning l.*
     into v_limit;
-    if num_nonnulls(v_limit.max_running, v_limit.max_starts, v_limit.weight) = 0
-      and not set_limit.is_reset then
-        perform rota._refuse('max_running', 'or max_starts or weight must be given');
-    end if;
     -- Nobody has looked after the commit, which is when all will know of the limit.
     update rota.limits as l
     set is_settled = v_limit.max_running is null or cardinality(rota._uncounted(v_limit)) = 0,
@@ -183,10 +184,10 @@ create or replace function rota._key_limits(limit_key text)
     immutable
 as $$
 begin
-    return array[
+    return array_remove(array[
         'key ' || _key_limits.limit_key,
         'key ' || substring(_key_limits.limit_key, '^[^:]*:') || '*'
-    ];
+    ], null);
 end;
 $$;
 

@@ -149,7 +149,6 @@ create or replace function rota.start_pipeline(
 as $$
 declare
     v_stage rota.pipeline_stages;
-    v_job rota.jobs;
 begin
     v_stage := rota._pipeline_stage(start_pipeline.pipeline, start_pipeline.stage);
     perform rota._check_priority('priority', start_pipeline.priority);
@@ -161,16 +160,19 @@ begin
         '', start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.after,
         start_pipeline.if_parent_dead, start_pipeline.limit_key);
 
-    v_job := rota._new_job(
-        v_stage.job_type, start_pipeline.payload, v_stage.queue, start_pipeline.run_at,
-        start_pipeline.delay, coalesce(v_stage.priority, start_pipeline.priority),
-        v_stage.max_attempts, v_stage.lease, v_stage.backoff, start_pipeline.idempotency_key,
-        start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.after,
-        start_pipeline.if_parent_dead, start_pipeline.limit_key);
     return rota._enqueue_special(
-        jsonb_populate_record(v_job, jsonb_build_object(
-            'pipeline', v_stage.pipeline, 'stage', v_stage.stage)),
-        start_pipeline.unique_for, 'keep', null, null, false, start_pipeline.after,
+        jsonb_build_object(
+            'job_type', v_stage.job_type, 'payload', start_pipeline.payload,
+            'queue', v_stage.queue, 'run_at', start_pipeline.run_at,
+            'delay', start_pipeline.delay,
+            'priority', coalesce(v_stage.priority, start_pipeline.priority),
+            'max_attempts', v_stage.max_attempts, 'lease', v_stage.lease,
+            'backoff', v_stage.backoff, 'idempotency_key', start_pipeline.idempotency_key,
+            'ordering_key', start_pipeline.ordering_key, 'skip_dead', start_pipeline.skip_dead,
+            'after', start_pipeline.after, 'if_parent_dead', start_pipeline.if_parent_dead,
+            'limit_key', start_pipeline.limit_key, 'pipeline', v_stage.pipeline,
+            'stage', v_stage.stage),
+        start_pipeline.unique_for, 'keep', null, null, start_pipeline.after,
         start_pipeline.before);
 end;
 $$;
@@ -220,7 +222,7 @@ begin
             = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
           and j.status = _end_stages.old_status
           and j.pipeline is not null
-          -- The same conditions as in _end_jobs().
+          -- The same conditions as in _archive_jobs().
           and (not _end_stages.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
           and (_end_stages.new_status <> 'succeeded'
             or not exists (select from rota.queue_grants)
@@ -293,12 +295,12 @@ begin
         perform rota._notify_for(v_entering);
     end if;
     if v_cancelled is not null then
-        perform rota._end_jobs(
+        perform rota._archive_jobs(
             rota._only(_end_stages.job_ids, v_cancelled), _end_stages.lease_tokens, 'running',
             'cancelled', is_last_stage => true);
     end if;
     if v_last is not null then
-        perform rota._end_jobs(
+        perform rota._archive_jobs(
             rota._only(_end_stages.job_ids, v_last), _end_stages.lease_tokens,
             _end_stages.old_status, _end_stages.new_status, _end_stages.results,
             is_last_stage => true);

@@ -144,15 +144,3 @@ def test_enqueue_documents_what_before_raises_when_it_has_ended(db: Db, function
 def test_enqueue_many_refuses_a_list_in_quotes(db: Db) -> None:
     with refused("jobs[1].after"):
         rows(db, """select rota.enqueue_many('[{"job_type": "x", "after": "[1]"}]')""")
-
-
-def test_enqueue_many_says_which_job_has_the_key_of_a_run(db: Db) -> None:
-    db.execute("""select rota.define_pipeline('p', '[{"stage": "a", "job_type": "x"}]')""")
-    db.execute("select rota.start_pipeline('p', idempotency_key => 'k')")
-
-    with refused("jobs[1].on_conflict"):
-        rows(
-            db,
-            """select rota.enqueue_many('[
-                {"job_type": "x", "idempotency_key": "k", "on_conflict": "rerun"}]')""",
-        )

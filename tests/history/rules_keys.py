@@ -37,7 +37,8 @@ def note(story: Story, context: Context, sorter: Sorter) -> Problems:
             if asked != key:
                 yield "I5", f"it was the answer for the key {asked!r}, and has {key!r}"
     if key is not None and (presence := _presence(story, row, context)):
-        sorter.add(f"key {key}", tuple(presence))
+        owner = row.get("pipeline") or row.get("job_type")
+        sorter.add(f"key {key} of {owner}", tuple(presence))
     if row.get("definition"):
         name = f"fire {row['definition']} at {row.get('scheduled_for')}"
         sorter.add(name, ("job", story.job_id))

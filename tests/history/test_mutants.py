@@ -11,7 +11,7 @@ import pytest
 from history import load
 from history.checker import check
 from races.instrument import mutate, some_of
-from races.test_storm import NO_CONFLICT, TOKEN
+from races.test_storm import TOKEN
 
 BY_TOKEN = """\
 and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
@@ -39,7 +39,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         [("_sweep", "and j.locked_until < v_now", "and j.locked_until < v_now + '0.3 s'")],
     ),
     "a token that goes back": ("I2", [("claim_jobs", GROWING, "4711 - j.attempts)")]),
-    "anybody may finish": ("I3", [("_end_jobs", TOKEN, "")]),
+    "anybody may finish": ("I3", [("_archive_jobs", TOKEN, "")]),
     "anybody may send a heartbeat": (
         "I3",
         [("heartbeat", "and j.lease_token = heartbeat.lease_token", "")],
@@ -57,12 +57,12 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     ),
     "a job that ends without a trace": (
         "I4",
-        [("_end_jobs", "from ended as e\n    )", "from ended as e where e.id % 9 > 0\n    )")],
+        [("_archive_jobs", "from ended as e\n    )", "from ended as e where e.id % 9 > 0\n    )")],
     ),
     "a key that is not unique": (
         "I5",
         [
-            ("_insert_jobs", NO_CONFLICT, ""),
+            ("_insert_jobs", "on conflict do nothing", ""),
             ("_find_jobs", "when n.idempotency_key is null then", "when true then"),
         ],
     ),
@@ -78,8 +78,16 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     "a claim that does not look at the time": (
         "I7",
         [
-            ("_lock_head", "and j.run_at <= _lock_head.due", ""),
-            ("_lock_lane", "and j.run_at <= _lock_lane.due", ""),
+            (
+                "_lock_head",
+                f"and j.place <= _lock_head.due\n{' ' * 10}and j.run_at <= _lock_head.due",
+                "",
+            ),
+            (
+                "_lock_lane",
+                f"and j.place <= c_end\n{' ' * 14}and j.run_at <= _lock_lane.due",
+                "",
+            ),
         ],
     ),
     "a job that is changed when it has ended": ("I8", [("_sweep", "return v_swept;", AGAIN)]),

@@ -233,6 +233,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
         ],
     },
     "limit": {"whose": WHOSE, "bound": BOUNDS},
+    "settle": {},
     "crowd_in": {"jobs": lists(CROWD, 1, 4, 1000)},
     "define": {"stages": STAGES},
     "drop": {},
@@ -274,7 +275,7 @@ PASS = (
     + ["cancel", "retry", "restart_pipeline", "let_time_pass"] * 2
 )  # fmt: skip
 LIMIT = (
-    ["limit", "finish", "let_time_pass", "crowd_in"] * 4 + ["claim"] * 8
+    ["limit", "finish", "let_time_pass", "crowd_in"] * 4 + ["settle"] + ["claim"] * 8
     + ["fail", "finish_many", "finish_and_claim", "upkeep", "retry", "cancel", "end"] * 2
     + ["snooze", "release", "begin", "brake", "change"]
 )  # fmt: skip

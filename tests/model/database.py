@@ -133,6 +133,10 @@ def helpers() -> str:
         f" from rota.{table} as r)"
         for table, shown in SHOWN.items()
     ]
+    parts.append(
+        "'holds', (select coalesce(json_object_agg(r.id, r.hold), '{}')"
+        " from rota.jobs as r where r.hold is not null)"
+    )
     deletions = "; ".join(f"delete from rota.{table}" for table in EMPTIED)
     return f"""
         create schema model;
@@ -206,7 +210,9 @@ class Database:
         self.shown = row[0] if row else {}
 
     def seen(self) -> Seen:
-        return Seen(self.shown["jobs"] + self.shown["finished_jobs"])
+        return Seen(
+            self.shown["jobs"] + self.shown["finished_jobs"], self.shown.get("holds")
+        )
 
     def _prepare(self, function: str, names: list[str]) -> bytes:
         said = ", ".join(f"{name} => ${n}" for n, name in enumerate(names, 2))

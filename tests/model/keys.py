@@ -1,6 +1,6 @@
 """What rota promises of idempotency keys.
 
-A key has at most one live job, and a new job never takes the id of another.
+A key of a job type has at most one live job, and a new job never takes the id of another.
 """
 
 from __future__ import annotations
@@ -44,9 +44,14 @@ class Keys(Waiting):
         after: list[int] | None = None, if_parent_dead: str = "cancel", **job: Any,
     ) -> tuple[Job, bool]:  # fmt: skip
         key: Any = job.get("idempotency_key")
-        live, has_memory = self._find(key), bool(unique_for or updated_at)
-        known, until, version = self.memory.get(key, [None, None, None])
-        if until and self.now < until <= self.latest and self.seen.has_new(self.jobs, key):
+        scope = (job.get("pipeline"), None if job.get("pipeline") else job_type)
+        live, has_memory = self._find(key, *scope), bool(unique_for or updated_at)
+        known, until, version = self.memory.get((key, *scope), [None, None, None])
+        if (
+            until
+            and self.now < until <= self.latest
+            and self.seen.has_new(self.jobs, key, *scope)
+        ):
             until = None  # It was over, and is forgotten, though the clock was set back.
         if not self._may_be_new(unique_for, until, updated_at, version):
             return live or self.jobs[known], False
@@ -58,7 +63,7 @@ class Keys(Waiting):
             self._renew(live, on_conflict, when, has_time, max_wait, job)
         if has_memory:
             until = self.now + unique_for if unique_for else until
-            self.memory[key] = [its.id, until, updated_at or version]
+            self.memory[key, *scope] = [its.id, until, updated_at or version]
         return its, live is None
 
     def _may_be_new(self, unique_for: Any, until: Any, updated_at: Any, version: Any) -> bool:
@@ -76,14 +81,12 @@ class Keys(Waiting):
         job: Any,
     ) -> None:
         """A waiting job takes what is new; after a running one it runs, if rerun is said."""
-        if live.pipeline:
-            raise Refused("22023")
         payload, priority = job.get("payload", {}), job.get("priority", 0)
         if live.status == "running":
             if rule == "rerun":
                 live.rerun = [payload, when, priority]
             return
-        if live.status != "failed" or has_time:
+        if live.status != "failed" or has_time or rule == "replace":
             latest = when if max_wait is None else live.created_at + max_wait
             live.run_at = min(when, latest)
         live.payload, live.priority, live.attempts = payload, priority, 0
@@ -111,6 +114,10 @@ class Keys(Waiting):
             job.status = "blocked" if job.ordering_key else "queued"
         return job
 
-    def _find(self, key: str | None) -> Job | None:
+    def _find(self, key: str | None, pipeline: str | None, job_type: str | None) -> Job | None:
+        """Return the live job of a key, which belongs to the pipeline or else to the type."""
         live = (job for job in self.jobs.values() if job.is_live and job.idempotency_key == key)
-        return next(live, None) if key else None
+        its = (
+            j for j in live if j.pipeline == pipeline and (pipeline or j.job_type == job_type)
+        )
+        return next(its, None) if key else None

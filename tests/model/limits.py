@@ -1,10 +1,12 @@
 """What rota promises of limits: of whom they are for no more run, or start, than they say.
 
-Which of several lines gets the room is a matter of turns, and of those who may start the model
-takes whoever did.  But nobody starts without room, nor before another of the same line, and as
-long as somebody may start a claim that wants more gives him.
+Jobs of a queue where keys take turns have places that the model does not know, and jobs may be
+held: for a limit, or for their time where there are places.  Who is held the model sees, and asks
+whether he may be; ticks have to let him go.  Of the others none is passed over that has room, by
+one of a higher number, or where nobody takes turns by a later one.
 
-The rate of a limit is one time: when the starts so far are paid for.
+Of a rate the model knows when jobs started: in any time no more than the rate gives in it, rounded
+up, and a burst more.  Whoever comes when fewer than a burst started in the time of a burst has room.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from model.model import Model
 from model.rows import Divergence, Job, Limit, Rows
 
 NAMES = {"queue": "queue", "job_type": "type", "limit_key": "key"}
+PATIENCE = 4  # claims in a row, each after ticks, that may leave a job that has room
 
 
 class Limits(Model):
@@ -28,12 +31,12 @@ class Limits(Model):
             if given.get(field) is not None:
                 setattr(known, field, given[field])
         self.limits[name] = known
-        self.limited_at = max(self.limited_at, self.now)
-        self.times_set[given.get("job_type", "")] += 1
         if known.max_running is known.max_starts is known.weight is None:
             del self.limits[name]
-            # Who came while there was one has a line apart from who comes now.
-            self.parted.add(given.get("job_type", ""))
+        self.limited.add(name)
+        self.unsettled.add(name)
+        # A rate counts from its last change.
+        self.starts = {its: at for its, at in self.starts.items() if not _is_meant(name, its)}
         return [[None]]
 
     def _limits_of(self, job: Job) -> dict[str, Limit]:
@@ -45,70 +48,82 @@ class Limits(Model):
             found[f"key {key}"] = f"key {key}" if f"key {key}" in self.limits else its_class
         return {name: self.limits[its] for name, its in found.items() if its in self.limits}
 
-    def _has_room(self, job: Job) -> bool:
-        # What runs when a limit is set counts as soon as somebody looks, which is by the clock.
-        is_counted = self.now >= self.limited_at
+    def _may_start(self, job: Job) -> bool:
         for name, limit in self._limits_of(job).items():
-            most = limit.max_running if is_counted else None
+            most = limit.max_running
             if most is not None and self._running(name) >= most:
                 return False
-            ahead = self._paid_until(name, limit) - self.now
-            if limit.max_starts is not None and ahead > (limit.most - 1) * limit.gap:
-                return False
+            if limit.max_starts is None:
+                continue
+            starts = sorted([*self.starts.get(name, []), self.now])
+            for first, begin in enumerate(starts):
+                for last, end in enumerate(starts[first:], 1):
+                    if last > limit.most - (begin - end) // limit.gap:
+                        return False
         return True
+
+    def _has_room(self, job: Job) -> bool:
+        """Tell whether a job may start for certain, if it is not held."""
+        for name, limit in self._limits_of(job).items():
+            lately = self.now - limit.most * limit.gap
+            starts = [at for at in self.starts.get(name, []) if at > lately]
+            if limit.max_starts is not None and len(starts) >= limit.most:
+                return False
+        # What a queue has room for after a change is known to ticks first.
+        return f"queue {job.queue}" not in self.unsettled and self._may_start(job)
 
     def _running(self, name: str) -> int:
         running = (job for job in self.jobs.values() if job.status == "running")
         return sum(name in self._limits_of(job) for job in running)
 
-    def _paid_until(self, name: str, limit: Limit) -> int:
-        """No start is paid for later than a burst from now, so that a clock may go back."""
-        paid = self.paid_until.get(name, 0)
-        if paid > self.now + limit.most * limit.gap:
-            return self.now + (limit.most - 1) * limit.gap
-        return max(self.now, paid)
-
     def _use(self, job: Job) -> None:
         for name, limit in self._limits_of(job).items():
             if limit.max_starts is not None:
-                self.paid_until[name] = self._paid_until(name, limit) + limit.gap
+                self.starts.setdefault(name, []).append(self.now)
 
-    def _strays(self, due: list[Job]) -> dict[int, tuple[int, int, int]]:
-        """Return who may be in a line without the limit of his type.
-
-        A claim that finds such a job puts it into the right line instead of starting it, or
-        another that has room when it has none; but for each once.
-        """
-        keys = {
-            job.id: (job.id, job.lease_token, self.times_set[job.job_type])
-            for job in due if f"type {job.job_type}" in self.limits
-        }  # fmt: skip
-        return {job_id: key for job_id, key in keys.items() if key not in self.strays}
+    def _may_be_held(self, job: Job) -> bool:
+        return bool(
+            job.limit_key or job.queue in self.fair or f"type {job.job_type}" in self.limited
+        )
 
     def _choose(self, due: list[Job], max_jobs: int) -> list[Job]:
         """Those of the due jobs, best first, that a claim gives."""
-        if not self.limits and not any(job.limit_key for job in due):
-            return due[:max_jobs]
+        self.fair |= {job.queue for job in self.jobs.values() if job.limit_key}
         chosen = [self.jobs[job_id] for job_id in self.seen.claimed]
-        left, passed = [*due], []
+        left = [*due]
         for job in chosen:
-            if job not in left or not self._has_room(job):
+            if job not in left or not self._may_start(job):
                 raise Divergence(f"{job.id} has no room")
-            ahead = left[: left.index(job)]
-            if job.job_type not in self.parted:
-                passed += [its for its in ahead if its.line == job.line and its not in chosen]
             self._use(job)
             job.status = "running"
             left.remove(job)
-        strays = self._strays(left)
-        passed = [its for its in passed if its.id not in strays]
+        self.late = [job for job in left if self._has_room(job)] if len(chosen) < max_jobs else []
+        held = {job.id for job in left if self.seen.get_hold(job.id)}
+        passed = [job for job in left if job.id in held and not self._may_be_held(job)]
+        for job in left:
+            is_late = len(chosen) < max_jobs or any(self._is_before(job, its) for its in chosen)
+            if is_late and job.id not in held and self._has_room(job):
+                passed.append(job)
         # What waits for a time waits too long while the clock is behind.
-        if self.now >= self.latest and len(chosen) < max_jobs:
-            late = [its for its in left if self._has_room(its)]
-            if late and strays:
-                self.strays.add(min(strays.values()))
-            else:
-                passed += late
-        if passed:
-            raise Divergence(f"{[its.id for its in passed]} were passed over")
+        if passed and self.now >= self.latest:
+            raise Divergence(f"{[job.id for job in passed]} were passed over")
         return chosen
+
+    def _is_before(self, one: Job, other: Job) -> bool:
+        if {one.queue, other.queue} & self.fair:
+            return one.priority < other.priority
+        return (one.priority, one.run_at, one.id) < (other.priority, other.run_at, other.id)
+
+    def settle(self) -> None:
+        """Know that ticks have done all that there was to do."""
+        for name, limit in self.limits.items():
+            most = limit.max_running
+            if most is None or self._running(name) <= most:
+                self.unsettled.discard(name)
+
+
+def _is_meant(limit_name: str, name: str) -> bool:
+    """Tell whether what counts under a name may count for the limit."""
+    return name == limit_name or (
+        limit_name.endswith(":*") and name.startswith(limit_name[:-1])
+    )

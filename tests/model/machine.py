@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 from model.acts import KINDS, MOST, OPERATES, REPORTS, SHAPES, STAGES, START, call_of
 from model.comparison import differences
 from model.database import Database
+from model.limits import PATIENCE
 from model.rows import SECOND, Divergence, Job, Ref, Refused
 from model.timetable import Timetable
 
@@ -252,6 +253,25 @@ class Machine(RuleBasedStateMachine):
 
     def limit(self, whose: dict[str, str], bound: dict[str, Any]) -> None:
         self.play("set_limit", **whose, **bound)
+
+    def settle(self) -> None:
+        """Tick and claim until all is given that has room, or nothing comes any more."""
+        if self.backup is not None:
+            return
+        idle = 0
+        for _ in range(20):
+            behind = max(0, self.model.latest - self.model.now) / SECOND
+            for step in (behind + 3, 4):
+                self.let_time_pass(step)
+                self.play("tick")
+            self.model.settle()
+            before = len(self.leases)
+            self.play("claim_jobs", worker="w1", queues=["default", "mail"], max_jobs=10)
+            if not self.model.late:
+                return
+            idle = idle + 1 if len(self.leases) == before else 0
+            if idle == PATIENCE:
+                raise Divergence(f"{[job.id for job in self.model.late]} were passed over")
 
     def crowd_in(self, jobs: list[dict[str, Any]]) -> None:
         self.play("enqueue_many", jobs=jobs)

@@ -8,21 +8,19 @@ from __future__ import annotations
 Mutation = tuple[str, str, str]
 TOKEN = """\
           and j.lease_token = coalesce(
-            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])"""
+            v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])"""
 COUNTED = "attempts = least(j.attempts, 2147483646) + 1"
-CANCELLED = "when job.cancel_requested_at is not null then 'cancelled'"
+CANCELLED = "if v_job.cancel_requested_at is not null then"
 GROWS = "least(j.lease_token, 9223372036854775806) + 1"
-LEFT = "when _fail_running.is_fatal or job.attempts >= job.max_attempts then 'dead'"
+LEFT = "when _fail_running.fatals[v_n] or v_job.attempts >= v_job.max_attempts then 'dead'"
+HELD = """\
+          and j.lease_token = _fail_running.lease_tokens[
+            array_position(_fail_running.job_ids, j.id)]
+"""
 
 MUTANTS: dict[str, list[Mutation]] = {
-    "a finish with any token": [("_end_jobs", TOKEN, "")],
-    "a failure with any token": [
-        (
-            "fail_job",
-            "and j.lease_token = fail_job.lease_token\n      and j.status",
-            "and j.status",
-        )
-    ],
+    "a finish with any token": [("_archive_jobs", TOKEN, "")],
+    "a failure with any token": [("_fail_running", HELD, "")],
     "a heartbeat with any token": [
         ("heartbeat", "and j.lease_token = heartbeat.lease_token", "")
     ],
@@ -45,23 +43,30 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_sweep", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
         ("_has_stale_leases", "and j.locked_until < v_now", "and j.locked_until <= v_now"),
     ],
-    "a cancel that nobody minds": [("_fail_running", CANCELLED, "when false then ''")],
+    "a cancel that nobody minds": [("_fail_running", CANCELLED, "if false then")],
     "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
     "a queue whose pause is not looked for": [
-        ("_lock_due", "where q.is_paused is not true", "")
+        ("_lock_head", "(q.is_paused or q.ageing is not null)", "q.ageing is not null"),
+        ("_open_queues", "where q.is_paused is not true", ""),
     ],
-    "a job before its time": [("_lock_lane", "and j.run_at <= _lock_lane.due", "")],
+    "a job before its time": [
+        ("_lock_lane", f"and j.place <= c_end\n{' ' * 14}and j.run_at <= _lock_lane.due", "")
+    ],
     "a lane in the order of its ids": [
-        ("_lock_lane", "order by j.run_at, j.id", "order by j.id")
+        ("_lock_lane", "order by j.place, j.id", "order by j.id")
     ],
     "a key that is free too soon": [
         ("_hold_key", "coalesce(k.unique_until, '-infinity') <= v_now", "true")
     ],
     "a run after this one that is lost": [
-        ("_end_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
+        ("_archive_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")
     ],
     "a token that does not outlive a retry": [
-        ("_revive", "e.lease_token,\n            e.last_error", "0,\n            e.last_error")
+        (
+            "_revive",
+            "case when f.pipeline is null then f.lease_token\n",
+            "case when f.pipeline is null then 0::bigint\n",
+        )
     ],
     "a dead job that holds nobody up": [("_leave_lines", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [
@@ -92,14 +97,15 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_check_before", "_check_before.after, _check_before.ordering_key) > 0", "null) > 0")
     ],
     "a limit with a slot too many": [
-        ("_room", "room := _room.max_running - ", "room := 1 + _room.max_running - ")
+        ("_issue_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
     ],
     "a start that its rate does not count": [
-        ("_use_rate", "+ _use_rate.starts * c_gap", "+ 0 * c_gap")
+        ("_take_starts", "_take_starts.limit_name, v_cell, v_room", "_take_starts.limit_name, v_cell, 0")
     ],
     "a limit that nobody tells of its room": [
-        ("_free_slots", "perform rota._note('limit', v_limit_name, rota.now());", "")
+        ("_leave_limits", "perform rota._open_held(v_name, v_slots);", "null;")
     ],
+    "a time that nobody waits for any more": [("_enter_due", "if v_ids <> '{}'", "if false")],
     "a stage that follows whatever was said": [
         (
             "_end_stages",

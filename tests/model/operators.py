@@ -45,7 +45,7 @@ class Operated(Limits):
 
     def _check_free(self, job: Job) -> None:
         """Refuse to bring back a job whose key has another."""
-        if self._find(job.idempotency_key):
+        if self._find(job.idempotency_key, job.pipeline, job.job_type):
             raise Refused("RT007")
 
     def _come_back(self, job: Job) -> None:

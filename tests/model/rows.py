@@ -67,11 +67,6 @@ class Job:
     def is_live(self) -> bool:
         return self.status not in ENDED
 
-    @property
-    def line(self) -> tuple[str, str, str | None]:
-        """Those whose order no limit changes."""
-        return self.queue, self.job_type, self.limit_key
-
 
 @dataclass
 class Queue:
@@ -150,21 +145,35 @@ NUMBERS = {name: number for number, name in enumerate(NAMES["jobs"])}
 class Seen:
     """What the database shows after a call: its jobs by their ids, as the columns of `Job`."""
 
-    def __init__(self, jobs: list[list[Any]]) -> None:
+    def __init__(self, jobs: list[list[Any]], holds: dict[str, str] | None = None) -> None:
         self._jobs = {row[0]: row for row in jobs}
+        self._holds = holds or {}
         self.claimed: list[int] = []  # in the order of the answer
 
     def get(self, job_id: int, name: str) -> Any:
         row = self._jobs.get(job_id)
         return row[NUMBERS[name]] if row else None
 
-    def has_new(self, known: dict[int, Job], key: str) -> bool:
-        """Tell whether there is a new job of an idempotency key."""
-        return any(self.get(i, "idempotency_key") == key for i in self._jobs if i not in known)
+    def get_hold(self, job_id: int) -> str | None:
+        """Return why a waiting job is kept out of its lane."""
+        return self._holds.get(str(job_id))
+
+    def has_new(
+        self, known: dict[int, Job], key: str, pipeline: str | None, job_type: str | None
+    ) -> bool:
+        """Tell whether there is a new job of an idempotency key of a pipeline or type."""
+        new = (i for i in self._jobs if i not in known)
+        its = (i for i in new if self.get(i, "idempotency_key") == key)
+        return any(
+            self.get(i, "pipeline") == pipeline
+            and (pipeline is not None or self.get(i, "job_type") == job_type)
+            for i in its
+        )
 
     def new_id(self, known: dict[int, Job], like: Job) -> int:
         """Return the lowest new id of such a job, one beyond all if it was refused."""
-        names = ["idempotency_key", "definition", "scheduled_for", "pipeline", "stage"]
+        names = ["idempotency_key", "job_type", "definition", "scheduled_for", "pipeline"]
+        names += ["stage"]
         wanted = [getattr(like, name) for name in names]
         new = (i for i in self._jobs if i not in known)
         return min((i for i in new if [self.get(i, n) for n in names] == wanted), default=2**62)

@@ -10,7 +10,6 @@ not by those of their own transaction.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from model.rows import Job, Limit, Queue, Refused, Rows, Schedule, Seen, Stage
@@ -22,12 +21,13 @@ class Waiting:
     """All that rota knows, at one moment of its clock, and who waits for whom."""
 
     def __init__(self, now: int) -> None:
-        self.now = self.latest = self.limited_at = now
+        self.now = self.latest = now
         self.seen = Seen([])
         self.jobs: dict[int, Job] = {}
         self.errors: dict[tuple[int, int], list[Any]] = {}
         self.queues: dict[str, Queue] = {}
-        self.memory: dict[str, list[Any]] = {}  # of a key: job, unique_until, newest version
+        # Of a key and what it belongs to: job, unique_until, newest version.
+        self.memory: dict[Any, list[Any]] = {}
         self.stuck: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when
         self.parents: dict[int, set[int]] = {}  # of a job: those that have not succeeded
         self.if_parent_dead: dict[int, str] = {}
@@ -36,10 +36,11 @@ class Waiting:
         self.transaction = 0
         self.effects: dict[tuple[str, str], list[Any]] = {}
         self.limits: dict[str, Limit] = {}
-        self.paid_until: dict[str, int] = {}  # what was started under a limit
-        self.times_set: Counter[str] = Counter()  # the limit of a type
-        self.strays: set[tuple[int, int, int]] = set()  # that a claim has seen
-        self.parted: set[str] = set()  # types that have lost their limit
+        self.limited: set[str] = set()  # all that there ever were
+        self.unsettled: set[str] = set()  # changed since ticks were done with them
+        self.starts: dict[str, list[int]] = {}  # under a limit, since its last change
+        self.fair: set[str] = set()  # queues where keys take turns
+        self.late: list[Job] = []  # who had room when the last claim left him
         self.pipelines: dict[str, dict[str, Stage]] = {}
         self.stage_runs: dict[tuple[int, int], list[Any]] = {}  # of leases that ended a stage
         self.schedules: dict[str, Schedule] = {}

@@ -35,11 +35,11 @@ ENDINGS = (
             "jobs/finish",
             """\
         delete from rota.jobs as j
-        where j.id = any(_end_jobs.job_ids)""",
+        where j.id = any(_archive_jobs.job_ids)""",
             """\
         select j.*
         from rota.jobs as j
-        where j.id = any(_end_jobs.job_ids)""",
+        where j.id = any(_archive_jobs.job_ids)""",
         ),
         sql(
             "jobs/finish",
@@ -95,10 +95,10 @@ begin
             "jobs/finish",
             """\
         delete from rota.jobs as j
-        where j.id = any(_end_jobs.job_ids)""",
+        where j.id = any(_archive_jobs.job_ids)""",
             """\
         delete from rota.jobs as j
-        using unnest(_end_jobs.job_ids) as i (id)
+        using unnest(_archive_jobs.job_ids) as i (id)
         where j.id = i.id""",
         ),
     ),
@@ -106,7 +106,7 @@ begin
         "finish-of-what-waits",
         "A job that waits is ended as if it ran.",
         "sql/jobs/test_finish.py",
-        sql("jobs/finish", "and j.status = _end_jobs.old_status", "and true"),
+        sql("jobs/finish", "and j.status = _archive_jobs.old_status", "and true"),
     ),
     mutant(
         "rerun-lost",
@@ -115,11 +115,11 @@ begin
         sql(
             "jobs/finish",
             """\
-        where e.rerun_payload is not null
-        returning""",
+    where e.rerun_payload is not null
+    having count(*) > 0;""",
             """\
-        where false
-        returning""",
+    where e.rerun_payload is not null
+    having false;""",
         ),
     ),
     mutant(
@@ -332,8 +332,8 @@ begin
         "sql/jobs/test_finish.py client/test_worker.py",
         sql(
             "jobs/finish",
-            "(array_position(_end_jobs.job_ids, e.id) - 1)",
-            "array_position(_end_jobs.job_ids, e.id)",
+            "(array_position(_archive_jobs.job_ids, e.id) - 1)",
+            "array_position(_archive_jobs.job_ids, e.id)",
         ),
     ),
 )

@@ -13,7 +13,7 @@ FENCE = (
             "jobs/finish",
             """\
           and j.lease_token = coalesce(
-            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])
+            v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])
 """,
             "",
         ),
@@ -178,8 +178,8 @@ FENCE = (
         "sql/jobs/test_control.py sql/jobs/test_claim.py races/test_claim.py",
         sql(
             "jobs/control",
-            "case when e.pipeline is null then e.lease_token\n",
-            "case when e.pipeline is null then 0::bigint\n",
+            "case when f.pipeline is null then f.lease_token\n",
+            "case when f.pipeline is null then 0::bigint\n",
         ),
     ),
     mutant(

@@ -17,7 +17,8 @@ ONCE = (
         sql(
             "jobs/enqueue",
             """\
-        on conflict (idempotency_key) where idempotency_key is not null do nothing
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing
         returning""",
             """\
         returning""",
@@ -25,10 +26,20 @@ ONCE = (
         sql(
             "jobs/enqueue",
             """\
-    order by n.idempotency_key, n.ordinal
-    on conflict (idempotency_key) where idempotency_key is not null do nothing;""",
+        order by n.idempotency_key, n.job_type, n.ordinal
+        on conflict do nothing""",
             """\
-    order by n.idempotency_key, n.ordinal;""",
+        order by n.idempotency_key, n.job_type, n.ordinal""",
+        ),
+    ),
+    mutant(
+        "key-of-all-types",
+        "A key finds the job of another type.",
+        "sql/jobs/test_enqueue.py sql/jobs/test_keys.py",
+        sql(
+            "tables/jobs",
+            "on rota.jobs (idempotency_key, coalesce('pipeline ' || pipeline, job_type))",
+            "on rota.jobs (idempotency_key, coalesce('pipeline ' || pipeline, 'job'))",
         ),
     ),
     mutant(
@@ -37,7 +48,7 @@ ONCE = (
         "races/test_enqueue.py races/test_load.py",
         sql(
             "jobs/enqueue",
-            "order by n.idempotency_key, n.ordinal",
+            "order by n.idempotency_key, n.job_type, n.ordinal",
             "order by n.ordinal",
         ),
     ),
@@ -45,7 +56,11 @@ ONCE = (
         "batch-of-rules-in-the-order-given",
         "Two batches with rules for shared keys take them in any order.",
         "races/test_enqueue.py races/test_keys.py",
-        sql("jobs/keys", "order by m.idempotency_key, m.ordinal", "order by m.ordinal"),
+        sql(
+            "jobs/keys",
+            "order by m.idempotency_key, m.job_type, m.ordinal",
+            "order by m.ordinal",
+        ),
     ),
     mutant(
         "version-seen-twice",

@@ -50,7 +50,7 @@ UPKEEP = (
         "own-checks-done",
         "A transaction does its own checks, before others see what it did.",
         "sql/waiting/test_pending.py",
-        sql("waiting/pending", "when not _due_checks.with_own\n", "when false\n"),
+        sql("maintenance/pending", "when not _due_checks.with_own\n", "when false\n"),
     ),
     mutant(
         "head-freed-beside-its-parent",
@@ -79,7 +79,7 @@ UPKEEP = (
         "A check that cannot be decided just now is taken away.",
         "sql/waiting/test_pending.py races/test_waiting.py",
         sql(
-            "waiting/pending",
+            "maintenance/pending",
             "            v_deferred := v_deferred || v_check.ids;",
             "            v_done := v_done || v_check.ids;",
         ),

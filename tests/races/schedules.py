@@ -97,10 +97,7 @@ SCHEDULES = Game(
         "update rota_test.clock set stopped_at = stopped_at + interval '1 second'",
         _CHECK,
     ),
-    # What is due before a change is fired first; a claim takes the notes that are there.
-    fronts={
-        **{name: ("tick",) for name in OPERATIONS if name.startswith("schedule")},
-        "claim": ("recheck",),
-    },
+    # What is due before a change is fired first.
+    fronts={name: ("tick",) for name in OPERATIONS if name.startswith("schedule")},
     warnings=("'no schedule'",),
 )

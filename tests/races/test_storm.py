@@ -11,19 +11,19 @@ import pytest
 from races import storm
 from races.instrument import mutate
 
-NO_CONFLICT = "on conflict (idempotency_key) where idempotency_key is not null do nothing"
+NO_CONFLICT = """\
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing"""
 TOKEN = """\
           and j.lease_token = coalesce(
-            v_token, _end_jobs.lease_tokens[array_position(_end_jobs.job_ids, j.id)])"""
+            v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])"""
 OLDER = "coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at"
 MUTANTS = {
     "a key that is not unique": (
         "keys",
         [
             ("enqueue", NO_CONFLICT, ""),
-            ("_insert_jobs", NO_CONFLICT, ""),
-            ("_insert_job", "on conflict do nothing", ""),
-            ("_revive", "on conflict do nothing", ""),
+            ("_insert_jobs", "on conflict do nothing", ""),
         ],
         "beside job",
     ),
@@ -34,12 +34,12 @@ MUTANTS = {
     ),
     "a rerun that is lost": (
         "rerun",
-        [("_end_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")],
+        [("_archive_jobs", "e.rerun_payload, e.ordering_key", "e.ordering_key")],
         "never ran version",
     ),
     "a worker that lost its lease and may finish": (
         "effects",
-        [("_end_jobs", TOKEN, "")],
+        [("_archive_jobs", TOKEN, "")],
         "with the lease of another",
     ),
     "a record that is taken from its holder": (
@@ -124,14 +124,20 @@ MUTANTS = {
         [("_block_children", "and j.status = 'blocked'", "")],
         "before its parents",
     ),
-    "a limit that is counted by two at once": (
+    "a slot that is given back twice": (
         "limits",
-        [("_hold_limit", "for update skip locked;", ";")],
+        [
+            (
+                "_leave_limits",
+                "rota._give_slots(_leave_limits.limit_names)",
+                "rota._give_slots(_leave_limits.limit_names || _leave_limits.limit_names)",
+            )
+        ],
         "as one of",
     ),
     "a slot that is free and nobody is told": (
         "limits",
-        [("_free_slots", "continue when v_limit_name like 'queue %'", "continue when true")],
+        [("_leave_limits", "perform rota._open_held(v_name, v_slots);", "null;")],
         "is left",
     ),
 }
@@ -149,8 +155,10 @@ FORGET = "; ".join(
             "effects",
             "stuck_keys",
             "dependencies",
-            "buckets",
             "pending_checks",
+            "limits",
+            "limit_slots",
+            "limit_parts",
         )
     ]
 )

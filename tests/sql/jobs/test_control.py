@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from sql.helpers import (
@@ -128,13 +129,24 @@ def test_retry_job_revives_an_ended_job_with_all_its_attempts(db, clock, status)
 def test_retry_job_leaves_an_ended_job_whose_key_is_taken(db):
     job = running(db, idempotency_key="k")
     value(db, "finish_job", **owner(job))
-    enqueue(db, idempotency_key="k")
+    holder = enqueue(db, idempotency_key="k")
     before = everything(db)
 
-    with raises("RT007"):
+    with pytest.raises(psycopg.Error) as caught:
         value(db, "retry_job", job_id=job.job_id)
 
+    assert caught.value.sqlstate == "RT007"
+    said = f"job {job.job_id}: idempotency_key 'k' of job type x is taken by job {holder}"
+    assert caught.value.diag.message_primary == said
     assert everything(db) == before
+
+
+def test_retry_job_does_not_mind_the_same_key_of_another_type(db):
+    job = running(db, idempotency_key="k")
+    value(db, "finish_job", **owner(job))
+    enqueue(db, "another", idempotency_key="k")
+
+    assert value(db, "retry_job", job_id=job.job_id) == "queued"
 
 
 def test_cancel_job_ends_a_waiting_job(db, clock):

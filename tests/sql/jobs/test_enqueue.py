@@ -202,11 +202,12 @@ def test_enqueue_accepts_every_limit(db):
 def test_enqueue_returns_the_live_job_of_the_same_key(db):
     first = enqueue(db, "one", idempotency_key="k")
 
-    assert enqueue(db, "two", queue="other", idempotency_key="k") == first
+    assert enqueue(db, "one", queue="other", idempotency_key="k") == first
     (job,) = claim(db)
-    assert enqueue(db, idempotency_key="k") == first
+    assert enqueue(db, "one", idempotency_key="k") == first
     one(db, "fail_job", **owner(job), error="e")
-    assert enqueue(db, idempotency_key="k") == first
+    assert enqueue(db, "one", idempotency_key="k") == first
+    assert enqueue(db, "two", idempotency_key="k") != first
     assert (run(db, first).job_type, run(db, first).status) == ("one", "failed")
 
 
@@ -245,18 +246,20 @@ def test_enqueue_many_answers_in_order_and_knows_what_is_new(db):
         [
             {"job_type": "a", "idempotency_key": "z"},
             {"job_type": "b"},
-            {"job_type": "c", "idempotency_key": "there"},
+            {"job_type": "x", "idempotency_key": "there"},
             {"job_type": "d", "idempotency_key": "a"},
+            {"job_type": "a", "idempotency_key": "z"},
             {"job_type": "e", "idempotency_key": "z"},
             {"job_type": "f"},
         ],
     )
 
-    assert [row.ordinal for row in answers] == [1, 2, 3, 4, 5, 6]
-    assert [row.is_new for row in answers] == [True, True, False, True, False, True]
+    assert [row.ordinal for row in answers] == [1, 2, 3, 4, 5, 6, 7]
+    assert [row.is_new for row in answers] == [True, True, False, True, False, True, True]
     assert answers[2].job_id == there
     assert answers[4].job_id == answers[0].job_id
-    assert [run(db, row.job_id).job_type for row in answers] == ["a", "b", "x", "d", "a", "f"]
+    types = [run(db, row.job_id).job_type for row in answers]
+    assert types == ["a", "b", "x", "d", "a", "e", "f"]
 
 
 def test_enqueue_many_is_enqueue_for_each_element(db, clock):

@@ -177,17 +177,59 @@ def test_enqueue_replace_changes_a_waiting_job_and_leaves_a_running_one(db, cloc
     assert live(db) == []
 
 
-def test_enqueue_replace_keeps_the_backoff_of_a_failed_job_unless_a_time_is_given(db, clock):
+def test_enqueue_replace_gives_a_failed_job_its_new_time(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     job_id = enqueue(db, **REPLACE)
     one(db, "fail_job", **owner(*claim(db)), error="e", retry_in="1 hour")
 
     enqueue(db, payload={"v": 2}, **REPLACE)
-    kept = run(db, job_id)
+    at_once = run(db, job_id)
     enqueue(db, payload={"v": 3}, delay="1 minute", **REPLACE)
+
+    assert (at_once.payload, at_once.run_at) == ({"v": 2}, now)
+    assert run(db, job_id).run_at - now == timedelta(minutes=1)
+
+
+def test_enqueue_rerun_keeps_the_backoff_of_a_failed_job_unless_a_time_is_given(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    job_id = enqueue(db, **RERUN)
+    one(db, "fail_job", **owner(*claim(db)), error="e", retry_in="1 hour")
+
+    enqueue(db, payload={"v": 2}, **RERUN)
+    kept = run(db, job_id)
+    enqueue(db, payload={"v": 3}, delay="1 minute", **RERUN)
 
     assert (kept.payload, kept.run_at - now) == ({"v": 2}, timedelta(hours=1))
     assert run(db, job_id).run_at - now == timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"on_conflict": "replace"},
+        {"on_conflict": "rerun", "updated_at": "2026-01-01 00:00+00"},
+        {"unique_for": "1 day"},
+    ],
+)
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_key_of_another_type_is_another_job(db, rules, is_batch):
+    def put(job_type, **payload):
+        job = {"job_type": job_type, "idempotency_key": "42", "payload": payload, **rules}
+        if is_batch:
+            (row,) = call(db, "enqueue_many", jobs=Jsonb([job]))
+            return row.job_id
+        return enqueue(db, **job)
+
+    receipt = put("send_receipt", of="receipt")
+    revenue = put("book_revenue", of="revenue")
+    again = put("send_receipt", of="receipt, again")
+
+    assert again == receipt != revenue
+    assert run(db, revenue).payload == {"of": "revenue"}
+    assert [run(db, job).job_type for job in (receipt, revenue)] == [
+        "send_receipt",
+        "book_revenue",
+    ]
 
 
 def test_enqueue_debounces_up_to_max_wait(db, clock):

@@ -1,13 +1,9 @@
 /*
- * waiting/pending.sql -- checks that are left for upkeep.
+ * maintenance/pending.sql -- do the checks that others have left (base/pending.sql).
  *
- * What one transaction makes possible it opens itself.  But two open transactions do not see
- * each other: a job ends while another comes in that waits for it.  Then the one that comes in,
- * or the one that could not lock what it would have opened, adds a check in its own
- * transaction; upkeep does it after the commit, when both are to be seen.
- *
- * Only upkeep reads this table: no claim, enqueue or end of a job does.  A transaction leaves
- * its own checks alone, because what they are about may be just what it does not see yet.
+ * Only maintenance reads this table: no claim, enqueue or end of a job does.  A transaction
+ * leaves its own checks alone, because what they are about may be just what it does not see
+ * yet.
  *
  * Nothing here waits.  Rows are locked with skip locked; a check that cannot be decided now is
  * deferred, a little longer each time; one that fails is deferred with a warning and stops no
@@ -19,26 +15,6 @@
  * of the time at most.  A check that was written at a time that is still to come was deferred
  * before the clock stepped back, and is due.
  */
-
-/* Leave a check of each subject, due at once where no time is given; waits for nobody. */
-create or replace function rota._add_checks(
-    kind text,
-    subjects text[],
-    due_at timestamptz default null
-)
-    returns void
-    language plpgsql
-as $$
-begin
-    insert into rota.pending_checks (kind, subject, due_at)
-    select distinct
-        _add_checks.kind, s.subject, coalesce(_add_checks.due_at, timestamptz '-infinity')
-    from unnest(_add_checks.subjects) as s (subject);
-    if found and _add_checks.due_at is null then
-        perform rota._notify('');
-    end if;
-end;
-$$;
 
 /* Do up to max_checks due checks, each of them short; returns how many were looked at. */
 create or replace function rota._do_checks(max_checks integer)
@@ -254,37 +230,5 @@ begin
         else
             raise exception 'no such kind of check: %', _do_check.kind;
     end case;
-end;
-$$;
-
-/*
- * Hook of jobs/: these have ended, without runs that go on; *jobs* are the rows, as they were,
- * of those that lead to something.
- */
-create or replace function rota._jobs_ended(
-    job_ids bigint[],
-    jobs jsonb,
-    old_status text,
-    new_status text
-)
-    returns void
-    language plpgsql
-as $$
-begin
-    if _jobs_ended.jobs is not null then
-        perform rota._leave_lines(
-            _jobs_ended.jobs, _jobs_ended.old_status, _jobs_ended.new_status);
-        -- What follows the last job of a schedule is planned by its end.
-        perform rota._add_checks('schedule', array(
-            select e.definition
-            from jsonb_populate_recordset(null::rota.jobs, _jobs_ended.jobs) as e
-            join rota.job_definitions as d on d.name = e.definition
-            where d.last_job_id = e.id
-              -- An older snapshot does not show who has come to wait for it.
-              and (d.next_run_at is null
-                or current_setting('transaction_isolation') <> 'read committed')
-        ));
-    end if;
-    perform rota._parents_ended(_jobs_ended.job_ids, _jobs_ended.new_status);
 end;
 $$;

@@ -1,0 +1,168 @@
+/*
+ * base/queue_rights.sql -- whether the caller may use a queue.
+ *
+ * grant_queue() (access/queue_grants.sql) confines a role to some queues.  A call asks first
+ * whether its own caller is confined at all, which is one scan of a small table, and looks at
+ * queues of jobs only if he is.
+ *
+ * A function that runs with its owner's rights does not see who called it as current_user.
+ * The caller is the role that he has set, and else the one that he came as.  He can set only a
+ * role that he is a member of; but that of all workers is one too, so who sets a role that is
+ * confined to nothing is still confined as the one that he came as.
+ *
+ * A job of another queue is for a confined worker not there: RT001.  The upkeep that his tick()
+ * does is for all queues, since recovery must not depend on who is there.
+ */
+
+/*
+ * The queues in which the caller may do this; null for all.  Who is confined to nothing is the
+ * usual case, and pays for one scan of the few rights that there are.
+ */
+create or replace function rota._allowed_queues(access text)
+    returns text[]
+    language plpgsql
+    stable
+as $$
+declare
+    v_role constant name := nullif(current_setting('role'), 'none')::name;
+    v_queues text[];
+begin
+    -- Of the role that is set, and none is: so this speaks of the role that logged in.
+    if v_role is null and current_setting('is_superuser') = 'on' then
+        return null;
+    end if;
+    if v_role is not null then
+        v_queues := rota._granted_queues(v_role, _allowed_queues.access);
+    end if;
+    if v_queues is null then
+        v_queues := rota._granted_queues(session_user, _allowed_queues.access);
+    end if;
+    return case when '*' <> all(v_queues) then v_queues end;
+end;
+$$;
+
+/* The queues that a role was granted, itself or as a member of others; null if it never was. */
+create or replace function rota._granted_queues(role name, access text)
+    returns text[]
+    language plpgsql
+    stable
+as $$
+declare
+    v_queues constant text[] := (
+        select case
+            when count(*) > 0
+            then coalesce(array_agg(g.queue) filter (where g.revoked_at is null), '{}')
+        end
+        from rota.queue_grants as g
+        where g.access = _granted_queues.access
+          and pg_has_role(_granted_queues.role, g.role::oid, 'member')
+    );
+begin
+    -- A superuser is a member of every role.
+    if v_queues is not null and (
+        select r.rolsuper from pg_roles as r where r.rolname = _granted_queues.role
+    ) then
+        return null;
+    end if;
+    return v_queues;
+end;
+$$;
+
+/* Refuse queues in which whoever calls may not do this. */
+create or replace function rota._check_queues(access text, queues text[])
+    returns void
+    language plpgsql
+as $$
+declare
+    v_allowed constant text[] := rota._allowed_queues(_check_queues.access);
+    v_queue text;
+begin
+    if v_allowed is null then
+        return;
+    end if;
+    select q.queue into v_queue
+    from unnest(_check_queues.queues) as q (queue)
+    where q.queue <> all(v_allowed)
+    limit 1;
+    if found then
+        raise exception using
+            errcode = 'insufficient_privilege',
+            message = format('no right to %s queue %s',
+                case _check_queues.access when 'worker' then 'work in' else 'enqueue to' end,
+                v_queue),
+            hint = 'This role is confined to the queues that grant_queue() gave it; name them.';
+    end if;
+end;
+$$;
+
+/* Refuse a queue to whoever may not enqueue to it, as part of a statement. */
+create or replace function rota._checked_queue(queue text)
+    returns text
+    language plpgsql
+as $$
+begin
+    if _checked_queue.queue <> all(rota._allowed_queues('producer')) then
+        perform rota._check_queues('producer', array[_checked_queue.queue]);
+    end if;
+    return _checked_queue.queue;
+end;
+$$;
+
+/* The same for new jobs in the form of enqueue_many(). */
+create or replace function rota._check_queues_of(jobs jsonb)
+    returns void
+    language plpgsql
+as $$
+begin
+    if rota._allowed_queues('producer') is not null then
+        perform rota._check_queues('producer', array(
+            select distinct coalesce(j.job ->> 'queue', 'default')
+            from jsonb_array_elements(_check_queues_of.jobs) as j (job)
+        ));
+    end if;
+end;
+$$;
+
+/* The same for jobs that are there. */
+create or replace function rota._check_queues_of_jobs(job_ids bigint[])
+    returns void
+    language plpgsql
+    set enable_seqscan = off
+as $$
+begin
+    if rota._allowed_queues('producer') is not null then
+        perform rota._check_queues('producer', array(
+            select distinct j.queue
+            from rota.jobs as j
+            where j.id = any(_check_queues_of_jobs.job_ids)
+        ));
+    end if;
+end;
+$$;
+
+/* Of these jobs those that are of queues in which whoever calls may not work. */
+create or replace function rota._foreign_jobs(job_ids bigint[])
+    returns bigint[]
+    language plpgsql
+    stable
+    set enable_seqscan = off
+as $$
+declare
+    v_allowed constant text[] := rota._allowed_queues('worker');
+begin
+    if v_allowed is null then
+        return '{}'::bigint[];
+    end if;
+    return array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_foreign_jobs.job_ids)
+          and j.queue <> all(v_allowed)
+        union all
+        select f.id
+        from rota.finished_jobs as f
+        where f.id = any(_foreign_jobs.job_ids)
+          and f.queue <> all(v_allowed)
+    );
+end;
+$$;

@@ -1,0 +1,64 @@
+"""Calls go down: what the bodies of the functions say of who calls whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contract import call_graph
+
+REFERENCE = Path(__file__).resolve().parents[2] / "sql/README.md"
+# By these jobs/ tells what waits that a job came in, begins, stops or ended, or asks for it.
+HOOKS = {
+    "_admit_jobs",
+    "_check_before",
+    "_check_befores",
+    "_check_held_of",
+    "_check_next_stage",
+    "_check_next_stages",
+    "_end_stages",
+    "_enter_lanes",
+    "_has_room",
+    "_jobs_came_in",
+    "_jobs_ended",
+    "_leave_limits",
+    "_link_job",
+    "_link_jobs",
+    "_newest_parent",
+    "_open_line",
+}
+# Parts that still know of each other.
+TANGLED = [["jobs/enqueue", "jobs/keys"], ["waiting/fairness", "waiting/limits"]]
+
+
+@pytest.fixture(scope="module")
+def functions() -> dict[str, set[str]]:
+    return call_graph.calls()
+
+
+def test_calls_go_down_but_for_the_hooks(functions: dict[str, set[str]]) -> None:
+    upward = call_graph.upward(functions, call_graph.homes())
+
+    assert {name for _, name in upward} == HOOKS
+    assert {part.split("/")[0] for part, _ in upward} == {"jobs"}
+    assert {call_graph.homes()[name].split("/")[0] for name in HOOKS} == {"waiting"}
+
+
+def test_no_function_calls_itself_over_others(functions: dict[str, set[str]]) -> None:
+    assert call_graph.cycles(functions) == []
+
+
+def test_no_part_calls_itself_over_others(functions: dict[str, set[str]]) -> None:
+    """A hook is a way up, and not what the caller is made of."""
+    down = {caller: called - HOOKS for caller, called in functions.items()}
+
+    assert call_graph.cycles(call_graph.between(down, call_graph.homes())) == TANGLED
+
+
+def test_a_claim_reaches_few_functions(functions: dict[str, set[str]]) -> None:
+    assert len(call_graph.reached(functions, "claim_jobs")) <= 46
+
+
+def test_the_reference_prints_the_graph() -> None:
+    assert f"```text\n{call_graph.text()}\n```\n" in REFERENCE.read_text()
