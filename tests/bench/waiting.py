@@ -4,6 +4,8 @@ Each figure is a function of one server on which a tree of rota is installed.  W
 PATH each is taken of that tree as well, in the same run, and both stand side by side.
 """
 
+# ruff: noqa: T201 -- a command talks to its user
+
 from __future__ import annotations
 
 import argparse

@@ -61,6 +61,7 @@ WRONG = [b"x", object(), 1.5, {1}, [[1], [2]], "x", 5, {"a": 1}, len, ["x", 1]]
 # What a call needs besides the value that is tried.
 PLAIN: dict[str, Any] = {
     "access": "worker",
+    "endings": [{"job_id": 1, "lease_token": 1, "outcome": "succeeded"}],
     "error": "it broke",
     "host": "box",
     "job_id": 1,

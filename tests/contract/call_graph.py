@@ -6,6 +6,8 @@ A call is the name of one of our functions before a parenthesis, where it is cod
 comment.  Names in strings are not calls, but for those of triggers, which are made of code.
 """
 
+# ruff: noqa: T201 -- a command talks to its user
+
 from __future__ import annotations
 
 import re
@@ -103,7 +105,8 @@ def _by_folder(parts: Iterable[str]) -> str:
         folder, name = part.split("/")
         names[folder].append(name)
     return "; ".join(
-        f"{folder}/{{{', '.join(names[folder])}}}" if len(names[folder]) > 1
+        f"{folder}/{{{', '.join(names[folder])}}}"
+        if len(names[folder]) > 1
         else f"{folder}/{names[folder][0]}"
         for folder in FOLDERS
         if folder in names

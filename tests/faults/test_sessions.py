@@ -139,7 +139,7 @@ def test_advisory_locks_of_others_stop_nothing(
     assert runs(db) == [("failed", 1)] * 2
 
 
-def test_no_function_but_tick_and_wakeups_takes_an_advisory_lock(
+def test_no_other_function_takes_an_advisory_lock(
     db: psycopg.Connection[Any],
 ) -> None:
     takers = db.execute(
@@ -150,8 +150,11 @@ def test_no_function_but_tick_and_wakeups_takes_an_advisory_lock(
     assert {name for (name,) in takers} == {
         "tick",
         "enqueue",
-        "_lock_links",
-        "_share_links",
+        "_try_lock_key",
+        "_lock_pipeline",
+        "_lock_part",
+        "_take_starts",
+        "_note_fair_queue",
         "_lock_ticker",
         "_notify_key",
         "_notify_slots",

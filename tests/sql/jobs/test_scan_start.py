@@ -303,8 +303,9 @@ def test_claim_jobs_brings_its_place_up_to_date_though_a_full_look_is_not_due(db
 
     claim(db, max_jobs=10)
 
-    until, full, _lane, place = scalar(db, "select string_to_array(rota._scan_start("
-        "$$claim 'w' {default}  $$), ' ')::bigint[]")[:4]
+    until, full, _lane, place = scalar(
+        db, "select string_to_array(rota._scan_start($$claim 'w' {default}  $$), ' ')::bigint[]"
+    )[:4]
     assert full - until > 1_000_000
     assert place > 0
     holder.execute("rollback")
@@ -385,6 +386,7 @@ def test_hints_are_few_however_many_ways_a_session_claims(db):
         claim(db, worker=f"w{n}")
 
     kept = rows(
-        db, "select current_setting('rota.scan_claim_' || n, true) from generate_series(0, 40) n"
+        db,
+        "select current_setting('rota.scan_claim_' || n, true) from generate_series(0, 40) n",
     )
     assert sum(1 for (text,) in kept if text) <= 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from sql.helpers import call, claim, enqueue, one, owner, owners, rows, scalar, value
 
@@ -234,3 +235,65 @@ def test_recount_after_anything(db, seed):
         db.execute("select pg_sleep(0.02)")
     assert rows(db, "select id, queue, job_type, limit_key, hold from rota.jobs") == []
     recount(db)
+
+
+def open_jobs(db):
+    return scalar(db, "select count(*) from rota.jobs where hold is null and status = 'queued'")
+
+
+@pytest.mark.parametrize("kind", ["type", "key", "class"])
+@pytest.mark.parametrize("max_running", [1, 3, 150])
+def test_checks_open_no_more_than_can_start(db, kind, max_running):
+    subject, job = SUBJECTS[kind]
+    limit(db, **subject, max_running=max_running)
+    for _ in range(3):
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", **job}] * 200))
+        while one(db, "tick").has_more:
+            pass
+
+    # Those that came in while there was room are not counted among them.
+    assert open_jobs(db) <= max_running + min(max_running, 100)
+
+    other = enqueue(db, "other")
+    started = 0
+    while jobs := claim(db, max_jobs=50):
+        started += len(jobs)
+        if other in [job.job_id for job in jobs]:
+            break
+        while one(db, "tick").has_more:
+            pass
+    assert other in [job.job_id for job in jobs]
+    assert started <= max_running + 1
+    recount(db)
+
+
+def test_new_jobs_of_many_keys_do_not_stand_in_front_of_others(db):
+    limit(db, limit_key="c:*", max_running=1)
+    scalar(
+        db,
+        "select count(rota.enqueue('x', limit_key => 'c:' || n % 1500))"
+        " from generate_series(1, 4500) as n",
+    )
+
+    assert open_jobs(db) == 1500
+
+
+def test_a_slot_goes_to_another_if_the_job_that_it_was_for_is_held_again(db):
+    limit(db, job_type="x", max_running=1)
+    limit(db, limit_key="k", max_running=1)
+    first = enqueue(db, "x")
+    (running,) = claim(db)
+    last = enqueue(db, "x")
+    keyed = enqueue(db, "x", limit_key="k", priority=-1)
+    assert claim(db) == []
+    call(db, "tick")
+    value(db, "finish_job", **owner(running))
+    assert scalar(db, "select opened_for from rota.jobs where id = %s", keyed) == "type x"
+
+    # Now its key is in use.
+    enqueue(db, "y", limit_key="k")
+    assert len(claim(db, job_types=["y"])) == 1
+    assert [running.job_id, claim(db)] == [first, []]
+    call(db, "tick")
+
+    assert [job.job_id for job in claim(db)] == [last]
