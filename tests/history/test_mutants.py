@@ -57,7 +57,13 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     ),
     "a job that ends without a trace": (
         "I4",
-        [("_archive_jobs", "from ended as e\n    )", "from ended as e where e.id % 9 > 0\n    )")],
+        [
+            (
+                "_archive_jobs",
+                "from ended as e\n    )",
+                "from ended as e where e.id % 9 > 0\n    )",
+            )
+        ],
     ),
     "a key that is not unique": (
         "I5",

@@ -210,9 +210,7 @@ class Database:
         self.shown = row[0] if row else {}
 
     def seen(self) -> Seen:
-        return Seen(
-            self.shown["jobs"] + self.shown["finished_jobs"], self.shown.get("holds")
-        )
+        return Seen(self.shown["jobs"] + self.shown["finished_jobs"], self.shown.get("holds"))
 
     def _prepare(self, function: str, names: list[str]) -> bytes:
         said = ", ".join(f"{name} => ${n}" for n, name in enumerate(names, 2))

@@ -1,12 +1,13 @@
 """What rota promises of limits: of whom they are for no more run, or start, than they say.
 
-Jobs of a queue where keys take turns have places that the model does not know, and jobs may be
-held: for a limit, or for their time where there are places.  Who is held the model sees, and asks
-whether he may be; ticks have to let him go.  Of the others none is passed over that has room, by
-one of a higher number, or where nobody takes turns by a later one.
+Jobs of a queue where keys take turns have places that the model does not know, and jobs may
+be held: for a limit, or for their time where there are places.  Who is held the model sees,
+and asks whether he may be; ticks have to let him go.  Of the others none is passed over that
+has room, by one of a higher number, or where nobody takes turns by a later one.
 
-Of a rate the model knows when jobs started: in any time no more than the rate gives in it, rounded
-up, and a burst more.  Whoever comes when fewer than a burst started in the time of a burst has room.
+Of a rate the model knows when jobs started: in any time no more than the rate gives in it,
+rounded up, and a burst more.  Whoever comes when fewer than a burst started in the time of a
+burst has room.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class Limits(Model):
             self._use(job)
             job.status = "running"
             left.remove(job)
-        self.late = [job for job in left if self._has_room(job)] if len(chosen) < max_jobs else []
+        self.late = (
+            [job for job in left if self._has_room(job)] if len(chosen) < max_jobs else []
+        )
         held = {job.id for job in left if self.seen.get_hold(job.id)}
         passed = [job for job in left if job.id in held and not self._may_be_held(job)]
         for job in left:

@@ -198,7 +198,11 @@ class Model(Keys):
             its = self.queues.get(job.queue) or Queue(job.queue)
             low, high = delays(job.backoff or its.backoff, job.attempts)
             if is_soon:
-                rule = {**(job.backoff or its.backoff or {}), "kind": "fixed", "base_seconds": 1}
+                rule = {
+                    **(job.backoff or its.backoff or {}),
+                    "kind": "fixed",
+                    "base_seconds": 1,
+                }
                 low, high = map(min, zip((low, high), delays(rule, 1), strict=True))
             shown = self.seen.get(job.id, "run_at") or self.now
             job.run_at = min(max(shown, self.now + low), self.now + high)

@@ -100,7 +100,11 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_issue_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
     ],
     "a start that its rate does not count": [
-        ("_take_starts", "_take_starts.limit_name, v_cell, v_room", "_take_starts.limit_name, v_cell, 0")
+        (
+            "_take_starts",
+            "_take_starts.limit_name, v_cell, v_room",
+            "_take_starts.limit_name, v_cell, 0",
+        )
     ],
     "a limit that nobody tells of its room": [
         ("_leave_limits", "perform rota._open_held(v_name, v_slots);", "null;")

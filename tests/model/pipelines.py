@@ -127,7 +127,8 @@ class Pipelines(Operated):
             place = its[stage].ordinal
             if job_id == job.id and stage == then.stage:
                 found[token] = given
-            elif job_id == job.id and status == "succeeded":
-                if place and place < (then.ordinal or 0):
-                    found[token] = result
+            elif (job_id, status) == (job.id, "succeeded") and 0 < (place or 0) < (
+                then.ordinal or 0
+            ):
+                found[token] = result
         return found[max(found)] if found else None
