@@ -99,7 +99,7 @@ class Player(threading.Thread):
             (2, lambda: client.fail_job(job_id, token, "fatal", is_fatal=True)),
             (15, lambda: client.release_jobs([job_id], [token])),
             *(
-                (3, lambda more=more: client.end_jobs([more]))  # type: ignore[misc]
+                (3, lambda more=more: client.end_jobs([more]))
                 for more in (
                     {**ref, "outcome": "succeeded"},
                     {**ref, "outcome": "failed", "error": "sad", "retry_in": 0.05},

@@ -183,8 +183,9 @@ def _check_call(
             yield Violation(f"was told {call.rows} and did {steps}", call=call.name)
     token = (call.arguments.get("lease_tokens") or [call.arguments.get("lease_token")])[0]
     for step in steps:
-        is_opened = step.statuses == OPENED or _is_placed(step) or not step.before
-        if token and not is_opened and step.before["lease_token"] != token:
+        if not token or step.before is None or step.statuses == OPENED or _is_placed(step):
+            continue
+        if step.before["lease_token"] != token:
             yield Violation(
                 f"ended job {step.job_id} with the lease of another",
                 history.keys[step.job_id] or "",
