@@ -211,6 +211,7 @@ declare
     v_entering bigint[];
     v_cancelled bigint[];
     v_last bigint[];
+    v_held_limits text[];
 begin
     with held as (
         select
@@ -259,6 +260,8 @@ begin
     on conflict do nothing;
 
     if v_entering is not null then
+        v_held_limits := array(
+            select unnest(j.held_limits) from rota.jobs as j where j.id = any(v_entering));
         update rota.jobs as j
         set stage = n.stage,
             stage_input = nullif(_end_stages.results
@@ -276,6 +279,7 @@ begin
             lease_token = least(j.lease_token, 9223372036854775806) + 1,
             locked_by = null,
             locked_until = null,
+            held_limits = null,
             progress_percent = null,
             progress_message = null,
             last_error = null,
@@ -291,6 +295,7 @@ begin
           and j.status = 'running'
           and n.pipeline = j.pipeline
           and n.stage = v_stages[array_position(v_ids, j.id)];
+        perform rota._leave_limits(v_held_limits);
         perform rota._enter_lanes(v_entering);
         perform rota._notify_for(v_entering);
     end if;

@@ -272,7 +272,7 @@ CAUSE = ["effect"] * 5 + ["enqueue_many", "claim", "let_time_pass"] * 2 + ["fini
 PASS = (
     ["define"] * 2 + ["drop", "resume_key", "upkeep", "snooze", "finish_many", "begin", "end"]
     + ["start", "claim", "finish"] * 5 + ["fail", "enqueue_after"] * 3
-    + ["cancel", "retry", "restart_pipeline", "let_time_pass"] * 2
+    + ["cancel", "retry", "restart_pipeline", "let_time_pass"] * 2 + ["limit", "settle"]
 )  # fmt: skip
 LIMIT = (
     ["limit", "finish", "let_time_pass", "crowd_in"] * 4 + ["settle"] + ["claim"] * 8
