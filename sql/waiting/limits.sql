@@ -90,7 +90,8 @@ begin
         update rota.limits as l
         set is_settled = false
         where l.limit_name = any(rota._key_limits(set_limit.limit_key));
-        perform rota._add_checks('limit', rota._key_limits(set_limit.limit_key));
+        perform rota._add_checks(
+            'limit', array_remove(rota._key_limits(set_limit.limit_key), null));
     end if;
     perform rota._add_checks('limit', array[v_limit_name]);
 end;
