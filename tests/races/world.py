@@ -51,7 +51,9 @@ OPERATIONS = {
     "enqueue keyed": "select rota.enqueue('t', queue => 'q', idempotency_key => 'k',"
     " on_conflict => 'rerun') as job_id",
     "enqueue after": "select rota.enqueue('t', queue => 'q',"
-    " after => array[%(job_id)s::bigint], before => %(second_id)s) as job_id",
+    " after => array[%(job_id)s::bigint]) as job_id",
+    "enqueue before": "select rota.enqueue('t', queue => 'q',"
+    " before => %(second_id)s) as job_id",
     "enqueue many": _jobs(
         "'idempotency_key', 'k'", "'ordering_key', 'o'", "'before', %(second_id)s::bigint"
     ),
