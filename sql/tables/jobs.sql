@@ -80,7 +80,7 @@ create index jobs_ready_idx on rota.jobs (queue, lane, place, id)
     where hold is null and status in ('queued', 'failed');
 
 -- Jobs that are kept out of their lanes: by a limit, or until their time has come.
-create index jobs_hold_idx on rota.jobs (hold, queue, job_type, priority, run_at, id)
+create index jobs_hold_idx on rota.jobs (hold, queue, job_type, lane, place, id)
     where hold is not null and hold <> 'time' and status in ('queued', 'failed');
 create index jobs_later_idx on rota.jobs (run_at, id)
     where hold = 'time' and status in ('queued', 'failed');
@@ -90,7 +90,8 @@ create index jobs_opened_for_idx on rota.jobs (opened_for, queue, job_type, prio
 
 -- The last place of each key of a queue, without a row of state that producers would share.
 create index jobs_key_place_idx on rota.jobs (queue, lane, coalesce(limit_key, ''), place)
-    where own_place is not null and hold is null and status in ('queued', 'failed');
+    where own_place is not null and coalesce(hold, '') <> 'time'
+      and status in ('queued', 'failed');
 
 -- The same rows as "where status = 'running'".  But that is said of single jobs everywhere, and
 -- a planner that knows of few running jobs would look for the one by reading them all.

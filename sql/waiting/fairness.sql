@@ -59,7 +59,6 @@ declare
     c_waiting constant text[] := '{queued,failed}'::text[];
     v_now constant timestamptz := rota.now();
     v_kind record;
-    v_ids bigint[];
 begin
     for v_kind in
         select
@@ -86,32 +85,37 @@ begin
         perform rota._check_held_of(v_kind.job_type, v_kind.limit_key)
         where v_kind.later_ids <> '{}';
 
-        v_ids := case when _place_jobs.opened_for is not null then v_kind.due_ids
-            else rota._hold_new(
-                v_kind.queue, v_kind.job_type, v_kind.limit_key,
-                case when v_kind.ageing is null then v_kind.priority else 0 end,
-                v_kind.due_ids)
-        end;
-        if v_ids <> '{}' and not v_kind.has_places then
+        if v_kind.due_ids = '{}' then
+            continue;
+        elsif _place_jobs.opened_for is not null then
+            -- They got their places when they came in.
             update rota.jobs as j
             set hold = null,
-                opened_for = _place_jobs.opened_for,
+                opened_for = _place_jobs.opened_for
+            where j.id = any(v_kind.due_ids);
+            continue;
+        elsif not v_kind.has_places then
+            update rota.jobs as j
+            set hold = null,
+                opened_for = null,
                 own_lane = null,
                 own_place = null
-            where j.id = any(v_ids)
+            where j.id = any(v_kind.due_ids)
               and num_nonnulls(j.hold, j.opened_for, j.own_lane, j.own_place) > 0;
-        elsif v_ids <> '{}' and v_kind.ageing is not null then
+        elsif v_kind.ageing is not null then
             update rota.jobs as j
             set hold = null,
-                opened_for = _place_jobs.opened_for,
+                opened_for = null,
                 own_lane = 0,
                 own_place = j.run_at + j.priority * v_kind.ageing
-            where j.id = any(v_ids);
-        elsif v_ids <> '{}' then
+            where j.id = any(v_kind.due_ids);
+        else
             perform rota._give_turns(
-                v_kind.queue, v_kind.limit_key, v_kind.priority, v_ids,
-                _place_jobs.opened_for);
+                v_kind.queue, v_kind.limit_key, v_kind.priority, v_kind.due_ids);
         end if;
+        perform rota._hold_new(
+            v_kind.queue, v_kind.job_type, v_kind.limit_key,
+            case when v_kind.ageing is null then v_kind.priority else 0 end, v_kind.due_ids);
     end loop;
 end;
 $$;
@@ -153,6 +157,7 @@ begin
                       and j.lane = _hold_new.lane
                       and coalesce(j.limit_key, '') = _hold_new.limit_key
                       and j.own_place is not null
+                      and coalesce(j.hold, '') <> 'time'
                       and j.hold is null
                       and j.status in ('queued', 'failed')
                       and j.place >= rota._first_place(_hold_new.queue, _hold_new.lane)
@@ -217,8 +222,7 @@ create or replace function rota._give_turns(
     queue text,
     limit_key text,
     lane integer,
-    job_ids bigint[],
-    opened_for text
+    job_ids bigint[]
 )
     returns void
     language plpgsql
@@ -243,7 +247,7 @@ begin
           and j.lane = _give_turns.lane
           and coalesce(j.limit_key, '') = c_key
           and j.own_place is not null
-          and j.hold is null
+          and coalesce(j.hold, '') <> 'time'
           and j.status in ('queued', 'failed')
           and j.place >= v_first
           and j.id <> all(_give_turns.job_ids)
@@ -258,7 +262,7 @@ begin
               and j.lane = _give_turns.lane
               and coalesce(j.limit_key, '') = c_key
               and j.own_place is not null
-              and j.hold is null
+              and coalesce(j.hold, '') <> 'time'
               and j.status in ('queued', 'failed')
               and j.place = v_last
               and j.id <> all(_give_turns.job_ids)
@@ -267,7 +271,7 @@ begin
 
     update rota.jobs as j
     set hold = null,
-        opened_for = _give_turns.opened_for,
+        opened_for = null,
         own_lane = null,
         own_place = coalesce(v_last, v_first)
             + (v_jobs + n.ordinal - 1) / v_weight * interval '1 microsecond'

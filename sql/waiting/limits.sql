@@ -666,9 +666,9 @@ declare
     v_opened bigint[] := '{}'::bigint[];
 begin
     for v_kind in
-        select k.queue, k.job_type, k.priority, k.run_at
+        select k.queue, k.job_type, k.lane, k.place
         from jsonb_to_recordset(v_start -> 'kinds')
-            as k (queue text, job_type text, priority smallint, run_at timestamptz)
+            as k (queue text, job_type text, lane smallint, place timestamptz)
         where not v_is_full
         union all
         select k.queue, k.job_type, '-32768', '-infinity'
@@ -687,15 +687,15 @@ begin
               and j.status in ('queued', 'failed')
               and j.queue = v_kind.queue
               and j.job_type = v_kind.job_type
-              and (j.priority, j.run_at) >= (v_kind.priority, v_kind.run_at)
-            order by j.priority, j.run_at, j.id
+              and (j.lane, j.place) >= (v_kind.lane, v_kind.place)
+            order by j.lane, j.place, j.id
             limit v_room
             for update skip locked
         );
         v_first := (
             select to_jsonb(f)
             from (
-                select j.queue, j.job_type, j.priority, j.run_at
+                select j.queue, j.job_type, j.lane, j.place
                 from rota.jobs as j
                 where j.id = v_ids[1]
             ) as f
