@@ -83,8 +83,10 @@ def test_an_open_end_keeps_only_its_own_slot(db, connect, kind):
         value(db, "finish_job", **owner(jobs[2]))
         call(db, "tick")
         assert len(claim(db, max_jobs=3)) == 1
-    call(db, "tick")
-    assert len(claim(db, max_jobs=3)) == 1
+    # A session that has begun its scans behind what was committed late finds it in a moment.
+    other = connect()
+    call(other, "tick")
+    assert len(claim(other, max_jobs=3)) == 1
     recount(db)
 
 
