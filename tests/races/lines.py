@@ -93,9 +93,10 @@ LINES = Game(
         "select rota.resume_queue('q');"
         " select rota.set_limit(limit_key => l.limit_key, job_type => l.job_type,"
         " is_reset => true) from rota.limits as l",
-        _LATER, _CHECK,
+        # A check of a limit that was just looked at is due two seconds later.
+        _LATER, _CHECK, _LATER, _CHECK, _LATER, _CHECK,
         "select from rota.claim_jobs('last', '{q}', 1000)",
-        _CHECK,
+        _LATER, _CHECK, _LATER, _CHECK, _LATER, _CHECK,
         "select from rota.claim_jobs('last', '{q}', 1000)",
     ),
     seams=("recheck",),

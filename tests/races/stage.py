@@ -195,7 +195,9 @@ class Stage:
     def look(self, state: str, answers: dict[str, Any]) -> tuple[Outcome, list[str]]:
         """Return the outcome, and what is wrong with it whatever was expected."""
         if self._game.settle:
-            self.observer.execute("; ".join([FORGET_HINTS, *self._game.settle]))
+            # Each on its own: a transaction leaves the checks that it adds to others.
+            for statement in (FORGET_HINTS, *self._game.settle):
+                self.observer.execute(statement)
         told = [table for table in self._tables if table not in self._game.ignored]
         columns = ", ".join(
             f"(select jsonb_agg(r.shown) from (select {ROWS.get(table, 'to_jsonb(t)')} as shown"
