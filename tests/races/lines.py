@@ -77,6 +77,7 @@ STATES = {
     "succeeded": [*_NEW, _CLAIM, _FINISH],
 }
 _LATER = "update rota_test.clock set stopped_at = stopped_at + interval '1 second'"
+_ENTER = "select rota._enter_due(1000)"
 _HELD = "what somebody holds is left to a note, and which jobs have got the room is chance"
 
 LINES = Game(
@@ -94,9 +95,9 @@ LINES = Game(
         " select rota.set_limit(limit_key => l.limit_key, job_type => l.job_type,"
         " is_reset => true) from rota.limits as l",
         # A check of a limit that was just looked at is due two seconds later.
-        _LATER, _CHECK, _LATER, _CHECK, _LATER, _CHECK,
+        *(_LATER, _ENTER, _CHECK) * 3,
         "select from rota.claim_jobs('last', '{q}', 1000)",
-        _LATER, _CHECK, _LATER, _CHECK, _LATER, _CHECK,
+        *(_LATER, _ENTER, _CHECK) * 3,
         "select from rota.claim_jobs('last', '{q}', 1000)",
     ),
     seams=("recheck",),

@@ -152,12 +152,13 @@ STATES = {
     "a run is dead": [*_THINGS, _RUN, _CHECK, _CLAIM, _EFFECT, *_OTHERS, _DIE],
 }
 _LATER = "update rota_test.clock set stopped_at = stopped_at + interval '3 seconds'"
+_ENTER = "select rota._enter_due(1000)"
 SETTLE = (
     _CHECK,
-    *(_LATER, _CHECK) * 2,
+    *(_LATER, _ENTER, _CHECK) * 2,
     "select from rota.claim_jobs('last', '{q}', 1000)",
     # What was held for a limit that has room is let go.
-    *(_LATER, _CHECK) * 2,
+    *(_LATER, _ENTER, _CHECK) * 2,
     "select from rota.claim_jobs('last', '{q}', 1000)",
 )
 # After the last claim; a job behind a limit may well wait.
