@@ -360,8 +360,8 @@ def test_retain_waits_for_no_row_of_a_worker(db, connect, clock):
 
 EXPIRED = {
     "keys": """
-        insert into rota.idempotency_keys (idempotency_key, expires_at)
-        select n::text, rota.now() - interval '1 hour' + n * interval '1 second'
+        insert into rota.idempotency_keys (idempotency_key, key_scope, expires_at)
+        select n::text, 'x', rota.now() - interval '1 hour' + n * interval '1 second'
         from generate_series(1, %s) as n
         """,
     "effects": """
@@ -460,8 +460,8 @@ def test_retain_is_not_kept_from_its_work_by_a_tick_that_stays_open(db, connect,
     clock.advance("6 minutes")
     for key in ("a", "b", "c"):
         db.execute(
-            "insert into rota.idempotency_keys (idempotency_key, expires_at)"
-            " values (%s, rota.now() - interval '1 s')",
+            "insert into rota.idempotency_keys (idempotency_key, key_scope, expires_at)"
+            " values (%s, 'x', rota.now() - interval '1 s')",
             (key,),
         )
         assert one(db, "tick").keys_deleted == 1

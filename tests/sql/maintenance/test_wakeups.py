@@ -637,7 +637,7 @@ def test_a_place_under_a_limit_rings(db, connect):
 
     call(db, "finish_job", **owner(job))
 
-    assert ANY in sleeper.heard()
+    assert sleeper.rung() == ["default"]
 
 
 def test_enqueue_says_nothing_where_wakeups_are_off(db, connect):
@@ -704,16 +704,12 @@ def test_the_next_start_at_a_rate_is_due_next(db, bound):
     call(db, "set_limit", **bound, max_starts=3, per="1 minute")
     for _ in range(2):
         enqueue(db, "x", limit_key="k")
-    while not scalar(db, "select is_settled from rota.limits"):
-        # As long as a transaction of before goes on, a new limit is looked at every second.
-        db.execute("update rota.pending_checks set due_at = '-infinity'")
-        call(db, "tick")
     assert len(claim(db)) == 1
-    before = look(db)
     for _ in range(3):
-        assert claim(db) == []  # parks the line, and looks at its limit
+        assert claim(db) == []
+        call(db, "tick")
 
-    assert [before, look(db)] == pytest.approx([20, 20], abs=5)
+    assert 0 < look(db) <= 20
 
 
 def test_a_later_job_of_a_line_is_due_next_in_its_queue(db):
