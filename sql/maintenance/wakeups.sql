@@ -25,7 +25,8 @@
  * Of a job whose transaction looked for waiting workers before this one held its locks, and
  * commits after the worker has claimed, no notification comes.  Such a transaction has an id by
  * then.  So until all transactions have ended that had an id when the locks were taken, the
- * worker looks again after 5 ms, 20 ms and so on, in intervals that grow with the wait.
+ * worker looks again after 5 ms, 20 ms and so on, in intervals that grow with the wait, and once
+ * more when the last of them has ended.
  *
  * Workers of one queue may take different job types.  A worker that sees a due job of another
  * type notifies the next higher listen slot, whose holder does the same: that ends at the
@@ -298,6 +299,12 @@ begin
     if not v_is_sure then
         v_due_at := least(v_due_at,
             moment + greatest(3 * (c_now - v_state[2]), 5000) * interval '1 microsecond');
+    elsif v_state[3] > 0 then
+        -- The last of those transactions may have committed after the claim before this call.
+        if not v_is_new then
+            v_due_at := moment;
+        end if;
+        v_state[3] := 0;
     end if;
     v_state[1] := c_now;
     perform rota._keep_waiting(array_to_string(v_state, ' '));
