@@ -102,12 +102,12 @@ def new_job(player: Player) -> dict[str, Any]:
     how = player.random.choices(["plain", "after", "before"], [35, 45, 20])[0]
     before = pick(player, BLOCKED, 1) if how == "before" else []
     if before:
-        job["before"] = before[0]
+        job["blocks"] = before[0]
     if how == "after":
         parents = pick(player, RECENT, 3)
         if player.memory.get("seen") and player.chance(0.3):
             parents.append(player.random.choice(player.memory["seen"]))
-        job["after"] = parents
+        job["depends_on"] = parents
         job["if_parent_dead"] = player.random.choice(POLICIES)
     return job
 
@@ -134,12 +134,12 @@ def split(player: Player) -> None:
         job_type="t",
         max_attempts=2,
         backoff=BACKOFF,
-        after=[held[-1][0]],
+        depends_on=[held[-1][0]],
         if_parent_dead=player.random.choice(POLICIES),
     )
     part = {"job_type": "t", "max_attempts": 2, "backoff": BACKOFF}
     if last.is_done:
-        part["before"] = last.rows[0]["enqueue"]
+        part["blocks"] = last.rows[0]["enqueue"]
     for _ in range(player.random.randint(0, 2)):
         with player.transaction(is_committed=player.chance(0.8)):
             player.call("enqueue_many", jobs=[part] * player.random.randint(1, 3))
@@ -173,7 +173,7 @@ def find_children(history: History) -> dict[int, Child]:
         children[job_id] = Child(call, policy, dict.fromkeys(job.get("after", []), call))
     for job_id, job, call in asked:
         if "before" in job:
-            children[job["before"]].parents[job_id] = call
+            children[job["blocks"]].parents[job_id] = call
     return children
 
 
