@@ -28,7 +28,7 @@ OPERATIONS = {
     "enqueue before second": _enqueue(f"blocks => {SECOND}"),
     "enqueue many": "select m.is_new from rota.enqueue_many(jsonb_build_array("
     "jsonb_build_object('job_type', 't', 'queue', 'q', 'limit_key', 'c:1'), jsonb_build_object("
-    f"'job_type', 't', 'queue', 'q', 'ordering_key', 'o', 'after', array[{JOB}]))) as m",
+    f"'job_type', 't', 'queue', 'q', 'ordering_key', 'o', 'depends_on', array[{JOB}]))) as m",
     "finish": f"select rota.finish_job({LEASE}) as answer",
     "fail": f"select f.* from rota.fail_job({LEASE}, %(me)s) as f",
     "fail for good": f"select f.* from rota.fail_job({LEASE}, %(me)s, fatal => true) as f",

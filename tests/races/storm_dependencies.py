@@ -6,7 +6,7 @@ and the lives of those jobs.  What must be true:
 1. A job starts, which is to stop being blocked, once; and only when each of its parents has
    succeeded since it was enqueued or was so then; with `run` dead or cancelled will do.
 2. Only with `cancel` is it cancelled for them, and only when one is dead or cancelled.
-3. Who names a job in `before` is one of its parents, or is refused.
+3. Who names a job in `blocks` is one of its parents, or is refused.
 4. Each job comes to its end, and it is left on record who waits for whom only of jobs that were
    cancelled: so that a retry waits for those parents again.
 """
@@ -25,7 +25,7 @@ from races.storm_work import BACKOFF, ENDED, REFUSALS, is_start
 
 ASKING = {"enqueue", "enqueue_many"}
 POLICIES = ["cancel", "run", "wait"]
-# Of who is named in `before`: it has ended, or it has started.
+# Of who is named in `blocks`: it has ended, or it has started.
 REFUSED = {asking: {"RT003", "RT013"} for asking in ASKING}
 # So few that they are soon parents and children of each other.
 RECENT = "select id from rota.jobs order by id desc limit 12"
@@ -170,9 +170,9 @@ def find_children(history: History) -> dict[int, Child]:
             ]
     for job_id, job, call in asked:
         policy = job.get("if_parent_dead", "cancel")
-        children[job_id] = Child(call, policy, dict.fromkeys(job.get("after", []), call))
+        children[job_id] = Child(call, policy, dict.fromkeys(job.get("depends_on", []), call))
     for job_id, job, call in asked:
-        if "before" in job:
+        if "blocks" in job:
             children[job["blocks"]].parents[job_id] = call
     return children
 

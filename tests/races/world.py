@@ -55,7 +55,7 @@ OPERATIONS = {
     "enqueue before": "select rota.enqueue('t', queue => 'q',"
     " blocks => %(second_id)s) as job_id",
     "enqueue many": _jobs(
-        "'idempotency_key', 'k'", "'ordering_key', 'o'", "'before', %(second_id)s::bigint"
+        "'idempotency_key', 'k'", "'ordering_key', 'o'", "'blocks', %(second_id)s::bigint"
     ),
     "start pipeline": "select rota.start_pipeline('p', idempotency_key => 'k',"
     f" {LINE}) as job_id",
