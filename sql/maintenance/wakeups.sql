@@ -25,8 +25,8 @@
  * Of a job whose transaction looked for waiting workers before this one held its locks, and
  * commits after the worker has claimed, no notification comes.  Such a transaction has an id by
  * then.  So until all transactions have ended that had an id when the locks were taken, the
- * worker looks again after 5 ms, 20 ms and so on, in intervals that grow with the wait, and once
- * more when the last of them has ended.
+ * worker looks again after 5 ms, 20 ms and so on, in intervals that grow with the wait, and
+ * once more when the last of them has ended.
  *
  * Workers of one queue may take different job types.  A worker that sees a due job of another
  * type notifies the next higher listen slot, whose holder does the same: that ends at the

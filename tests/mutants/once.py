@@ -146,13 +146,8 @@ ONCE = (
         "sql/jobs/test_effects.py races/test_effects.py",
         sql(
             "maintenance/retention",
-            "not rota._is_leased(e.job_id, e.lease_token))\n        order by",
-            "true)\n        order by",
-        ),
-        sql(
-            "maintenance/retention",
-            "not rota._is_leased(e.job_id, e.lease_token));",
-            "true);",
+            "or not rota._is_leased(f.job_id, f.lease_token)",
+            "or true",
         ),
     ),
     mutant(
@@ -161,8 +156,8 @@ ONCE = (
         "races/test_effects.py",
         sql(
             "maintenance/retention",
-            "not rota._is_leased(e.job_id, e.lease_token));",
-            "true);",
+            "between $2 and $3 and (%4$s)",
+            "between $2 and $3",
         ),
     ),
     mutant(

@@ -94,7 +94,7 @@ UPKEEP = (
         "key-purged-early",
         "Retention deletes keys that are still unique.",
         "sql/jobs/test_keys.py",
-        sql("maintenance/retention", "where k.expires_at < v_now\n", "where true\n"),
+        sql("maintenance/retention", "'where f.%2$I < $1 and f", "'where f"),
     ),
     mutant(
         "retention-never-has-more",
