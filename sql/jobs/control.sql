@@ -26,11 +26,8 @@ declare
     v_status text;
 begin
     perform rota._check_job_id(retry_job.job_id);
-    if retry_job.is_forced is null then
-        perform rota._refuse('is_forced', 'must not be null');
-    elsif retry_job.with_dependants is null then
-        perform rota._refuse('with_dependants', 'must not be null');
-    end if;
+    perform rota._check_given('is_forced', is_forced is not null);
+    perform rota._check_given('with_dependants', with_dependants is not null);
 
     for v_round in 1..3 loop
         select j.status
