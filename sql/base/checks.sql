@@ -206,7 +206,7 @@ create or replace function rota._check_waits(
     prefix text,
     ordering_key text,
     skip_dead boolean,
-    after bigint[],
+    depends_on bigint[],
     if_parent_dead text,
     limit_key text
 )
@@ -222,10 +222,11 @@ begin
         perform rota._refuse(prefix || 'skip_dead', 'must not be null');
     elsif _check_waits.skip_dead and _check_waits.ordering_key is null then
         perform rota._refuse(prefix || 'skip_dead', 'goes with ordering_key only');
-    elsif array_ndims(_check_waits.after) > 1
-      or array_position(_check_waits.after, null) is not null
-      or cardinality(_check_waits.after) > 10000 then
-        perform rota._refuse(prefix || 'after', 'must be a plain list of at most 10000 ids');
+    elsif array_ndims(_check_waits.depends_on) > 1
+      or array_position(_check_waits.depends_on, null) is not null
+      or cardinality(_check_waits.depends_on) > 10000 then
+        perform rota._refuse(
+            prefix || 'depends_on', 'must be a plain list of at most 10000 ids');
     end if;
     perform rota._check_choice(
         prefix || 'if_parent_dead', if_parent_dead, '{cancel,run,wait}');

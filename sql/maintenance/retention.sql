@@ -194,7 +194,7 @@ begin
             'f.completed_at is not null or not rota._is_leased(f.job_id, f.lease_token)')
         -- last_run_at stands for planned times that were dealt with.
         when 'occurrences'
-        then rota._purge_rows('fires', 'fired_at', v_now - interval '90 days', max_rows)
+        then rota._purge_rows('occurrences', 'fired_at', v_now - interval '90 days', max_rows)
         when 'limits' then rota._purge_limits(max_rows)
         when 'workers'
         then rota._purge_rows('workers', 'last_seen_at', v_now - interval '1 day', max_rows)
@@ -433,7 +433,7 @@ begin
     return case
         when is_dead
         then rota._purge_rows('finished_jobs_dead', 'finished_at', before, max_rows,
-            c_of_queue || c_unneeded || ' and not exists (select from rota.stuck_keys as s '
+            c_of_queue || c_unneeded || ' and not exists (select from rota.halted_keys as s '
             'where s.ordering_key = f.ordering_key and s.job_id = f.id)', queue)
         else rota._purge_rows('finished_jobs_done', 'finished_at', before, max_rows,
             c_of_queue || c_unneeded, queue)

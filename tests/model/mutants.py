@@ -141,7 +141,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_outcomes", "when _outcomes.is_live then 'skipped'", "when false then ''")
     ],
     "a late tick that makes up for all": [
-        ("_plan_fires", "then catch_up_max else 1 end", "then catch_up_max else 2 end")
+        ("_plan_occurrences", "then catch_up_max else 1 end", "then catch_up_max else 2 end")
     ],
 }
 # A guard that an index holds too is missing only without it.

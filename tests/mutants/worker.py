@@ -153,7 +153,7 @@ WORKER = (
         "fatal-is-failed",
         "FatalError is an error like any other.",
         "client/test_worker.py",
-        client("outcome", "is_fatal=isinstance(error, FatalError)", "is_fatal=False"),
+        client("outcome", "fatal=isinstance(error, FatalError)", "fatal=False"),
     ),
     mutant(
         "cancelled-ends-nothing",

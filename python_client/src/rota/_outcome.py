@@ -36,7 +36,7 @@ class Failed:
     error_type: str
     stack: str
     retry_in: timedelta | None = None
-    is_fatal: bool = False
+    fatal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def failure(error: BaseException) -> Failed:
             error_type=name,
             stack=_stack(error)[-MAX_TEXT:],
             retry_in=_delay(error) if isinstance(error, RetryIn) else None,
-            is_fatal=isinstance(error, FatalError),
+            fatal=isinstance(error, FatalError),
         )
     except BaseException:
         return Failed("an exception of which nothing can be said", "unknown", "")

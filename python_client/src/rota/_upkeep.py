@@ -71,7 +71,7 @@ class Upkeep:
 
     async def take_leave(self) -> None:
         """Report for the last time."""
-        await self._database.call(lambda client: client.forget_worker(self._worker))
+        await self._database.call(lambda client: client.deregister_worker(self._worker))
 
     async def _report(self) -> None:
         self._reported_at = time.monotonic()
