@@ -207,6 +207,7 @@ create or replace function rota._check_waits(
     ordering_key text,
     skip_dead boolean,
     depends_on bigint[],
+    blocks bigint,
     if_parent_dead text,
     limit_key text
 )
@@ -227,6 +228,14 @@ begin
       or cardinality(_check_waits.depends_on) > 10000 then
         perform rota._refuse(
             prefix || 'depends_on', 'must be a plain list of at most 10000 ids');
+    end if;
+    -- Else a cycle of jobs that wait for each other could be closed.
+    if blocks is not null and num_nonnulls(depends_on, ordering_key) > 0 then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format(
+                '%sblocks must not be given with depends_on or ordering_key', prefix),
+            hint = 'Make a part of several steps a pipeline: start_pipeline() has blocks, too.';
     end if;
     perform rota._check_choice(
         prefix || 'if_parent_dead', if_parent_dead, '{cancel,run,wait}');
