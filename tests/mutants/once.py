@@ -232,7 +232,7 @@ ONCE = (
         "parent-ends-unheard",
         "A job that waits for others leaves no check, and a parent may end without seeing it.",
         "races/test_waiting.py",
-        sql("waiting/dependencies", "if v_waiting is not null then", "if false then"),
+        sql("waiting/hooks", "if v_waiting is not null then", "if false then"),
     ),
     mutant(
         "one-token-for-two-stages",
