@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-TOKEN = re.compile(r"\w+|\s+|.")
+# The name of a function before that of its argument may be left out where that is plain.
+TOKEN = re.compile(r"(?!rota\.)\w{4,}\.(?=\w)|\w+|\s+|.")
 WORD = re.compile(r"\w$|^\w")
 
 
@@ -61,7 +62,8 @@ def in_sql(text: str) -> str:
             pattern += r"\s+" if WORD.search(before.strip()) and WORD.match(token) else r"\s*"
         elif token in ")]" or before in ("(", "["):
             pattern += r"\s*"
-        pattern += re.escape(token)
+        is_left_out = token.endswith(".") and token != "."
+        pattern += f"(?:{re.escape(token)})?" if is_left_out else re.escape(token)
         before = token
     return pattern
 

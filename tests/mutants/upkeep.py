@@ -118,8 +118,8 @@ UPKEEP = (
         "sql/maintenance/test_retention.py",
         sql(
             "maintenance/retention",
-            "exit when v_deleted >= _purge_partitions.max_rows;",
-            "exit;",
+            "exit when v_deleted >= _purge_partitions.max_rows;\n        begin",
+            "exit;\n        begin",
         ),
     ),
     mutant(
