@@ -153,7 +153,7 @@ begin
     end if;
 
     if v_halted_key is not null and current_setting('transaction_isolation') = 'read committed'
-      and rota._open_line(v_halted_key, true, 32) then
+      and rota._open_line(v_halted_key, _revive.job_id, 32) then
         select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     elsif v_status = 'blocked' then
         perform rota._jobs_came_in(array[_revive.job_id]);

@@ -167,12 +167,12 @@ ONCE = (
     ),
     mutant(
         "two-heads",
-        "No index keeps two jobs of an ordering key from running at once.",
-        "sql/tables/test_jobs.py sql/waiting/test_order.py races/test_waiting.py",
+        "A job that came late, with a lower id than the head, becomes a second head.",
+        "sql/waiting/test_order.py races/test_waiting.py races/test_pairs.py",
         sql(
-            "tables/jobs",
-            "create unique index jobs_ordering_key_head_idx",
-            "create index jobs_ordering_key_head_idx",
+            "waiting/order",
+            "          and (j.id < _is_line_empty.job_id or j.status <> 'blocked')",
+            "          and j.id < _is_line_empty.job_id",
         ),
     ),
     mutant(
@@ -182,12 +182,12 @@ ONCE = (
         sql(
             "waiting/order",
             """\
-    where j.ordering_key >= _open_line.ordering_key
-    order by j.ordering_key, j.id
+          and j.id >= coalesce(v_start, 0)
+        order by j.ordering_key, j.id
 """,
             """\
-    where j.ordering_key = _open_line.ordering_key
-    order by j.ordering_key, j.id desc
+          and j.id >= coalesce(v_start, 0)
+        order by j.ordering_key desc, j.id desc
 """,
         ),
     ),
