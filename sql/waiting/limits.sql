@@ -281,7 +281,10 @@ begin
     for v_limit in
         select
             n.limit_name, n.max_running, n.max_starts, n.per, n.burst, n.is_settled, n.queue,
-            array_agg(j.id order by j.lane, j.place, j.id) as job_ids
+            array_agg(
+                j.id
+                order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
+            ) as job_ids
         from rota.jobs as j
         cross join lateral (
             select l.limit_name, l.max_running, l.max_starts, l.per, l.burst, l.is_settled,
@@ -682,15 +685,18 @@ begin
               and j.status in ('queued', 'failed')
               and j.queue = v_kind.queue
               and j.job_type = v_kind.job_type
-              and (j.lane, j.place) >= (v_kind.lane, v_kind.place)
-            order by j.lane, j.place, j.id
+              and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
+                >= (v_kind.lane, v_kind.place)
+            order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
             limit v_room
             for update skip locked
         );
         v_first := (
             select to_jsonb(f)
             from (
-                select j.queue, j.job_type, j.lane, j.place
+                select
+                    j.queue, j.job_type, coalesce(j.own_lane, j.priority) as lane,
+                    coalesce(j.own_place, j.run_at) as place
                 from rota.jobs as j
                 where j.id = v_ids[1]
             ) as f

@@ -203,7 +203,7 @@ def _check_job(history: History, steps: list[Step]) -> Iterator[Violation]:
         last = step.after
 
 
-PLACE = {"hold", "own_lane", "own_place", "lane", "place", "opened_for"}
+PLACE = {"hold", "own_lane", "own_place", "opened_for"}
 
 
 def _is_placed(step: Step) -> bool:
