@@ -111,7 +111,7 @@ create unique index jobs_idempotency_key_idx
 -- In which order the jobs of a key run, and which one is at it.  A unique index would compare
 -- each new entry with those of all heads that were there while somebody holds an old snapshot.
 create index jobs_ordering_key_idx on rota.jobs (ordering_key, id)
-    where ordering_key is not null;
+    where ordering_key is not null and status = 'blocked';
 create index jobs_ordering_key_head_idx on rota.jobs (ordering_key, id)
     where ordering_key is not null and status <> 'blocked';
 

@@ -117,6 +117,7 @@ begin
         from rota.jobs as j
         where j.ordering_key >= _open_line.ordering_key
           and j.ordering_key <= _open_line.ordering_key
+          and j.status = 'blocked'
           and j.id >= coalesce(v_start, 0)
         order by j.ordering_key, j.id
         limit 1
@@ -256,7 +257,7 @@ create or replace function rota._is_line_empty(ordering_key text, job_id bigint)
     stable
 as $$
 begin
-    return not exists (
+    return rota._line_head(_is_line_empty.ordering_key, 0) is null and not exists (
         select from rota.halted_keys as s where s.ordering_key = _is_line_empty.ordering_key
     ) and (
         -- By a range of one key, so that no planner walks the primary key.
@@ -264,7 +265,8 @@ begin
         from rota.jobs as j
         where j.ordering_key >= _is_line_empty.ordering_key
           and j.ordering_key <= _is_line_empty.ordering_key
-          and (j.id < _is_line_empty.job_id or j.status <> 'blocked')
+          and j.status = 'blocked'
+          and j.id < _is_line_empty.job_id
         order by j.ordering_key desc, j.id desc
         limit 1
     ) is null;

@@ -79,7 +79,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         (
             "_open_line",
             "where j.ordering_key >= _open_line.ordering_key",
-            "where j.ordering_key = _open_line.ordering_key and j.status = 'blocked'",
+            "where j.ordering_key = _open_line.ordering_key",
         ),
     ],
     "a parent that nobody waits for": [

@@ -171,8 +171,8 @@ ONCE = (
         "sql/waiting/test_order.py races/test_waiting.py races/test_pairs.py",
         sql(
             "waiting/order",
-            "          and (j.id < _is_line_empty.job_id or j.status <> 'blocked')",
-            "          and j.id < _is_line_empty.job_id",
+            "rota._line_head(_is_line_empty.ordering_key, 0) is null and",
+            "",
         ),
     ),
     mutant(
@@ -182,10 +182,12 @@ ONCE = (
         sql(
             "waiting/order",
             """\
+          and j.status = 'blocked'
           and j.id >= coalesce(v_start, 0)
         order by j.ordering_key, j.id
 """,
             """\
+          and j.status = 'blocked'
           and j.id >= coalesce(v_start, 0)
         order by j.ordering_key desc, j.id desc
 """,

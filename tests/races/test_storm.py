@@ -54,7 +54,7 @@ MUTANTS = {
             (
                 "_open_line",
                 "where j.ordering_key >= _open_line.ordering_key",
-                "where j.ordering_key = _open_line.ordering_key and j.status = 'blocked'",
+                "where j.ordering_key = _open_line.ordering_key",
             ),
         ],
         "beside job",
