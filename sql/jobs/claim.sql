@@ -342,8 +342,8 @@ $$;
 
 /*
  * Walk the lanes from the lowest number up, until there are enough.  The place of the first job
- * of each is remembered; where a scan from the start of a lane found none, all that is older
- * than a tenth of a second.
+ * of each is remembered; where a full scan found none, all that is older than a tenth of a
+ * second.
  */
 create or replace function rota._lock_lanes(
     call text,
@@ -361,16 +361,13 @@ as $$
 declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
     v_start bigint[] := coalesce(_lock_lanes.start, '{0,0}'::bigint[]);
-    -- A time too far ahead is of a clock that went back.
-    v_is_full constant boolean := (
-        v_start[2] > c_due and v_start[2] <= c_due + 60000000) is not true;
+    v_is_full constant boolean := rota._is_full_scan_due(v_start[2], _lock_lanes.due);
     v_next integer := 3;
     v_from bigint[] := '{-32769}'::bigint[];
     v_taken bigint[];
     v_seen bigint[] := '{}'::bigint[];
     v_used bigint[] := '{}'::bigint[];
     v_ids bigint[] := '{}'::bigint[];
-    v_cost bigint;
     c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
 begin
@@ -400,15 +397,14 @@ begin
         v_seen := v_seen || v_from;
     end loop;
 
-    -- Full scans that take long are rare.  Beside them the places are brought up to date often,
-    -- and where each scan is a full one, only what is in front has to be counted now and then.
-    v_cost := (extract(epoch from rota.now() - _lock_lanes.due) * 1000000)::bigint;
-    v_start[1] := c_due + least(21 * v_cost, 20000);
+    -- The places are brought up to date the sooner the more was walked in front of them.
+    v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked - cardinality(v_ids);
+    v_start[1] := c_due + 10000000 / (10 + greatest(v_walked, 0));
     if v_is_full then
-        v_start[2] := c_due + least(21 * v_cost, 60000000);
-        v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
-        if v_walked < 500
-          + 2 * cardinality(_lock_lanes.queues) * (_lock_lanes.max_jobs + 20) then
+        v_start[2] := rota._next_full_scan(_lock_lanes.due, v_walked);
+        if v_walked < 500 + 2 * cardinality(_lock_lanes.queues)
+          * (_lock_lanes.max_jobs + 20) - cardinality(v_ids) then
+            -- Each scan is a full one, and only what is in front is counted now and then.
             v_seen := v_used;
             v_start[1] := c_due + 1000000;
         end if;

@@ -11,9 +11,8 @@
  *
  * Checks are due at once, and then in the order of their ids, or at a time.  While somebody
  * holds an old snapshot the index entries of all that were done stay in front; so a session
- * remembers where the first one was and begins there, and scans from the start take a twentieth
- * of the time at most.  A check that was written at a time that is still to come was deferred
- * before the clock stepped back, and is due.
+ * remembers where the first one was and begins there.  A check that was written at a time that
+ * is still to come was deferred before the clock stepped back, and is due.
  */
 
 /* Do up to max_checks due checks, each of them short; returns how many were looked at. */
@@ -79,16 +78,13 @@ declare
     v_me constant xid8 := case when not _due_checks.with_own
         then pg_current_xact_id_if_assigned() end;
     v_now constant timestamptz := rota.now();
-    v_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
-    -- When a scan from the start is due, what the last one walked, the first id and time.
-    v_hint bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
-    v_is_full constant boolean := (
-        v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000 and v_hint[2] > 2000
-    ) is not true;
-    v_from_id constant bigint := case when v_is_full then 0 else v_hint[3] end;
+    -- When a scan from the start is due, the first id and the first time.
+    v_start bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
+    v_is_full constant boolean := rota._is_full_scan_due(v_start[1], v_now);
+    v_from_id constant bigint := case when v_is_full then 0 else v_start[2] end;
     v_from_time constant timestamptz := case
         when not v_is_full
-        then 'epoch'::timestamptz + v_hint[4] * interval '1 microsecond' - interval '10 ms'
+        then 'epoch'::timestamptz + v_start[3] * interval '1 microsecond' - interval '10 ms'
     end;
     v_last_id bigint;
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
@@ -100,10 +96,10 @@ begin
     v_ids := array(
         select c.id
         from rota.pending_checks as c
-        where c.due_at = '-infinity'
+        where c.due_at <= '-infinity'
           and c.id >= v_from_id
           and c.made_by is distinct from v_me
-        order by c.id
+        order by c.due_at, c.id
         limit _due_checks.max_checks
     );
     if cardinality(v_ids) < _due_checks.max_checks then
@@ -127,20 +123,18 @@ begin
     end if;
 
     if v_is_full then
-        v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
-        if v_walked <= 2000 + _due_checks.max_checks and v_hint is null then
+        v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked
+            - cardinality(v_ids || v_late_ids);
+        if v_walked < 200 then
             return v_ids || v_late_ids;
         end if;
-        v_hint := array[
-            v_moment + least(
-                (21 * extract(epoch from rota.now() - v_now) * 1000000)::bigint, 60000000),
-            v_walked - cardinality(v_ids)];
+        v_start[1] := rota._next_full_scan(v_now, v_walked);
     end if;
-    v_hint[3] := coalesce(v_ids[1], v_last_id);
-    v_hint[4] := (extract(epoch from coalesce(
+    v_start[2] := coalesce(v_ids[1], v_last_id);
+    v_start[3] := (extract(epoch from coalesce(
         (select c.due_at from rota.pending_checks as c where c.id = v_late_ids[1]),
         v_now)) * 1000000)::bigint;
-    perform rota._keep_scan_start('checks', array_to_string(v_hint, ' '));
+    perform rota._keep_scan_start('checks', array_to_string(v_start, ' '));
     return v_ids || v_late_ids;
 end;
 $$;

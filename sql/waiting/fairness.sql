@@ -114,6 +114,7 @@ as $$
 declare
     v_limit record;
     v_room integer;
+    v_first timestamptz;
     v_ids bigint[] := _hold_new.job_ids;
 begin
     for v_limit in
@@ -125,6 +126,7 @@ begin
         if v_room > 0 and rota._had_held(v_limit.limit_name) then
             v_room := 0;
         elsif v_room > 0 and v_limit.limit_name like 'key %' then
+            v_first := rota._first_place(_hold_new.queue, _hold_new.lane);
             v_room := v_room - (
                 select count(*)::integer
                 from (
@@ -137,8 +139,7 @@ begin
                       and coalesce(j.hold, '') <> 'time'
                       and j.hold is null
                       and j.status in ('queued', 'failed')
-                      and coalesce(j.own_place, j.run_at)
-                        >= rota._first_place(_hold_new.queue, _hold_new.lane)
+                      and coalesce(j.own_place, j.run_at) >= v_first
                       and j.id <> all(v_ids)
                     order by coalesce(j.own_place, j.run_at) desc
                     limit v_room
@@ -179,18 +180,20 @@ create or replace function rota._had_held(limit_name text)
 as $$
 declare
     c_scan constant text := 'waiting ' || _had_held.limit_name;
-    v_began_at constant timestamptz := rota.now();
-    v_start constant bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
+    v_now constant timestamptz := rota.now();
+    v_known constant bigint := rota._scan_from(c_scan, v_now);
+    c_index constant regclass := 'rota.jobs_hold_idx';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_has_held boolean;
 begin
-    if not rota._is_full_scan_due(v_start[1]) then
-        return v_start[2] = 1;
+    if v_known is not null then
+        return v_known = 1;
     end if;
     v_has_held := rota._has_held(_had_held.limit_name);
-    if rota.now() > v_began_at + interval '1 millisecond' then
-        perform rota._keep_scan_start(c_scan, format(
-            '%s %s', rota._next_full_scan(v_began_at), v_has_held::integer));
-    end if;
+    perform rota._keep_scan_from(
+        c_scan, v_now, true, c_index, v_walked, v_has_held::integer,
+        -- Without need a job is held until the next tick, or claimed and turned away.
+        case when v_has_held then interval '2 seconds' else '1 minute' end);
     return v_has_held;
 end;
 $$;
@@ -252,9 +255,9 @@ begin
         opened_for = null,
         own_lane = null,
         own_place = coalesce(v_last, v_first)
-            + (v_jobs + n.ordinal - 1) / v_weight * interval '1 microsecond'
-    from unnest(_give_turns.job_ids) with ordinality as n (id, ordinal)
-    where j.id = n.id;
+            + (v_jobs + array_position(_give_turns.job_ids, j.id) - 1) / v_weight
+                * interval '1 microsecond'
+    where j.id = any(_give_turns.job_ids);
 end;
 $$;
 
@@ -283,17 +286,15 @@ create or replace function rota._first_place(queue text, lane integer)
 as $$
 declare
     c_scan constant text := format('lane %s %s', _first_place.lane, _first_place.queue);
-    v_began_at constant timestamptz := rota.now();
-    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
-    v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
-    v_from constant timestamptz := case
-        when v_is_full then timestamptz '-infinity'
-        else 'epoch'::timestamptz + v_start[2] * interval '1 microsecond'
-    end;
     v_now constant timestamptz := rota.now();
+    v_start constant bigint := rota._scan_from(c_scan, v_now);
+    v_from constant timestamptz := coalesce(
+        'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
+    c_index constant regclass := 'rota.jobs_ready_idx';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_place timestamptz;
 begin
-    v_place := (
+    v_place := least(v_now, (
         select coalesce(j.own_place, j.run_at)
         from rota.jobs as j
         where j.queue = _first_place.queue
@@ -303,15 +304,10 @@ begin
           and coalesce(j.own_place, j.run_at) >= v_from
         order by coalesce(j.own_place, j.run_at)
         limit 1
-    );
-    v_place := least(v_place, v_now);
-    if v_is_full and rota.now() > v_began_at + interval '1 millisecond' then
-        v_start[1] := rota._next_full_scan(v_began_at);
-    end if;
-    if v_start[1] is not null then
-        v_start[2] := (extract(epoch from v_place) * 1000000)::bigint;
-        perform rota._keep_scan_start(c_scan, array_to_string(v_start, ' '));
-    end if;
+    ));
+    perform rota._keep_scan_from(
+        c_scan, v_now, v_start is null, c_index, v_walked,
+        (extract(epoch from v_place) * 1000000)::bigint, '1 minute');
     return v_place;
 end;
 $$;
@@ -327,15 +323,13 @@ create or replace function rota._enter_due(max_jobs integer)
     set enable_sort = off
 as $$
 declare
-    v_ids bigint[];
-    v_began_at constant timestamptz := rota.now();
-    v_start bigint[] := string_to_array(rota._scan_start('later'), ' ')::bigint[];
-    v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
-    v_from constant timestamptz := case
-        when v_is_full then timestamptz '-infinity'
-        else 'epoch'::timestamptz + v_start[2] * interval '1 microsecond'
-    end;
     v_now constant timestamptz := rota.now();
+    v_start constant bigint := rota._scan_from('later', v_now);
+    v_from constant timestamptz := coalesce(
+        'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
+    c_index constant regclass := 'rota.jobs_later_idx';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_ids bigint[];
 begin
     v_ids := array(
         select j.id
@@ -348,10 +342,11 @@ begin
         limit _enter_due.max_jobs
         for update skip locked
     );
-    v_start[1] := case when v_is_full then rota._next_full_scan(v_began_at) else v_start[1] end;
-    v_start[2] := (extract(epoch from coalesce(
-        (select j.run_at from rota.jobs as j where j.id = v_ids[1]), v_now)) * 1000000)::bigint;
-    perform rota._keep_scan_start('later', array_to_string(v_start, ' '));
+    perform rota._keep_scan_from(
+        'later', v_now, v_start is null, c_index, v_walked,
+        (extract(epoch from coalesce(
+            (select j.run_at from rota.jobs as j where j.id = v_ids[1]), v_now))
+            * 1000000)::bigint);
     if v_ids <> '{}' then
         perform rota._place_jobs(v_ids);
         perform rota._notify_for(v_ids);
@@ -367,18 +362,18 @@ create or replace function rota._has_later_due()
     stable
 as $$
 declare
-    v_start constant bigint[] := string_to_array(rota._scan_start('later'), ' ')::bigint[];
+    v_now constant timestamptz := rota.now();
+    v_from constant timestamptz := coalesce(
+        'epoch'::timestamptz + rota._scan_from('later', v_now) * interval '1 microsecond',
+        '-infinity');
 begin
     return exists (
         select
         from rota.jobs as j
         where j.hold = 'time'
           and j.status in ('queued', 'failed')
-          and j.run_at <= rota.now()
-          and j.run_at >= case
-            when rota._is_full_scan_due(v_start[1]) then timestamptz '-infinity'
-            else 'epoch'::timestamptz + v_start[2] * interval '1 microsecond'
-          end
+          and j.run_at <= v_now
+          and j.run_at >= v_from
     );
 end;
 $$;

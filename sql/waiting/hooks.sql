@@ -38,7 +38,7 @@ begin
         perform rota._block_children(blocks, parts, are_new, arguments);
     end if;
     if halted_key is not null and current_setting('transaction_isolation') = 'read committed'
-      and rota._open_line(halted_key, true, 32) then
+      and rota._open_line(halted_key, _jobs_came_in.job_ids[1], 32) then
         return;
     elsif _jobs_came_in.parent_ids <> '{}' then
         select min(e.parent_id) filter (where e.status is null)

@@ -401,8 +401,8 @@ create or replace function rota._free_slots(
     stable
 as $$
 declare
-    v_start constant bigint[] := string_to_array(
-        rota._scan_start('free ' || _free_slots.limit_name), ' ')::bigint[];
+    v_first constant bigint := case when not _free_slots.is_careful
+        then rota._scan_from('free ' || _free_slots.limit_name, rota.now()) end;
     v_free integer;
 begin
     if not rota._is_issued_for(_free_slots.limit_name, _free_slots.max_running) then
@@ -414,10 +414,7 @@ begin
             select
             from rota.limit_slots as s
             where s.limit_name = _free_slots.limit_name
-              and s.version >= case
-                when _free_slots.is_careful or rota._is_full_scan_due(v_start[1]) then 0
-                else v_start[2]
-              end
+              and s.version >= coalesce(v_first, 0)
             order by s.version
             limit _free_slots.max_slots
         ) as f
@@ -497,10 +494,10 @@ create or replace function rota._take_slots(
 as $$
 declare
     c_scan constant text := 'free ' || _take_slots.limit_name;
-    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
-    v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
-    v_first constant bigint := case when v_is_full then 0 else v_start[2] end;
-    v_began_at constant timestamptz := rota.now();
+    v_now constant timestamptz := rota.now();
+    v_first constant bigint := rota._scan_from(c_scan, v_now);
+    c_index constant regclass := 'rota.limit_slots_pkey';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_count integer;
     v_oldest bigint;
 begin
@@ -513,7 +510,7 @@ begin
             select f.ctid
             from rota.limit_slots as f
             where f.limit_name = _take_slots.limit_name
-              and f.version >= v_first
+              and f.version >= coalesce(v_first, 0)
             order by f.version
             limit _take_slots.wanted
             for update skip locked
@@ -522,15 +519,10 @@ begin
     )
     select count(*)::integer, min(t.version) into v_count, v_oldest from taken as t;
 
-    if v_is_full then
-        v_start[1] := rota._next_full_scan(v_began_at);
-        v_start[2] := coalesce(
-            v_oldest, (select q.last_value from rota.limit_slots_version_seq as q));
-        perform rota._keep_scan_start(c_scan, array_to_string(v_start, ' '));
-    elsif v_oldest > v_start[2] then
-        v_start[2] := v_oldest;
-        perform rota._keep_scan_start(c_scan, array_to_string(v_start, ' '));
-    end if;
+    perform rota._keep_scan_from(
+        c_scan, v_now, v_first is null, c_index, v_walked,
+        coalesce(
+            v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
     if v_count < _take_slots.wanted then
         v_count := v_count + rota._issue_slots(
             _take_slots.limit_name, _take_slots.max_running, _take_slots.wanted - v_count);
@@ -658,9 +650,12 @@ create or replace function rota._open_held(
 as $$
 declare
     c_scan constant text := 'held ' || _open_held.limit_name;
+    v_now constant timestamptz := rota.now();
     v_start constant jsonb := rota._scan_start(c_scan)::jsonb;
-    v_is_full constant boolean := rota._is_full_scan_due((v_start ->> 'full_scan_at')::bigint);
-    v_began_at constant timestamptz := rota.now();
+    v_is_full constant boolean := rota._is_full_scan_due(
+        (v_start ->> 'full_scan_at')::bigint, v_now);
+    c_index constant regclass := 'rota.jobs_hold_idx';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
     v_room integer := _open_held.max_jobs;
@@ -716,7 +711,9 @@ begin
     end if;
     if v_opened <> '{}' or v_is_full then
         perform rota._keep_scan_start(c_scan, jsonb_build_object(
-            'full_scan_at', case when v_is_full then rota._next_full_scan(v_began_at)
+            'full_scan_at', case when v_is_full
+                then rota._next_full_scan(
+                    v_now, pg_stat_get_xact_tuples_returned(c_index) - v_walked)
                 else (v_start ->> 'full_scan_at')::bigint end,
             'kinds', v_kinds)::text);
     end if;

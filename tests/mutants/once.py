@@ -162,12 +162,12 @@ ONCE = (
     ),
     mutant(
         "two-heads",
-        "No index keeps two jobs of an ordering key from running at once.",
-        "sql/tables/test_jobs.py sql/waiting/test_order.py races/test_waiting.py",
+        "A job that came late, with a lower id than the head, becomes a second head.",
+        "sql/waiting/test_order.py races/test_waiting.py races/test_pairs.py",
         sql(
-            "tables/jobs",
-            "create unique index jobs_ordering_key_head_idx",
-            "create index jobs_ordering_key_head_idx",
+            "waiting/order",
+            "rota._line_head(_is_line_empty.ordering_key, 0) is null and",
+            "",
         ),
     ),
     mutant(
@@ -177,12 +177,14 @@ ONCE = (
         sql(
             "waiting/order",
             """\
-    where j.ordering_key >= _open_line.ordering_key
-    order by j.ordering_key, j.id
+          and j.status = 'blocked'
+          and j.id >= coalesce(v_start, 0)
+        order by j.ordering_key, j.id
 """,
             """\
-    where j.ordering_key = _open_line.ordering_key
-    order by j.ordering_key, j.id desc
+          and j.status = 'blocked'
+          and j.id >= coalesce(v_start, 0)
+        order by j.ordering_key desc, j.id desc
 """,
         ),
     ),
