@@ -57,7 +57,7 @@ def test_sync_client_is_fresh() -> None:
 
 
 def test_clients_name_no_table() -> None:
-    tree = ast.parse((PACKAGE / "_async_client.py").read_text())
+    tree = ast.parse((PACKAGE / "client" / "async_client.py").read_text())
     texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
 
     assert not [t for t in texts if isinstance(t, str) and "from rota." in t]

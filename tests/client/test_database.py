@@ -10,8 +10,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from client.workers import wait_until
-from rota._database import Database
-from rota._outage import Outage
+from rota.worker.connection import Database
+from rota.worker.outage import Outage
 
 OURS = "select count(*) from pg_stat_activity where application_name = 'rota worker'"
 

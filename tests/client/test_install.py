@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from rota import _install
+from rota import schema
 from rota.__main__ import main
 
 CATALOG = """
@@ -96,10 +96,10 @@ def test_failed_install_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     own = _empty(empty_database, request)
-    subprocess.run(["cp", "-r", f"{_install.sql_dir()}/.", str(tmp_path)], check=True)
+    subprocess.run(["cp", "-r", f"{schema.sql_dir()}/.", str(tmp_path)], check=True)
     part = tmp_path / "operations/views.sql"
     part.write_text(part.read_text() + "\nselect no_such_function();\n")
-    monkeypatch.setattr(_install, "sql_dir", lambda: tmp_path)
+    monkeypatch.setattr(schema, "sql_dir", lambda: tmp_path)
 
     assert main(["install", "-d", own]) == 1
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_followed_is_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "install.sql").write_text(text)
-    monkeypatch.setattr(_install, "sql_dir", lambda: tmp_path)
+    monkeypatch.setattr(schema, "sql_dir", lambda: tmp_path)
 
     assert main(["install", "-d", dsn]) == 1
     assert capsys.readouterr().err.startswith("rota: ")

@@ -16,10 +16,10 @@ import pytest
 import rota
 from client.workers import BackgroundWorker, wait_until
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
-from rota._heart import Heart
-from rota._job import BaseJob
-from rota._outage import Outage
-from rota._rows import ClaimedJob, JobHeartbeat
+from rota.job import BaseJob
+from rota.rows import ClaimedJob, JobHeartbeat
+from rota.worker.heartbeat import Heart
+from rota.worker.outage import Outage
 
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]
@@ -45,7 +45,7 @@ def _heart(
     """Make a heart whose database answers with what *beat* returns or raises."""
     connection = SimpleNamespace(close=lambda: None)
     answers = SimpleNamespace(heartbeat_jobs=lambda *args, **kwargs: beat())
-    monkeypatch.setattr("rota._heart.Client", lambda _: answers)
+    monkeypatch.setattr("rota.worker.heartbeat.Client", lambda _: answers)
     return Heart(lambda: connection, Outage(), on_change)
 
 

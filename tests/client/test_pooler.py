@@ -11,8 +11,8 @@ import pytest
 from faults.pooler import find_pgbouncer, pooled
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
-from rota._database import Database
-from rota._outage import Outage
+from rota.worker.connection import Database
+from rota.worker.outage import Outage
 
 pytestmark = pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
 

@@ -17,8 +17,8 @@ import pytest
 import rota
 from client.workers import BackgroundWorker, wait_until
 from rota import AsyncJob, Client, Job, Registry
-from rota._supply import AHEAD, MAX_BATCH, WINDOW, Supply
-from rota._threads import Threads
+from rota.worker.supply import AHEAD, MAX_BATCH, WINDOW, Supply
+from rota.worker.threads import Threads
 
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]
@@ -111,7 +111,7 @@ def test_a_batch_of_the_users_choice_is_not_given_back(
     background: Background,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rota._supply.MAX_WAIT", 0.1)
+    monkeypatch.setattr("rota.worker.supply.MAX_WAIT", 0.1)
     releases = _calls(monkeypatch, "end_jobs")
     registry = Registry()
     registry.add("slow", lambda job: time.sleep(0.5))
@@ -159,7 +159,7 @@ def test_no_job_begins_while_very_many_ends_are_not_reported(
     background: Background,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rota._completer.MAX_SIZE", 30)
+    monkeypatch.setattr("rota.worker.completer.MAX_SIZE", 30)
     finish_jobs = rota.AsyncClient.finish_jobs
     may_finish = threading.Event()
     registry = Registry()

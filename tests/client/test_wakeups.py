@@ -19,9 +19,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from client.test_pooler import pooler  # noqa: F401 - a fixture
 from client.workers import BackgroundWorker, wait_until
 from faults.pooler import find_pgbouncer
-from rota import AsyncClient, AsyncJob, Client, Job, Registry, _listener
-from rota._listener import Place
-from rota._pace import Pace
+from rota import AsyncClient, AsyncJob, Client, Job, Registry
+from rota.worker import notifier
+from rota.worker.notifier import Place
+from rota.worker.pace import Pace
 
 Background = Callable[..., BackgroundWorker]
 Db = psycopg.Connection[Any]
@@ -274,8 +275,8 @@ def test_worker_polls_while_its_listener_hangs_and_is_woken_again_after(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(_listener, "CHECK_INTERVAL", 0.2)
-    monkeypatch.setattr(_listener, "PATIENCE", 0.5)
+    monkeypatch.setattr(notifier, "CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr(notifier, "PATIENCE", 0.5)
     caplog.set_level(logging.INFO, logger="rota")
     starts = Starts()
     worker = BackgroundWorker(proxy[1], starts.registry, poll_interval=0.3)

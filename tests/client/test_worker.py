@@ -267,7 +267,7 @@ def test_one_refused_result_does_not_hurt_the_others(
         gate.wait(10)
         return job.payload["n"] or "\x00"
 
-    monkeypatch.setattr("rota._json.clean", lambda value: value)
+    monkeypatch.setattr("rota.client.values.clean", lambda value: value)
     client.enqueue_many([{"job_type": "number", "payload": {"n": n}} for n in range(4)])
     drain(registry, concurrency=4)
 

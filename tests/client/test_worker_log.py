@@ -15,7 +15,7 @@ from psycopg import sql
 import rota
 from client.workers import BackgroundWorker, wait_until
 from rota import Client, Job, JsonFormatter, Registry
-from rota._outage import Outage
+from rota.worker.outage import Outage
 
 Background = Callable[..., BackgroundWorker]
 LOST = psycopg.OperationalError("connection refused\nIs it running?")

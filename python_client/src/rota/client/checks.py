@@ -1,0 +1,130 @@
+"""What is checked before anything starts: the form of names, ranges, durations, moments.
+
+SQL checks every argument too; these are the mistakes that would otherwise show late, or never.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from math import inf, isfinite
+from typing import Any
+
+from ..exceptions import InvalidArgumentError
+
+REFUSED = re.compile("[\x00\ud800-\udfff]")
+"""The characters that Postgres refuses in text and in jsonb."""
+
+_WIDE = re.compile(r"(.*_)?(ids?|tokens?|after|before)")
+"""The arguments that are numbers of 64 bits; all others have 32."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}")
+
+
+def check_name(argument: str, name: str) -> None:
+    """Raise ValueError unless *name* has the form of names of queues and job types."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{argument} must be 1 to 63 of the characters A-Z a-z 0-9 _ . : / - and begin "
+            f"with a letter or digit, got {name[:80]!r}"
+        )
+
+
+def check_stage(next_stage: str | None) -> None:
+    """Raise TypeError or InvalidArgumentError for what cannot be a stage."""
+    if not isinstance(next_stage, str | None):
+        raise TypeError(f"next_stage must be the name of a stage, got {next_stage!r}")
+    check_json("next_stage", next_stage)
+
+
+def check_range(argument: str, value: float, least: float, most: float) -> None:
+    """Raise ValueError unless *value* is in the range, both ends included."""
+    if not least <= value <= most:  # also for what is no number
+        limits = f"{least} to {most}" if most < inf else f"at least {least}"
+        raise ValueError(f"{argument} must be {limits}, got {value}")
+
+
+def check_size(argument: str, value: Any) -> None:
+    """Raise InvalidArgumentError for a whole number, also in a list, of too many bits."""
+    bits = 63 if _WIDE.fullmatch(argument) else 31
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, int) and not -(2**bits) <= number < 2**bits:
+            raise InvalidArgumentError(
+                f"{argument} must be {-(2**bits)} to {2**bits - 1}, got {number}"
+            )
+
+
+def check_zone(argument: str, value: Any) -> None:
+    """Raise InvalidArgumentError for a moment that each session would take for another."""
+    if isinstance(value, datetime) and value.utcoffset() is None:
+        raise InvalidArgumentError(
+            f"{argument} must have a time zone, such as datetime.now(UTC)"
+        )
+
+
+def check_json(argument: str, value: Any) -> None:
+    """Raise InvalidArgumentError for what ``jsonb`` and ``text`` refuse, also deep inside.
+
+    Found here, it does not break the transaction of the caller.  What is no JSON at all is left
+    to the one who dumps it, who may know how.
+    """
+    try:
+        flaw = _flaw(value)
+    except RecursionError:
+        flaw = " is nested too deeply, or in itself"
+    if flaw:
+        raise InvalidArgumentError(f"{argument}{flaw}")
+
+
+def _flaw(value: Any) -> str | None:
+    """Say where a value has something that cannot be stored, and what."""
+    if isinstance(value, str):
+        return " has a NUL character or a lone surrogate" if REFUSED.search(value) else None
+    if isinstance(value, float):
+        return None if isfinite(value) else f" must be a finite number, got {value}"
+    if isinstance(value, int):
+        return " has more digits than Python can write" if _is_too_long(value) else None
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str) and REFUSED.search(key):
+                return f" has a NUL character or a lone surrogate in the key {key!r}"
+            if flaw := _flaw(item):
+                return f"[{key!r}]{flaw}"
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            if flaw := _flaw(item):
+                return f"[{index}]{flaw}"
+    return None
+
+
+def _is_too_long(number: int) -> bool:
+    try:
+        return number.bit_length() > 2000 and not str(number)
+    except ValueError:  # the limit can be set
+        return True
+
+
+def to_duration(argument: str, value: timedelta | float) -> timedelta:
+    """Return a duration, of which a number means seconds; raise TypeError or ValueError."""
+    message = f"{argument} must be a timedelta or seconds >= 0, got {value!r}"
+    if not isinstance(value, timedelta | int | float):
+        raise TypeError(message)
+    try:
+        duration = value if isinstance(value, timedelta) else timedelta(seconds=value)
+    except (OverflowError, ValueError):  # infinite, or no number
+        raise ValueError(message) from None
+    if duration < timedelta(0):
+        raise ValueError(message)
+    return duration
+
+
+@contextmanager
+def of_one_job() -> Iterator[None]:
+    """Speak of the arguments of a single job, which is not the first of many to its caller."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        error.args = (str(error).removeprefix("jobs[1]."),)
+        raise
