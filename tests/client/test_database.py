@@ -10,10 +10,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from client.workers import wait_until
-from rota.worker.connection import Database
-from rota.worker.outage import Outage
+from rota.worker.connection import Connection, ConnectionState
 
-OURS = "select count(*) from pg_stat_activity where application_name = 'rota worker'"
+OURS = "select count(*) from pg_stat_activity where application_name = 'rota fetcher'"
 
 
 @pytest.mark.own_session
@@ -23,11 +22,12 @@ def test_a_connection_that_is_refused_its_first_question_is_closed(
     role = f"asker_{db.info.dbname}"
     db.execute(f"create role {role} login password 'x'")  # type: ignore[arg-type]
     db.execute("revoke execute on function pg_backend_pid() from public")
-    database = Database(make_conninfo(dsn, user=role, password="x"), Outage())
+    asked = make_conninfo(dsn, user=role, password="x")
+    connection = Connection(asked, "rota fetcher", ConnectionState())
 
     async def call() -> None:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            await database.call(lambda client: client.connection.execute("select 1"))
+            await connection.call(lambda client: client.connection.execute("select 1"))
         await asyncio.to_thread(wait_until, lambda: count(db) == 0, "the end of its session")
 
     asyncio.run(call())

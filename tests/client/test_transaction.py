@@ -10,6 +10,7 @@ import pytest
 
 import rota
 from rota import AsyncJob, Client, Job, Registry
+from rota.job import State
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]
@@ -160,7 +161,7 @@ def test_a_commit_whose_reply_was_lost_is_a_success(
         for _ in range(2):
             with job.transaction() as connection:
                 connection.execute("insert into public.marks values (%s)", [job.job_id])
-            job.is_finished = False  # as if the reply had not come
+            job.state = State.RUNNING  # as if the reply had not come
 
     job_id = client.enqueue("cut").job_id
     drain(registry)

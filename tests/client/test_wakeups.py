@@ -21,8 +21,8 @@ from client.workers import BackgroundWorker, wait_until
 from faults.pooler import find_pgbouncer
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.worker import notifier
+from rota.worker.fetcher import Pace
 from rota.worker.notifier import Place
-from rota.worker.pace import Pace
 
 Background = Callable[..., BackgroundWorker]
 Db = psycopg.Connection[Any]
@@ -30,7 +30,7 @@ Db = psycopg.Connection[Any]
 NEVER = 3600.0
 """A poll interval: what runs before was woken."""
 HELD = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1919907936"
-LISTENERS = "select pid from pg_stat_activity where application_name = 'rota listener'"
+LISTENERS = "select pid from pg_stat_activity where application_name = 'rota notifier'"
 
 pytestmark = pytest.mark.own_session
 
@@ -241,7 +241,7 @@ class Proxy:
     def _pass(self, source: socket.socket, sink: socket.socket, names: set[str]) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if b"rota listener" in data:
+                if b"rota notifier" in data:
                     names.add("listener")
                 if not (self.is_swallowing and names):
                     sink.sendall(data)

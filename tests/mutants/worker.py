@@ -9,7 +9,7 @@ WORKER = (
         "heartbeat-not-sent",
         "The worker keeps the lease of no job.",
         "client/test_transaction.py client/test_worker_process.py client/test_worker.py",
-        client("worker/executor", "self._heart.add(jobs)", "self._heart.add([])"),
+        client("worker/executor", "self._heartbeat.add(jobs)", "self._heartbeat.add([])"),
     ),
     mutant(
         "heartbeat-too-late",
@@ -23,9 +23,9 @@ WORKER = (
         "client/test_worker_process.py",
         client(
             "worker/worker",
-            "await self._runner.wait(self._grace_period, self._stop_now)",
-            "self._heart.stop()\n"
-            "        await self._runner.wait(self._grace_period, self._stop_now)",
+            "await self._executor.wait(self._grace_period, self._stop_now)",
+            "self._heartbeat.stop()\n"
+            "        await self._executor.wait(self._grace_period, self._stop_now)",
         ),
     ),
     mutant(
@@ -34,7 +34,7 @@ WORKER = (
         "client/test_leases.py faults/test_workers.py client/test_worker_process.py",
         client(
             "worker/heartbeat",
-            "                self._failures += 1\n",
+            "                await self._sleep(self._retry.fail(error))\n",
             "                return\n",
         ),
     ),
@@ -139,7 +139,7 @@ WORKER = (
         "client/test_locked_rows.py",
         client(
             "worker/completer",
-            "            self._heart.remove([job])\n            report.until",
+            "            self._heartbeat.remove([job])\n            report.until",
             "            report.until",
         ),
     ),
@@ -156,7 +156,9 @@ WORKER = (
         "A worker whose grace is over gives back nothing.",
         "client/test_worker_process.py client/test_worker.py",
         client(
-            "worker/executor", "            await self._release(left)\n", "            pass\n"
+            "worker/executor",
+            "            await self._release(list(left))\n",
+            "            pass\n",
         ),
     ),
     mutant(
@@ -164,7 +166,7 @@ WORKER = (
         "A handler that ends because the worker leaves has burnt an attempt.",
         "client/test_worker_process.py client/test_worker.py",
         client(
-            "worker/outcome",
+            "worker/outcomes",
             "            return Stopped()\n",
             "            return failure(error)\n",
         ),
@@ -173,14 +175,14 @@ WORKER = (
         "fatal-is-failed",
         "FatalError is an error like any other.",
         "client/test_worker.py",
-        client("worker/outcome", "is_fatal=isinstance(error, FatalError)", "is_fatal=False"),
+        client("worker/outcomes", "is_fatal=isinstance(error, FatalError)", "is_fatal=False"),
     ),
     mutant(
         "cancelled-ends-nothing",
         "An async handler that is cancelled leaves its job without an end.",
         "client/test_worker.py",
         client(
-            "worker/outcome",
+            "worker/outcomes",
             "except BaseException as error:  # also CancelledError: this task ends here anyway",
             "except Exception as error:",
         ),
@@ -211,13 +213,17 @@ WORKER = (
         "effect-done-by-an-error",
         "An effect whose block raised counts as done.",
         "client/test_effect.py",
-        client("effects", "if self.is_due and is_over:", "if self.is_due:"),
+        client(
+            "effects",
+            "        elif error is None:\n",
+            "        elif True:\n",
+        ),
     ),
     mutant(
         "worker-never-ticks",
         "Workers leave the upkeep to others, and there are no others.",
         "client/test_worker.py",
-        client("worker/maintenance", "inf if interval is None else 0.0", "inf"),
+        client("worker/maintenance", "inf if every is None else 0.0", "inf"),
     ),
     mutant(
         "lease-extended-by-a-locked-row",
@@ -232,7 +238,9 @@ WORKER = (
         "A heartbeat that finds a job gone, because it was just finished, cancels its handler.",
         "client/test_leases.py client/test_transaction.py",
         client(
-            "worker/heartbeat", "            if job.is_settling:\n", "            if False:\n"
+            "worker/heartbeat",
+            "            if job.state not in (State.HELD, State.RUNNING):\n",
+            "            if False:\n",
         ),
     ),
     mutant(
@@ -241,16 +249,16 @@ WORKER = (
         "client/test_worker.py client/test_worker_process.py",
         client(
             "worker/worker",
-            "        await asyncio.wait([claiming])\n"
-            "        await _try(self._runner.give_back_waiting())\n",
-            "        await asyncio.wait([claiming])\n",
+            "        await end_task(fetching)\n"
+            "        await _try(self._executor.give_back_held())\n",
+            "        await end_task(fetching)\n",
         ),
     ),
     mutant(
         "hoarded",
         "A worker that got slow keeps jobs which others had time for.",
         "client/test_throughput.py",
-        client("worker/executor", "        if last in self._waiting:", "        if False:"),
+        client("worker/executor", "        if last in self._held:", "        if False:"),
     ),
     mutant(
         "one-locked-row-holds-all",
@@ -264,13 +272,13 @@ WORKER = (
         "client/test_worker_process.py faults/test_workers.py client/test_throughput.py",
         client(
             "worker/connection",
-            "                await self._drop()\n                raise",
+            "                await self.close()\n                raise",
             "                raise",
         ),
         client(
             "worker/connection",
-            "if connection is None or connection.closed:",
-            "if connection is None:",
+            "if self._connection is None or self._connection.closed:",
+            "if self._connection is None:",
         ),
     ),
     mutant(
@@ -284,7 +292,7 @@ WORKER = (
         "A job that comes while the worker looks waits until the next poll.",
         "client/test_wakeups.py",
         client(
-            "worker/pace",
+            "worker/fetcher",
             "self.claim_at = 0.0 if self._must_come else now",
             "self.claim_at = now",
         ),
@@ -294,8 +302,8 @@ WORKER = (
         "A job that came before the worker waited is found at the next poll.",
         "client/test_wakeups.py",
         client(
-            "worker/pace",
-            "        if seconds <= 0.0:\n            self._come()\n        elif",
+            "worker/fetcher",
+            "        if seconds <= 0.0:\n            self.come()\n        elif",
             "        if",
         ),
     ),
@@ -303,7 +311,7 @@ WORKER = (
         "tick-before-the-reports",
         "After an outage a worker sweeps its own finished jobs before it reports them.",
         "client/test_leases.py",
-        client("worker/fetcher", "may_tick=not runner.is_behind,", "may_tick=True,"),
+        client("worker/fetcher", "may_tick=not executor.is_behind,", "may_tick=True,"),
     ),
     mutant(
         "completion-told-once",
@@ -311,25 +319,8 @@ WORKER = (
         "client/test_effect.py",
         client(
             "effects",
-            "        except PASSING:\n"
-            "            if job.is_lost:\n"
-            "                raise\n"
-            "            time.sleep",
-            "        except PASSING:\n"
-            "            if True:\n"
-            "                raise\n"
-            "            time.sleep",
-        ),
-        client(
-            "effects",
-            "        except PASSING:\n"
-            "            if job.is_lost:\n"
-            "                raise\n"
-            "            await asyncio.sleep",
-            "        except PASSING:\n"
-            "            if True:\n"
-            "                raise\n"
-            "            await asyncio.sleep",
+            "                if self._job.is_lost:\n                    raise\n",
+            "                raise\n",
         ),
     ),
     mutant(
@@ -337,7 +328,7 @@ WORKER = (
         "A retry, or the next start at a rate, waits for a poll when its time has come.",
         "client/test_wakeups.py",
         client(
-            "worker/pace",
+            "worker/fetcher",
             "            self.claim_at = max(now + seconds,",
             "            max(now + seconds,",
         ),

@@ -13,8 +13,10 @@ from .exceptions import (
     BadScheduleError,
     EffectInProgressError,
     EffectNotHeldError,
+    FatalError,
     InvalidArgumentError,
     IsolationLevelError,
+    JobCancelled,
     JobFinishedError,
     JobNotBlockedError,
     JobNotFoundError,
@@ -22,8 +24,10 @@ from .exceptions import (
     KeyNotStuckError,
     KeyTakenError,
     LeaseLostError,
+    RetryIn,
     RotaError,
     RunInProgressError,
+    Snooze,
     UnknownQueueError,
     UnknownScheduleError,
 )
@@ -46,7 +50,6 @@ from .rows import (
     Waiting,
 )
 from .schema import sql_dir
-from .signals import FatalError, JobCancelled, RetryIn, Snooze
 from .worker.events import JsonFormatter
 from .worker.worker import Worker
 

@@ -1,30 +1,32 @@
 """The once-only ledger as a handler uses it: ``with job.effect(…) as effect``.
 
-The record is committed before the block begins, and completed after it.  No connection is open
+The record is committed before the block begins, and completed after it.  No connection is lent
 in between.  Completing and withdrawing can be repeated, so they are until the database answers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Iterator
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from .client.async_client import AsyncClient
 from .client.statement import Unset
-from .client.sync_client import Client
 from .client.values import storable
 from .rows import EffectResult
-from .worker.connection import backoff
-from .worker.host import Host
-from .worker.outage import PASSING
+from .worker.connection import PASSING, Retry
 
 if TYPE_CHECKING:
-    from .job import BaseJob
+    from .job import BaseJob, JobContext
+
+logger = logging.getLogger("rota")
+
+Errors = tuple[type[BaseException], ...]
+WITHDRAW_ON: Errors = (ConnectionRefusedError, socket.gaierror)
+"""Exceptions after which an effect certainly did not happen: nobody was reached."""
 
 
 class Effect:
@@ -43,82 +45,105 @@ class Effect:
         """Say that it certainly did not happen; the end of the block then frees the key."""
         self._is_withdrawn = True
 
-    def _ending(
-        self, names: dict[str, Any], is_over: bool
-    ) -> tuple[str, dict[str, Any]] | None:
-        if self.is_due and self._is_withdrawn:
-            return "withdraw_effect", names
-        if self.is_due and is_over:
-            return "complete_effect", {
-                **names,
-                "result": storable(self.result, names["job_id"]),
-            }
-        return None
+
+class _Recording:
+    """The record of one effect of one job."""
+
+    def __init__(
+        self, job: BaseJob, context: JobContext, scope: str, key: str, withdraw_on: Errors
+    ) -> None:
+        self._job = job
+        self._context = context
+        self._what = f"job {job.job_id}: effect {scope!r} {key!r}"
+        self._withdraw_on = withdraw_on
+        self._names: dict[str, Any] = {
+            "scope": scope,
+            "key": key,
+            "job_id": job.job_id,
+            "lease_token": job.lease_token,
+        }
+
+    async def begin(self, if_unknown: str, keep: timedelta | Unset) -> Effect:
+        """Record the effect."""
+        async with self._context.connections.lend_async() as connection:
+            client = AsyncClient(connection)
+            if await client.record_effect(**self._names, if_unknown=if_unknown, keep=keep):
+                return Effect(is_due=True, earlier=None)
+            earlier = await client.effect_result(self._names["scope"], self._names["key"])
+        effect = Effect(is_due=False, earlier=earlier)
+        if not effect.is_done:
+            logger.warning("%s is skipped: nobody knows whether it happened", self._what)
+        return effect
+
+    async def end(self, effect: Effect, error: BaseException | None) -> None:
+        """Complete or withdraw the effect, or leave it unknown; repeat until it is heard."""
+        if not effect.is_due:
+            return
+        if effect._is_withdrawn or isinstance(error, self._withdraw_on):
+            await self._repeat(lambda client: client.withdraw_effect(**self._names))
+        elif error is None:
+            result = storable(effect.result, self._job.job_id)
+            await self._repeat(
+                lambda client: client.complete_effect(**self._names, result=result)
+            )
+        else:
+            logger.warning(
+                "%s is unknown after %s: only withdraw() or an exception of withdraw_on says "
+                "that it did not happen",
+                self._what,
+                type(error).__name__,
+            )
+
+    async def _repeat(self, action: Callable[[AsyncClient], Awaitable[object]]) -> None:
+        retry = Retry("storing what became of an effect", self._context.connections.state)
+        while True:
+            try:
+                async with self._context.connections.lend_async() as connection:
+                    await action(AsyncClient(connection))
+                    return
+            except PASSING as error:
+                if self._job.is_lost:
+                    raise
+                await retry.wait(error)
 
 
 @contextmanager
 def record(
-    job: BaseJob, host: Host, scope: str, key: str, if_unknown: str, keep: timedelta | Unset
+    job: BaseJob,
+    context: JobContext,
+    scope: str,
+    key: str,
+    if_unknown: str,
+    keep: timedelta | Unset,
+    withdraw_on: Errors,
 ) -> Iterator[Effect]:
     """Record an effect before the block, and complete or withdraw it after."""
-    names = _names(job, scope, key)
-    with host.connect() as connection:
-        client = Client(connection)
-        is_due = client.record_effect(**names, if_unknown=if_unknown, keep=keep)
-        effect = Effect(is_due, None if is_due else client.effect_result(scope, key))
-    is_over = False
+    recording = _Recording(job, context, scope, key, withdraw_on)
+    effect = context.run_in_loop(recording.begin(if_unknown, keep))
     try:
         yield effect
-        is_over = True
-    finally:
-        if ending := effect._ending(names, is_over):
-            _insist(job, host, *ending)
+    except BaseException as error:
+        context.run_in_loop(recording.end(effect, error))
+        raise
+    context.run_in_loop(recording.end(effect, None))
 
 
 @asynccontextmanager
 async def record_async(
-    job: BaseJob, host: Host, scope: str, key: str, if_unknown: str, keep: timedelta | Unset
+    job: BaseJob,
+    context: JobContext,
+    scope: str,
+    key: str,
+    if_unknown: str,
+    keep: timedelta | Unset,
+    withdraw_on: Errors,
 ) -> AsyncIterator[Effect]:
     """Record an effect before the block, and complete or withdraw it after."""
-    names = _names(job, scope, key)
-    async with await host.connect_async() as connection:
-        client = AsyncClient(connection)
-        is_due = await client.record_effect(**names, if_unknown=if_unknown, keep=keep)
-        effect = Effect(is_due, None if is_due else await client.effect_result(scope, key))
-    is_over = False
+    recording = _Recording(job, context, scope, key, withdraw_on)
+    effect = await recording.begin(if_unknown, keep)
     try:
         yield effect
-        is_over = True
-    finally:
-        if ending := effect._ending(names, is_over):
-            await _insist_async(job, host, *ending)
-
-
-def _names(job: BaseJob, scope: str, key: str) -> dict[str, Any]:
-    return {"scope": scope, "key": key, "job_id": job.job_id, "lease_token": job.lease_token}
-
-
-def _insist(job: BaseJob, host: Host, function: str, arguments: dict[str, Any]) -> None:
-    for failures in count():
-        try:
-            with host.connect() as connection:
-                getattr(Client(connection), function)(**arguments)
-                return
-        except PASSING:
-            if job.is_lost:
-                raise
-            time.sleep(backoff(failures))
-
-
-async def _insist_async(
-    job: BaseJob, host: Host, function: str, arguments: dict[str, Any]
-) -> None:
-    for failures in count():
-        try:
-            async with await host.connect_async() as connection:
-                await getattr(AsyncClient(connection), function)(**arguments)
-                return
-        except PASSING:
-            if job.is_lost:
-                raise
-            await asyncio.sleep(backoff(failures))
+    except BaseException as error:
+        await recording.end(effect, error)
+        raise
+    await recording.end(effect, None)

@@ -18,10 +18,14 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
 
 Any other database error passes through as psycopg raised it.
+
+A handler raises Snooze, RetryIn or FatalError to say how its job goes on, and gets to see
+JobCancelled in turn.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import ClassVar
 
 import psycopg
@@ -124,6 +128,30 @@ class InvalidArgumentError(RotaError, ValueError):
     sqlstate = "22023"
 
 
+class Snooze(Exception):
+    """Run the job again after *delay* (seconds or timedelta); no attempt is burnt."""
+
+    def __init__(self, delay: timedelta | float) -> None:
+        self.delay = to_duration("delay", delay)
+        super().__init__(f"snooze for {self.delay}")
+
+
+class RetryIn(Exception):
+    """Fail the attempt and try again after *delay* (seconds or timedelta)."""
+
+    def __init__(self, delay: timedelta | float, reason: str = "the handler asked") -> None:
+        super().__init__(reason)
+        self.delay = to_duration("delay", delay)
+
+
+class FatalError(Exception):
+    """Fail the job for good: it is dead at once, whatever attempts are left."""
+
+
+class JobCancelled(Exception):
+    """Raised by ``job.check()`` when the job should end: cancelled, or the worker stops."""
+
+
 _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
     error.sqlstate: error
     for error in (
@@ -144,6 +172,20 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         InvalidArgumentError,
     )
 }
+
+
+def to_duration(argument: str, value: timedelta | float) -> timedelta:
+    """Return a duration, of which a number means seconds; raise TypeError or ValueError."""
+    message = f"{argument} must be a timedelta or seconds >= 0, got {value!r}"
+    if not isinstance(value, timedelta | int | float):
+        raise TypeError(message)
+    try:
+        duration = value if isinstance(value, timedelta) else timedelta(seconds=value)
+    except (OverflowError, ValueError):  # infinite, or no number
+        raise ValueError(message) from None
+    if duration < timedelta(0):
+        raise ValueError(message)
+    return duration
 
 
 def text_of(error: BaseException) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -12,7 +13,8 @@ from contextlib import (
     contextmanager,
 )
 from datetime import datetime, timedelta
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from psycopg import AsyncConnection, Connection
 
@@ -20,18 +22,52 @@ from .client.async_client import AsyncClient
 from .client.statement import UNSET, Unset
 from .client.sync_client import Client
 from .client.values import storable
-from .effects import Effect, record, record_async
-from .exceptions import JobFinishedError, LeaseLostError
+from .effects import WITHDRAW_ON, Effect, Errors, record, record_async
+from .exceptions import JobCancelled, JobFinishedError, LeaseLostError
 from .rows import ClaimedJob
-from .signals import JobCancelled
-from .worker.host import Host
+from .worker.connection import PASSING, JobConnections, is_lost, one_line, time_limit
+
+logger = logging.getLogger("rota")
+
+T = TypeVar("T")
+
+PROGRESS_TIMEOUT = 5.0
+"""Seconds after which progress is given up, such as that of a row that somebody has locked."""
+
+
+class State(Enum):
+    """How far a job in hand is."""
+
+    HELD = "held"
+    """It waits for a free place."""
+    RUNNING = "running"
+    """Its handler runs."""
+    FINISHING = "finishing"
+    """Its handler runs, and `transaction` is about to commit its end."""
+    FINISHED = "finished"
+    """Its handler runs, and `transaction` has committed its end."""
+    ENDED = "ended"
+    """Its handler has ended, and that is being reported."""
+
+
+class JobContext:
+    """What a job uses of the worker that runs it: its name, its loop, its connections."""
+
+    def __init__(self, worker: str, connections: JobConnections) -> None:
+        self.worker = worker
+        self.connections = connections
+        self.loop: asyncio.AbstractEventLoop
+
+    def run_in_loop(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the worker's loop, for a handler in a thread."""
+        return asyncio.run_coroutine_threadsafe(call, self.loop).result()
 
 
 class BaseJob:
     """What both kinds of job share: the claim, and what became known about it since."""
 
-    def __init__(self, claim: ClaimedJob, host: Host, claimed_at: float) -> None:
-        self.worker = host.worker
+    def __init__(self, claim: ClaimedJob, context: JobContext, claimed_at: float) -> None:
+        self.worker = context.worker
         self.job_id = claim.job_id
         self.lease_token = claim.lease_token
         self.job_type = claim.job_type
@@ -60,21 +96,27 @@ class BaseJob:
         """Somebody called ``cancel_job()``."""
         self.is_stopping = False
         """The worker is leaving, and its grace period is over."""
-        self.is_finished = False
-        """`transaction` has committed."""
-        self._host = host
         self.is_told_lost = False
-        self.is_settling = False
+        """The database said that the lease is lost."""
         self.is_in_doubt = False
+        """The end of a `transaction` was sent, so it may have been committed."""
         self.confirmed_at = claimed_at
+        """When the lease was last given, on the monotonic clock."""
+        self.state = State.HELD
+        self._context = context
 
     def __repr__(self) -> str:
         return f"<rota.{type(self).__name__} {self.job_id} {self.job_type!r}>"
 
     @property
+    def is_finished(self) -> bool:
+        """Whether `transaction` has committed."""
+        return self.state is State.FINISHED
+
+    @property
     def is_lost(self) -> bool:
         """Whether the lease is gone: somebody else has the job, or it could not be extended."""
-        if self.is_settling or self.is_finished:
+        if self.state not in (State.HELD, State.RUNNING):
             return self.is_told_lost
         return self.is_told_lost or self.seconds_left < 0
 
@@ -101,12 +143,22 @@ class BaseJob:
         """Whether *error* is the handler's answer to `check` or to a cancellation."""
         return isinstance(error, JobCancelled | LeaseLostError | asyncio.CancelledError)
 
-    async def _report(self, percent: float, message: str | None) -> None:
+    async def _store_progress(self, percent: float, message: str | None) -> None:
+        """Store the progress, if the database can be reached."""
         try:
-            await self._host.store_progress(self.job_id, self.lease_token, percent, message)
+            async with (
+                time_limit(PROGRESS_TIMEOUT),
+                self._context.connections.lend_async() as connection,
+            ):
+                client = AsyncClient(connection)
+                await client.set_progress(self.job_id, self.lease_token, percent, message)
         except LeaseLostError:
             self.is_told_lost = True
             raise
+        except PASSING as error:
+            if not is_lost(error):
+                text = one_line(error)
+                logger.warning("job %s: progress not stored: %s", self.job_id, text)
 
     @contextmanager
     def _finishing(self) -> Iterator[None]:
@@ -116,13 +168,13 @@ class BaseJob:
         try:
             yield
         except BaseException:
-            self.is_settling = False
+            self.state = State.RUNNING
             raise
-        self.is_finished = True
+        self.state = State.FINISHED
 
     def _begin_finish(self) -> dict[str, Any]:
         # From here on a heartbeat that finds the job gone means that it is finished.
-        self.is_settling = True
+        self.state = State.FINISHING
         return {
             "job_id": self.job_id,
             "lease_token": self.lease_token,
@@ -142,30 +194,40 @@ class Job(BaseJob):
 
     @contextmanager
     def transaction(self) -> Iterator[Connection[Any]]:
-        """Open a connection in a transaction that finishes the job, with `result`, at its end.
+        """Lend a connection in a transaction that finishes the job, with `result`, at its end.
 
         Business writes and finish are committed together or not at all; a lost lease raises
         LeaseLostError and rolls both back.
         """
-        with self._host.connect() as connection, self._finishing(), connection.transaction():
+        with (
+            self._context.connections.lend() as connection,
+            self._finishing(),
+            connection.transaction(),
+        ):
             yield connection
             self._end_finish(Client(connection).finish_job(**self._begin_finish()))
 
     def effect(
-        self, scope: str, key: str, if_unknown: str = "skip", keep: timedelta | Unset = UNSET
+        self,
+        scope: str,
+        key: str,
+        if_unknown: str = "skip",
+        keep: timedelta | Unset = UNSET,
+        *,
+        withdraw_on: Errors = WITHDRAW_ON,
     ) -> AbstractContextManager[Effect]:
         """Do something outside of the database once: the block is to do it if `is_due`.
 
         If an earlier run died or raised in its block, nobody knows whether it happened:
-        *if_unknown* is ``skip`` (at most once) or ``again`` (at least once).  Raise
-        EffectInProgressError while another job is at it.
+        *if_unknown* is ``skip`` (at most once) or ``again`` (at least once).  An exception of
+        *withdraw_on* says that it did not: it is due again.  Raise EffectInProgressError while
+        another job is at it.
         """
-        return record(self, self._host, scope, key, if_unknown, keep)
+        return record(self, self._context, scope, key, if_unknown, keep, withdraw_on)
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        report = self._report(percent, message)
-        asyncio.run_coroutine_threadsafe(report, self._host.loop).result()
+        self._context.run_in_loop(self._store_progress(percent, message))
 
 
 class AsyncJob(BaseJob):
@@ -173,12 +235,12 @@ class AsyncJob(BaseJob):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
-        """Open a connection in a transaction that finishes the job, with `result`, at its end.
+        """Lend a connection in a transaction that finishes the job, with `result`, at its end.
 
         Business writes and finish are committed together or not at all; a lost lease raises
         LeaseLostError and rolls both back.
         """
-        async with await self._host.connect_async() as connection:
+        async with self._context.connections.lend_async() as connection:
             with self._finishing():
                 async with connection.transaction():
                     yield connection
@@ -186,11 +248,17 @@ class AsyncJob(BaseJob):
                     self._end_finish(await client.finish_job(**self._begin_finish()))
 
     def effect(
-        self, scope: str, key: str, if_unknown: str = "skip", keep: timedelta | Unset = UNSET
+        self,
+        scope: str,
+        key: str,
+        if_unknown: str = "skip",
+        keep: timedelta | Unset = UNSET,
+        *,
+        withdraw_on: Errors = WITHDRAW_ON,
     ) -> AbstractAsyncContextManager[Effect]:
         """Do something outside of the database once, like `Job.effect`."""
-        return record_async(self, self._host, scope, key, if_unknown, keep)
+        return record_async(self, self._context, scope, key, if_unknown, keep, withdraw_on)
 
     async def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        await self._report(percent, message)
+        await self._store_progress(percent, message)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import psycopg
 
 from ..exceptions import RotaError
-from .hints import hint_for
-from .output import CommandError, reason_of
+from .output import CommandError, hint_for, reason_of
 from .parser import make_parser
 
 OK, FAILED, INTERRUPTED = 0, 1, 130

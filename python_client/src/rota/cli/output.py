@@ -17,6 +17,15 @@ from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
+from ..exceptions import (
+    BadScheduleError,
+    JobFinishedError,
+    JobNotFoundError,
+    JobRunningError,
+    RotaError,
+    UnknownQueueError,
+    UnknownScheduleError,
+)
 from ..worker.connection import connect, named
 from ..worker.events import JsonFormatter
 
@@ -148,3 +157,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return float(value)
     return str(value)
+
+
+_HINTS: dict[type[RotaError], str] = {
+    JobNotFoundError: "It never existed, or retention has removed it.",
+    JobFinishedError: "To run it again: rota retry {job_id}",
+    JobRunningError: "Wait, or take it from its worker: rota retry {job_id} --force",
+    UnknownQueueError: "To see those that are known: rota status",
+    UnknownScheduleError: "To see those that there are: rota schedule list",
+}
+
+
+def hint_for(error: RotaError, arguments: argparse.Namespace) -> str | None:
+    """Return a hint that names commands where that of the database names functions."""
+    name = getattr(arguments, "name", None)
+    if (
+        isinstance(error, BadScheduleError)
+        and name
+        and not getattr(arguments, "schedule", None)
+    ):
+        return f"Put it right with: rota schedule add {name} ..."
+    hint = _HINTS.get(type(error))
+    return hint.format(job_id=getattr(arguments, "job_id", "ID")) if hint else error.hint

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 
-from ..client.checks import to_duration
+from ..exceptions import to_duration
 from ..registry import Registry
 from ..worker.worker import Worker
 from .output import UsageError, conninfo, set_up_log

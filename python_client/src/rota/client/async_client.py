@@ -12,13 +12,13 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import AsyncRowFactory, scalar_row
 from psycopg.types.json import Jsonb
 
 from .. import rows
 from ..exceptions import translate
-from .checks import of_one_job
+from .checks import check_connection, of_one_job
 from .reading import factory, read_forgiving
 from .statement import UNSET, Unset, blame, call, given
 from .values import clean_text, to_endings, to_job, to_jsonb, to_result
@@ -33,12 +33,14 @@ class AsyncClient:
     """
 
     def __init__(self, connection: AsyncConnection[Any]) -> None:
+        check_connection(connection, AsyncConnection)
         self.connection = connection
 
     async def enqueue(
         self,
         job_type: str,
         payload: Mapping[str, Any] | Unset = UNSET,
+        *,
         queue: str | Unset = UNSET,
         run_at: datetime | Unset | None = UNSET,
         delay: timedelta | Unset | None = UNSET,
@@ -104,6 +106,7 @@ class AsyncClient:
         self,
         pipeline: str,
         payload: Mapping[str, Any] | Unset = UNSET,
+        *,
         stage: str | Unset | None = UNSET,
         run_at: datetime | Unset | None = UNSET,
         delay: timedelta | Unset | None = UNSET,
@@ -376,6 +379,7 @@ class AsyncClient:
         schedule: str,
         job_type: str,
         payload: Mapping[str, Any] | Unset = UNSET,
+        *,
         queue: str | Unset = UNSET,
         time_zone: str | Unset = UNSET,
         priority: int | Unset = UNSET,
@@ -670,7 +674,8 @@ class AsyncClient:
         arguments: Mapping[str, Any],
     ) -> list[Row]:
         try:
-            async with self.connection.cursor(row_factory=row_factory) as cursor:
+            # Not of the class that the caller's connection may have chosen for its own cursors.
+            async with AsyncCursor(self.connection, row_factory=row_factory) as cursor:
                 if arguments:
                     # In binary, what is read does not depend on DateStyle and IntervalStyle.
                     await cursor.execute(statement, arguments, binary=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from math import inf, isfinite
 from typing import Any
+
+import psycopg
 
 from ..exceptions import InvalidArgumentError
 
@@ -106,18 +108,25 @@ def _is_too_long(number: int) -> bool:
         return True
 
 
-def to_duration(argument: str, value: timedelta | float) -> timedelta:
-    """Return a duration, of which a number means seconds; raise TypeError or ValueError."""
-    message = f"{argument} must be a timedelta or seconds >= 0, got {value!r}"
-    if not isinstance(value, timedelta | int | float):
-        raise TypeError(message)
-    try:
-        duration = value if isinstance(value, timedelta) else timedelta(seconds=value)
-    except (OverflowError, ValueError):  # infinite, or no number
-        raise ValueError(message) from None
-    if duration < timedelta(0):
-        raise ValueError(message)
-    return duration
+def check_connection(connection: object, kind: type) -> None:
+    """Raise TypeError, with what helps, for what is no connection of psycopg of that kind."""
+    if isinstance(connection, kind):
+        return
+    client = "AsyncClient" if kind is psycopg.AsyncConnection else "Client"
+    got = type(connection).__name__
+    if isinstance(connection, str):
+        remedy = "open it first, psycopg.connect(...), or run a Worker, which opens its own"
+    elif isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        other = "Client" if client == "AsyncClient" else "AsyncClient"
+        remedy = f"use rota.{other} with it"
+    elif isinstance(getattr(connection, "connection", None), kind):
+        remedy = "pass its attribute `connection`, which is the one of psycopg"  # Django's
+    elif hasattr(connection, "connection"):
+        remedy = "pass the connection of psycopg inside it, such as SQLAlchemy's "
+        remedy += "session.connection().connection.driver_connection"
+    else:
+        remedy = "other drivers call the SQL functions themselves"
+    raise TypeError(f"rota.{client} needs a psycopg.{kind.__name__}, got {got}: {remedy}")
 
 
 @contextmanager

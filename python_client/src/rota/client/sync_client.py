@@ -13,16 +13,16 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import Connection
+from psycopg import Connection, Cursor
 from psycopg.rows import RowFactory, scalar_row
 from psycopg.types.json import Jsonb
 
 from .. import rows
-from .checks import of_one_job
 from ..exceptions import translate
-from .values import clean_text, to_endings, to_job, to_jsonb, to_result
+from .checks import check_connection, of_one_job
 from .reading import factory, read_forgiving
 from .statement import UNSET, Unset, blame, call, given
+from .values import clean_text, to_endings, to_job, to_jsonb, to_result
 
 Row = TypeVar("Row")
 
@@ -34,12 +34,14 @@ class Client:
     """
 
     def __init__(self, connection: Connection[Any]) -> None:
+        check_connection(connection, Connection)
         self.connection = connection
 
     def enqueue(
         self,
         job_type: str,
         payload: Mapping[str, Any] | Unset = UNSET,
+        *,
         queue: str | Unset = UNSET,
         run_at: datetime | Unset | None = UNSET,
         delay: timedelta | Unset | None = UNSET,
@@ -105,6 +107,7 @@ class Client:
         self,
         pipeline: str,
         payload: Mapping[str, Any] | Unset = UNSET,
+        *,
         stage: str | Unset | None = UNSET,
         run_at: datetime | Unset | None = UNSET,
         delay: timedelta | Unset | None = UNSET,
@@ -377,6 +380,7 @@ class Client:
         schedule: str,
         job_type: str,
         payload: Mapping[str, Any] | Unset = UNSET,
+        *,
         queue: str | Unset = UNSET,
         time_zone: str | Unset = UNSET,
         priority: int | Unset = UNSET,
@@ -671,7 +675,8 @@ class Client:
         arguments: Mapping[str, Any],
     ) -> list[Row]:
         try:
-            with self.connection.cursor(row_factory=row_factory) as cursor:
+            # Not of the class that the caller's connection may have chosen for its own cursors.
+            with Cursor(self.connection, row_factory=row_factory) as cursor:
                 if arguments:
                     # In binary, what is read does not depend on DateStyle and IntervalStyle.
                     cursor.execute(statement, arguments, binary=True)

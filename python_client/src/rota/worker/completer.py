@@ -25,13 +25,12 @@ from ..client.checks import check_stage
 from ..client.statement import UNSET
 from ..client.values import dump_result, join_endings, to_array
 from ..exceptions import InvalidArgumentError, RotaError
-from ..job import BaseJob
+from ..job import BaseJob, State
 from ..rows import EndedJob
-from .connection import Database, backoff
+from .connection import PASSING, Connection, Retry, backoff, end_task, is_lost
 from .events import log_job
-from .heartbeat import Heart
-from .outage import PASSING, is_lost
-from .outcome import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
+from .heartbeat import Heartbeat
+from .outcomes import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
 
 logger = logging.getLogger("rota")
 
@@ -93,17 +92,18 @@ class _Report:
 class Completer:
     """Has ends reported and logged, and then lets go of the jobs; calls *on_end* after it."""
 
-    def __init__(self, database: Database, heart: Heart, on_end: Callable[[], None]) -> None:
-        self._database = database
-        self._heart = heart
+    def __init__(
+        self, connection: Connection, heartbeat: Heartbeat, on_end: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._heartbeat = heartbeat
         self._on_end = on_end
+        self._retry = Retry("reporting ends", connection.state)
         self._reports: dict[BaseJob, _Report] = {}
         self._pending: list[_Report] = []
         self._size = 0
         self._sent_at = 0.0
-        self._failures = 0
         self._flush: asyncio.Task[None] | None = None
-        self._is_open = True
 
     def __len__(self) -> int:
         return len(self._reports)
@@ -116,21 +116,17 @@ class Completer:
     @property
     def is_behind(self) -> bool:
         """Whether the database could not be told of ends, and so may take jobs for stale."""
-        return self._failures > 0
+        return self._retry.failures > 0
 
     def put(self, job: BaseJob, duration: float, outcome: Outcome) -> None:
         """Report how a job ended, if it has not said so in its own transaction."""
-        job.is_settling = True
-        if job.is_finished:
-            if not isinstance(outcome, Succeeded):
-                logger.warning("job %s is finished; what came after: %s", job.job_id, outcome)
-            self._heart.remove([job])
-            log_job("succeeded", job, duration)
+        if job.is_finished or isinstance(outcome, Lost):
+            if job.is_finished:
+                _warn_of_what_came_after(job, outcome)
+            self._heartbeat.remove([job])
+            log_job("succeeded" if job.is_finished else "lost", job, duration)
             return
-        if isinstance(outcome, Lost):
-            self._heart.remove([job])
-            log_job("lost", job, duration)
-            return
+        job.state = State.ENDED
         report = _Report(job, duration, outcome)
         if isinstance(outcome, Succeeded):
             try:
@@ -139,24 +135,21 @@ class Completer:
                 report.outcome = failure(error)  # the handler named a stage that there is not
             else:
                 report.result = dump_result(outcome.result, job.job_id)
-        if self._is_open:
-            self._reports[job] = report
-            self._size += report.size
-            self._add(report)
-
-    def drop(self) -> list[BaseJob]:
-        """Return the jobs, and take no interest any more in what becomes of them."""
-        jobs = list(self._reports)
-        self._reports.clear()
-        self._pending.clear()
-        self._is_open = False
-        return jobs
+        self._reports[job] = report
+        self._size += report.size
+        self._add(report)
 
     async def close(self) -> None:
-        """End the call that is under way."""
+        """Report no more; what could not be reported is left to the end of its lease."""
+        for job, report in self._reports.items():
+            logger.warning("job %s: its end could not be reported", job.job_id)
+            log_job("lost", job, report.duration)
+        self._heartbeat.remove(self._reports)
+        self._reports.clear()
+        self._pending.clear()
         if self._flush is not None:
-            self._flush.cancel()
-            await asyncio.wait([self._flush])
+            await end_task(self._flush)
+        await self._connection.close()
 
     async def release(self, jobs: list[BaseJob], patience: float | None) -> set[int]:
         """Give jobs back; return the ids of those that were still ours, as far as is known.
@@ -164,31 +157,31 @@ class Completer:
         Without *patience*, in seconds, go on until it is known of all.
         """
         reports = [_Report(job, 0.0, Stopped()) for job in jobs]
+        retry = Retry("giving jobs back", self._connection.state)
         released: set[int] = set()
-        failures = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 while reports:
                     part, reports = reports[:MAX_JOBS], reports[MAX_JOBS:]
                     try:
                         rows = await self._end_jobs(part)
-                    except PASSING:
-                        failures += 1
+                    except PASSING as error:
                         reports += part
-                        await asyncio.sleep(backoff(failures))
+                        await retry.wait(error)
                         continue
-                    answers = [row.answer for row in rows]
-                    for report, answer in zip(part, answers, strict=True):
-                        if answer in ("released", "cancelled"):
-                            released.add(report.job.job_id)
-                    if "busy" in answers:
-                        pairs = zip(part, answers, strict=True)
-                        reports += [report for report, answer in pairs if answer == "busy"]
+                    pairs = list(zip(part, rows, strict=True))
+                    released.update(
+                        report.job.job_id
+                        for report, row in pairs
+                        if row.answer in ("released", "cancelled")
+                    )
+                    if busy := [report for report, row in pairs if row.answer == "busy"]:
+                        reports += busy
                         await asyncio.sleep(RELEASE_PAUSE)
         return released
 
     def _add(self, report: _Report) -> None:
-        if self._is_open and report.job in self._reports:
+        if report.job in self._reports:
             self._pending.append(report)
             if self._flush is None:
                 # In a context of its own: this may be called in that of a job.
@@ -204,18 +197,15 @@ class Completer:
                 try:
                     await self._report(part)
                 except PASSING as error:
-                    self._failures += 1
-                    if not is_lost(error):
-                        logger.warning("ends could not be reported: %s", str(error).strip())
                     self._pending = [r for r in part if r.job in self._reports] + self._pending
-                    await asyncio.sleep(backoff(self._failures))
+                    await self._retry.wait(error)
                     continue
                 except Exception:  # no lease may be kept for a job that nobody ends
                     logger.exception("ends could not be reported; their leases will run out")
-                    self._heart.remove([report.job for report in part])
+                    self._heartbeat.remove([report.job for report in part])
                     for report in part:
                         self._reports.pop(report.job, None)
-                self._failures = 0
+                self._retry.succeed()
                 self._on_end()
         finally:
             self._flush = None
@@ -226,11 +216,13 @@ class Completer:
             rows = await self._finish_jobs(part)
         if rows is None:
             rows = await self._end_jobs(part)
-        ended = []
-        for report, row in zip(part, rows, strict=True):
-            if self._take_answer(report, row):
-                ended.append(report.job)
-        self._heart.remove(ended)
+        self._heartbeat.remove(
+            [
+                report.job
+                for report, row in zip(part, rows, strict=True)
+                if self._take_answer(report, row)
+            ]
+        )
 
     async def _finish_jobs(self, part: list[_Report]) -> list[EndedJob] | None:
         """Report successes in the way that costs least; return None if one is refused."""
@@ -239,7 +231,7 @@ class Completer:
         results = [report.result for report in part]
         stages = [report.job.next_stage for report in part]
         try:
-            rows = await self._database.call(
+            rows = await self._connection.call(
                 lambda client: client.finish_jobs(
                     ids,
                     tokens,
@@ -260,7 +252,7 @@ class Completer:
         """Report endings of any kind; what cannot even be sent is found one by one."""
         try:
             endings = join_endings([report.ending() for report in part])
-            return await self._database.call(lambda client: client.end_jobs(endings))
+            return await self._connection.call(lambda client: client.end_jobs(endings))
         except PASSING:
             raise
         except (psycopg.Error, RotaError, ValueError, RecursionError) as error:
@@ -271,11 +263,11 @@ class Completer:
 
     def _take_answer(self, report: _Report, row: EndedJob) -> bool:
         """Log what became of a job; return whether that was its end."""
-        job, loop = report.job, asyncio.get_running_loop()
+        job = report.job
         if job not in self._reports:
-            return False  # dropped
+            return False  # the worker has left
         if row.answer == "busy":
-            loop.call_later(BUSY_PAUSE, self._add, report)
+            asyncio.get_running_loop().call_later(BUSY_PAUSE, self._add, report)
             return False
         if row.answer == "refused" and self._try_otherwise(report, row):
             return False
@@ -284,8 +276,9 @@ class Completer:
         event = EVENTS.get(row.answer, row.answer)
         details: dict[str, Any] = {}
         match report.outcome:
-            case Failed(error, error_type) if event in ("failed", "dead"):
+            case Failed(error, error_type) as failed if event in ("failed", "dead"):
                 details = {"next_run": row.run_at, "error_type": error_type, "error": error}
+                details["exception"] = failed.exception
             case Failed() if event == "lost" and job.is_in_doubt:
                 # The reply to a commit was lost, and the handler took that for a failure.
                 event = "succeeded"
@@ -307,18 +300,17 @@ class Completer:
                 logger.warning(
                     "job %s: its result is refused and dropped: %s", job.job_id, row.message
                 )
-                report.result = None
             else:
                 report.is_changed = True
                 report.outcome = failure(InvalidArgumentError(row.message))
-                report.result = None
+            report.result = None
             self._size += report.size
             loop.call_soon(self._add, report)
             return True
         now = time.monotonic()
         if not report.failures:
             # Nothing keeps its lease from now on, so another worker may try some time.
-            self._heart.remove([job])
+            self._heartbeat.remove([job])
             report.until = now + job.seconds_left
             logger.warning(
                 "job %s: its end is refused, trying until its lease is over: %s",
@@ -331,3 +323,16 @@ class Completer:
             return False
         loop.call_later(pause, self._add, report)
         return True
+
+
+def _warn_of_what_came_after(job: BaseJob, outcome: Outcome) -> None:
+    """Tell of what a handler returned or raised after the transaction that ended its job."""
+    if isinstance(outcome, Succeeded):
+        if outcome.result is not None and outcome.result is not job.result:
+            text = "job %s: what its handler returned after transaction() is not stored: "
+            logger.warning(text + "set job.result before the end of the block", job.job_id)
+    elif not isinstance(outcome, Lost | Stopped):
+        error = outcome.exception if isinstance(outcome, Failed) else None
+        text = "job %s has succeeded by its transaction(); what came after is dropped: %s"
+        told = outcome.error if isinstance(outcome, Failed) else "a snooze"
+        logger.error(text, job.job_id, told, exc_info=error)

@@ -15,7 +15,13 @@ logger = logging.getLogger("rota")
 _LEVELS = {"failed": logging.WARNING, "lost": logging.WARNING, "dead": logging.ERROR}
 
 
-def log_job(event: str, job: BaseJob, duration: float | None = None, **details: Any) -> None:
+def log_job(
+    event: str,
+    job: BaseJob,
+    duration: float | None = None,
+    exception: BaseException | None = None,
+    **details: Any,
+) -> None:
     """Log one event; *details* that are None are left out."""
     level = _LEVELS.get(event, logging.INFO)
     if not logger.isEnabledFor(level):
@@ -34,7 +40,9 @@ def log_job(event: str, job: BaseJob, duration: float | None = None, **details: 
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     words = [f"{name}={_word(value)}" for name, value in fields.items() if name != "event"]
-    logger.log(level, "%s %s", event, " ".join(words), extra={"rota": fields})
+    logger.log(
+        level, "%s %s", event, " ".join(words), exc_info=exception, extra={"rota": fields}
+    )
 
 
 def log_start(

@@ -1,13 +1,13 @@
 """How a worker that has nothing to do is notified of jobs.
 
-The listener has a connection of its own, on which it calls wait_for_jobs() and hears the
+The notifier has a connection of its own, on which it calls wait_for_jobs() and listens to the
 channels, and a task of its own: `go` says what to be and returns at once, so a connection that
 hangs never delays a claim.  It calls *on_notify* when it is notified, *on_answer* with the
 seconds after which to claim at the latest, and *on_change* when it is on, or not any more.
 
-Behind a pooler in transaction mode nothing would be heard and the locks would stay with
+Behind a pooler in transaction mode no notification would arrive and the locks would stay with
 a connection of others.  So first of all it sends itself a message by way of another
-connection; only a listener that hears it is on.
+connection; only a notifier that receives it is on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
@@ -28,8 +28,7 @@ from psycopg import AsyncConnection, Notify, sql
 from ..client.async_client import AsyncClient
 from ..exceptions import RotaError
 from ..registry import Registry
-from .connection import Database, backoff
-from .messages import hear
+from .connection import Connection, Retry, one_line, time_limit
 
 logger = logging.getLogger("rota")
 
@@ -50,29 +49,30 @@ class Place(Enum):
     ACTIVE = "active"
 
 
-class Listener:
-    """Waits for jobs of *queues*; *claims* is the other connection."""
+class Notifier:
+    """Waits for jobs of *queues*; *other* is the connection that it tries itself with."""
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[AsyncConnection[Any]]],
-        claims: Database,
+        connection: Connection,
+        other: Connection,
         queues: Sequence[str],
         registry: Registry,
         poll_interval: float,
     ) -> None:
-        self._connect = connect
-        self._claims = claims
+        self._connection = connection
+        self._other = other
         self._queues = queues
         self._registry = registry
         self._poll_interval = poll_interval
-        self._connection: AsyncConnection[Any] | None = None
+        self._retry = Retry(None, connection.state)
+        self._session: AsyncConnection[Any] | None = None
         self._channels: set[str] = set()
         # Always the same one: a pooler may keep listening to it for us.
         self._probe = f"rota_probe_{secrets.token_hex(6)}"
         self._is_told_off = False
         self._asked = asyncio.Event()
-        self._heard = asyncio.Event()
+        self._is_probed = asyncio.Event()
         self._wanted = Place.AWAY
         self._must_move = False
         self.on_notify: Callable[[], None] = lambda: None
@@ -95,56 +95,59 @@ class Listener:
 
     async def run(self) -> None:
         """Listen until cancelled; whatever happens to the connection, come back."""
-        failures = 0
         while True:
+            error: Exception | None = None
             try:
-                self._connection = await self._connect()
-                self._connection.add_notify_handler(self._hear)
-                pause = PROBE_INTERVAL
-                if await self._hears():
-                    failures = 0
-                    self._connection.prepare_threshold = 3  # it is nobody else's
+                async with time_limit(PATIENCE):
+                    self._session = await self._connection.open()
+                self._session.add_notify_handler(self._receive)
+                if await self._receives(self._session):
+                    self._retry.succeed()
                     self._tell_on()
-                    await self._serve(self._connection)
+                    await self._serve(self._session)
                 self._tell_off("no message arrives, as behind a pooler in transaction mode")
-            except (psycopg.Error, RotaError, TimeoutError, OSError) as error:
-                self._tell_off(" ".join(str(error).split()) or "the connection hangs")
-                failures += 1
-                pause = backoff(failures)
             except asyncio.CancelledError:
-                await self._take_leave()
+                await self._stop_waiting()
                 raise
+            except (psycopg.Error, RotaError, OSError) as exception:
+                self._tell_off(one_line(exception))
+                error = exception
+            except Exception as exception:  # without this task nothing wakes the worker
+                logger.exception("wake-ups failed")
+                error = exception
             finally:
-                await self._drop()
+                await self._close()
             self.on_change()  # from now on by polling
-            await asyncio.sleep(pause)
+            if error is None:
+                await asyncio.sleep(PROBE_INTERVAL)
+            else:
+                await self._retry.wait(error)
 
-    async def _hears(self) -> bool:
+    async def _receives(self, session: AsyncConnection[Any]) -> bool:
         """Return whether a message of another connection arrives; no lock is held yet."""
-        assert self._connection is not None  # noqa: S101 - for the type checker
         channel = sql.Identifier(self._probe)
-        self._heard.clear()
+        self._is_probed.clear()
         self._channels = set()
-        async with asyncio.timeout(PATIENCE):
-            await self._connection.execute(sql.SQL("listen {}").format(channel))
-        await self._claims.call(
+        async with time_limit(PATIENCE):
+            await session.execute(sql.SQL("listen {}").format(channel))
+        await self._other.call(
             lambda client: client.connection.execute(sql.SQL("notify {}").format(channel))
         )
         deadline = time.monotonic() + PROBE_PATIENCE
-        while not self._heard.is_set() and (left := deadline - time.monotonic()) > 0:
-            await hear(self._connection, self._hear, self._heard, left)
-        async with asyncio.timeout(PATIENCE):
-            await self._connection.execute(sql.SQL("unlisten {}").format(channel))
-        return self._heard.is_set()
+        while not self._is_probed.is_set() and (left := deadline - time.monotonic()) > 0:
+            await receive(session, self._receive, self._is_probed, left)
+        async with time_limit(PATIENCE):
+            await session.execute(sql.SQL("unlisten {}").format(channel))
+        return self._is_probed.is_set()
 
     async def _serve(self, connection: AsyncConnection[Any]) -> None:
         self.is_on = True
         self._must_move = self._wanted is not Place.AWAY
         self.on_change()
         while True:
-            await hear(connection, self._hear, self._asked, CHECK_INTERVAL)
+            await receive(connection, self._receive, self._asked, CHECK_INTERVAL)
             self._asked.clear()
-            async with asyncio.timeout(PATIENCE):
+            async with time_limit(PATIENCE):
                 if self._must_move:
                     self._must_move = False
                     await self._move(connection, self._wanted)
@@ -184,25 +187,24 @@ class Listener:
                 self._wanted = self.place  # another worker is active already
             self.on_answer(waiting.look_again_in.total_seconds())
 
-    def _hear(self, notify: Notify) -> None:
+    def _receive(self, notify: Notify) -> None:
         if notify.channel == self._probe:
-            self._heard.set()
+            self._is_probed.set()
         elif notify.channel in self._channels:
             self.on_notify()
 
-    async def _take_leave(self) -> None:
+    async def _stop_waiting(self) -> None:
         """Let another be notified: what this one heard of may not be claimed any more."""
-        if self._connection is not None and self.place is not Place.AWAY:
-            with suppress(psycopg.Error, TimeoutError):
-                async with asyncio.timeout(PROBE_PATIENCE):
-                    await AsyncClient(self._connection).stop_waiting()
+        if self._session is not None and self.place is not Place.AWAY:
+            with suppress(psycopg.Error):
+                async with time_limit(PROBE_PATIENCE):
+                    await AsyncClient(self._session).stop_waiting()
 
-    async def _drop(self) -> None:
+    async def _close(self) -> None:
         self.is_on = False
         self.place = Place.AWAY
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await connection.close()
+        self._session = None
+        await self._connection.close()
 
     def _tell_on(self) -> None:
         if self._is_told_off:
@@ -214,3 +216,39 @@ class Listener:
             self._is_told_off = True
             text = "wake-ups are off: %s; polling every %g s"
             logger.info(text, reason, self._poll_interval)
+
+
+async def receive(
+    connection: AsyncConnection[Any],
+    on_message: Callable[[Notify], None],
+    event: asyncio.Event,
+    seconds: float,
+) -> None:
+    """Wait for *event*, but not longer than that; raise if the connection is gone.
+
+    The generator of psycopg would keep the connection to itself, and have to be cancelled and
+    begun again for each statement between.
+    """
+    loop = asyncio.get_running_loop()
+    errors: list[psycopg.Error] = []
+
+    def read() -> None:
+        try:
+            connection.pgconn.consume_input()
+            while (notify := connection.pgconn.notifies()) is not None:
+                channel, message = notify.relname.decode(), notify.extra.decode()
+                on_message(Notify(channel, message, notify.be_pid))
+        except psycopg.Error as error:
+            errors.append(error)
+            event.set()
+
+    socket = connection.fileno()
+    loop.add_reader(socket, read)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+    finally:
+        loop.remove_reader(socket)
+    if errors:
+        raise errors[0]

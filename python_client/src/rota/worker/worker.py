@@ -1,9 +1,9 @@
 """The worker: claim jobs, keep them in hand, and leave in good order.
 
 Retries, ordering and leases are decided in SQL.  This module decides only when to ask for
-jobs and when to stop.  Claims and upkeep share one connection, endings have another, progress a
-third, the heartbeat thread a fourth and the listener a fifth, so a slow claim never delays an
-ending or a heartbeat.
+jobs and when to stop.  Claims and maintenance share one connection, endings have another, the
+heartbeat thread a third and the notifier a fourth, so a slow claim never delays an ending or a
+heartbeat.  Handlers are lent connections of their own.
 """
 
 from __future__ import annotations
@@ -16,43 +16,39 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from math import inf
 
 import psycopg
 
 from ..client.async_client import AsyncClient
+from ..client.checks import check_name, check_range
 from ..exceptions import RotaError
-from ..job import BaseJob
+from ..job import BaseJob, JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
-from .connection import Database, connect, connect_async
+from .connection import Connection, ConnectionState, JobConnections, end_task
 from .events import log_start, log_stop
-from .executor import Runner
-from .fetcher import ClaimLoop
-from .heartbeat import Heart
-from .host import Host
-from .loop import run_in_loop
-from .maintenance import Upkeep
-from .notifier import Listener
-from .outage import Outage
-from .pace import Pace
-from .patient_calls import PatientCalls
-from .settings import check_settings
-from .signal_handlers import stop_on_signals
-from .supply import Supply
+from .executor import MAX_BATCH, Executor, Prefetch
+from .fetcher import Fetcher, Pace
+from .heartbeat import Heartbeat
+from .maintenance import Maintenance
+from .notifier import Notifier
+from .process import run_in_loop, stop_on_signals
 
 logger = logging.getLogger("rota")
 
 LEAVE_TIMEOUT = 5.0
 """Seconds that each step of leaving may wait for the database."""
+MAX_LEASE = 30 * 24 * 3600
 
 
 class Worker:
-    """Runs the jobs that its registry has handlers for.
+    """Runs the jobs that its registry has handlers for, once: a worker that has left is over.
 
     *concurrency* handlers run at a time.  *batch* jobs are claimed at once, and the next when
     half of them have started; without it, what is likely to start within 0.2 seconds.  *lease*
     is for jobs that bring none of their own.  After `stop`, running jobs have *grace_period*
-    seconds to end.  Without *tick* the upkeep is left to others.  Without
+    seconds to end.  Without *tick* the maintenance is left to others.  Without
     *listen* no job wakes it, and it only polls.
     """
 
@@ -72,7 +68,7 @@ class Worker:
         grace_period: float = 30.0,
         listen: bool = True,
     ) -> None:
-        check_settings(
+        _check_settings(
             registry, name, queues, concurrency, batch, lease,
             poll_interval=poll_interval, tick_interval=tick_interval, grace_period=grace_period,
         )  # fmt: skip
@@ -83,35 +79,40 @@ class Worker:
         self._concurrency = concurrency
         self._grace_period = grace_period
         self._hears_signals = False
+        self._is_begun = False
         self._has_ended = True
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        outage = Outage()
-        self._claims = Database(conninfo, outage)
-        self._endings = Database(conninfo, outage)
-        self._patient = PatientCalls(partial(Database, conninfo, outage))
-        self._host = Host(self.name, conninfo, self._patient)
-        connect_heart = partial(connect, conninfo, "rota heartbeat")
-        self._heart = Heart(connect_heart, outage, self._on_change)
-        self._upkeep = Upkeep(
-            self._claims, self.name, self._queues, tick_interval if tick else None
+        state = ConnectionState()
+        self._connection = Connection(conninfo, "rota fetcher", state)
+        self._connections = JobConnections(conninfo, concurrency, state)
+        self._context = JobContext(self.name, self._connections)
+        self._heartbeat = Heartbeat(
+            Connection(conninfo, "rota heartbeat", state), self._on_change
         )
-        self._listener: Listener | None = None
+        self._maintenance = Maintenance(
+            self._connection, self.name, self._queues, tick_interval if tick else None
+        )
+        self._notifier: Notifier | None = None
         if listen:
-            connect_listener = partial(connect_async, conninfo, "rota listener")
-            self._listener = Listener(
-                connect_listener, self._claims, self._queues, registry, poll_interval
+            self._notifier = Notifier(
+                Connection(conninfo, "rota notifier", state),
+                self._connection,
+                self._queues,
+                registry,
+                poll_interval,
             )
-        pace = Pace(self._listener, poll_interval)
-        self._loop = ClaimLoop(self._claims, self._claim, self._upkeep, pace)
-        self._runner = Runner(
-            self._host,
+        pace = Pace(self._notifier, poll_interval)
+        self._fetcher = Fetcher(self._connection, self._claim, self._maintenance, pace)
+        state.on_back(partial(self._call, self._fetcher.hurry))
+        self._executor = Executor(
+            self._context,
             registry,
-            self._endings,
-            self._heart,
+            Connection(conninfo, "rota completer", state),
+            self._heartbeat,
             concurrency,
-            Supply(batch),
-            self._loop.wake,
+            Prefetch(batch),
+            self._fetcher.wake,
         )
 
     def run(self, *, drain: bool = False, once: bool = False) -> None:
@@ -119,44 +120,53 @@ class Worker:
 
         With *drain* leave as soon as nothing is due, with *once* after one claim.
         """
+        if _is_in_loop():
+            raise RuntimeError("an event loop runs here already: await worker.run_async()")
         with stop_on_signals(self.stop) as self._hears_signals:
             self._has_ended = run_in_loop(self.run_async(drain=drain, once=once))
 
     async def run_async(self, *, drain: bool = False, once: bool = False) -> None:
-        """Work like `run`, in the caller's event loop and without signals."""
-        self._host.loop = asyncio.get_running_loop()
+        """Work like `run`, in the caller's event loop and without signals.
+
+        Cancelling it is like `stop`, and cancelling it again like `stop` with *now*.
+        """
+        if self._is_begun:
+            raise RuntimeError("a Worker runs once: make another one")
+        self._is_begun = True
+        self._context.loop = asyncio.get_running_loop()
         try:
-            await self._upkeep.introduce()
+            await self._maintenance.introduce()
         except BaseException:
-            await self._claims.close()
+            await self._connection.close()
             raise
-        self._heart.start()
+        self._heartbeat.start()
         log_start(
-            self.name, self._claims.name, self._queues, self._registry.job_types,
+            self.name, self._connection.database, self._queues, self._registry.job_types,
             self._concurrency,
         )  # fmt: skip
-        claiming = asyncio.create_task(self._loop.run(self._runner, drain=drain, once=once))
+        fetching = asyncio.create_task(
+            self._fetcher.run(self._executor, drain=drain, once=once)
+        )
         stopping = asyncio.create_task(self._stop.wait())
-        listening: asyncio.Task[None] | None = None
-        if self._listener is not None and not (drain or once):
-            listening = asyncio.create_task(self._listener.run())
+        notifying: asyncio.Task[None] | None = None
+        if self._notifier is not None and not (drain or once):
+            notifying = asyncio.create_task(self._notifier.run())
         try:
-            await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self.stop()
             stopping.cancel()
-            if listening is not None:
-                listening.cancel()
-            await self._leave(claiming, listening)
-        if not claiming.cancelled():
-            claiming.result()  # raises what ended the loop
+            await self._finish(asyncio.create_task(self._leave(fetching, notifying)))
+        if not fetching.cancelled():
+            fetching.result()  # raises what ended the loop
 
     def stop(self, *, now: bool = False) -> None:
         """Claim no more, give back what has not been started, and let the running jobs end.
 
         With *now* they get no grace period.  May be called from any thread.
         """
-        self._loop.stop()
-        self._call(self._loop.wake)
+        self._fetcher.stop()
+        self._call(self._fetcher.wake)
         self._call(self._stop.set)
         if now:
             self._call(self._stop_now.set)
@@ -164,7 +174,7 @@ class Worker:
     @property
     def has_threads(self) -> bool:
         """Whether a handler that did not want to end still runs, in a thread or in the loop."""
-        return bool(self._runner.threads) or not self._has_ended
+        return bool(self._executor.threads) or not self._has_ended
 
     async def _claim(self, client: AsyncClient, max_jobs: int) -> list[ClaimedJob]:
         job_types = self._registry.job_types
@@ -172,35 +182,48 @@ class Worker:
             self.name, self._queues, max_jobs, self._lease, job_types
         )
 
+    async def _finish(self, leaving: asyncio.Task[None]) -> None:
+        """Wait until the worker has left, however often the caller is cancelled meanwhile."""
+        cancelled: asyncio.CancelledError | None = None
+        while not leaving.done():
+            try:
+                await asyncio.shield(leaving)
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self._stop_now.set()
+        if cancelled is not None:
+            raise cancelled
+        leaving.result()
+
     async def _leave(
-        self, claiming: asyncio.Task[None], listening: asyncio.Task[None] | None
+        self, fetching: asyncio.Task[None], notifying: asyncio.Task[None] | None
     ) -> None:
-        self._runner.close()
-        log_stop(self.name, self._runner.running, self._grace_period, self._hears_signals)
-        await _try(self._runner.give_back_waiting())
+        if notifying is not None:
+            notifying.cancel()
+        self._executor.close()
+        log_stop(self.name, self._executor.running, self._grace_period, self._hears_signals)
+        await _try(self._executor.give_back_held())
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
-        await asyncio.wait([claiming], timeout=LEAVE_TIMEOUT)
-        claiming.cancel()
-        await asyncio.wait([claiming])
-        await _try(self._runner.give_back_waiting())
-        await self._runner.wait(self._grace_period, self._stop_now)
-        await _try(self._runner.stop_running())
-        self._heart.stop()
-        await _try(self._upkeep.take_leave())
-        await self._claims.close()
-        if listening is not None:
-            await asyncio.wait([listening], timeout=LEAVE_TIMEOUT)
-        await self._endings.close()
-        await self._patient.close()
-        self._heart.join(timeout=1.0)
+        await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
+        await end_task(fetching)
+        await _try(self._executor.give_back_held())
+        await self._executor.wait(self._grace_period, self._stop_now)
+        await _try(self._executor.stop_running())
+        self._heartbeat.stop()
+        await _try(self._maintenance.leave())
+        await self._connection.close()
+        if notifying is not None:
+            await asyncio.wait([notifying], timeout=LEAVE_TIMEOUT)
+        self._connections.close()
+        self._heartbeat.join(timeout=1.0)
         logger.info("worker %s stopped", self.name)
 
     def _on_change(self, job: BaseJob) -> None:
-        self._call(partial(self._runner.cancel, job))
+        self._call(partial(self._executor.cancel, job))
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call a function in the loop's thread, if there is a loop yet, or still."""
-        loop = getattr(self._host, "loop", None)
+        loop = getattr(self._context, "loop", None)
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(function)
 
@@ -211,3 +234,44 @@ async def _try(action: Awaitable[None]) -> None:
         await asyncio.wait_for(action, timeout=LEAVE_TIMEOUT)
     except (TimeoutError, psycopg.Error, RotaError) as error:
         logger.warning("leaving without the database: %r", error)
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _check_settings(
+    registry: Registry,
+    name: str | None,
+    queues: Sequence[str],
+    concurrency: int,
+    batch: int | None,
+    lease: timedelta | None,
+    *,
+    poll_interval: float,
+    tick_interval: float,
+    grace_period: float,
+) -> None:
+    """Raise ValueError, or TypeError, for the first that is wrong."""
+    if not len(registry):
+        raise ValueError("the registry has no handler")
+    if isinstance(queues, str):
+        raise TypeError(f"queues must be a list, got the text {queues!r}")
+    if not queues:
+        raise ValueError("queues must have a name")
+    for queue in queues:
+        check_name("queue", queue)
+    if name is not None:
+        check_range("the length of name", len(name), 1, 255)
+    check_range("concurrency", concurrency, 1, inf)
+    if batch is not None:
+        check_range("batch", batch, 1, MAX_BATCH)
+    if lease is not None:
+        check_range("lease in seconds", lease.total_seconds(), 0.001, MAX_LEASE)
+    check_range("poll_interval", poll_interval, 0.001, inf)
+    check_range("tick_interval", tick_interval, 0.001, inf)
+    check_range("grace_period", grace_period, 0, inf)

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ..client.checks import to_duration
-from ..exceptions import text_of
+from ..exceptions import FatalError, JobCancelled, RetryIn, Snooze, text_of, to_duration
 from ..job import AsyncJob, BaseJob, Job
-from ..signals import FatalError, RetryIn, Snooze
 
 MAX_TEXT = 100_000
 """Longer error texts are cut before they are sent; SQL cuts them again to what it keeps."""
@@ -30,13 +28,14 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The handler raised."""
+    """The handler raised; *exception* is for the log, where somebody should see it."""
 
     error: str
     error_type: str
     stack: str
     retry_in: timedelta | None = None
     is_fatal: bool = False
+    exception: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +61,27 @@ Outcome = Succeeded | Failed | Snoozed | Lost | Stopped
 def run_sync(handler: Callable[[Job], object], job: Job) -> Outcome:
     """Run a plain function on a job; never raise."""
     try:
-        result = handler(job)
-        if inspect.isawaitable(result):
-            raise TypeError("the handler returned an awaitable: declare it with async def")
+        return _returned(job, handler(job))
     except BaseException as error:  # also SystemExit: it would leave the job without an end
         return outcome_of(job, error)
-    return Succeeded(result)
 
 
 async def run_async(handler: Callable[[AsyncJob], Awaitable[object]], job: AsyncJob) -> Outcome:
     """Run an ``async def`` function on a job; never raise."""
     try:
-        result = await handler(job)
+        return _returned(job, await handler(job))
     except BaseException as error:  # also CancelledError: this task ends here anyway
         return outcome_of(job, error)
+
+
+def _returned(job: BaseJob, result: object) -> Outcome:
+    """Return what a returned value means; one that shows that nothing has run is an error."""
+    if isinstance(result, BaseException):
+        return outcome_of(job, result)
+    if inspect.isawaitable(result):
+        raise TypeError("the handler returned an awaitable: declare it with async def")
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError("the handler is a generator, of which no line has run: return instead")
     return Succeeded(result)
 
 
@@ -83,12 +89,14 @@ def failure(error: BaseException) -> Failed:
     """Describe an exception; never raise, though it may be built so that asking it does."""
     try:
         name = _name(type(error))
+        is_asked_for = isinstance(error, RetryIn | JobCancelled)
         return Failed(
             error=(text_of(error) or name)[:MAX_TEXT],
             error_type=name,
             stack=_stack(error)[-MAX_TEXT:],
             retry_in=_delay(error) if isinstance(error, RetryIn) else None,
             is_fatal=isinstance(error, FatalError),
+            exception=None if is_asked_for else error,
         )
     except BaseException:
         return Failed("an exception of which nothing can be said", "unknown", "")

@@ -1,14 +1,17 @@
-"""Which event loop a worker runs in, and how it leaves it."""
+"""The process of a worker: its event loop, and the signals that stop it."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, cast
+from types import FrameType
+from typing import Any, Protocol, cast
 
 LAST_WORDS = 1.0
 """Seconds that what is left in a loop has to end after it was cancelled."""
@@ -55,3 +58,39 @@ def _end_threads(executor: ThreadPoolExecutor) -> bool:
     ending.start()
     ending.join(LAST_WORDS)
     return not ending.is_alive()
+
+
+class Stop(Protocol):
+    """The function that is called on a signal."""
+
+    def __call__(self, *, now: bool) -> None:
+        """Stop; with *now* at once."""
+
+
+@contextmanager
+def stop_on_signals(stop: Stop) -> Iterator[bool]:
+    """Stop on the first signal, at once on the second, and let the third one kill.
+
+    Only the main thread may set signal handlers; say whether they are set.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield False
+        return
+    signals = (signal.SIGTERM, signal.SIGINT)
+    count = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        stop(now=count > 1)
+        if count > 1:
+            for each in signals:
+                signal.signal(each, signal.SIG_DFL)
+
+    # Plain handlers, not those of the loop: they run also while a handler blocks the loop.
+    before = {each: signal.signal(each, handle) for each in signals}
+    try:
+        yield True
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
