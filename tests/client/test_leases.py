@@ -206,3 +206,40 @@ def test_no_tick_comes_before_the_reports_after_an_outage(
 
     assert still == [("running", True)]
     assert len(ran) == 1
+
+
+def test_an_async_handler_ends_with_its_lease_while_all_calls_hang(
+    client: Client, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim, tick and heartbeat get no answer, as from a server that is frozen."""
+    registry = Registry()
+    is_frozen, ended = threading.Event(), threading.Event()
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        is_frozen.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    def freeze(name: str) -> None:
+        original = getattr(AsyncClient, name)
+
+        async def call(self: Any, *args: Any, **options: Any) -> Any:
+            if is_frozen.is_set() and not ended.is_set():
+                await asyncio.sleep(60)
+            return await original(self, *args, **options)
+
+        monkeypatch.setattr(AsyncClient, name, call)
+
+    for name in ("claim_jobs", "tick", "heartbeat_jobs"):
+        freeze(name)
+    client.enqueue("waits", lease=timedelta(seconds=1))
+    worker = background(registry, listen=False)
+    assert is_frozen.wait(30)
+    began_at = time.monotonic()
+
+    assert ended.wait(10)
+    assert time.monotonic() - began_at < 3
+    worker.stop(now=True)

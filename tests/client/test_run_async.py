@@ -120,7 +120,7 @@ def test_run_inside_a_loop_says_what_to_do_instead(dsn: str) -> None:
     worker = Worker(dsn, _registry(threading.Event()))
 
     async def run() -> None:
-        with pytest.raises(RuntimeError, match="await worker.run_async()"):
+        with pytest.raises(RuntimeError, match=r"await worker\.run_async"):
             worker.run(drain=True)
         await worker.run_async(drain=True)
 

@@ -43,6 +43,7 @@ class Registry:
         """Register a function for a job type; a second one for the same type is an error."""
         check_name("job_type", job_type)
         _check_takes_a_job(job_type, function)
+        _check_runs(job_type, function)
         if job_type in self._handlers:
             raise ValueError(f"there is a handler for {job_type!r} already")
         self._handlers[job_type] = function
@@ -87,3 +88,12 @@ def _check_takes_a_job(job_type: str, function: Handler) -> None:
             f"the handler of {job_type!r} is called with the job alone, "
             f"which {name} does not take: {error}"
         ) from None
+
+
+def _check_runs(job_type: str, function: Handler) -> None:
+    for call in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+            raise TypeError(
+                f"the handler of {job_type!r} is a generator, of which a call runs no line: "
+                "return a value instead"
+            )
