@@ -54,6 +54,11 @@ _SOCKET = {
 }
 _BARE_NAME = re.compile(r"[^=/:@]+")
 _LENT = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold")
+# As discard all, but for the plans of our functions, which would cost more than the rest.
+_RESET = (
+    "close all; set session authorization default; reset all; deallocate all; unlisten *;"
+    " select pg_advisory_unlock_all(); discard temp; discard sequences"
+)
 _LENT_MODES = ("isolation_level", "read_only", "deferrable")
 
 
@@ -348,7 +353,7 @@ class JobConnections:
         finally:
             if self._may_keep(connection, self._idle):
                 with suppress(psycopg.Error):
-                    connection.execute("discard all")
+                    connection.execute(_RESET)
                     for name, value in kept.items():
                         setattr(connection, name, value)
                     for mode in _LENT_MODES:
@@ -372,7 +377,7 @@ class JobConnections:
             try:
                 if self._may_keep(connection, self._idle_async):
                     with suppress(psycopg.Error):
-                        await connection.execute("discard all")
+                        await connection.execute(_RESET)
                         for name, value in kept.items():
                             setattr(connection, name, value)
                         await connection.set_isolation_level(None)
