@@ -34,7 +34,8 @@ where r.definition is not null
 group by r.definition, r.scheduled_for having count(*) > 1
 union all
 -- A run by hand takes the next microsecond that is free.
-select 'was dealt with before its planned time', coalesce(f.job_id, 0) from rota.fires as f
+select 'was dealt with before its planned time', coalesce(f.job_id, 0)
+from rota.occurrences as f
 where f.scheduled_for > f.fired_at + interval '1 millisecond'
 union all
 select 'has more attempts than allowed', r.id from runs as r

@@ -21,10 +21,10 @@ def count_words(job: rota.Job) -> None:
     """
     with job.transaction() as connection:
         client = rota.Client(connection)
-        total = client.enqueue("add_up", after=[job.job_id])
+        total = client.enqueue("add_up", depends_on=[job.job_id])
         client.enqueue_many(
             [
-                {"job_type": "count_page", "payload": {"page": page}, "before": total.job_id}
+                {"job_type": "count_page", "payload": {"page": page}, "blocks": total.job_id}
                 for page in job.payload["pages"]
             ]
         )

@@ -31,12 +31,12 @@ values
     ('observer', 'view', 'job_errors'),
     ('observer', 'view', 'effects'),
     ('observer', 'view', 'dependencies'),
-    ('observer', 'view', 'stuck_keys'),
+    ('observer', 'view', 'halted_keys'),
     ('observer', 'view', 'pipeline_stages'),
     ('observer', 'view', 'stage_runs'),
     ('observer', 'view', 'limits'),
     ('observer', 'view', 'job_definitions'),
-    ('observer', 'view', 'fires'),
+    ('observer', 'view', 'occurrences'),
     ('observer', 'view', 'queue_grants'),
     ('observer', 'view', 'limit_stats'),
     ('observer', 'view', 'ticker_health'),
@@ -48,7 +48,7 @@ values
     ('operator', 'function', 'resume_queue'),
     ('operator', 'function', 'set_queue'),
     ('operator', 'function', 'set_limit'),
-    ('operator', 'function', 'resume_key'),
+    ('operator', 'function', 'resume_ordering_key'),
     ('operator', 'function', 'define_pipeline'),
     ('operator', 'function', 'drop_pipeline'),
     ('operator', 'function', 'restart_pipeline'),
@@ -68,7 +68,7 @@ select 'worker', 'function', f.name
 from unnest(
     '{claim_jobs,finish_job,finish_jobs,finish_and_claim,end_jobs,fail_job,snooze_job,'
     'release_jobs,heartbeat,heartbeat_jobs,set_progress,record_effect,complete_effect,'
-    'withdraw_effect,effect_result,report_worker,forget_worker,wait_for_jobs,stop_waiting,'
+    'withdraw_effect,effect_result,report_worker,deregister_worker,wait_for_jobs,stop_waiting,'
     'sweep_stale_leases,tick}'::text[]) as f (name)
 union all
 -- The views compute ages with now(), as whoever asks.

@@ -174,7 +174,7 @@ create or replace function rota._check_waits(
     prefix text,
     ordering_key text,
     skip_dead boolean,
-    after bigint[],
+    depends_on bigint[],
     if_parent_dead text,
     limit_key text
 )
@@ -191,12 +191,13 @@ begin
     elsif _check_waits.skip_dead and _check_waits.ordering_key is null then
         perform rota._refuse(_check_waits.prefix || 'skip_dead', 'goes with ordering_key only');
     end if;
-    if _check_waits.after is not null then
-        if array_ndims(_check_waits.after) > 1
-          or array_position(_check_waits.after, null) is not null
-          or cardinality(_check_waits.after) > 10000 then
+    if _check_waits.depends_on is not null then
+        if array_ndims(_check_waits.depends_on) > 1
+          or array_position(_check_waits.depends_on, null) is not null
+          or cardinality(_check_waits.depends_on) > 10000 then
             perform rota._refuse(
-                _check_waits.prefix || 'after', 'must be a plain list of at most 10000 ids');
+                _check_waits.prefix || 'depends_on',
+                'must be a plain list of at most 10000 ids');
         end if;
     end if;
     if _check_waits.if_parent_dead is null

@@ -44,12 +44,13 @@ begin
 end;
 $$;
 
+-- The cast makes the body immutable: else it is not inlined, and planned again in each call.
 create or replace function rota._scan_setting(name text)
     returns text
     language sql
     immutable
 as $$
-    select 'rota.scan_' || split_part(name, ' ', 1) || '_' || (hashtext(name) & 15);
+    select 'rota.scan_' || split_part(name, ' ', 1) || '_' || (hashtext(name) & 15)::text;
 $$;
 
 /*

@@ -79,7 +79,7 @@ begin
             select
             from rota.jobs as j
             where j.queue = claim_jobs.queues[1]
-              and j.lane > v_start[3]::integer
+              and coalesce(j.own_lane, j.priority) > v_start[3]::integer
               and j.hold is null
               and j.status in ('queued', 'failed')
         )
@@ -141,7 +141,9 @@ begin
         returning
             j.id, j.lease_token, j.queue, j.job_type, j.payload, j.priority, j.attempts,
             j.max_attempts, j.run_at, j.locked_until, j.idempotency_key, j.created_at,
-            j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for, j.lane, j.place
+            j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for,
+            coalesce(j.own_lane, j.priority) as lane,
+            coalesce(j.own_place, j.run_at) as place
     )
     select
         c.id, c.lease_token, c.queue, c.job_type, c.payload, c.priority, c.attempts,
@@ -191,12 +193,12 @@ begin
         select j.ctid
         from rota.jobs as j
         where j.queue = v_queue
-          and j.lane = _lock_head.start[3]::integer
+          and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer
           and j.hold is null
           and j.status in ('queued', 'failed')
-          and j.place <= _lock_head.due
+          and coalesce(j.own_place, j.run_at) <= _lock_head.due
           and j.run_at <= _lock_head.due
-          and (j.place, j.id) >= (
+          and (coalesce(j.own_place, j.run_at), j.id) >= (
             case
                 when _lock_head.start[4] = 0 then timestamptz '-infinity'
                 else 'epoch'::timestamptz + _lock_head.start[4] * interval '1 microsecond'
@@ -217,11 +219,11 @@ begin
             select
             from rota.jobs as u
             where u.queue = v_queue
-              and u.lane < _lock_head.start[3]::integer
+              and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer
               and u.hold is null
               and u.status in ('queued', 'failed')
           )
-        order by j.place, j.id
+        order by coalesce(j.own_place, j.run_at), j.id
         limit _lock_head.max_jobs
         for update of j skip locked
     );
@@ -434,14 +436,14 @@ begin
         select min(l.lane)
         from unnest(_next_lane.queues) as c (queue)
         cross join lateral (
-            select j.lane
+            select coalesce(j.own_lane, j.priority) as lane
             from rota.jobs as j
             where j.queue = c.queue
               and j.hold is null
               and j.status in ('queued', 'failed')
-              and j.lane > v_after
-              and j.lane < v_before
-            order by j.lane
+              and coalesce(j.own_lane, j.priority) > v_after
+              and coalesce(j.own_lane, j.priority) < v_before
+            order by coalesce(j.own_lane, j.priority)
             limit 1
         ) as l
     ), _next_lane.known);
@@ -481,18 +483,18 @@ begin
         select array_agg(l.id), min(l.place)
         into v_ids, v_place
         from (
-            select j.id, j.place
+            select j.id, coalesce(j.own_place, j.run_at) as place
             from rota.jobs as j
             where j.queue = c_queue
-              and j.lane = c_lane
+              and coalesce(j.own_lane, j.priority) = c_lane
               and j.hold is null
               and j.status in ('queued', 'failed')
-              and j.place <= c_end
+              and coalesce(j.own_place, j.run_at) <= c_end
               and j.run_at <= _lock_lane.due
-              and (j.place, j.id) >= (c_place, c_id)
+              and (coalesce(j.own_place, j.run_at), j.id) >= (c_place, c_id)
               and (_lock_lane.job_types is null or j.job_type = any(_lock_lane.job_types))
               and j.id <> all(_lock_lane.locked_ids)
-            order by j.place, j.id
+            order by coalesce(j.own_place, j.run_at), j.id
             limit _lock_lane.max_jobs
             for update skip locked
         ) as l;
@@ -544,19 +546,19 @@ begin
             select m.id
             from unnest(_lock_merged.queues, _lock_merged.ends) as c (queue, until)
             cross join lateral (
-                select j.id, j.place
+                select j.id, coalesce(j.own_place, j.run_at) as place
                 from rota.jobs as j
                 where j.queue = c.queue
-                  and j.lane = _lock_merged.lane
+                  and coalesce(j.own_lane, j.priority) = _lock_merged.lane
                   and j.hold is null
                   and j.status in ('queued', 'failed')
-                  and j.place <= c.until
+                  and coalesce(j.own_place, j.run_at) <= c.until
                   and j.run_at <= _lock_merged.due
-                  and (j.place, j.id) > (v_after_place, v_after_id)
+                  and (coalesce(j.own_place, j.run_at), j.id) > (v_after_place, v_after_id)
                   and (_lock_merged.job_types is null
                     or j.job_type = any(_lock_merged.job_types))
                   and j.id <> all(_lock_merged.locked_ids)
-                order by j.place, j.id
+                order by coalesce(j.own_place, j.run_at), j.id
                 limit v_window
             ) as m
             order by m.place, m.id
@@ -566,11 +568,11 @@ begin
             select j.id
             from rota.jobs as j
             where j.id = any(v_candidates)
-              and j.lane = _lock_merged.lane
+              and coalesce(j.own_lane, j.priority) = _lock_merged.lane
               and j.status = any(c_waiting)
               and j.run_at <= _lock_merged.due
               and coalesce(j.hold, '') = ''
-            order by j.place, j.id
+            order by coalesce(j.own_place, j.run_at), j.id
             limit _lock_merged.max_jobs - cardinality(ids)
             for update skip locked
         );
@@ -578,14 +580,20 @@ begin
           or cardinality(v_candidates) < v_window;
 
         v_after_id := v_candidates[v_window];
-        select j.place into v_after_place from rota.jobs as j where j.id = v_after_id;
+        select coalesce(j.own_place, j.run_at)
+        into v_after_place
+        from rota.jobs as j
+        where j.id = v_after_id;
         exit when not found;
     end loop;
 
     if cardinality(ids) = 0 then
         ids := null;
     end if;
-    select j.place into place from rota.jobs as j where j.id = ids[1];
+    select coalesce(j.own_place, j.run_at)
+    into place
+    from rota.jobs as j
+    where j.id = ids[1];
     return next;
 end;
 $$;

@@ -11,7 +11,7 @@
 
 create or replace function rota.retry_job(
     job_id bigint,
-    is_forced boolean default false,
+    force boolean default false,
     with_dependants boolean default false
 )
     returns text
@@ -26,8 +26,8 @@ declare
     v_status text;
 begin
     perform rota._check_job_id(retry_job.job_id);
-    if retry_job.is_forced is null then
-        perform rota._refuse('is_forced', 'must not be null');
+    if retry_job.force is null then
+        perform rota._refuse('force', 'must not be null');
     elsif retry_job.with_dependants is null then
         perform rota._refuse('with_dependants', 'must not be null');
     end if;
@@ -40,7 +40,7 @@ begin
         for update;
 
         if found then
-            if v_status = 'running' and not retry_job.is_forced then
+            if v_status = 'running' and not retry_job.force then
                 perform rota._raise_running(retry_job.job_id);
             end if;
             v_status := rota._requeue(retry_job.job_id);
@@ -136,7 +136,7 @@ begin
             end as status
     ),
     kept_place as (
-        delete from rota.stuck_keys as s
+        delete from rota.halted_keys as s
         using ended as e
         where s.ordering_key = e.ordering_key
           and s.job_id = e.id
@@ -360,7 +360,7 @@ begin
         errcode = 'RT008',
         message = format('job %s is running', _raise_running.job_id),
         hint = 'Wait for its end, or take it away from its worker with '
-            'retry_job(..., is_forced => true).';
+            'retry_job(..., force => true).';
 end;
 $$;
 

@@ -36,8 +36,8 @@ create or replace function rota.enqueue(
     max_wait interval default null,
     ordering_key text default null,
     skip_dead boolean default false,
-    after bigint[] default null,
-    before bigint default null,
+    depends_on bigint[] default null,
+    blocks bigint default null,
     if_parent_dead text default 'cancel',
     limit_key text default null
 )
@@ -74,8 +74,9 @@ begin
     if (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
       is distinct from ('keep', false, 'cancel') or num_nonnulls(
         enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
-        enqueue.after, enqueue.before, enqueue.limit_key) > 0 then
-        perform rota._check_waits('', enqueue.ordering_key, enqueue.skip_dead, enqueue.after,
+        enqueue.depends_on, enqueue.blocks, enqueue.limit_key) > 0 then
+        perform rota._check_waits(
+            '', enqueue.ordering_key, enqueue.skip_dead, enqueue.depends_on,
             enqueue.if_parent_dead, enqueue.limit_key);
         return rota._enqueue_special(
             jsonb_build_object(
@@ -85,10 +86,10 @@ begin
                 'lease', enqueue.lease, 'backoff', enqueue.backoff,
                 'idempotency_key', enqueue.idempotency_key,
                 'ordering_key', enqueue.ordering_key, 'skip_dead', enqueue.skip_dead,
-                'after', enqueue.after, 'if_parent_dead', enqueue.if_parent_dead,
+                'depends_on', enqueue.depends_on, 'if_parent_dead', enqueue.if_parent_dead,
                 'limit_key', enqueue.limit_key),
             enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at, enqueue.max_wait,
-            enqueue.after, enqueue.before);
+            enqueue.depends_on, enqueue.blocks);
     end if;
     loop
         insert into rota.jobs as j (
@@ -142,8 +143,8 @@ comment on function rota.enqueue(
     interval, text, timestamptz, interval, text, boolean, bigint[], bigint, text, text) is
     'Add one job and return its id, or the id of the job that has its idempotency_key already, '
     'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument, '
-    'RT001 for an unknown job in after or before, RT013 if before has started, RT003 if it '
-    'has ended.';
+    'RT001 for an unknown job in depends_on or blocks, RT013 if the job in blocks has '
+    'started, RT003 if it has ended.';
 
 create or replace function rota.enqueue_many(jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean)
@@ -174,10 +175,10 @@ begin
     perform rota._check_new_jobs(enqueue_many.jobs);
     perform rota._check_queues_of(enqueue_many.jobs);
     v_has_waits := jsonb_path_exists(enqueue_many.jobs,
-        '$[*] ? (exists(@.ordering_key) || exists(@.after) || exists(@.before)
+        '$[*] ? (exists(@.ordering_key) || exists(@.depends_on) || exists(@.blocks)
             || exists(@.limit_key))');
     if v_has_waits then
-        perform rota._check_befores(enqueue_many.jobs);
+        perform rota._check_all_blocks(enqueue_many.jobs);
     end if;
     v_new_ids := array(
         select nextval('rota.jobs_id_seq')
@@ -387,8 +388,8 @@ create or replace function rota._new_jobs(jobs jsonb)
         max_wait interval,
         ordering_key text,
         skip_dead boolean,
-        after bigint[],
-        before bigint,
+        depends_on bigint[],
+        blocks bigint,
         if_parent_dead text,
         limit_key text,
         pipeline text,
@@ -414,11 +415,11 @@ begin
         coalesce(n.queue, 'default'), n.run_at, n.delay, coalesce(n.priority, 0),
         n.max_attempts, n.lease, nullif(n.backoff, 'null'), n.idempotency_key,
         n.unique_for, coalesce(n.on_conflict, 'keep'), n.updated_at, n.max_wait,
-        n.ordering_key, coalesce(n.skip_dead, false), n.after, n.before,
+        n.ordering_key, coalesce(n.skip_dead, false), n.depends_on, n.blocks,
         coalesce(n.if_parent_dead, 'cancel'), n.limit_key, n.pipeline, n.stage,
         nullif(n.stage_input, 'null'), n.definition, n.scheduled_for,
         coalesce(n.status, case
-            when n.ordering_key is null and n.after is null then 'queued'
+            when n.ordering_key is null and n.depends_on is null then 'queued'
             else 'blocked'
         end),
         coalesce(n.lease_token, 0), n.last_error, n.error_type, n.failed_at, n.created_at
@@ -427,8 +428,8 @@ begin
             job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
             priority integer, max_attempts integer, lease interval, backoff jsonb,
             idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
-            max_wait interval, ordering_key text, skip_dead boolean, after bigint[],
-            before bigint, if_parent_dead text, limit_key text, pipeline text, stage text,
+            max_wait interval, ordering_key text, skip_dead boolean, depends_on bigint[],
+            blocks bigint, if_parent_dead text, limit_key text, pipeline text, stage text,
             stage_input jsonb, definition text, scheduled_for timestamptz,
             status text, lease_token bigint, last_error text, error_type text,
             failed_at timestamptz, created_at timestamptz
@@ -436,7 +437,7 @@ begin
     ) with ordinality as n (
         job_type, payload, queue, run_at, delay, priority, max_attempts, lease, backoff,
         idempotency_key, unique_for, on_conflict, updated_at, max_wait, ordering_key,
-        skip_dead, after, before, if_parent_dead, limit_key, pipeline, stage, stage_input,
+        skip_dead, depends_on, blocks, if_parent_dead, limit_key, pipeline, stage, stage_input,
         definition, scheduled_for, status, lease_token, last_error, error_type,
         failed_at, created_at, ordinal
     );
@@ -451,7 +452,7 @@ declare
     c_keys constant text[] := array[
         'job_type', 'payload', 'queue', 'run_at', 'delay', 'priority', 'max_attempts',
         'lease', 'backoff', 'idempotency_key', 'unique_for', 'on_conflict', 'updated_at',
-        'max_wait', 'ordering_key', 'skip_dead', 'after', 'before', 'if_parent_dead',
+        'max_wait', 'ordering_key', 'skip_dead', 'depends_on', 'blocks', 'if_parent_dead',
         'limit_key'];
     v_ordinal bigint;
     v_job jsonb;
@@ -488,7 +489,7 @@ begin
                 format('jobs[%s].', n.ordinal), n.idempotency_key, n.unique_for, n.on_conflict,
                 n.updated_at, n.max_wait),
             rota._check_waits(
-                format('jobs[%s].', n.ordinal), n.ordering_key, n.skip_dead, n.after,
+                format('jobs[%s].', n.ordinal), n.ordering_key, n.skip_dead, n.depends_on,
                 n.if_parent_dead, n.limit_key)
         from rota._new_jobs(_check_new_jobs.jobs) as n;
     exception
@@ -522,12 +523,12 @@ begin
         when 'run_at', 'updated_at' then perform v_text::timestamptz;
         when 'delay', 'lease', 'unique_for', 'max_wait' then perform v_text::interval;
         when 'priority', 'max_attempts' then perform v_text::integer;
-        when 'before' then perform v_text::bigint;
+        when 'blocks' then perform v_text::bigint;
         when 'skip_dead' then perform v_text::boolean;
-        when 'after' then
-            perform n.after
+        when 'depends_on' then
+            perform n.depends_on
             from rota._new_jobs(jsonb_build_array(jsonb_build_object(
-                'after', _cast_problem.value))) as n;
+                'depends_on', _cast_problem.value))) as n;
         else null;
     end case;
     return null;

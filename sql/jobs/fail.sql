@@ -19,7 +19,7 @@ create or replace function rota.fail_job(
     error_type text default null,
     stack text default null,
     retry_in interval default null,
-    is_fatal boolean default false
+    fatal boolean default false
 )
     returns table (status text, run_at timestamptz)
     language plpgsql
@@ -34,8 +34,8 @@ begin
     perform rota._check_job_ref(fail_job.job_id, fail_job.lease_token);
     if fail_job.error is null then
         perform rota._refuse('error', 'must not be null');
-    elsif fail_job.is_fatal is null then
-        perform rota._refuse('is_fatal', 'must not be null');
+    elsif fail_job.fatal is null then
+        perform rota._refuse('fatal', 'must not be null');
     elsif fail_job.retry_in is not null then
         perform rota._check_interval('retry_in', fail_job.retry_in, '0', '1 year');
     end if;
@@ -45,7 +45,7 @@ begin
     from rota._fail_running(
         array[fail_job.job_id], array[fail_job.lease_token], array[fail_job.error],
         array[fail_job.error_type], array[fail_job.stack], array[fail_job.retry_in],
-        array[fail_job.is_fatal]) as f;
+        array[fail_job.fatal]) as f;
     if found then
         return;
     end if;

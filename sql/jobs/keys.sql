@@ -34,8 +34,8 @@ create or replace function rota._enqueue_special(
     on_conflict text,
     updated_at timestamptz,
     max_wait interval,
-    after bigint[],
-    before bigint
+    depends_on bigint[],
+    blocks bigint
 )
     returns bigint
     language plpgsql
@@ -48,7 +48,7 @@ begin
     perform rota._check_key_rule(
         '', v_key, _enqueue_special.unique_for, _enqueue_special.on_conflict,
         _enqueue_special.updated_at, _enqueue_special.max_wait);
-    perform rota._check_before('', _enqueue_special.after, _enqueue_special.before,
+    perform rota._check_blocks('', _enqueue_special.depends_on, _enqueue_special.blocks,
         _enqueue_special.job ->> 'ordering_key');
     perform rota._check_queues('producer', array[_enqueue_special.job ->> 'queue']);
 
@@ -61,7 +61,7 @@ begin
         perform rota._check_queues_of_jobs(array[v_job_id]);
     end if;
     perform rota._link_job(
-        v_job_id, v_is_new, _enqueue_special.after, _enqueue_special.before);
+        v_job_id, v_is_new, _enqueue_special.depends_on, _enqueue_special.blocks);
     perform rota._notify_for(array[v_job_id]);
     return v_job_id;
 end;

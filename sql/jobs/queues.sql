@@ -14,7 +14,7 @@ create or replace function rota.set_queue(
     keep_finished interval default null,
     keep_dead interval default null,
     ageing interval default null,
-    is_reset boolean default false
+    reset boolean default false
 )
     returns void
     language plpgsql
@@ -39,8 +39,8 @@ begin
     if set_queue.ageing is not null then
         perform rota._check_interval('ageing', set_queue.ageing, '1 second', '30 days');
     end if;
-    if set_queue.is_reset is null then
-        perform rota._refuse('is_reset', 'must not be null');
+    if set_queue.reset is null then
+        perform rota._refuse('reset', 'must not be null');
     end if;
 
     insert into rota.queues as q (
@@ -52,16 +52,16 @@ begin
         rota._exact(set_queue.ageing)
     )
     on conflict on constraint queues_pkey do update
-    set lease = coalesce(excluded.lease, case when not is_reset then q.lease end),
+    set lease = coalesce(excluded.lease, case when not reset then q.lease end),
         max_attempts = coalesce(
-            excluded.max_attempts, case when not is_reset then q.max_attempts end),
-        backoff = coalesce(excluded.backoff, case when not is_reset then q.backoff end),
+            excluded.max_attempts, case when not reset then q.max_attempts end),
+        backoff = coalesce(excluded.backoff, case when not reset then q.backoff end),
         keep_finished = coalesce(
-            excluded.keep_finished, case when not is_reset then q.keep_finished end),
-        keep_dead = coalesce(excluded.keep_dead, case when not is_reset then q.keep_dead end),
-        ageing = coalesce(excluded.ageing, case when not is_reset then q.ageing end),
+            excluded.keep_finished, case when not reset then q.keep_finished end),
+        keep_dead = coalesce(excluded.keep_dead, case when not reset then q.keep_dead end),
+        ageing = coalesce(excluded.ageing, case when not reset then q.ageing end),
         updated_at = rota.now();
-    if set_queue.ageing is not null or set_queue.is_reset then
+    if set_queue.ageing is not null or set_queue.reset then
         -- Jobs that wait take the places that the new setting gives them.
         perform rota._add_checks('queue', array[set_queue.queue]);
     end if;
@@ -70,7 +70,7 @@ $$;
 
 comment on function rota.set_queue(
     text, interval, integer, jsonb, interval, interval, interval, boolean) is
-    'Change settings of a queue: null leaves one as it is, is_reset puts the others back to '
+    'Change settings of a queue: null leaves one as it is, reset puts the others back to '
     'their defaults; raises 22023 for a bad argument.';
 
 create or replace function rota.pause_queue(queue text, reason text default null)

@@ -43,17 +43,17 @@ $$;
 comment on function rota.report_worker(text, text, integer, text, text[]) is
     'Say that a worker is there, for people who look at rota.workers; raises 22023.';
 
-create or replace function rota.forget_worker(worker text)
+create or replace function rota.deregister_worker(worker text)
     returns void
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform rota._check_text('worker', forget_worker.worker, 255);
-    delete from rota.workers as w where w.worker = forget_worker.worker;
+    perform rota._check_text('worker', deregister_worker.worker, 255);
+    delete from rota.workers as w where w.worker = deregister_worker.worker;
 end;
 $$;
 
-comment on function rota.forget_worker(text) is
+comment on function rota.deregister_worker(text) is
     'Say that a worker has left; its leases are not touched; raises 22023.';

@@ -351,7 +351,7 @@ begin
     into v_rows, v_last
     from (
         select f.ctid, f.fired_at
-        from rota.fires as f
+        from rota.occurrences as f
         where f.fired_at < v_now - interval '90 days'
           and f.fired_at >= v_from
         order by f.fired_at
@@ -360,7 +360,7 @@ begin
     ) as o;
     perform rota._keep_purge(
         'occurrences', v_now, v_from, coalesce(v_last, v_now - interval '90 days'));
-    delete from rota.fires as f where f.ctid = any(v_rows);
+    delete from rota.occurrences as f where f.ctid = any(v_rows);
     get diagnostics v_deleted = row_count;
     return v_deleted;
 end;
@@ -581,7 +581,7 @@ begin
               and not exists (select from rota.dependencies as d where d.parent_id = f.id)
               and not exists (
                 select
-                from rota.stuck_keys as s
+                from rota.halted_keys as s
                 where s.ordering_key = f.ordering_key
                   and s.job_id = f.id
               )
@@ -607,7 +607,7 @@ begin
               and not exists (select from rota.dependencies as d where d.parent_id = f.id)
               and not exists (
                 select
-                from rota.stuck_keys as s
+                from rota.halted_keys as s
                 where s.ordering_key = f.ordering_key
                   and s.job_id = f.id
               )

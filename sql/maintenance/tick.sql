@@ -20,7 +20,7 @@ create or replace function rota.tick()
     returns table (
         jobs_fired integer,
         jobs_swept integer,
-        rechecks_done integer,
+        checks_done integer,
         jobs_deleted integer,
         keys_deleted integer,
         effects_deleted integer,
@@ -63,7 +63,7 @@ begin
             raise warning 'firing failed and will be tried again: %', sqlerrm;
     end;
     begin
-        rechecks_done := rota._enter_due(1000) + rota._do_checks(1000);
+        checks_done := rota._enter_due(1000) + rota._do_checks(1000);
     exception
         when others then
             raise warning 'pending checks failed and will be tried again: %', sqlerrm;
@@ -72,8 +72,8 @@ begin
         select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
         into v_deleted, partitions_created, partitions_dropped, has_more
         from rota._retain(v_is_alone,
-            num_nulls(jobs_swept, jobs_fired, rechecks_done) > 0
-            or greatest(jobs_swept, jobs_fired, rechecks_done) > 0) as r;
+            num_nulls(jobs_swept, jobs_fired, checks_done) > 0
+            or greatest(jobs_swept, jobs_fired, checks_done) > 0) as r;
     exception
         when others then
             raise warning 'retention failed and will be tried again: %', sqlerrm;
@@ -95,9 +95,9 @@ begin
         or jobs_swept >= 1000 and rota._has_stale_leases()
         or jobs_fired >= 1000 and exists (
             select from rota.job_definitions as d where d.next_run_at <= rota.now())
-        or rechecks_done >= 1000 and rota._has_later_due()
+        or checks_done >= 1000 and rota._has_later_due()
         -- What was done may have led to more, which can be done after the commit.
-        or rota._has_checks(with_own => greatest(jobs_swept, jobs_fired, rechecks_done) > 0),
+        or rota._has_checks(with_own => greatest(jobs_swept, jobs_fired, checks_done) > 0),
         false);
     return next;
 end;

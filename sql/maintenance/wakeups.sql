@@ -25,8 +25,8 @@
  * Of a job whose transaction looked for waiting workers before this one held its locks, and
  * commits after the worker has claimed, no notification comes.  Such a transaction has an id by
  * then.  So until all transactions have ended that had an id when the locks were taken, the
- * worker looks again after 5 ms, 20 ms and so on, in intervals that grow with the wait, and once
- * more when the last of them has ended.
+ * worker looks again after 5 ms, 20 ms and so on, in intervals that grow with the wait, and
+ * once more when the last of them has ended.
  *
  * Workers of one queue may take different job types.  A worker that sees a due job of another
  * type notifies the next higher listen slot, whose holder does the same: that ends at the
@@ -339,14 +339,14 @@ declare
     v_lane integer := -32769;
 begin
     for v_step in 1..11 loop
-        select j.lane::integer
+        select coalesce(j.own_lane, j.priority)::integer
         into v_lane
         from rota.jobs as j
         where j.queue = _is_other_due.queue
           and j.hold is null
           and j.status in ('queued', 'failed')
-          and j.lane > v_lane
-        order by j.lane
+          and coalesce(j.own_lane, j.priority) > v_lane
+        order by coalesce(j.own_lane, j.priority)
         limit 1;
         exit when not found;
         if v_step = 11 or exists (
@@ -355,10 +355,10 @@ begin
                 select j.job_type
                 from rota.jobs as j
                 where j.queue = _is_other_due.queue
-                  and j.lane = v_lane
+                  and coalesce(j.own_lane, j.priority) = v_lane
                   and j.hold is null
                   and j.status in ('queued', 'failed')
-                  and j.place <= _is_other_due.due
+                  and coalesce(j.own_place, j.run_at) <= _is_other_due.due
                 limit 1000
             ) as d
             where d.job_type <> all(_is_other_due.job_types)
@@ -479,11 +479,11 @@ begin
         into v_run_at
         from rota.jobs as j
         where j.queue = _next_run_at.queue
-          and j.lane = v_lane
+          and coalesce(j.own_lane, j.priority) = v_lane
           and j.hold is null
           and j.status in ('queued', 'failed')
-          and j.place > _next_run_at.after
-          and j.place < _next_run_at.before;
+          and coalesce(j.own_place, j.run_at) > _next_run_at.after
+          and coalesce(j.own_place, j.run_at) < _next_run_at.before;
         v_first := least(v_first, v_run_at);
     end loop;
     return v_first;

@@ -388,7 +388,7 @@ begin
 
     v_fire := rota._free_time(v_definition, v_parsed);
     v_job_id := nextval('rota.jobs_id_seq');
-    insert into rota.fires (definition, scheduled_for, outcome, job_id, fired_at)
+    insert into rota.occurrences (definition, scheduled_for, outcome, job_id, fired_at)
     values (v_definition.name, v_fire, 'fired', v_job_id, rota.now());
     perform rota._make_jobs(
         array[v_definition.name], array[v_fire], array[v_job_id], true, rota.now());
@@ -419,10 +419,10 @@ declare
 begin
     while exists (
         select
-        from rota.fires as f
+        from rota.occurrences as f
         where f.definition = definition.name
           and f.scheduled_for = v_free
-    ) or (parsed.kind <> 'after' and v_free is not distinct from rota._next_fire(
+    ) or (parsed.kind <> 'after' and v_free is not distinct from rota._next_occurrence(
         parsed, definition.time_zone, v_free - interval '1 microsecond', definition.anchored_at)
     ) or v_free is not distinct from definition.next_run_at loop
         v_free := v_free + interval '1 microsecond';

@@ -34,7 +34,7 @@ begin
     if next_run.starts_at is not null then
         perform rota._check_run_at('starts_at', next_run.starts_at);
     end if;
-    return rota._next_fire(
+    return rota._next_occurrence(
         rota._parse_schedule(next_run.schedule), next_run.time_zone,
         greatest(v_after, next_run.starts_at - interval '1 microsecond'),
         coalesce(next_run.starts_at, v_after));
@@ -100,7 +100,7 @@ begin
                 when i = 1 and v_parsed.kind = 'after'
                 and v_definition.next_run_at > run_at then v_definition.next_run_at
             end,
-            rota._next_fire(
+            rota._next_occurrence(
                 v_parsed, v_definition.time_zone, run_at, v_definition.anchored_at));
         exit when run_at is null or run_at > v_definition.ends_at;
         local_time := run_at at time zone v_definition.time_zone;
@@ -159,7 +159,7 @@ end;
 $$;
 
 /* The first time later than *after*. */
-create or replace function rota._next_fire(
+create or replace function rota._next_occurrence(
     parsed rota.parsed_schedule,
     time_zone text,
     after timestamptz,
@@ -173,20 +173,20 @@ declare
     v_fire timestamptz;
 begin
     if parsed.kind = 'after' then
-        v_fire := _next_fire.after + parsed.period;
-    elsif parsed.kind = 'every' and anchored_at > _next_fire.after then
+        v_fire := _next_occurrence.after + parsed.period;
+    elsif parsed.kind = 'every' and anchored_at > _next_occurrence.after then
         v_fire := anchored_at;
     elsif parsed.kind = 'every' then
         v_fire := anchored_at + parsed.period * (1 + floor(
-            extract(epoch from _next_fire.after - anchored_at)
+            extract(epoch from _next_occurrence.after - anchored_at)
             / extract(epoch from parsed.period))::float8);
     elsif parsed.is_fixed then
-        v_fire := rota._next_fixed(parsed, time_zone, _next_fire.after);
+        v_fire := rota._next_fixed(parsed, time_zone, _next_occurrence.after);
     else
-        v_fire := rota._next_shown(parsed, time_zone, _next_fire.after);
+        v_fire := rota._next_shown(parsed, time_zone, _next_occurrence.after);
     end if;
     -- What a tick does must come to an end, whatever it finds in a zone's file.
-    if v_fire <= _next_fire.after then
+    if v_fire <= _next_occurrence.after then
         perform rota._refuse('time_zone', format('%L has clocks that go wrong', time_zone));
     end if;
     return case when v_fire < '9999-01-01 00:00+00' then v_fire end;
@@ -260,7 +260,7 @@ end;
 $$;
 
 /* The newest *max_fires* times from *first*, which is one, to *until*, the oldest in front. */
-create or replace function rota._fires_until(
+create or replace function rota._occurrences_until(
     parsed rota.parsed_schedule,
     time_zone text,
     anchored_at timestamptz,
@@ -274,14 +274,14 @@ create or replace function rota._fires_until(
 as $$
 declare
     v_fires timestamptz[] := array[]::timestamptz[];
-    v_until timestamptz := _fires_until.until;
+    v_until timestamptz := _occurrences_until.until;
     v_back interval := interval '1 second';
     v_fire timestamptz;
 begin
-    while v_until >= _fires_until.first
-      and cardinality(v_fires) < _fires_until.max_fires loop
+    while v_until >= _occurrences_until.first
+      and cardinality(v_fires) < _occurrences_until.max_fires loop
         v_fire := rota._last_fire(
-            parsed, time_zone, anchored_at, _fires_until.first, v_until, v_back);
+            parsed, time_zone, anchored_at, _occurrences_until.first, v_until, v_back);
         v_back := greatest(v_until - v_fire, interval '1 second');
         v_fires := v_fire || v_fires;
         v_until := v_fire - interval '1 microsecond';
@@ -318,7 +318,7 @@ begin
         if v_low < _last_fire.first then
             v_fire := _last_fire.first;
         else
-            v_fire := rota._next_fire(parsed, time_zone, v_low, anchored_at);
+            v_fire := rota._next_occurrence(parsed, time_zone, v_low, anchored_at);
         end if;
         exit when v_fire <= _last_fire.until;
         v_high := v_low;
@@ -328,11 +328,11 @@ begin
 
     -- v_fire is one, and nothing comes after v_high.
     loop
-        v_next := rota._next_fire(parsed, time_zone, v_fire, anchored_at);
+        v_next := rota._next_occurrence(parsed, time_zone, v_fire, anchored_at);
         exit when v_next is null or v_next > _last_fire.until;
         v_fire := v_next;
         v_low := v_fire + (v_high - v_fire) / 2;
-        v_next := rota._next_fire(parsed, time_zone, v_low, anchored_at);
+        v_next := rota._next_occurrence(parsed, time_zone, v_low, anchored_at);
         if v_next <= _last_fire.until then
             v_fire := v_next;
         else

@@ -4,7 +4,7 @@
  * A tick locks definitions that are due and that nobody else holds, makes what each of them
  * is due, and moves it on to its next planned time, all in one transaction.  So any number of
  * ticks may run at once.  That a planned time makes at most one job rests on none of this: it
- * has one row in fires, and the job is made only by who inserted that.
+ * has one row in occurrences, and the job is made only by who inserted that.
  *
  * A late tick sees all planned times that have passed since the last one.  What becomes of them
  * is in catch_up alone, so two databases that were late alike do the same.
@@ -184,8 +184,8 @@ begin
         order by w.scheduled_for, w.name
     ) as p;
 
-    with new_fires as (
-        insert into rota.fires as f (definition, scheduled_for, outcome, job_id, fired_at)
+    with new_occurrences as (
+        insert into rota.occurrences as f (definition, scheduled_for, outcome, job_id, fired_at)
         select
             p.name, p.scheduled_for, p.outcome,
             case when p.outcome = 'fired' then nextval('rota.jobs_id_seq') end, _fire.due
@@ -197,7 +197,7 @@ begin
         coalesce(array_agg(n.definition), '{}'), array_agg(n.scheduled_for),
         array_agg(n.job_id)
     into v_made_names, v_made_times, v_made_ids
-    from new_fires as n
+    from new_occurrences as n
     where n.job_id is not null;
 
     perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, false, _fire.due);
@@ -239,22 +239,23 @@ begin
         group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
         order by d.next_run_at
     loop
-        select p.fires, p.last_run_at, p.next_run_at
+        select p.occurrences, p.last_run_at, p.next_run_at
         into v_plan
-        from rota._plan_fires(
+        from rota._plan_occurrences(
             v_group.schedule, v_group.time_zone, v_group.anchored_at, v_group.next_run_at,
             v_group.ends_at, v_group.catch_up, v_group.catch_up_window, v_group.catch_up_max,
             _plan_due.due) as p;
         v_taken := v_group.names[:greatest(
-            1, (_plan_due.max_jobs - v_planned) / greatest(1, cardinality(v_plan.fires)))];
+            1, (_plan_due.max_jobs - v_planned)
+                / greatest(1, cardinality(v_plan.occurrences)))];
         return query
         select
             n.name, o.scheduled_for, o.outcome, v_plan.last_run_at,
             case when not (v_group.is_live and v_group.is_after) then v_plan.next_run_at end
         from unnest(v_taken) as n (name)
         cross join rota._outcomes(
-            v_group.next_run_at, v_plan.fires, v_group.overlap, v_group.is_live) as o;
-        v_planned := v_planned + cardinality(v_taken) * cardinality(v_plan.fires);
+            v_group.next_run_at, v_plan.occurrences, v_group.overlap, v_group.is_live) as o;
+        v_planned := v_planned + cardinality(v_taken) * cardinality(v_plan.occurrences);
         exit when v_planned >= _plan_due.max_jobs;
     end loop;
 end;
@@ -297,7 +298,7 @@ $$;
  * skip and one are the same but for how late the newest time may be.  What is planned by the
  * end of the job before has but one time, which cannot be missed, only come later.
  */
-create or replace function rota._plan_fires(
+create or replace function rota._plan_occurrences(
     schedule text,
     time_zone text,
     anchored_at timestamptz,
@@ -308,44 +309,45 @@ create or replace function rota._plan_fires(
     catch_up_max integer,
     due timestamptz
 )
-    returns table (fires timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
+    returns table (occurrences timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
     language plpgsql
     stable
 as $$
 declare
-    v_parsed constant rota.parsed_schedule := rota._parse_schedule(_plan_fires.schedule);
-    v_until constant timestamptz := least(_plan_fires.due, _plan_fires.ends_at);
-    v_since constant timestamptz := _plan_fires.due - coalesce(
-        _plan_fires.catch_up_window, case when catch_up = 'skip' then interval '1 minute' end);
+    v_parsed constant rota.parsed_schedule := rota._parse_schedule(_plan_occurrences.schedule);
+    v_until constant timestamptz := least(_plan_occurrences.due, _plan_occurrences.ends_at);
+    v_since constant timestamptz := _plan_occurrences.due - coalesce(
+        _plan_occurrences.catch_up_window,
+        case when catch_up = 'skip' then interval '1 minute' end);
     v_first timestamptz := first;
     v_next timestamptz;
 begin
-    fires := array[first];
+    occurrences := array[first];
     if v_parsed.kind = 'after' then
-        v_next := rota._next_fire(v_parsed, time_zone, due, null);
+        v_next := rota._next_occurrence(v_parsed, time_zone, due, null);
     else
         -- What lies before the window is not even looked for: it may be a lot.
         if first < v_since then
-            v_first := rota._next_fire(
+            v_first := rota._next_occurrence(
                 v_parsed, time_zone, v_since - interval '1 microsecond', anchored_at);
         end if;
-        fires := array[]::timestamptz[];
+        occurrences := array[]::timestamptz[];
         v_next := v_first;
         if v_first <= v_until then
-            fires := array[v_first];
-            v_next := rota._next_fire(v_parsed, time_zone, v_first, anchored_at);
+            occurrences := array[v_first];
+            v_next := rota._next_occurrence(v_parsed, time_zone, v_first, anchored_at);
         end if;
         if v_next <= v_until then
-            fires := rota._fires_until(
+            occurrences := rota._occurrences_until(
                 v_parsed, time_zone, anchored_at, v_first, v_until,
                 case when catch_up = 'all' then catch_up_max else 1 end);
         end if;
         if v_next <= due then
-            v_next := rota._next_fire(v_parsed, time_zone, due, anchored_at);
+            v_next := rota._next_occurrence(v_parsed, time_zone, due, anchored_at);
         end if;
     end if;
 
-    last_run_at := coalesce(fires[cardinality(fires)], first);
+    last_run_at := coalesce(occurrences[cardinality(occurrences)], first);
     next_run_at := case when v_next > ends_at then null else v_next end;
     return next;
 end;
@@ -354,7 +356,7 @@ $$;
 /* What becomes of each of the times; of those that were missed the first stands for all. */
 create or replace function rota._outcomes(
     first timestamptz,
-    fires timestamptz[],
+    occurrences timestamptz[],
     overlap text,
     is_live boolean
 )
@@ -363,13 +365,13 @@ create or replace function rota._outcomes(
     immutable
 as $$
 begin
-    if _outcomes.first <> all(_outcomes.fires) then
+    if _outcomes.first <> all(_outcomes.occurrences) then
         scheduled_for := _outcomes.first;
         outcome := 'missed';
         return next;
     end if;
-    for v_number in 1..cardinality(_outcomes.fires) loop
-        scheduled_for := _outcomes.fires[v_number];
+    for v_number in 1..cardinality(_outcomes.occurrences) loop
+        scheduled_for := _outcomes.occurrences[v_number];
         -- The first of several that are late is live when it is the turn of the second.
         outcome := case
             when _outcomes.is_live then 'skipped'
@@ -543,7 +545,7 @@ begin
     end if;
 
     if v_parsed.kind <> 'after' then
-        v_next := rota._next_fire(
+        v_next := rota._next_occurrence(
             v_parsed, definition.time_zone, greatest(
                 _plan_next.after, definition.last_run_at,
                 definition.starts_at - interval '1 microsecond'),
@@ -552,7 +554,7 @@ begin
         v_next := greatest(
             _plan_next.after, definition.starts_at,
             definition.last_run_at + interval '1 microsecond',
-            rota._next_fire(v_parsed, definition.time_zone, v_ended_at, null));
+            rota._next_occurrence(v_parsed, definition.time_zone, v_ended_at, null));
     end if;
     return case when v_next > definition.ends_at then null else v_next end;
 end;

@@ -33,8 +33,6 @@ create table rota.jobs (
     run_at timestamptz not null,
     own_lane smallint,
     own_place timestamptz,
-    lane smallint not null generated always as (coalesce(own_lane, priority)) stored,
-    place timestamptz not null generated always as (coalesce(own_place, run_at)) stored,
     hold text collate "C",
     opened_for text collate "C",
     held_limits text[],
@@ -76,11 +74,15 @@ with (
 );
 
 -- What every claim walks: one lane after the other of its queues, each in order of place.
-create index jobs_ready_idx on rota.jobs (queue, lane, place, id)
+-- Lane and place are expressions: of generated columns the server would read the text again
+-- in every statement that writes.
+create index jobs_ready_idx on rota.jobs
+    (queue, coalesce(own_lane, priority), coalesce(own_place, run_at), id)
     where hold is null and status in ('queued', 'failed');
 
 -- Jobs that are kept out of their lanes: by a limit, or until their time has come.
-create index jobs_hold_idx on rota.jobs (hold, queue, job_type, lane, place, id)
+create index jobs_hold_idx on rota.jobs
+    (hold, queue, job_type, coalesce(own_lane, priority), coalesce(own_place, run_at), id)
     where hold is not null and hold <> 'time' and status in ('queued', 'failed');
 create index jobs_later_idx on rota.jobs (run_at, id)
     where hold = 'time' and status in ('queued', 'failed');
@@ -89,7 +91,9 @@ create index jobs_opened_for_idx on rota.jobs (opened_for, queue, job_type, prio
     where opened_for is not null and hold is null and status in ('queued', 'failed');
 
 -- The last place of each key of a queue, without a row of state that producers would share.
-create index jobs_key_place_idx on rota.jobs (queue, lane, coalesce(limit_key, ''), place)
+create index jobs_key_place_idx on rota.jobs (
+    queue, coalesce(own_lane, priority), coalesce(limit_key, ''), coalesce(own_place, run_at)
+)
     where own_place is not null and coalesce(hold, '') <> 'time'
       and status in ('queued', 'failed');
 

@@ -87,26 +87,26 @@ comment on column rota.job_definitions.last_run_at is
     'The latest planned time that was dealt with; never goes back.';
 comment on column rota.job_definitions.last_job_id is 'The job that was made last.';
 
-create table rota.fires (
+create table rota.occurrences (
     definition text not null,
     scheduled_for timestamptz not null,
     outcome text not null,
     job_id bigint,
     fired_at timestamptz not null,
 
-    constraint fires_pkey primary key (definition, scheduled_for),
-    constraint fires_outcome_check
+    constraint occurrences_pkey primary key (definition, scheduled_for),
+    constraint occurrences_outcome_check
         check (
             outcome in ('fired', 'skipped', 'missed')
             and (outcome = 'fired') = (job_id is not null)
         )
 );
 
-create index fires_fired_at_idx on rota.fires (fired_at);
+create index occurrences_fired_at_idx on rota.occurrences (fired_at);
 
-comment on table rota.fires is
+comment on table rota.occurrences is
     'Planned times that were dealt with: at most one job for each, for ever.';
-comment on column rota.fires.outcome is
+comment on column rota.occurrences.outcome is
     'fired: a job was made; skipped: the last one was live; missed: the first of those that '
     'came too late for catch_up.';
 

@@ -5,7 +5,7 @@
  * succeeds; whether a child is free is then a question of whether it has a row left, and no
  * counter can be wrong.
  *
- * stuck_keys: an ordering key whose next job is dead.  Without the row the jobs behind go on.
+ * halted_keys: an ordering key whose next job is dead.  Without the row the jobs behind go on.
  *
  * pending_checks: what upkeep has to look at again once it is committed, because two
  * transactions may have missed each other.  A check is only ever added, so it waits for nobody.
@@ -26,13 +26,13 @@ comment on table rota.dependencies is
 comment on column rota.dependencies.parent_id is 'The job that has to succeed first.';
 comment on column rota.dependencies.job_id is 'The job that waits, or waited when it ended.';
 
-create table rota.stuck_keys (
+create table rota.halted_keys (
     ordering_key text primary key,
     job_id bigint not null,
-    stuck_since timestamptz not null default rota.now()
+    halted_since timestamptz not null default rota.now()
 );
 
-comment on table rota.stuck_keys is
+comment on table rota.halted_keys is
     'Ordering keys that wait for somebody to retry their dead job, or to resume the key.';
 
 create table rota.pending_checks (

@@ -6,10 +6,10 @@
  * cancelled, the child's if_parent_dead decides: it is cancelled and keeps its edges, so that
  * a retry waits again; or the edge goes; or it waits on for a retry of the parent.
  *
- * No cycle can exist.  A job waits for older ones: those in `after` have to be there, and so
- * do those in front of it under its ordering key.  Only for `before` an older job waits for a
- * newer one; but that one has neither `after` nor an ordering key, is not blocked and so no
- * other's `before`: it waits for nothing, and no way leads through it.
+ * No cycle can exist.  A job waits for older ones: those in `depends_on` have to be there, and
+ * so do those in front of it under its ordering key.  Only by `blocks` an older job waits for a
+ * newer one; but that one has neither `depends_on` nor an ordering key and is not blocked: it
+ * waits for nothing, and no way leads through it.
  *
  * That no job is forgotten, though nobody locks a parent.  One that comes in leaves a check,
  * and after the commit each of its parents has either ended, or its end is still to come and
@@ -18,7 +18,7 @@
  * if that end is under way too, neither may see what the other does, and a check is left; if
  * there is no edge, the child is opened, or a check is left where somebody has locked it.
  *
- * A producer with `before` keeps the child from being opened until it commits, by a lock on its
+ * A producer with `blocks` keeps the child from being opened until it commits, by a lock on its
  * row: whoever would open it leaves a check and goes on, and after the commit sees the edge.
  * Only acts on that very job wait for the producer.
  *
@@ -26,37 +26,37 @@
  */
 
 /* Refuse what could close a cycle; *prefix* says which of many it is. */
-create or replace function rota._check_before(
+create or replace function rota._check_blocks(
     prefix text,
-    after bigint[],
-    before bigint,
+    depends_on bigint[],
+    blocks bigint,
     ordering_key text
 )
     returns void
     language plpgsql
 as $$
 begin
-    if _check_before.before is not null
-      and num_nonnulls(_check_before.after, _check_before.ordering_key) > 0 then
+    if _check_blocks.blocks is not null
+      and num_nonnulls(_check_blocks.depends_on, _check_blocks.ordering_key) > 0 then
         raise exception using
             errcode = 'invalid_parameter_value',
-            message = format('%sbefore must not be given with after or ordering_key',
-                _check_before.prefix),
+            message = format('%sblocks must not be given with depends_on or ordering_key',
+                _check_blocks.prefix),
             hint = 'Make a part of several steps a pipeline: start_pipeline() has before, too.';
     end if;
 end;
 $$;
 
 /* The same for a batch. */
-create or replace function rota._check_befores(jobs jsonb)
+create or replace function rota._check_all_blocks(jobs jsonb)
     returns void
     language plpgsql
 as $$
 begin
-    if jsonb_path_exists(_check_befores.jobs, '$[*].before ? (@ != null)') then
-        perform rota._check_before(
-            format('jobs[%s].', n.ordinal), n.after, n.before, n.ordering_key)
-        from rota._new_jobs(_check_befores.jobs) as n
+    if jsonb_path_exists(_check_all_blocks.jobs, '$[*].blocks ? (@ != null)') then
+        perform rota._check_blocks(
+            format('jobs[%s].', n.ordinal), n.depends_on, n.blocks, n.ordering_key)
+        from rota._new_jobs(_check_all_blocks.jobs) as n
         order by n.ordinal;
     end if;
 end;
@@ -66,22 +66,23 @@ $$;
 create or replace function rota._link_job(
     job_id bigint,
     is_new boolean,
-    after bigint[],
-    before bigint
+    depends_on bigint[],
+    blocks bigint
 )
     returns void
     language plpgsql
 as $$
 begin
-    if _link_job.before is not null then
+    if _link_job.blocks is not null then
         perform rota._block_children(
-            array[_link_job.before], array[_link_job.job_id], array[_link_job.is_new],
-            array['before']);
+            array[_link_job.blocks], array[_link_job.job_id], array[_link_job.is_new],
+            array['blocks']);
     end if;
     if _link_job.is_new then
         perform rota._jobs_came_in(
             array[_link_job.job_id],
-            array(select _link_job.job_id from unnest(_link_job.after)), _link_job.after);
+            array(select _link_job.job_id from unnest(_link_job.depends_on)),
+            _link_job.depends_on);
     end if;
 end;
 $$;
@@ -92,7 +93,7 @@ create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news bo
     language plpgsql
 as $$
 declare
-    v_before bigint[];
+    v_blocks bigint[];
     v_parts bigint[];
     v_are_new boolean[];
     v_names text[];
@@ -100,19 +101,19 @@ declare
     v_children bigint[];
 begin
     select
-        array_agg(n.before), array_agg(_link_jobs.job_ids[n.ordinal]),
-        array_agg(_link_jobs.news[n.ordinal]), array_agg(format('jobs[%s].before', n.ordinal))
-    into v_before, v_parts, v_are_new, v_names
+        array_agg(n.blocks), array_agg(_link_jobs.job_ids[n.ordinal]),
+        array_agg(_link_jobs.news[n.ordinal]), array_agg(format('jobs[%s].blocks', n.ordinal))
+    into v_blocks, v_parts, v_are_new, v_names
     from rota._new_jobs(_link_jobs.jobs) as n
-    where n.before is not null;
+    where n.blocks is not null;
     select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal])
     into v_after, v_children
     from rota._new_jobs(_link_jobs.jobs) as n
-    cross join unnest(n.after) as p (id)
+    cross join unnest(n.depends_on) as p (id)
     where _link_jobs.news[n.ordinal];
 
-    if v_before is not null then
-        perform rota._block_children(v_before, v_parts, v_are_new, v_names);
+    if v_blocks is not null then
+        perform rota._block_children(v_blocks, v_parts, v_are_new, v_names);
     end if;
     perform rota._jobs_came_in(
         array(
@@ -191,7 +192,7 @@ $$;
  * opened until this transaction ends.
  */
 create or replace function rota._block_children(
-    before bigint[],
+    blocks bigint[],
     parts bigint[],
     are_new boolean[],
     arguments text[]
@@ -207,19 +208,19 @@ declare
     v_status text;
 begin
     perform rota._check_parts(
-        _block_children.before, _block_children.parts, _block_children.are_new,
+        _block_children.blocks, _block_children.parts, _block_children.are_new,
         _block_children.arguments);
     v_held := array(
         select j.id
         from rota.jobs as j
-        where j.id = any(_block_children.before)
+        where j.id = any(_block_children.blocks)
           and j.status = 'blocked'
         for key share skip locked
     );
     perform rota._check_queues_of_jobs(v_held);
     select b.id
     into v_job_id
-    from unnest(_block_children.before) as b (id)
+    from unnest(_block_children.blocks) as b (id)
     where b.id <> all(v_held)
     limit 1;
     if found then
@@ -233,13 +234,13 @@ begin
                 when v_status = 'blocked' then 'just being started, ended or changed'
                 else v_status
             end),
-            hint = 'Name in `before` a job that is blocked; enqueue that with `after`, for '
-                'example after the job that enqueues the others.';
+            hint = 'Name in `blocks` a job that is blocked: enqueue that one with '
+                '`depends_on`, for example on the job that enqueues the others.';
     end if;
 
     insert into rota.dependencies as d (parent_id, job_id)
     select distinct p.parent_id, b.id
-    from unnest(_block_children.before, _block_children.parts) as b (id, part)
+    from unnest(_block_children.blocks, _block_children.parts) as b (id, part)
     join rota._parent_statuses(_block_children.parts) as p on p.parent_id = b.part
     where p.status <> 'succeeded'
     order by 1, 2
@@ -247,14 +248,14 @@ begin
     -- A part that was found may end before this is committed.
     perform rota._add_checks('job', array(
         select format('%s all', b.id)
-        from unnest(_block_children.before, _block_children.are_new) as b (id, is_new)
+        from unnest(_block_children.blocks, _block_children.are_new) as b (id, is_new)
         where not b.is_new));
 end;
 $$;
 
 /* Refuse parts, found by their keys, that wait for anything themselves or did not succeed. */
 create or replace function rota._check_parts(
-    before bigint[],
+    blocks bigint[],
     parts bigint[],
     are_new boolean[],
     arguments text[]
@@ -265,11 +266,11 @@ as $$
 declare
     v_part record;
 begin
-    select p.id, p.argument, e.status, e.ordering_key, p.id = p.before as is_itself
+    select p.id, p.argument, e.status, e.ordering_key, p.id = p.blocks as is_itself
     into v_part
     from unnest(
-        _check_parts.before, _check_parts.parts, _check_parts.are_new, _check_parts.arguments
-    ) with ordinality as p (before, id, is_new, argument, ordinal)
+        _check_parts.blocks, _check_parts.parts, _check_parts.are_new, _check_parts.arguments
+    ) with ordinality as p (blocks, id, is_new, argument, ordinal)
     join rota._parent_statuses(_check_parts.parts) as e on e.parent_id = p.id
     where not p.is_new
       and (e.status in ('blocked', 'dead', 'cancelled')

@@ -154,15 +154,16 @@ begin
                     select
                     from rota.jobs as j
                     where j.queue = _hold_new.queue
-                      and j.lane = _hold_new.lane
+                      and coalesce(j.own_lane, j.priority) = _hold_new.lane
                       and coalesce(j.limit_key, '') = _hold_new.limit_key
                       and j.own_place is not null
                       and coalesce(j.hold, '') <> 'time'
                       and j.hold is null
                       and j.status in ('queued', 'failed')
-                      and j.place >= rota._first_place(_hold_new.queue, _hold_new.lane)
+                      and coalesce(j.own_place, j.run_at)
+                        >= rota._first_place(_hold_new.queue, _hold_new.lane)
                       and j.id <> all(v_ids)
-                    order by j.place desc
+                    order by coalesce(j.own_place, j.run_at) desc
                     limit v_room
                 ) as o
             );
@@ -241,17 +242,17 @@ begin
     end if;
     v_first := rota._first_place(_give_turns.queue, _give_turns.lane);
     v_last := (
-        select j.place
+        select coalesce(j.own_place, j.run_at)
         from rota.jobs as j
         where j.queue = _give_turns.queue
-          and j.lane = _give_turns.lane
+          and coalesce(j.own_lane, j.priority) = _give_turns.lane
           and coalesce(j.limit_key, '') = c_key
           and j.own_place is not null
           and coalesce(j.hold, '') <> 'time'
           and j.status in ('queued', 'failed')
-          and j.place >= v_first
+          and coalesce(j.own_place, j.run_at) >= v_first
           and j.id <> all(_give_turns.job_ids)
-        order by j.place desc
+        order by coalesce(j.own_place, j.run_at) desc
         limit 1
     );
     if v_last is not null then
@@ -259,12 +260,12 @@ begin
             select count(*)::integer
             from rota.jobs as j
             where j.queue = _give_turns.queue
-              and j.lane = _give_turns.lane
+              and coalesce(j.own_lane, j.priority) = _give_turns.lane
               and coalesce(j.limit_key, '') = c_key
               and j.own_place is not null
               and coalesce(j.hold, '') <> 'time'
               and j.status in ('queued', 'failed')
-              and j.place = v_last
+              and coalesce(j.own_place, j.run_at) = v_last
               and j.id <> all(_give_turns.job_ids)
         );
     end if;
@@ -316,14 +317,14 @@ declare
     v_place timestamptz;
 begin
     v_place := (
-        select j.place
+        select coalesce(j.own_place, j.run_at)
         from rota.jobs as j
         where j.queue = _first_place.queue
-          and j.lane = _first_place.lane
+          and coalesce(j.own_lane, j.priority) = _first_place.lane
           and j.hold is null
           and j.status in ('queued', 'failed')
-          and j.place >= v_from
-        order by j.place
+          and coalesce(j.own_place, j.run_at) >= v_from
+        order by coalesce(j.own_place, j.run_at)
         limit 1
     );
     v_place := least(v_place, v_now);

@@ -32,7 +32,7 @@ create or replace function rota.set_limit(
     per interval default null,
     burst integer default null,
     weight integer default null,
-    is_reset boolean default false
+    reset boolean default false
 )
     returns void
     language plpgsql
@@ -48,9 +48,9 @@ begin
     perform rota._check_set_limit(
         set_limit.queue, set_limit.job_type, set_limit.limit_key, set_limit.max_running,
         set_limit.max_starts, set_limit.per, set_limit.burst, set_limit.weight,
-        set_limit.is_reset);
+        set_limit.reset);
     if num_nonnulls(set_limit.max_running, set_limit.max_starts, set_limit.weight) = 0
-      and not set_limit.is_reset
+      and not set_limit.reset
       and not exists (select from rota.limits as l where l.limit_name = v_limit_name) then
         perform rota._refuse('max_running', 'or max_starts or weight must be given');
     end if;
@@ -65,12 +65,12 @@ begin
     )
     on conflict on constraint limits_pkey do update
     set max_running = coalesce(
-            excluded.max_running, case when not is_reset then l.max_running end),
+            excluded.max_running, case when not reset then l.max_running end),
         max_starts = coalesce(
-            excluded.max_starts, case when not is_reset then l.max_starts end),
-        per = coalesce(excluded.per, case when not is_reset then l.per end),
-        burst = coalesce(excluded.burst, case when not is_reset then l.burst end),
-        weight = coalesce(excluded.weight, case when not is_reset then l.weight end),
+            excluded.max_starts, case when not reset then l.max_starts end),
+        per = coalesce(excluded.per, case when not reset then l.per end),
+        burst = coalesce(excluded.burst, case when not reset then l.burst end),
+        weight = coalesce(excluded.weight, case when not reset then l.weight end),
         updated_at = rota.now(),
         is_settled = false
     returning l.*
@@ -100,7 +100,7 @@ $$;
 comment on function rota.set_limit(
     text, text, text, integer, integer, interval, integer, integer, boolean) is
     'Limit how many jobs of a queue, job_type or limit_key run at once or start in a time: '
-    'null leaves a setting as it is, is_reset takes the others away, and the limit with the '
+    'null leaves a setting as it is, reset takes the others away, and the limit with the '
     'last of them; raises 22023.';
 
 create or replace function rota._check_set_limit(
@@ -112,7 +112,7 @@ create or replace function rota._check_set_limit(
     per interval,
     burst integer,
     weight integer,
-    is_reset boolean
+    reset boolean
 )
     returns void
     language plpgsql
@@ -152,8 +152,8 @@ begin
             'must be 1 to 1000, got %s', _check_set_limit.weight));
     elsif _check_set_limit.weight is not null and _check_set_limit.limit_key is null then
         perform rota._refuse('weight', 'goes with limit_key only');
-    elsif _check_set_limit.is_reset is null then
-        perform rota._refuse('is_reset', 'must not be null');
+    elsif _check_set_limit.reset is null then
+        perform rota._refuse('reset', 'must not be null');
     end if;
     if _check_set_limit.per is not null then
         perform rota._check_interval('per', _check_set_limit.per, '1 millisecond', '366 days');
@@ -281,7 +281,10 @@ begin
     for v_limit in
         select
             n.limit_name, n.max_running, n.max_starts, n.per, n.burst, n.is_settled, n.queue,
-            array_agg(j.id order by j.lane, j.place, j.id) as job_ids
+            array_agg(
+                j.id
+                order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
+            ) as job_ids
         from rota.jobs as j
         cross join lateral (
             select l.limit_name, l.max_running, l.max_starts, l.per, l.burst, l.is_settled,
@@ -687,15 +690,18 @@ begin
               and j.status in ('queued', 'failed')
               and j.queue = v_kind.queue
               and j.job_type = v_kind.job_type
-              and (j.lane, j.place) >= (v_kind.lane, v_kind.place)
-            order by j.lane, j.place, j.id
+              and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
+                >= (v_kind.lane, v_kind.place)
+            order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
             limit v_room
             for update skip locked
         );
         v_first := (
             select to_jsonb(f)
             from (
-                select j.queue, j.job_type, j.lane, j.place
+                select
+                    j.queue, j.job_type, coalesce(j.own_lane, j.priority) as lane,
+                    coalesce(j.own_place, j.run_at) as place
                 from rota.jobs as j
                 where j.id = v_ids[1]
             ) as f

@@ -3,15 +3,15 @@
  *
  * The live jobs of a key are blocked but for one, the head, which waits for its time, runs and
  * is tried again like any other job; so claims do not see the jobs behind it, however many
- * there are.  A dead head halts its key by a row in stuck_keys: retry_job() makes the job the
- * head again, resume_key() lets the others go on.  With skip_dead they go on at once.
+ * there are.  A dead head halts its key by a row in halted_keys: retry_job() makes the job the
+ * head again, resume_ordering_key() lets the others go on.  With skip_dead they go on at once.
  *
  * Who opens the next.  The transaction that ends the head makes the blocked job with the lowest
  * id the head, unless somebody has locked that job.  A producer that finds no live job of the
  * key makes its own job the head.  All else is left to a check, and upkeep opens what it finds.
  *
  * That no two open transactions make a head of one key, and so none waits in the unique index:
- * the one that ends a head, or takes away the row in stuck_keys, needs nothing, because the
+ * the one that ends a head, or takes away the row in halted_keys, needs nothing, because the
  * others see the old head or that row until it commits, and leave the key alone.  Everybody
  * else first tries the advisory lock of the key, never waits for it, keeps it to the end of his
  * transaction, and looks with a snapshot that is younger than the lock.
@@ -77,7 +77,7 @@ begin
     if found then
         return rota._still_to_end(array[v_job_id]) <> '{}';
     elsif exists (
-        select from rota.stuck_keys as s where s.ordering_key = _open_line.ordering_key
+        select from rota.halted_keys as s where s.ordering_key = _open_line.ordering_key
     ) then
         return true;
     end if;
@@ -215,7 +215,7 @@ create or replace function rota._is_line_empty(ordering_key text, job_id bigint)
 as $$
 begin
     return not exists (
-        select from rota.stuck_keys as s where s.ordering_key = _is_line_empty.ordering_key
+        select from rota.halted_keys as s where s.ordering_key = _is_line_empty.ordering_key
     ) and (
         -- Of several keys, so that no planner walks the primary key.
         select j.ordering_key
@@ -245,7 +245,7 @@ declare
     v_key text;
     v_behind text[] := '{}'::text[];
 begin
-    insert into rota.stuck_keys (ordering_key, job_id, stuck_since)
+    insert into rota.halted_keys (ordering_key, job_id, halted_since)
     select e.ordering_key, e.id, rota.now()
     from jsonb_populate_recordset(null::rota.jobs, _leave_lines.jobs) as e
     where _leave_lines.new_status = 'dead'
@@ -275,7 +275,7 @@ begin
 end;
 $$;
 
-create or replace function rota.resume_key(ordering_key text)
+create or replace function rota.resume_ordering_key(ordering_key text)
     returns bigint
     language plpgsql
     security definer
@@ -284,30 +284,30 @@ as $$
 declare
     v_job_id bigint;
 begin
-    perform rota._check_text('ordering_key', resume_key.ordering_key, 255);
+    perform rota._check_text('ordering_key', resume_ordering_key.ordering_key, 255);
 
-    delete from rota.stuck_keys as s
-    where s.ordering_key = resume_key.ordering_key
+    delete from rota.halted_keys as s
+    where s.ordering_key = resume_ordering_key.ordering_key
     returning s.job_id into v_job_id;
     if not found then
         raise exception using
             errcode = 'RT012',
-            message = format('ordering key %L is not stuck', resume_key.ordering_key),
-            hint = 'rota.stuck_keys lists the keys whose next job is dead.';
+            message = format('ordering key %L is not halted', resume_ordering_key.ordering_key),
+            hint = 'rota.halted_keys lists the keys whose next job is dead.';
     end if;
 
     if current_setting('transaction_isolation') = 'read committed' then
-        perform rota._open_line(resume_key.ordering_key, true, 32);
+        perform rota._open_line(resume_ordering_key.ordering_key, true, 32);
     end if;
     -- A job that came in meanwhile saw that the key was halted.
-    perform rota._add_checks('order', array[resume_key.ordering_key]);
+    perform rota._add_checks('order', array[resume_ordering_key.ordering_key]);
     return v_job_id;
 end;
 $$;
 
-comment on function rota.resume_key(text) is
+comment on function rota.resume_ordering_key(text) is
     'Let the jobs behind the dead one of an ordering key go on without it and return its id; '
-    'raises RT012 if the key is not stuck, 22023.';
+    'raises RT012 if the key is not halted, 22023.';
 
 /*
  * From the end of the index: parents end in about the order of their ids, and the entries at

@@ -134,8 +134,8 @@ create or replace function rota.start_pipeline(
     unique_for interval default null,
     ordering_key text default null,
     skip_dead boolean default false,
-    after bigint[] default null,
-    before bigint default null,
+    depends_on bigint[] default null,
+    blocks bigint default null,
     if_parent_dead text default 'cancel',
     limit_key text default null
 )
@@ -157,7 +157,7 @@ begin
         start_pipeline.delay, start_pipeline.priority, null, null, null,
         start_pipeline.idempotency_key);
     perform rota._check_waits(
-        '', start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.after,
+        '', start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.depends_on,
         start_pipeline.if_parent_dead, start_pipeline.limit_key);
 
     return rota._enqueue_special(
@@ -169,11 +169,12 @@ begin
             'max_attempts', v_stage.max_attempts, 'lease', v_stage.lease,
             'backoff', v_stage.backoff, 'idempotency_key', start_pipeline.idempotency_key,
             'ordering_key', start_pipeline.ordering_key, 'skip_dead', start_pipeline.skip_dead,
-            'after', start_pipeline.after, 'if_parent_dead', start_pipeline.if_parent_dead,
+            'depends_on', start_pipeline.depends_on,
+            'if_parent_dead', start_pipeline.if_parent_dead,
             'limit_key', start_pipeline.limit_key, 'pipeline', v_stage.pipeline,
             'stage', v_stage.stage),
-        start_pipeline.unique_for, 'keep', null, null, start_pipeline.after,
-        start_pipeline.before);
+        start_pipeline.unique_for, 'keep', null, null, start_pipeline.depends_on,
+        start_pipeline.blocks);
 end;
 $$;
 
@@ -182,7 +183,8 @@ comment on function rota.start_pipeline(
     bigint, text, text) is
     'Begin a run of a pipeline and return the id of its job, or of the job that has its '
     'idempotency_key already, in whatever stage; raises 22023 for a bad argument, RT001 for an '
-    'unknown job in after or before, RT013 if before has started, RT003 if it has ended.';
+    'unknown job in depends_on or blocks, RT013 if the job in blocks has started, RT003 if it '
+    'has ended.';
 
 /*
  * Running or waiting jobs of pipelines leave their stage as _end_jobs() was told: those that

@@ -127,7 +127,7 @@ def queue_limit(db: Db, many: int) -> None:
 def stuck_key(db: Db, many: int) -> None:
     add(db, 30_000)
     add(db, many, stuck=True)
-    db.execute("insert into rota.stuck_keys values ('stuck', 0)")
+    db.execute("insert into rota.halted_keys values ('stuck', 0)")
 
 
 def ten_tenants(db: Db, many: int) -> None:
@@ -149,7 +149,7 @@ SCENARIOS: dict[str, tuple[Any, str, str]] = {
     "behind a limit of the type": (type_limit, "plain", "{q}"),
     "behind limits of 1000 keys": (key_limits, "plain", "{q}"),
     "behind both": (both_limits, "plain", "{q}"),
-    "behind a stuck ordering key": (stuck_key, "plain", "{q}"),
+    "behind a halted ordering key": (stuck_key, "plain", "{q}"),
     "plain, two queues": (plain, "plain, two queues", "{q,full}"),
     "behind a limit of a queue": (queue_limit, "plain, two queues", "{q,full}"),
     "10 tenants": (ten_tenants, "100 tenants", "{q}"),

@@ -66,13 +66,13 @@ def fan_out(db: psycopg.Connection[Any], parts: int) -> int:
     client = rota.Client(db)
     client.enqueue("split")
     (split,) = client.claim_jobs("splitter", lease=timedelta(minutes=5))
-    report_id = client.enqueue("report", after=[split.job_id]).job_id
+    report_id = client.enqueue("report", depends_on=[split.job_id]).job_id
     for first in range(0, parts, BATCH):
         count = min(BATCH, parts - first)
         client.heartbeat(split.job_id, split.lease_token)
         client.enqueue_many(
             [
-                {"job_type": "part", "payload": {"n": first + n}, "before": report_id}
+                {"job_type": "part", "payload": {"n": first + n}, "blocks": report_id}
                 for n in range(count)
             ]
         )

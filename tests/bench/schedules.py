@@ -59,11 +59,11 @@ def tick_all(db: Db) -> list[float]:
 
 
 def one_round(ticker: Db, worker: Db, schedules: int) -> dict[str, float]:
-    for table in ("jobs", "fires", "finished_jobs", "pending_checks"):
+    for table in ("jobs", "occurrences", "finished_jobs", "pending_checks"):
         ticker.execute(f"truncate rota.{table}")
     ticker.execute(BEHIND)
     ticker.execute(DUE)
-    ticker.execute("vacuum analyze rota.jobs, rota.fires, rota.job_definitions")
+    ticker.execute("vacuum analyze rota.jobs, rota.occurrences, rota.job_definitions")
     peace = [claim(worker) for _ in range(2000)]
 
     meanwhile: list[float] = []
@@ -80,7 +80,7 @@ def one_round(ticker: Db, worker: Db, schedules: int) -> dict[str, float]:
     took = time.perf_counter() - begin
     is_over.set()
     thread.join()
-    made = ticker.execute("select count(distinct definition) from rota.fires").fetchone()
+    made = ticker.execute("select count(distinct definition) from rota.occurrences").fetchone()
     assert made == (schedules,), made
     return {
         "all fired, s": took,

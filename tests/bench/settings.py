@@ -113,7 +113,7 @@ def main() -> None:
     with EmbeddedPostgres(settings=["shared_buffers=256MB", "autovacuum=off"]) as server:
         trees = {"here": HERE}
         if arguments.against:
-            trees = {"before": arguments.against, **trees}
+            trees = {"blocks": arguments.against, **trees}
         benches = {
             (tree, name): Bench(server, f"{tree}_{number}", path, setting)
             for tree, path in trees.items()

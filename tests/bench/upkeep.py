@@ -51,8 +51,8 @@ KINDS = {
         " from generate_series(1, {rows}) as n",
     ),
     "occurrences": (
-        "fires",
-        "insert into rota.fires (definition, scheduled_for, outcome, job_id, fired_at)"
+        "occurrences",
+        "insert into rota.occurrences (definition, scheduled_for, outcome, job_id, fired_at)"
         " select 's', t.at, 'fired', n, t.at from generate_series(1, {rows}) as n"
         " cross join lateral ("
         "  select now() - interval '91 days' + n * interval '1 microsecond') as t (at)",

@@ -56,7 +56,7 @@ class Place:
         rows = self.db.execute(
             "select relname from pg_class where relnamespace = 'rota'::regnamespace and relname"
             " in ('jobs', 'finished_jobs', 'dependencies', 'rechecks', 'pending_checks',"
-            " 'stuck_keys')"
+            " 'halted_keys')"
         ).fetchall()
         self.db.execute(f"truncate rota.{', rota.'.join(row[0] for row in rows)}".encode())
 
@@ -117,7 +117,7 @@ def enqueue_behind_many(place: Place) -> Iterator[tuple[str, float]]:
     place.db.execute("vacuum analyze rota.jobs")
     cases: dict[str, dict[str, Any]] = {
         "plain": {},
-        "after": {"after": [parent]},
+        "depends_on": {"depends_on": [parent]},
         "delay": {"delay": "1 hour"},
         "skip_dead": {"skip_dead": True},
     }
@@ -149,7 +149,7 @@ def ends_with_many_dependants(place: Place) -> Iterator[tuple[str, float]]:
         job = claim_one(place.db, how) if how != "cancel" else (parent, 0)
         call = {
             "finish": "select rota.finish_job(%s, %s)",
-            "fail": "select status from rota.fail_job(%s, %s, 'e', is_fatal => true)",
+            "fail": "select status from rota.fail_job(%s, %s, 'e', fatal => true)",
             "cancel": "select rota.cancel_job(%s)",
         }[how]
         given = job if how != "cancel" else job[:1]
@@ -195,7 +195,7 @@ def children(place: Place, parent: int, many: int) -> None:
 
 def cancel_of_a_fan_in(place: Place) -> Iterator[tuple[str, float]]:
     """The cancel of a job with many parents, and a claim after it."""
-    last = enqueue(place.db, after=[enqueue(place.db, queue="other")])
+    last = enqueue(place.db, depends_on=[enqueue(place.db, queue="other")])
     place.db.execute(
         f"with new as ({JOB} 'far', 't', '{{}}', 0, 10, null, null, 'cancel', 'queued',"
         " rota.now() from generate_series(1, %s) returning id) insert into rota.dependencies"
@@ -209,7 +209,7 @@ def cancel_of_a_fan_in(place: Place) -> Iterator[tuple[str, float]]:
         f"finish of one of {place.many} parents, ms",
         median_ms(lambda: finish(place.db, claim_one(place.db, "far")), 50),
     )
-    few = [enqueue(place.db, after=[enqueue(place.db, queue="other")]) for _ in range(5)]
+    few = [enqueue(place.db, depends_on=[enqueue(place.db, queue="other")]) for _ in range(5)]
     median_ms(lambda: place.db.execute("select rota.cancel_job(%s)", [few.pop()]), 5)
     yield (
         f"cancel of a job with {place.many} parents, ms",
@@ -273,7 +273,7 @@ def held_up_by_strangers(place: Place) -> Iterator[tuple[str, float]]:
     parent = enqueue(place.db)
     job = claim_one(place.db)
     with suppress(psycopg.Error), stranger.transaction():
-        enqueue(stranger, after=[parent])
+        enqueue(stranger, depends_on=[parent])
         yield (
             "finish of a parent, beside an open enqueue(after)",
             is_held_up(lambda: finish(other, job)),
@@ -288,8 +288,10 @@ def held_up_by_strangers(place: Place) -> Iterator[tuple[str, float]]:
             is_held_up(lambda: [finish(other, claim_one(other, "qb")) for _ in range(2)]),
         )
     place.empty()
-    waiting = [enqueue(place.db, after=[enqueue(place.db, queue="other")]) for _ in range(2)]
-    jobs = [{"job_type": "t", "before": b, "idempotency_key": str(b)} for b in waiting]
+    waiting = [
+        enqueue(place.db, depends_on=[enqueue(place.db, queue="other")]) for _ in range(2)
+    ]
+    jobs = [{"job_type": "t", "blocks": b, "idempotency_key": str(b)} for b in waiting]
     with stranger.transaction():
         stranger.execute("select from rota.enqueue_many(%s)", [Jsonb(jobs[:1])])
         yield (

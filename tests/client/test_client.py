@@ -141,7 +141,7 @@ def test_every_call_works(client: Client) -> None:
         "finished",
     ]
     assert client.fail_job(ids[2], tokens[2], "bad\x00", "E", "stack").status == "failed"
-    assert client.fail_job(ids[3], tokens[3], "worse", is_fatal=True).status == "dead"
+    assert client.fail_job(ids[3], tokens[3], "worse", fatal=True).status == "dead"
     assert client.snooze_job(ids[4], tokens[4], timedelta(hours=1)) is not None
     assert [r.is_released for r in client.release_jobs(ids[5:], tokens[5:])] == [True]
     assert client.retry_job(ids[3]) == "queued"
@@ -151,7 +151,7 @@ def test_every_call_works(client: Client) -> None:
     client.pause_queue("default", "lunch")
     client.resume_queue("default")
     client.report_worker("w", "host", 1, "0", ["default"])
-    client.forget_worker("w")
+    client.deregister_worker("w")
     assert client.sweep_stale_leases() == 0
     assert client.tick().jobs_swept == 0
     assert client.grant_statements("producer", "postgres")

@@ -141,7 +141,7 @@ def test_a_lost_lease_is_refused_before_the_block_and_after_it(
 
     def take_away(job: Job) -> None:
         with psycopg.connect(dsn) as other:  # one transaction, or this worker would claim it
-            Client(other).retry_job(job.job_id, is_forced=True)
+            Client(other).retry_job(job.job_id, force=True)
             Client(other).claim_jobs("thief", max_jobs=1)
 
     registry = Registry()

@@ -162,7 +162,7 @@ def test_values_of_another_type_break_nothing(client: Client, method: str) -> No
         lambda client: client.cancel_job(2**63),
         lambda client: client.set_priority(1, 2**31),
         lambda client: client.heartbeat_jobs([2**63], [1]),
-        lambda client: client.start_pipeline("p", before=10**5000),
+        lambda client: client.start_pipeline("p", blocks=10**5000),
         lambda client: client.claim_jobs("w", ["\x00"]),
         lambda client: client.claim_jobs("w", ["\ud800"]),
         lambda client: client.finish_job(1, 1, ENDLESS),

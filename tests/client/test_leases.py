@@ -160,7 +160,7 @@ def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_d
     job_id = client.enqueue("waits", lease=timedelta(seconds=3)).job_id
     background(registry, concurrency=1, listen=False, poll_interval=60.0, tick_interval=60.0)
     assert started.wait(30)
-    client.retry_job(job_id, is_forced=True)
+    client.retry_job(job_id, force=True)
     client.cancel_job(job_id)
 
     assert ended.wait(30)

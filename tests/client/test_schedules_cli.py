@@ -295,11 +295,11 @@ def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     shown = run("schedule", "show", "nightly")
     said = json.loads(run("schedule", "show", "nightly", "--json"))
 
-    record, runs, fires = shown.split("\n\n")
+    record, runs, occurrences = shown.split("\n\n")
     assert "description   at 02:30 every day\nstate         enabled\n" in record
     assert 'payload       {"days": 30}\n' in record
     assert len(runs.splitlines()) == 7  # two heads, five runs
-    assert fires.splitlines() == [
+    assert occurrences.splitlines() == [
         "last runs",
         "scheduled_for              late     outcome  job_id  status",
         "2026-03-28 02:30:00+01:00  0:00:05  fired    1       queued",
@@ -311,7 +311,7 @@ def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     assert "anchored_at" in said
     assert said["description"] == "at 02:30 every day"
     assert len(said["runs"]) == 5
-    assert [fire["outcome"] for fire in said["fires"]] == ["fired"]
+    assert [occurrence["outcome"] for occurrence in said["occurrences"]] == ["fired"]
 
 
 def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:

@@ -292,7 +292,7 @@ def test_a_lease_lost_while_the_job_waits_is_found_at_its_start(
     with caplog.at_level(logging.INFO, "rota"):
         background(registry, concurrency=1, batch=2)
         wait_until(lambda: _counts(db) == {"running": 2})
-        client.retry_job(second, is_forced=True)
+        client.retry_job(second, force=True)
         client.cancel_job(second)
         time.sleep(0.8)  # a heartbeat
         go_on.set()

@@ -127,7 +127,7 @@ def test_loop_goes_on_where_a_part_fails(
     )
 
     ticker = start("--every", "0.05")
-    ticker.wait_for("failing, and why is in the log of the server: rechecks_done")
+    ticker.wait_for("failing, and why is in the log of the server: checks_done")
     lose_a_job(client, db)
     ticker.wait_for("tick jobs_swept=1")
     db.execute(definition[0])

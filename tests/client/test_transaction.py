@@ -64,7 +64,7 @@ def test_a_lost_lease_rolls_the_writes_back(
     def take_away(job_id: int) -> None:
         # In one transaction, or the worker itself would be the next to claim it.
         with psycopg.connect(dsn) as other:
-            Client(other).retry_job(job_id, is_forced=True)
+            Client(other).retry_job(job_id, force=True)
             Client(other).claim_jobs("thief", max_jobs=1)
 
     @registry.handler("plain")

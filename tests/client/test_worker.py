@@ -499,7 +499,7 @@ def test_lost_lease_cancels_the_handler(
         worker = background(registry)
         assert started.wait(10)
         client.pause_queue("default")
-        client.retry_job(job_id, is_forced=True)
+        client.retry_job(job_id, force=True)
         client.cancel_job(job_id)
         assert ended.wait(10)
         worker.stop()
@@ -524,7 +524,7 @@ def test_a_worker_that_has_an_old_and_a_new_lease_of_a_job_hears_of_each(
     job_id = client.enqueue("waits", lease=timedelta(seconds=1.5)).job_id
     worker = background(registry)
     assert started.acquire(timeout=10)
-    client.retry_job(job_id, is_forced=True)
+    client.retry_job(job_id, force=True)
     assert started.acquire(timeout=10)
     old, new = jobs
     confirmed_at = new.confirmed_at

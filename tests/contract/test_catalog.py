@@ -21,15 +21,15 @@ PARTS = sorted({*SQL.glob("*/*.sql")} - {*SQL.glob("upgrades/*.sql")})
 WORDS = {
     "access": "text",
     "active": "boolean",
-    "before": "bigint",
+    "blocks": "bigint",
     "delay": "interval",
     "duration": "interval",
     "error": "text",
     "every": "interval",
     "if_unknown": "text",
-    "is_fatal": "boolean",
-    "is_forced": "boolean",
-    "is_reset": "boolean",
+    "fatal": "boolean",
+    "force": "boolean",
+    "reset": "boolean",
     "jobs": "jsonb",
     "keep": "interval",
     "max_jobs": "integer",
@@ -52,7 +52,7 @@ WIDER = {"priority": "integer"}
 # Where the same word is about times and not about jobs.
 MOMENTS = {("next_run", "after"), ("upcoming_runs", "after")}
 LISTS = {
-    "after": "bigint[]",
+    "depends_on": "bigint[]",
     "endings": "jsonb",
     "job_ids": "bigint[]",
     "job_types": "text[]",

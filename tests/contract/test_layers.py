@@ -12,8 +12,8 @@ REFERENCE = Path(__file__).resolve().parents[2] / "sql/README.md"
 # By these jobs/ tells what waits that a job came in, begins, stops or ended, or asks for it.
 HOOKS = {
     "_admit_jobs",
-    "_check_before",
-    "_check_befores",
+    "_check_all_blocks",
+    "_check_blocks",
     "_check_held_of",
     "_check_next_stage",
     "_check_next_stages",

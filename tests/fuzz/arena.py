@@ -19,9 +19,9 @@ LONGEST_MESSAGE = 1000
 # Who may refuse an argument after it has written; the statement undoes that as any error does.
 LATE = {
     "finish_and_claim": "",  # is three calls in one, and the last of them refuses
-    "enqueue": "before on_conflict",  # depends on the jobs that were found
+    "enqueue": "blocks on_conflict",  # depends on the jobs that were found
     "enqueue_many": "jobs on_conflict",
-    "start_pipeline": "before",
+    "start_pipeline": "blocks",
     "set_limit": "burst",  # with what was set before
 }
 WORLD = "fuzz_world"

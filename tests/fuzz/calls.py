@@ -103,13 +103,13 @@ class Chooser:
 
     def _plain(self, name: str, kind: str, jobs: list[tuple[int, int]]) -> str:
         dice, of = self._dice, name.removeprefix("kept_")
-        if of in ("job_id", "before"):
+        if of in ("job_id", "blocks"):
             return str(jobs[0][0])
         if of == "lease_token":
             return str(jobs[0][1])
         if of != name:  # kept, and not one of those that are finished
             jobs = [self._jobs["running"]]
-        if of in ("job_ids", "lease_tokens") or (name, kind) == ("after", "bigint[]"):
+        if of in ("job_ids", "lease_tokens") or (name, kind) == ("depends_on", "bigint[]"):
             column = of == "lease_tokens"
             return f"'{{{','.join(str(job[column]) for job in jobs)}}}'::bigint[]"
         if name == "results":

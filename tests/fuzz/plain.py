@@ -108,10 +108,10 @@ PLAIN: dict[str, list[str]] = {
 
 # The members of jobs, stages and rules of backoff, as JSON texts.
 MEMBERS: dict[str, tuple[str, ...]] = {
-    "after": ("[1]", "[6, 14]", "[]"),
+    "depends_on": ("[1]", "[6, 14]", "[]"),
     "backoff": BACKOFFS,
     "base_seconds": ("60", "0.001"),
-    "before": ("20",),
+    "blocks": ("20",),
     "cap_seconds": ("3600",),
     "delay": ("5", '"5 minutes"'),
     "delay_seconds": ("[60, 300]", "[1]"),
@@ -153,7 +153,7 @@ MAY_HAVE: dict[tuple[str, ...], tuple[str, ...]] = {
             "backoff",
         ),
         *("idempotency_key", "unique_for", "on_conflict", "updated_at", "max_wait"),
-        *("ordering_key", "skip_dead", "after", "before", "if_parent_dead", "limit_key"),
+        *("ordering_key", "skip_dead", "depends_on", "blocks", "if_parent_dead", "limit_key"),
     ),
 }
 

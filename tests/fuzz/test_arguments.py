@@ -24,11 +24,11 @@ CANARIES = {
         "begin perform pg_sleep(0.11) where key ~ '^é'; return; end",
         "slow",
     ),
-    "forget_worker": (
+    "deregister_worker": (
         "begin delete from rota.workers; perform rota._refuse('worker', 'is bad'); end",
         "writes before it refuses",
     ),
-    "resume_key": (
+    "resume_ordering_key": (
         "begin perform rota._refuse('ordering_key', 'is not ' || ordering_key); end",
         "tells what it was given whole",
     ),
@@ -134,7 +134,7 @@ def test_enqueue_documents_what_before_raises_when_it_has_ended(db: Db, function
     job = running(db)
     value(db, "finish_job", **owner(job))
     with raises("RT003"):
-        enqueue(db, before=job.job_id)
+        enqueue(db, blocks=job.job_id)
 
     comment = scalar(db, "select obj_description(%s::regproc)", f"rota.{function}")
 
@@ -142,5 +142,5 @@ def test_enqueue_documents_what_before_raises_when_it_has_ended(db: Db, function
 
 
 def test_enqueue_many_refuses_a_list_in_quotes(db: Db) -> None:
-    with refused("jobs[1].after"):
-        rows(db, """select rota.enqueue_many('[{"job_type": "x", "after": "[1]"}]')""")
+    with refused("jobs[1].depends_on"):
+        rows(db, """select rota.enqueue_many('[{"job_type": "x", "depends_on": "[1]"}]')""")

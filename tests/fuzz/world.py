@@ -63,7 +63,7 @@ begin
         perform rota.fail_job(v_job.job_id, v_job.lease_token, 'stopped');
     else
         perform rota.fail_job(v_job.job_id, v_job.lease_token, 'it broke',
-            retry_in => '1 hour', is_fatal => how = 'die');
+            retry_in => '1 hour', fatal => how = 'die');
     end if;
 end;
 $$;
@@ -109,7 +109,7 @@ insert into rota_fuzz.world
 select 'ended run', c.job_id, c.lease_token
 from rota.start_pipeline('order'),
     rota.claim_jobs('builder', '{default}', 1, '30 days', '{check}') as c;
-select rota.fail_job(w.job_id, w.lease_token, 'it broke', is_fatal => true)
+select rota.fail_job(w.job_id, w.lease_token, 'it broke', fatal => true)
 from rota_fuzz.world as w where w.label = 'ended run';
 insert into rota_fuzz.world
 select 'stage before', c.job_id, c.lease_token
@@ -136,7 +136,8 @@ insert into rota_fuzz.world values
     ('behind the dead', rota.enqueue('x', ordering_key => 'stuck'), 0),
     ('behind the running', rota.enqueue('x', ordering_key => 'o'), 0),
     ('never', 4711, 4711);
-insert into rota_fuzz.world select 'blocked', rota.enqueue('x', after => array[w.job_id]), 0
+insert into rota_fuzz.world
+select 'blocked', rota.enqueue('x', depends_on => array[w.job_id]), 0
 from rota_fuzz.world as w where w.label = 'running';
 """
 

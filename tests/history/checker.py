@@ -76,9 +76,9 @@ def _deal_rows(reader: Reader, context: Context, jobs: Sorter, things: Sorter) -
             context.counts["run out"] += row.get("error_type") == "lease_expired"
         elif table == "stage_runs" and is_last:
             jobs.add(row["job_id"], ("stage", row))
-        elif table == "fires" and is_last:
-            name = f"fire {row['definition']} at {row['scheduled_for']}"
-            things.add(name, ("fire", row.get("job_id")))
+        elif table == "occurrences" and is_last:
+            name = f"occurrence {row['definition']} at {row['scheduled_for']}"
+            things.add(name, ("occurrence", row.get("job_id")))
         elif table == "queues":
             context.queues[row["queue"]] = row
         if is_last:

@@ -19,7 +19,7 @@ from psycopg.rows import dict_row
 from history.recorder import both_clocks, plain
 
 TABLES = (
-    *("jobs", "finished_jobs", "job_errors", "effects", "fires", "queues", "job_stats"),
+    *("jobs", "finished_jobs", "job_errors", "effects", "occurrences", "queues", "job_stats"),
     *("stage_runs", "audit_log", "hourly_stats", "queue_stats"),
 )
 HIDDEN = ("payload", "stage_input", "rerun_payload", "result", "stack", "message", "progress")

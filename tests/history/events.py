@@ -115,7 +115,7 @@ def _single(operation: Operation, act: str) -> Event:
             facts["until"] = answer["locked_until"]
     if act == "fail":
         facts["retry_in"] = arguments.get("retry_in")
-        facts["is_fatal"] = arguments.get("is_fatal")
+        facts["fatal"] = arguments.get("fatal")
     elif act == "heartbeat":
         facts["lease"] = arguments.get("lease")
     return _event(operation, arguments["job_id"], act, arguments["lease_token"], facts)
@@ -169,7 +169,7 @@ def _ended(operation: Operation) -> Iterator[Event]:
         if operation.outcome != "ok" and outcome != "refused":
             outcome = operation.outcome
         if act == "fail":
-            facts |= {"retry_in": ending.get("retry_in"), "is_fatal": ending.get("fatal")}
+            facts |= {"retry_in": ending.get("retry_in"), "fatal": ending.get("fatal")}
         yield _event(operation, ending["job_id"], act, ending["lease_token"], facts, outcome)
 
 

@@ -96,7 +96,7 @@ class Player(threading.Thread):
                 5,
                 lambda: client.fail_job(job_id, token, "sad", retry_in=timedelta(seconds=0.05)),
             ),
-            (2, lambda: client.fail_job(job_id, token, "fatal", is_fatal=True)),
+            (2, lambda: client.fail_job(job_id, token, "fatal", fatal=True)),
             (15, lambda: client.release_jobs([job_id], [token])),
             *(
                 (3, lambda more=more: client.end_jobs([more]))

@@ -72,11 +72,11 @@ class Replay:
         self._claims[token] = self.job.claims
         return is_granted
 
-    def say(self, token: int, word: str, *, is_fatal: bool = False) -> bool:
+    def say(self, token: int, word: str, *, fatal: bool = False) -> bool:
         """Let the holder of a token say something."""
         self.know(deadline=-1)  # so that to keep it is a step
         lease = (0, token, self._claims[token])
-        protocol = self._fatal if is_fatal else self._protocol
+        protocol = self._fatal if fatal else self._protocol
         return self._step(protocol.report(self._state, 0, lease), f"token {token} {word} job 0")
 
     def sweep(self, until: int, moment: int) -> bool:
@@ -172,12 +172,12 @@ def _end(replay: Replay, story: Story, lease: Lease, end: Event | None) -> bool:
     if end is None or end.act == "fail":
         status = end.facts["answer"]["status"] if end else _status(story, lease)
         is_asked = any(
-            event.facts.get("is_fatal") and event.outcome != "refused"
+            event.facts.get("fatal") and event.outcome != "refused"
             for event in story.said.get(lease.token, ())
         )
         if status == "cancelled":
             replay.know(is_cancelled=1)
-        return replay.say(lease.token, "fails", is_fatal=status == "dead" and is_asked)
+        return replay.say(lease.token, "fails", fatal=status == "dead" and is_asked)
     if end.act == "snooze" and end.facts["answer"] is None:
         replay.know(is_cancelled=1)
     return replay.say(lease.token, WORDS[end.act])
@@ -191,7 +191,7 @@ def _fade(replay: Replay, story: Story, lease: Lease) -> bool:
     if status == "cancelled":
         replay.know(is_cancelled=1)
     if status in ("cancelled", "dead", "failed"):
-        return replay.say(lease.token, "fails", is_fatal=status == "dead")
+        return replay.say(lease.token, "fails", fatal=status == "dead")
     if status == "succeeded":
         return replay.say(lease.token, "finishes")
     said = story.said.get(lease.token, ())

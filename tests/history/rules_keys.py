@@ -40,7 +40,7 @@ def note(story: Story, context: Context, sorter: Sorter) -> Problems:
         owner = row.get("pipeline") or row.get("job_type")
         sorter.add(f"key {key} of {owner}", tuple(presence))
     if row.get("definition"):
-        name = f"fire {row['definition']} at {row.get('scheduled_for')}"
+        name = f"occurrence {row['definition']} at {row.get('scheduled_for')}"
         sorter.add(name, ("job", story.job_id))
 
 
@@ -90,10 +90,10 @@ def _check_key(jobs: list[Presence], context: Context) -> Problems:
 
 def _check_fire(items: list[Any]) -> Problems:
     jobs = {job_id for kind, job_id in items if kind == "job"}
-    fires = [job_id for kind, job_id in items if kind == "fire"]
+    occurrences = [job_id for kind, job_id in items if kind == "occurrence"]
     if len(jobs) > 1:
         yield "I9", f"it has the jobs {sorted(jobs)}"
-    if len(fires) > 1:
-        yield "I9", f"it was dealt with {len(fires)} times"
-    if fires and jobs and not jobs <= set(fires):
-        yield "I9", f"it has fired {fires}, and the jobs are {sorted(jobs)}"
+    if len(occurrences) > 1:
+        yield "I9", f"it was dealt with {len(occurrences)} times"
+    if occurrences and jobs and not jobs <= set(occurrences):
+        yield "I9", f"it has fired {occurrences}, and the jobs are {sorted(jobs)}"

@@ -225,7 +225,7 @@ def batches_that_are_cut_off(s: Scroll) -> None:
 def an_operator_who_takes_a_job_away_and_runs_it_again(s: Scroll) -> None:
     s.enqueue(1)
     s.claim(1, 100, 10, until=900)
-    s.call("retry_job", "queued", at=20, job_id=1, is_forced=True)
+    s.call("retry_job", "queued", at=20, job_id=1, force=True)
     s.claim(1, 200, 30, attempt=2)
     s.finish(1, 200, 40)
     s.call("retry_job", "queued", at=50, job_id=1)

@@ -86,12 +86,14 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         [
             (
                 "_lock_head",
-                f"and j.place <= _lock_head.due\n{' ' * 10}and j.run_at <= _lock_head.due",
+                "and coalesce(j.own_place, j.run_at) <= _lock_head.due\n"
+                f"{' ' * 10}and j.run_at <= _lock_head.due",
                 "",
             ),
             (
                 "_lock_lane",
-                f"and j.place <= c_end\n{' ' * 14}and j.run_at <= _lock_lane.due",
+                "and coalesce(j.own_place, j.run_at) <= c_end\n"
+                f"{' ' * 14}and j.run_at <= _lock_lane.due",
                 "",
             ),
         ],

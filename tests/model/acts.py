@@ -79,7 +79,7 @@ BOUNDS: list[dict[str, Any]] = [
     *({"max_starts": n, "per": 10 * SECOND} for n in (1, 3)),
     {"max_starts": 1, "per": 30 * SECOND, "burst": 2},
     {"max_running": 1, "max_starts": 2},
-    *({"is_reset": True}, {"is_reset": True, "max_running": 2}),
+    *({"reset": True}, {"reset": True, "max_running": 2}),
 ]
 
 
@@ -135,7 +135,7 @@ WRONG: list[dict[str, Any]] = [
     {"function": "release_jobs", "job_ids": [1], "lease_tokens": [None]},
     {"function": "heartbeat", "job_id": 1, "lease_token": None},
     {"function": "sweep_stale_leases", "max_jobs": 0},
-    {"function": "retry_job", "job_id": 1, "is_forced": None},
+    {"function": "retry_job", "job_id": 1, "force": None},
     {"function": "cancel_job", "job_id": None},
     {"function": "set_queue", "queue": "", "lease": SECOND},
     {"function": "set_queue", "queue": "mail", "backoff": {"kind": "none"}},
@@ -169,7 +169,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     "enqueue_after": {
         "picks": lists(PICKS, 0, 2, 200),
         "rule": ["cancel", "run", "wait"],
-        "before": [None, None, *PICKS],
+        "blocks": [None, None, *PICKS],
         "more": [{}, {}, {"ordering_key": "o"}, {"idempotency_key": "a"}],
         "is_batch": [False, True],
     },
@@ -199,7 +199,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
         "pick": PICKS,
         "error": ERRORS,
         "retry_in": [*[None] * 6, *MAYBE],
-        "is_fatal": [False, False, False, True],
+        "fatal": [False, False, False, True],
     },
     "snooze": {"pick": PICKS, "delay": SECONDS},
     "release": {"picks": lists(PICKS, 0, 3, 2000)},
@@ -207,7 +207,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     "heartbeat_many": {"picks": lists(PICKS, 0, 4, 2000), "lease": MAYBE},
     "progress": {"pick": PICKS, "percent": [0, 50, 100], "message": [None, None, *ERRORS]},
     "upkeep": {"max_jobs": [None, None, None, 1000, 1, 2]},
-    "retry": {"pick": PICKS, "is_forced": [False, True]},
+    "retry": {"pick": PICKS, "force": [False, True]},
     "cancel": {"pick": PICKS, "reason": [None, None, *ERRORS]},
     "change": {"pick": PICKS, "change": CHANGES},
     "brake": {
@@ -215,7 +215,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
         "queue": QUEUES,
         "reason": [None, None, *ERRORS],
     },
-    "set_queue": {"settings": SETTINGS, "queue": QUEUES, "is_reset": [False, True]},
+    "set_queue": {"settings": SETTINGS, "queue": QUEUES, "reset": [False, True]},
     "schedule": {
         "name": NAMES,
         "schedule": [*TEXTS],
@@ -239,7 +239,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     "drop": {},
     "start": {"given": RUNS},
     "restart_pipeline": {"pick": PICKS, "stage": ["b", "b", "a", "m", "z"]},
-    "resume_key": {"ordering_key": ["o", "schedule:s"]},
+    "resume_ordering_key": {"ordering_key": ["o", "schedule:s"]},
     "effect": {
         "function": ["record_effect", "record_effect", "complete_effect", "withdraw_effect"],
         "key": ["k", "l"],
@@ -261,7 +261,7 @@ WORK = (
     ["enqueue"] * 4 + ["enqueue_many"] * 2 + ["claim"] * 8 + ["finish"] * 3 + ["fail"] * 5
     + ["finish_many", "finish_and_claim", "snooze", "release", "heartbeat"] * 2
     + ["end_many"] * 2
-    + ["heartbeat_many", "progress", "resume_key", "brake", "set_queue", "begin"]
+    + ["heartbeat_many", "progress", "resume_ordering_key", "brake", "set_queue", "begin"]
     + ["ask_wrongly", "enqueue_after"] + ["effect"] * 3
     + ["upkeep"] * 3 + ["let_time_pass"] * 7 + ["retry", "cancel", "change", "end"] * 3
 )  # fmt: skip
@@ -270,8 +270,8 @@ PLAN = (
 )
 CAUSE = ["effect"] * 5 + ["enqueue_many", "claim", "let_time_pass"] * 2 + ["finish", "upkeep"]
 PASS = (
-    ["define"] * 2 + ["drop", "resume_key", "upkeep", "snooze", "finish_many", "begin", "end"]
-    + ["start", "claim", "finish"] * 5 + ["fail", "enqueue_after"] * 3
+    ["define"] * 2 + ["drop", "resume_ordering_key", "upkeep", "snooze", "finish_many"]
+    + ["begin", "end"] + ["start", "claim", "finish"] * 5 + ["fail", "enqueue_after"] * 3
     + ["cancel", "retry", "restart_pipeline", "let_time_pass"] * 2 + ["limit", "settle"]
 )  # fmt: skip
 LIMIT = (
@@ -283,7 +283,7 @@ QUEUE_UP = ["enqueue_many", "claim", "fail", "let_time_pass"] * 2 + [
     "retry",
     "cancel",
     "finish",
-    "resume_key",
+    "resume_ordering_key",
     "upkeep",
     "snooze",
 ]

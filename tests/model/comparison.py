@@ -16,7 +16,7 @@ def differences(model: Timetable, shown: dict[str, Rows]) -> list[str]:
         "job_errors": [[*ref, *row] for ref, row in model.errors.items()],
         "queues": [[*vars(queue).values()] for _, queue in model.queues.items()],
         "job_definitions": [[*vars(its).values()] for _, its in model.schedules.items()],
-        "stuck_keys": [[key, *row] for key, row in model.stuck.items()],
+        "halted_keys": [[key, *row] for key, row in model.halted.items()],
         "dependencies": [
             [child, parent] for child in model.parents for parent in model.parents[child]
         ],
@@ -28,7 +28,7 @@ def differences(model: Timetable, shown: dict[str, Rows]) -> list[str]:
             for stage in stages.values()
         ],
         "stage_runs": [[*ref, *row] for ref, row in model.stage_runs.items()],
-        "fires": [[*fire, *row] for fire, row in model.fires.items()],
+        "occurrences": [[*occurrence, *row] for occurrence, row in model.occurrences.items()],
     }
     return [
         f"{table}: {tell(table, shown[table], rows)}"

@@ -24,7 +24,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EMPTIED = (
     *("jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys"),
     *("pending_checks", "limits", "limit_slots", "limit_parts", "limit_starts", "fair_queues"),
-    *("job_definitions", "fires", "stuck_keys", "effects", "dependencies"),
+    *("job_definitions", "occurrences", "halted_keys", "effects", "dependencies"),
     *("pipeline_stages", "stage_runs"),
 )
 # Claims leave hints in settings of their session, and each example shall be the same again.
@@ -73,7 +73,7 @@ SHOWN = {
         r.name, r.schedule, r.job_type, r.catch_up, r.overlap, {anchored_at}, r.is_enabled,
         {next_run_at}, {last_run_at}, r.last_job_id
     """,
-    "stuck_keys": "r.ordering_key, r.job_id, {stuck_since}",
+    "halted_keys": "r.ordering_key, r.job_id, {halted_since}",
     "dependencies": "r.job_id, r.parent_id",
     "effects": """
         r.scope, r.key, r.job_id, r.lease_token, {recorded_at}, {completed_at}, r.result
@@ -87,7 +87,7 @@ SHOWN = {
         r.job_id, r.lease_token, r.pipeline, r.stage, r.status, r.queue, r.job_type,
         r.attempts, r.worker, {queued_at}, {started_at}, {finished_at}, r.stage_input, r.result
     """,
-    "fires": "r.definition, {scheduled_for}, r.outcome, r.job_id, {fired_at}",
+    "occurrences": "r.definition, {scheduled_for}, r.outcome, r.job_id, {fired_at}",
 }
 CLAIMED = """
     r.job_id, r.lease_token, r.queue, r.job_type, r.payload, r.priority, r.attempt,

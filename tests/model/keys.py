@@ -28,20 +28,20 @@ class Keys(Waiting):
             self._come_in(job)
         return rows
 
-    def _enqueue(self, before: int | None = None, **job: Any) -> list[Any]:
+    def _enqueue(self, blocks: int | None = None, **job: Any) -> list[Any]:
         """Return the id of the job, and whether it is a new one."""
-        waits = job.get("after") is not None or job.get("ordering_key") is not None
-        if before is not None and waits:
+        waits = job.get("depends_on") is not None or job.get("ordering_key") is not None
+        if blocks is not None and waits:
             raise Refused("22023")
         its, is_new = self._take_in(**job)
-        if before is not None:
-            self._wait_before(before, its, is_new)
+        if blocks is not None:
+            self._wait_before(blocks, its, is_new)
         return [its.id, is_new]
 
     def _take_in(
         self, job_type: str, unique_for: int | None = None, on_conflict: str = "keep",
         updated_at: int | None = None, max_wait: int | None = None,
-        after: list[int] | None = None, if_parent_dead: str = "cancel", **job: Any,
+        depends_on: list[int] | None = None, if_parent_dead: str = "cancel", **job: Any,
     ) -> tuple[Job, bool]:  # fmt: skip
         key: Any = job.get("idempotency_key")
         scope = (job.get("pipeline"), None if job.get("pipeline") else job_type)
@@ -57,7 +57,9 @@ class Keys(Waiting):
             return live or self.jobs[known], False
         delay, run_at = job.pop("delay", None), job.pop("run_at", None)
         when = self.now + (delay or 0) if run_at is None else run_at
-        its = live or self._put(after, if_parent_dead, **job, job_type=job_type, run_at=when)
+        its = live or self._put(
+            depends_on, if_parent_dead, **job, job_type=job_type, run_at=when
+        )
         if live and on_conflict != "keep":
             has_time = delay is not None or run_at is not None
             self._renew(live, on_conflict, when, has_time, max_wait, job)
@@ -92,7 +94,7 @@ class Keys(Waiting):
         live.payload, live.priority, live.attempts = payload, priority, 0
 
     def _put(
-        self, after: list[int] | None = None, if_parent_dead: str = "cancel",
+        self, depends_on: list[int] | None = None, if_parent_dead: str = "cancel",
         is_new: bool = True, **given: Any,
     ) -> Job:  # fmt: skip
         queue = given.get("queue", "default")
@@ -109,7 +111,7 @@ class Keys(Waiting):
         self.jobs[job.id] = job
         self.if_parent_dead[job.id] = if_parent_dead
         if is_new:
-            self._line_up(job, after, if_parent_dead)
+            self._line_up(job, depends_on, if_parent_dead)
         else:
             job.status = "blocked" if job.ordering_key else "queued"
         return job

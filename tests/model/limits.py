@@ -24,10 +24,10 @@ PATIENCE = 4  # claims in a row, each after ticks, that may leave a job that has
 class Limits(Model):
     """The model with its limits."""
 
-    def set_limit(self, is_reset: bool = False, **given: Any) -> Rows:
+    def set_limit(self, reset: bool = False, **given: Any) -> Rows:
         (whose,) = NAMES.keys() & given.keys()
         name = f"{NAMES[whose]} {given[whose]}"
-        known = Limit(name) if is_reset else self.limits.get(name) or Limit(name)
+        known = Limit(name) if reset else self.limits.get(name) or Limit(name)
         for field in ("max_running", "max_starts", "per", "burst", "weight"):
             if given.get(field) is not None:
                 setattr(known, field, given[field])

@@ -145,13 +145,13 @@ class Machine(RuleBasedStateMachine):
         self.play("enqueue_many", jobs=jobs)
 
     def enqueue_after(
-        self, picks: list[int], rule: str, before: int | None, more: dict[str, Any],
+        self, picks: list[int], rule: str, blocks: int | None, more: dict[str, Any],
         is_batch: bool,
     ) -> None:  # fmt: skip
         after = [job_id for job_id in map(self.job, picks) if job_id]
-        job = {"job_type": "t", "after": after, "if_parent_dead": rule, **more}
-        if before is not None:
-            job["before"] = self.job(before, lambda job: job.status == "blocked")
+        job = {"job_type": "t", "depends_on": after, "if_parent_dead": rule, **more}
+        if blocks is not None:
+            job["blocks"] = self.job(blocks, lambda job: job.status == "blocked")
         if is_batch:
             self.play("enqueue_many", jobs=[job, {"job_type": "u"}])
         else:
@@ -195,11 +195,11 @@ class Machine(RuleBasedStateMachine):
         said = {"refs": list(asked), "kinds": list(asked.values())}
         self.play("end_jobs", said, endings=endings)
 
-    def fail(self, pick: int, error: str, retry_in: int | None, is_fatal: bool) -> None:
+    def fail(self, pick: int, error: str, retry_in: int | None, fatal: bool) -> None:
         job_id, lease_token = self.lease(pick)
         self.play(
             "fail_job", job_id=job_id, lease_token=lease_token, error=error, error_type="E",
-            retry_in=retry_in, is_fatal=is_fatal,
+            retry_in=retry_in, fatal=fatal,
         )  # fmt: skip
 
     def snooze(self, pick: int, delay: int) -> None:
@@ -231,8 +231,8 @@ class Machine(RuleBasedStateMachine):
         else:
             self.play("sweep_stale_leases", max_jobs=max_jobs)
 
-    def retry(self, pick: int, is_forced: bool) -> None:
-        self.play("retry_job", job_id=self.job(pick), is_forced=is_forced)
+    def retry(self, pick: int, force: bool) -> None:
+        self.play("retry_job", job_id=self.job(pick), force=force)
 
     def cancel(self, pick: int, reason: str | None) -> None:
         self.play("cancel_job", job_id=self.job(pick), reason=reason)
@@ -245,8 +245,8 @@ class Machine(RuleBasedStateMachine):
         given = {"reason": reason} if function == "pause_queue" else {}
         self.play(function, queue=queue, **given)
 
-    def set_queue(self, settings: dict[str, Any], queue: str, is_reset: bool) -> None:
-        self.play("set_queue", queue=queue, **settings, is_reset=is_reset)
+    def set_queue(self, settings: dict[str, Any], queue: str, reset: bool) -> None:
+        self.play("set_queue", queue=queue, **settings, reset=reset)
 
     def schedule(self, **schedule: Any) -> None:
         self.play("schedule_job", **schedule)
@@ -289,8 +289,8 @@ class Machine(RuleBasedStateMachine):
         job_id = self.job(pick, lambda job: job.pipeline and not job.is_live)
         self.play("restart_pipeline", job_id=job_id, stage=stage)
 
-    def resume_key(self, ordering_key: str) -> None:
-        self.play("resume_key", ordering_key=ordering_key)
+    def resume_ordering_key(self, ordering_key: str) -> None:
+        self.play("resume_ordering_key", ordering_key=ordering_key)
 
     def effect(self, function: str, key: str, pick: int, word: str) -> None:
         job_id, lease_token = self.lease(pick)

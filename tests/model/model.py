@@ -162,12 +162,12 @@ class Model(Keys):
 
     def fail_job(
         self, job_id: int, lease_token: int, error: str, error_type: str | None = None,
-        retry_in: int | None = None, is_fatal: bool = False,
+        retry_in: int | None = None, fatal: bool = False,
     ) -> Rows:  # fmt: skip
         job = self.jobs.get(job_id)
         if job is None or not self._was_told(job, lease_token, error):
             job = self._held(job_id, lease_token)
-            self._fail(job, error, error_type, retry_in, is_fatal)
+            self._fail(job, error, error_type, retry_in, fatal)
         return [[job.status, job.run_at if job.status == "failed" else None]]
 
     def _was_told(self, job: Job, lease_token: int, error: str) -> bool:
@@ -180,7 +180,7 @@ class Model(Keys):
         return was_asked or self.errors.get((job.id, lease_token), [None])[-1] == error
 
     def _fail(
-        self, job: Job, error: str, error_type: str | None, retry_in: Any, is_fatal: bool
+        self, job: Job, error: str, error_type: str | None, retry_in: Any, fatal: bool
     ) -> None:
         if job.cancel_requested_at is not None:
             return self._end(job, "cancelled")
@@ -190,7 +190,7 @@ class Model(Keys):
         # Where a lease ended, and not twice in a row, the next try comes soon.
         is_soon = error_type == "lease_expired" and job.error_type != error_type
         job.last_error, job.error_type, job.failed_at = error, error_type, self.now
-        if is_fatal or job.attempts >= job.max_attempts:
+        if fatal or job.attempts >= job.max_attempts:
             return self._end(job, "dead")
         if retry_in is not None:
             job.run_at = self.now + retry_in

@@ -50,10 +50,15 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_open_queues", "where q.is_paused is not true", ""),
     ],
     "a job before its time": [
-        ("_lock_lane", f"and j.place <= c_end\n{' ' * 14}and j.run_at <= _lock_lane.due", "")
+        (
+            "_lock_lane",
+            "and coalesce(j.own_place, j.run_at) <= c_end\n"
+            f"{' ' * 14}and j.run_at <= _lock_lane.due",
+            "",
+        )
     ],
     "a lane in the order of its ids": [
-        ("_lock_lane", "order by j.place, j.id", "order by j.id")
+        ("_lock_lane", "order by coalesce(j.own_place, j.run_at), j.id", "order by j.id")
     ],
     "a key that is free too soon": [
         ("_hold_key", "coalesce(k.unique_until, '-infinity') <= v_now", "true")
@@ -141,7 +146,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_outcomes", "when _outcomes.is_live then 'skipped'", "when false then ''")
     ],
     "a late tick that makes up for all": [
-        ("_plan_fires", "then catch_up_max else 1 end", "then catch_up_max else 2 end")
+        ("_plan_occurrences", "then catch_up_max else 1 end", "then catch_up_max else 2 end")
     ],
 }
 # A guard that an index holds too is missing only without it.

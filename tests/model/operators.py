@@ -21,11 +21,11 @@ class Operated(Limits):
             raise Refused("RT001" if job is None else "RT003")
         return job
 
-    def retry_job(self, job_id: int, is_forced: bool = False) -> Rows:
+    def retry_job(self, job_id: int, force: bool = False) -> Rows:
         job = self.jobs.get(job_id)
         if job is None:
             raise Refused("RT001")
-        if job.status == "running" and not is_forced:
+        if job.status == "running" and not force:
             raise Refused("RT008")
         if not job.is_live:
             self._check_free(job)
@@ -52,8 +52,8 @@ class Operated(Limits):
         """Wait again for those that have not succeeded, and for the others of the key."""
         self.if_parent_dead[job.id] = "wait" if self.parents.get(job.id) else "cancel"
         job.status = "blocked"
-        if job.ordering_key and self.stuck.get(job.ordering_key, [0])[0] == job.id:
-            del self.stuck[job.ordering_key]
+        if job.ordering_key and self.halted.get(job.ordering_key, [0])[0] == job.id:
+            del self.halted[job.ordering_key]
             self._open_line(job.ordering_key)
         else:
             self._come_in(job)
@@ -81,10 +81,10 @@ class Operated(Limits):
         job.run_at = self.now + delay if run_at is None else run_at
         return [[job.run_at]]
 
-    def set_queue(self, queue: str, is_reset: bool = False, **given: Any) -> Rows:
+    def set_queue(self, queue: str, reset: bool = False, **given: Any) -> Rows:
         its = self.queues.setdefault(queue, Queue(queue))
         for name in ("lease", "max_attempts", "backoff"):
-            kept = None if is_reset else getattr(its, name)
+            kept = None if reset else getattr(its, name)
             setattr(its, name, given[name] if given.get(name) is not None else kept)
         return [[None]]
 

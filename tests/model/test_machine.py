@@ -21,7 +21,7 @@ PARTS = range(1, 11)
 EXAMPLES, STEPS = 1000, 5
 # What writes and is not played: it has a storm, or tells sessions and people something.
 LEFT_OUT = {
-    *("report_worker", "forget_worker", "wait_for_jobs", "stop_waiting"),
+    *("report_worker", "deregister_worker", "wait_for_jobs", "stop_waiting"),
     *("start_ticker", "stop_ticker", "tick_loop", "grant_queue", "revoke_queue"),
 }
 

@@ -67,7 +67,7 @@ class Timetable(Ledger):
             raise Refused("RT014")
         moment = self.now
         # A run by hand takes no planned time, and none that is taken.
-        while (name, moment) in self.fires or moment in (
+        while (name, moment) in self.occurrences or moment in (
             its.next_run_at, self._next(its, moment - 1, is_new=False),
         ):  # fmt: skip
             moment += 1
@@ -113,12 +113,12 @@ class Timetable(Ledger):
         if its.catch_up == "skip":
             wanted = [time for time in wanted if time >= self.now - MINUTE]
         if first not in wanted:
-            self.fires.setdefault((its.name, first), ["missed", None, self.now])
+            self.occurrences.setdefault((its.name, first), ["missed", None, self.now])
         fired, is_blocked = 0, self._is_in_the_way(its)
         for time in wanted:
-            if (its.name, time) not in self.fires:
+            if (its.name, time) not in self.occurrences:
                 if is_blocked:
-                    self.fires[its.name, time] = ["skipped", None, self.now]
+                    self.occurrences[its.name, time] = ["skipped", None, self.now]
                 else:
                     self._make(its, time, time)
                     fired += 1
@@ -135,4 +135,4 @@ class Timetable(Ledger):
             scheduled_for=scheduled_for, run_at=run_at,
         )  # fmt: skip
         its.last_job_id = job.id
-        self.fires[its.name, scheduled_for] = ["fired", job.id, self.now]
+        self.occurrences[its.name, scheduled_for] = ["fired", job.id, self.now]

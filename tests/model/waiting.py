@@ -1,7 +1,7 @@
 """What rota promises of jobs that wait for jobs.
 
 The jobs of an ordering key go one at a time, in the order of their ids; a dead one stops its
-key.  A job that comes after others is free when they have succeeded; of one that is dead or
+key.  A job that depends on others is free when they have succeeded; of one that is dead or
 was cancelled its own rule says what becomes of it.
 
 Who makes a job free opens it.  Ticks find the others by the checks that were left for them, but
@@ -28,7 +28,7 @@ class Waiting:
         self.queues: dict[str, Queue] = {}
         # Of a key and what it belongs to: job, unique_until, newest version.
         self.memory: dict[Any, list[Any]] = {}
-        self.stuck: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when
+        self.halted: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when
         self.parents: dict[int, set[int]] = {}  # of a job: those that have not succeeded
         self.if_parent_dead: dict[int, str] = {}
         self.checks: set[tuple[str, str, int]] = set()  # what to look at, and who left it
@@ -44,18 +44,18 @@ class Waiting:
         self.pipelines: dict[str, dict[str, Stage]] = {}
         self.stage_runs: dict[tuple[int, int], list[Any]] = {}  # of leases that ended a stage
         self.schedules: dict[str, Schedule] = {}
-        self.fires: dict[tuple[str, int], list[Any]] = {}
+        self.occurrences: dict[tuple[str, int], list[Any]] = {}
 
-    def _line_up(self, job: Job, after: list[int] | None, if_parent_dead: str) -> None:
+    def _line_up(self, job: Job, depends_on: list[int] | None, if_parent_dead: str) -> None:
         """Let a new job wait for what it has to."""
         if job.ordering_key:
             job.skip_dead = bool(job.skip_dead)
-        job.status = "queued" if job.ordering_key is None and after is None else "blocked"
+        job.status = "queued" if job.ordering_key is None and depends_on is None else "blocked"
         if job.status == "queued":
             return
         self.if_parent_dead[job.id] = if_parent_dead
         self.parents[job.id] = {
-            parent for parent in after or () if self.jobs[parent].status != "succeeded"
+            parent for parent in depends_on or () if self.jobs[parent].status != "succeeded"
         }
         if self.coming is None:
             self._come_in(job)
@@ -69,7 +69,7 @@ class Waiting:
             job.status = "blocked" if self.parents.get(job.id) else "queued"
             return
         line = self._line(job.ordering_key)
-        is_free = job.ordering_key not in self.stuck and line[0] is job
+        is_free = job.ordering_key not in self.halted and line[0] is job
         if is_free and not self.parents.get(job.id) and {j.status for j in line} == {"blocked"}:
             job.status = "queued"
         else:
@@ -82,20 +82,20 @@ class Waiting:
         line = [job for job in self.jobs.values() if job.ordering_key == key and job.is_live]
         return sorted(line, key=lambda job: job.id)
 
-    def _wait_before(self, before: int, job: Job, is_new: bool) -> None:
+    def _wait_before(self, blocks: int, job: Job, is_new: bool) -> None:
         """Let a blocked job wait for one more, which waits for nothing."""
         is_ordered = job.ordering_key is not None and job.status != "succeeded"
         if not is_new and (is_ordered or job.status in ("blocked", "dead", "cancelled")):
             raise Refused("22023")
-        waiting = self.jobs.get(before)
+        waiting = self.jobs.get(blocks)
         if waiting is None or not waiting.is_live:
             raise Refused("RT003" if waiting else "RT001")
         if waiting.status != "blocked":
             raise Refused("RT013")
         if job.status != "succeeded":
-            self.parents.setdefault(before, set()).add(job.id)
+            self.parents.setdefault(blocks, set()).add(job.id)
         if not is_new:
-            self._check("job", before)
+            self._check("job", blocks)
 
     def _tell_children(self, job: Job) -> None:
         """A job has ended: those that wait for it start, if it succeeded, or hear of it."""
@@ -125,7 +125,7 @@ class Waiting:
 
     def _open_line(self, key: str) -> None:
         line = self._line(key)
-        if key in self.stuck or {job.status for job in line} != {"blocked"}:
+        if key in self.halted or {job.status for job in line} != {"blocked"}:
             return
         parents = self.parents.get(line[0].id)
         if not parents:
@@ -135,7 +135,7 @@ class Waiting:
 
     def _leave_line(self, job: Job) -> None:
         if job.ordering_key and job.status == "dead" and not job.skip_dead:
-            self.stuck.setdefault(job.ordering_key, [job.id, self.now])
+            self.halted.setdefault(job.ordering_key, [job.id, self.now])
         elif job.ordering_key:
             self._open_line(job.ordering_key)
 
@@ -190,9 +190,9 @@ class Waiting:
     ) -> None:
         raise NotImplementedError
 
-    def resume_key(self, ordering_key: str) -> Rows:
-        if ordering_key not in self.stuck:
+    def resume_ordering_key(self, ordering_key: str) -> Rows:
+        if ordering_key not in self.halted:
             raise Refused("RT012")
-        halted = self.stuck.pop(ordering_key)[:1]
+        halted = self.halted.pop(ordering_key)[:1]
         self._open_line(ordering_key)
         return [halted]

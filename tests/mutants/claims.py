@@ -88,7 +88,7 @@ CLAIMS = (
         sql(
             "jobs/claim",
             """\
-              and j.place <= c_end
+              and coalesce(j.own_place, j.run_at) <= c_end
               and j.run_at <= _lock_lane.due
 """,
             "",
@@ -101,7 +101,7 @@ CLAIMS = (
         sql(
             "jobs/claim",
             """\
-          and j.place <= _lock_head.due
+          and coalesce(j.own_place, j.run_at) <= _lock_head.due
           and j.run_at <= _lock_head.due
 """,
             "",
@@ -114,11 +114,11 @@ CLAIMS = (
         sql(
             "jobs/claim",
             """\
-                  and j.place <= c.until
+                  and coalesce(j.own_place, j.run_at) <= c.until
                   and j.run_at <= _lock_merged.due
-                  and (j.place, j.id)""",
+                  and (coalesce(j.own_place, j.run_at), j.id)""",
             """\
-                  and (j.place, j.id)""",
+                  and (coalesce(j.own_place, j.run_at), j.id)""",
         ),
         sql(
             "jobs/claim",
@@ -202,7 +202,11 @@ CLAIMS = (
         "hint-before-the-urgent",
         "Who has a hint does not see a more urgent lane.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "and u.lane < _lock_head.start[3]::integer", "and false"),
+        sql(
+            "jobs/claim",
+            "and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer",
+            "and false",
+        ),
     ),
     mutant(
         "hint-of-all-there-is",
@@ -210,7 +214,7 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "              and j.lane > v_start[3]::integer\n",
+            "              and coalesce(j.own_lane, j.priority) > v_start[3]::integer\n",
             "and false\n",
         ),
     ),

@@ -408,7 +408,7 @@ ONCE = (
         "sql/schedules/test_occurrences.py races/test_tickers.py",
         sql(
             "tables/schedules",
-            "    constraint fires_pkey primary key (definition, scheduled_for),\n",
+            "    constraint occurrences_pkey primary key (definition, scheduled_for),\n",
             "",
         ),
     ),

@@ -175,7 +175,7 @@ WORKER = (
         "fatal-is-failed",
         "FatalError is an error like any other.",
         "client/test_worker.py",
-        client("worker/outcomes", "is_fatal=isinstance(error, FatalError)", "is_fatal=False"),
+        client("worker/outcomes", "fatal=isinstance(error, FatalError)", "fatal=False"),
     ),
     mutant(
         "cancelled-ends-nothing",

@@ -23,15 +23,15 @@ ANSWER = "::text as answer"
 OPERATIONS = {
     "enqueue ordered": _enqueue("ordering_key => 'o'"),
     "enqueue limited": _enqueue("limit_key => 'c:1'"),
-    "enqueue after": _enqueue(f"after => array[{JOB}]"),
-    "enqueue before": _enqueue(f"before => {THIRD}"),
-    "enqueue before second": _enqueue(f"before => {SECOND}"),
+    "enqueue after": _enqueue(f"depends_on => array[{JOB}]"),
+    "enqueue before": _enqueue(f"blocks => {THIRD}"),
+    "enqueue before second": _enqueue(f"blocks => {SECOND}"),
     "enqueue many": "select m.is_new from rota.enqueue_many(jsonb_build_array("
     "jsonb_build_object('job_type', 't', 'queue', 'q', 'limit_key', 'c:1'), jsonb_build_object("
-    f"'job_type', 't', 'queue', 'q', 'ordering_key', 'o', 'after', array[{JOB}]))) as m",
+    f"'job_type', 't', 'queue', 'q', 'ordering_key', 'o', 'depends_on', array[{JOB}]))) as m",
     "finish": f"select rota.finish_job({LEASE}) as answer",
     "fail": f"select f.* from rota.fail_job({LEASE}, %(me)s) as f",
-    "fail for good": f"select f.* from rota.fail_job({LEASE}, %(me)s, is_fatal => true) as f",
+    "fail for good": f"select f.* from rota.fail_job({LEASE}, %(me)s, fatal => true) as f",
     "release": f"select r.is_released from rota.release_jobs({BATCH}) as r",
     "snooze": f"select rota.snooze_job({LEASE}, '1 hour') as run_at",
     "sweep": "select rota.sweep_stale_leases() as swept",
@@ -41,10 +41,10 @@ OPERATIONS = {
     "retry second": f"select rota.retry_job({SECOND}) as answer",
     "set priority": f"select rota.set_priority({JOB}, 5){ANSWER}",
     "reschedule": f"select rota.reschedule_job({JOB}, delay => '1 hour') as run_at",
-    "resume key": "select rota.resume_key('o') as job_id",
+    "resume key": "select rota.resume_ordering_key('o') as job_id",
     "limit key": f"select rota.set_limit(limit_key => 'c:1', max_running => 2){ANSWER}",
     "limit type": f"select rota.set_limit(job_type => 't', max_running => 100){ANSWER}",
-    "limit no more": f"select rota.set_limit(limit_key => 'c:*', is_reset => true){ANSWER}",
+    "limit no more": f"select rota.set_limit(limit_key => 'c:*', reset => true){ANSWER}",
     "set queue": f"select rota.set_queue('q', lease => '1 hour'){ANSWER}",
     "pause": f"select rota.pause_queue('q'){ANSWER}",
     "resume": f"select rota.resume_queue('q'){ANSWER}",
@@ -58,7 +58,7 @@ _NEW = [
     "select rota.set_limit(limit_key => 'c:*', max_running => 1)",
     _enqueue("ordering_key => 'o', limit_key => 'c:1'"),
     _enqueue("ordering_key => 'o'"),
-    "select rota.enqueue('t', queue => 'q', after => array[min(j.id)],"
+    "select rota.enqueue('t', queue => 'q', depends_on => array[min(j.id)],"
     " if_parent_dead => 'wait') from rota.jobs as j",
     _enqueue("limit_key => 'c:1'"),
     _CHECK,
@@ -67,7 +67,7 @@ _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"
 _LAPSE = "select from rota.claim_jobs('first', '{q}', lease => '1 second')"
 _END = " from rota.jobs as j where j.status = 'running'"
 _FINISH = "select rota.finish_job(j.id, j.lease_token)" + _END
-_DIE = "select rota.fail_job(j.id, j.lease_token, 'bad', is_fatal => true)" + _END
+_DIE = "select rota.fail_job(j.id, j.lease_token, 'bad', fatal => true)" + _END
 STATES = {
     "waiting": _NEW,
     "running": [*_NEW, _CLAIM],
@@ -93,7 +93,7 @@ LINES = Game(
         _CHECK, _LATER, _CHECK,
         "select rota.resume_queue('q');"
         " select rota.set_limit(limit_key => l.limit_key, job_type => l.job_type,"
-        " is_reset => true) from rota.limits as l",
+        " reset => true) from rota.limits as l",
         # A check of a limit that was just looked at is due two seconds later.
         *(_LATER, _ENTER, _CHECK) * 3,
         "select from rota.claim_jobs('last', '{q}', 1000)",
@@ -118,7 +118,7 @@ LINES = Game(
             where o.ordering_key = j.ordering_key and (o.id < j.id or o.status <> 'blocked')
           )
           and not exists (
-            select from rota.stuck_keys as s where s.ordering_key = j.ordering_key
+            select from rota.halted_keys as s where s.ordering_key = j.ordering_key
           )
     """,
 )  # fmt: skip

@@ -51,7 +51,7 @@ OPERATIONS = {
     "finish": f"select rota.finish_job({LEASE}) as answer",
     "finish batch": f"select f.outcome from rota.finish_jobs({BATCH}) as f",
     "fail": f"select f.* from rota.fail_job({LEASE}, %(me)s) as f",
-    "fail for good": f"select f.* from rota.fail_job({LEASE}, %(me)s, is_fatal => true) as f",
+    "fail for good": f"select f.* from rota.fail_job({LEASE}, %(me)s, fatal => true) as f",
     "release": f"select r.is_released from rota.release_jobs({BATCH}) as r",
     "snooze": f"select rota.snooze_job({LEASE}, '1 hour') as run_at",
     "heartbeat": f"select h.* from rota.heartbeat({LEASE}) as h",
@@ -76,7 +76,7 @@ _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"
 _LAPSE = "select from rota.claim_jobs('first', '{q}', lease => '1 second')"
 _FINISH = "select rota.finish_job(j.id, j.lease_token) from rota.jobs as j"
 _FAIL = "select from rota.jobs as j, rota.fail_job(j.id, j.lease_token, 'first')"
-_DIE = _FAIL.replace("'first'", "'first', is_fatal => true")
+_DIE = _FAIL.replace("'first'", "'first', fatal => true")
 _CANCEL = "select rota.cancel_job(j.id, 'first') from rota.jobs as j"
 _RERUN = _enqueue("on_conflict => 'rerun'", by="'next'")
 _VERSION = _enqueue("on_conflict => 'rerun', updated_at => '2026-01-01'", by="'first'")

@@ -27,7 +27,7 @@ SECOND = "%(second_id)s::bigint"
 FIRST_CLAIM = "extract(epoch from timestamptz '2026-03-01 11:03:00+00') * 1000000"
 EARLIER = f"%(job_id)s::bigint, ({FIRST_CLAIM})::bigint"
 BATCH = "array[%(job_id)s::bigint], array[%(token)s::bigint]"
-AFTER = "after => array[%(job_id)s::bigint]"
+AFTER = "depends_on => array[%(job_id)s::bigint]"
 OPERATIONS = {
     "start": _start("idempotency_key => 'k', ordering_key => 'o'"),
     "start another": _start("ordering_key => 'o'"),
@@ -49,7 +49,7 @@ OPERATIONS = {
     "finish earlier batch": "select f.outcome from rota.finish_jobs("
     f"array[%(job_id)s::bigint], array[({FIRST_CLAIM})::bigint]) as f",
     "fail earlier": f"select f.* from rota.fail_job({EARLIER}, %(me)s) as f",
-    "fail for good": f"select f.* from rota.fail_job({LEASE}, %(me)s, is_fatal => true) as f",
+    "fail for good": f"select f.* from rota.fail_job({LEASE}, %(me)s, fatal => true) as f",
     "sweep": "select rota.sweep_stale_leases() as swept",
     "cancel": f"select rota.cancel_job({JOB}, %(me)s) as answer",
     "cancel second": f"select rota.cancel_job({SECOND}, %(me)s) as answer",
@@ -68,13 +68,12 @@ _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"
 _LAPSE = "select from rota.claim_jobs('first', '{q}', lease => '1 second')"
 _FINISH = "select rota.finish_job(j.id, j.lease_token, '1') from rota.jobs as j"
 _FINISH += " where j.status = 'running'"
-_FAIL = (
-    "select from rota.jobs as j, rota.fail_job(j.id, j.lease_token, 'bad', is_fatal => true)"
-)
+_FAIL = "select from rota.jobs as j, rota.fail_job(j.id, j.lease_token, 'bad', fatal => true)"
 _FAIL += " where j.status = 'running'"
 _CANCEL = "select rota.cancel_job(j.id, 'first') from rota.jobs as j where j.status = 'running'"
 _CHILD = (
-    "select rota.enqueue('c', queue => 'q', after => array[min(r.id)]) from rota.job_runs as r"
+    "select rota.enqueue('c', queue => 'q', depends_on => array[min(r.id)])"
+    " from rota.job_runs as r"
 )
 _NEXT = _start("ordering_key => 'o'", by="'next'")
 _CHECK = "select rota._do_checks(1000)"

@@ -35,7 +35,7 @@ OPERATIONS = {
     "run now": "select rota.run_schedule_now('s') as job_id",
     "claim": "select c.job_id, c.attempt, c.scheduled_for from rota.claim_jobs(%(me)s) as c",
     "finish": f"select rota.finish_job({LEASE}) as answer",
-    "fail": f"select f.* from rota.fail_job({LEASE}, %(me)s, is_fatal => true) as f",
+    "fail": f"select f.* from rota.fail_job({LEASE}, %(me)s, fatal => true) as f",
     "cancel": f"select rota.cancel_job({JOB}, %(me)s) as answer",
     "retry": f"select rota.retry_job({JOB}) as answer",
 }

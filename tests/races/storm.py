@@ -319,7 +319,11 @@ class History:
 
         def is_about(row: dict[str, Any]) -> bool:
             named = {row.get(name) for name in ("id", "job_id", "enqueue")}
-            named |= {*row.get("job_ids", []), *(row.get("after") or []), row.get("before")}
+            named |= {
+                *row.get("job_ids", []),
+                *(row.get("depends_on") or []),
+                row.get("blocks"),
+            }
             keys = {row.get(name) for name in ("idempotency_key", "ordering_key", "key")}
             return key in keys or bool(named & ids)
 

@@ -6,7 +6,7 @@ and the lives of those jobs.  What must be true:
 1. A job starts, which is to stop being blocked, once; and only when each of its parents has
    succeeded since it was enqueued or was so then; with `run` dead or cancelled will do.
 2. Only with `cancel` is it cancelled for them, and only when one is dead or cancelled.
-3. Who names a job in `before` is one of its parents, or is refused.
+3. Who names a job in `blocks` is one of its parents, or is refused.
 4. Each job comes to its end, and it is left on record who waits for whom only of jobs that were
    cancelled: so that a retry waits for those parents again.
 """
@@ -25,7 +25,7 @@ from races.storm_work import BACKOFF, ENDED, REFUSALS, is_start
 
 ASKING = {"enqueue", "enqueue_many"}
 POLICIES = ["cancel", "run", "wait"]
-# Of who is named in `before`: it has ended, or it has started.
+# Of who is named in `blocks`: it has ended, or it has started.
 REFUSED = {asking: {"RT003", "RT013"} for asking in ASKING}
 # So few that they are soon parents and children of each other.
 RECENT = "select id from rota.jobs order by id desc limit 12"
@@ -102,12 +102,12 @@ def new_job(player: Player) -> dict[str, Any]:
     how = player.random.choices(["plain", "after", "before"], [35, 45, 20])[0]
     before = pick(player, BLOCKED, 1) if how == "before" else []
     if before:
-        job["before"] = before[0]
+        job["blocks"] = before[0]
     if how == "after":
         parents = pick(player, RECENT, 3)
         if player.memory.get("seen") and player.chance(0.3):
             parents.append(player.random.choice(player.memory["seen"]))
-        job["after"] = parents
+        job["depends_on"] = parents
         job["if_parent_dead"] = player.random.choice(POLICIES)
     return job
 
@@ -134,12 +134,12 @@ def split(player: Player) -> None:
         job_type="t",
         max_attempts=2,
         backoff=BACKOFF,
-        after=[held[-1][0]],
+        depends_on=[held[-1][0]],
         if_parent_dead=player.random.choice(POLICIES),
     )
     part = {"job_type": "t", "max_attempts": 2, "backoff": BACKOFF}
     if last.is_done:
-        part["before"] = last.rows[0]["enqueue"]
+        part["blocks"] = last.rows[0]["enqueue"]
     for _ in range(player.random.randint(0, 2)):
         with player.transaction(is_committed=player.chance(0.8)):
             player.call("enqueue_many", jobs=[part] * player.random.randint(1, 3))
@@ -170,10 +170,10 @@ def find_children(history: History) -> dict[int, Child]:
             ]
     for job_id, job, call in asked:
         policy = job.get("if_parent_dead", "cancel")
-        children[job_id] = Child(call, policy, dict.fromkeys(job.get("after", []), call))
+        children[job_id] = Child(call, policy, dict.fromkeys(job.get("depends_on", []), call))
     for job_id, job, call in asked:
-        if "before" in job:
-            children[job["before"]].parents[job_id] = call
+        if "blocks" in job:
+            children[job["blocks"]].parents[job_id] = call
     return children
 
 

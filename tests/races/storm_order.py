@@ -33,7 +33,7 @@ class Order:
     """The feature; see the form in storm.py."""
 
     name = "order"
-    places = ("jobs", "finished_jobs", "stuck_keys")
+    places = ("jobs", "finished_jobs", "halted_keys")
 
     def setup(self, db: psycopg.Connection[Any]) -> None:
         pass
@@ -43,10 +43,10 @@ class Order:
         player.random.choices(steps, [13, 3, 34, 36, 6, 8])[0](player)
 
     def drain(self, player: Player) -> bool:
-        stuck = player.connection.execute("select ordering_key, job_id from rota.stuck_keys")
-        for row in stuck.fetchall():
+        halted = player.connection.execute("select ordering_key, job_id from rota.halted_keys")
+        for row in halted.fetchall():
             if player.chance(0.5):
-                player.call("resume_key", ordering_key=row["ordering_key"])
+                player.call("resume_ordering_key", ordering_key=row["ordering_key"])
             else:
                 player.call("retry_job", job_id=row["job_id"])
         storm_dependencies.retry_parents(player)
@@ -58,7 +58,11 @@ class Order:
             events[history.keys[step.job_id]].append(step)
         for change in history.changes:
             call = history.calls.get(change.call)
-            if change.place == "stuck_keys" and call and call.function == "resume_key":
+            if (
+                change.place == "halted_keys"
+                and call
+                and call.function == "resume_ordering_key"
+            ):
                 events[(change.old or {})["ordering_key"]].append(change)
         return [
             *storm_work.check_jobs(history),
@@ -84,7 +88,7 @@ def new_job(player: Player) -> dict[str, Any]:
     }
     seen = player.memory.get("seen", [])
     if seen and player.chance(0.1):
-        job["after"] = [player.random.choice(seen)]
+        job["depends_on"] = [player.random.choice(seen)]
         job["if_parent_dead"] = player.random.choice(storm_dependencies.POLICIES)
     return job
 
@@ -123,7 +127,7 @@ def upkeep(player: Player) -> None:
 
 def operate(player: Player) -> None:
     if player.chance(0.4):
-        player.call("resume_key", ordering_key=random_key(player))
+        player.call("resume_ordering_key", ordering_key=random_key(player))
     else:
         storm_work.operate(player)
 
@@ -132,23 +136,23 @@ def check_life(key: str, events: list[Step | Change]) -> Iterator[Violation]:
     """One job at a time, the lowest id first, and none behind one that is dead."""
     live: dict[int, Call] = {}
     head: int | None = None
-    stuck: int | None = None
+    halted: int | None = None
     for event in sorted(events, key=lambda event: event.number):
         if isinstance(event, Change):
-            stuck = None
+            halted = None
             continue
         job_id, call, after = event.job_id, event.call, event.after or {}
         was, status = event.statuses
         if was in ENDED | {"none"}:
             live[job_id] = call
-            stuck = None if stuck == job_id else stuck
+            halted = None if halted == job_id else halted
         problem = ""
         if status in LIVE and was not in LIVE:
             ahead = [i for i in live if i < job_id and live[i].ended < call.began]
             if head is not None:
                 problem = f"had job {job_id} started beside job {head}"
-            elif stuck is not None:
-                problem = f"went on with job {job_id}, although job {stuck} is dead"
+            elif halted is not None:
+                problem = f"went on with job {job_id}, although job {halted} is dead"
             elif ahead:
                 problem = f"had job {job_id} started before {ahead}"
             head = job_id
@@ -158,12 +162,12 @@ def check_life(key: str, events: list[Step | Change]) -> Iterator[Violation]:
             head = None if head == job_id else head
             del live[job_id]
         if status == "dead" and not after["skip_dead"]:
-            stuck = job_id
+            halted = job_id
         if problem:
             yield Violation(problem, key, call.name)
             return
     if live:
-        yield Violation(f"is left with jobs {[*live]}, {stuck=}", key)
+        yield Violation(f"is left with jobs {[*live]}, {halted=}", key)
 
 
 def check_retry(history: History, call: Call) -> Iterator[Violation]:

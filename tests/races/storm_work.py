@@ -36,7 +36,7 @@ STEPS = {
     "fail_job": FAILED,
     "sweep_stale_leases": FAILED,
     "tick": FAILED | {("blocked", "cancelled")},
-    "resume_key": {OPENED},
+    "resume_ordering_key": {OPENED},
     "snooze_job": GIVEN_BACK,
     "release_jobs": GIVEN_BACK,
     "cancel_job": {(status, "cancelled") for status in ("blocked", "queued", "failed")}
@@ -53,7 +53,7 @@ REFUSALS = {
     "snooze_job": LOST,
     "cancel_job": {"RT003"},
     "retry_job": {"RT007", "RT008"},
-    "resume_key": {"RT012"},
+    "resume_ordering_key": {"RT012"},
     "record_effect": {*LOST, "RT010"},
     "complete_effect": {*LOST, "RT011"},
     "withdraw_effect": {*LOST, "RT011"},
@@ -97,7 +97,7 @@ def end(player: Player) -> None:
     elif how == "release_jobs":
         player.call(how, **many)
     else:
-        player.call("fail_job", **one, error=how, is_fatal=how == "fatal")
+        player.call("fail_job", **one, error=how, fatal=how == "fatal")
     return None
 
 
@@ -114,7 +114,7 @@ def operate(player: Player) -> None:
     if player.chance(0.5):
         player.call("cancel_job", job_id=job_id)
     else:
-        player.call("retry_job", job_id=job_id, is_forced=player.chance(0.3))
+        player.call("retry_job", job_id=job_id, force=player.chance(0.3))
 
 
 def drain(player: Player, **arguments: Any) -> bool:
@@ -203,7 +203,7 @@ def _check_job(history: History, steps: list[Step]) -> Iterator[Violation]:
         last = step.after
 
 
-PLACE = {"hold", "own_lane", "own_place", "lane", "place", "opened_for"}
+PLACE = {"hold", "own_lane", "own_place", "opened_for"}
 
 
 def _is_placed(step: Step) -> bool:

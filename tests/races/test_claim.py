@@ -192,8 +192,8 @@ def test_tokens_grow_through_everything_that_can_happen_to_a_job(
         ("release_jobs", {"job_ids": [job_id], "lease_tokens": None}),
         ("snooze_job", {"job_id": job_id, "lease_token": 0, "delay": "0"}),
         ("fail_job", {"job_id": job_id, "lease_token": 0, "error": "x", "retry_in": "0"}),
-        ("retry_job", {"job_id": job_id, "is_forced": True}),
-        ("fail_job", {"job_id": job_id, "lease_token": 0, "error": "x", "is_fatal": True}),
+        ("retry_job", {"job_id": job_id, "force": True}),
+        ("fail_job", {"job_id": job_id, "lease_token": 0, "error": "x", "fatal": True}),
         ("finish_job", {"job_id": job_id, "lease_token": 0}),
         ("sweep_stale_leases", {}),
     ]

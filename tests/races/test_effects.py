@@ -413,7 +413,7 @@ def test_a_crowd_meets_no_deadlock_and_completes_each_effect_once(
                     if error.sqlstate not in ("RT003", "RT010", "RT011"):
                         problems.append(f"{name}: {error.sqlstate} {error}")
             if turn % 5:
-                session.fetch(*call("retry_job", job_id=lease.job_id, is_forced=True))
+                session.fetch(*call("retry_job", job_id=lease.job_id, force=True))
                 session.fetch(*call("cancel_job", job_id=lease.job_id))
 
     threads = [threading.Thread(target=act, args=(n, session())) for n in range(8)]

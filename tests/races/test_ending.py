@@ -29,7 +29,7 @@ class Claimed:
         self.release = call("release_jobs", job_ids=[self.job_id], lease_tokens=[self.token])
         self.cancel = call("cancel_job", job_id=self.job_id)
         self.retry = call("retry_job", job_id=self.job_id)
-        self.retry_forced = call("retry_job", job_id=self.job_id, is_forced=True)
+        self.retry_forced = call("retry_job", job_id=self.job_id, force=True)
 
 
 SWEEP = call("sweep_stale_leases")
@@ -283,7 +283,7 @@ def test_two_retries_of_a_dead_job_bring_it_back_once(
     a: Session, b: Session, job: Claimed
 ) -> None:
     """The job is dead; A retries it and stays open; B retries it and waits; A commits."""
-    a.fetch(*call("fail_job", **job.ref, error="x", is_fatal=True))
+    a.fetch(*call("fail_job", **job.ref, error="x", fatal=True))
 
     with a.transaction():
         assert a.fetch(*job.retry) == [("queued",)]
@@ -339,7 +339,7 @@ def test_retry_of_a_dead_job_waits_for_the_same_key_and_is_refused(
 ) -> None:
     """A enqueues the dead job's key and stays open; B retries it and waits; A commits."""
     dead = Claimed(a, idempotency_key="k")
-    a.fetch(*call("fail_job", **dead.ref, error="x", is_fatal=True))
+    a.fetch(*call("fail_job", **dead.ref, error="x", fatal=True))
 
     with a.transaction():
         a.fetch(*call("enqueue", job_type="t", idempotency_key="k"))
@@ -397,7 +397,7 @@ def test_retry_of_an_old_job_and_retention_take_it_once(
     clock.set("2026-03-01 12:00:00+00")
     a.fetch(*call("set_queue", queue="default", keep_dead="1 day"))
     dead = Claimed(a)
-    a.fetch(*call("fail_job", **dead.ref, error="x", is_fatal=True))
+    a.fetch(*call("fail_job", **dead.ref, error="x", fatal=True))
     clock.set("2026-03-20 12:00:00+00")
 
     with a.transaction():

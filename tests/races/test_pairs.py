@@ -77,7 +77,7 @@ class Bench:
             self._clock.advance("1 minute")
         if self.state == "dead":
             self.b.fetch(
-                "select from rota.fail_job(%s, %s, 'fatal', is_fatal => true)", (job_id, token)
+                "select from rota.fail_job(%s, %s, 'fatal', fatal => true)", (job_id, token)
             )
         elif self.state == "succeeded":
             self.b.fetch("select rota.finish_job(%s, %s)", (job_id, token))

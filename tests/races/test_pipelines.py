@@ -28,7 +28,7 @@ OPERATIONS = {
     "array[%(job_id)s::bigint], array[%(token)s::bigint])",
     "fail": "select f.status from rota.fail_job(%(job_id)s, %(token)s, 'no') as f",
     "fail for good": "select f.status from rota.fail_job(%(job_id)s, %(token)s, 'no',"
-    " is_fatal => true) as f",
+    " fatal => true) as f",
     "snooze": "select rota.snooze_job(%(job_id)s, %(token)s, '1 hour') is null",
     "release": "select r.is_released from rota.release_jobs(array[%(job_id)s::bigint], "
     "array[%(token)s::bigint]) as r",
@@ -89,7 +89,7 @@ def test_a_run_that_is_forgotten_while_a_job_comes_after_it(
         b.fetch(*call("cancel_job", job_id=run_id))
         db.execute("select pg_advisory_lock(%s)", [GATE])
         a.fetch(ARM, [stop])
-        pending = a.start(*call("enqueue", job_type="t", after=[run_id]))
+        pending = a.start(*call("enqueue", job_type="t", depends_on=[run_id]))
         is_stopped = pending.wait_settled()
         b.fetch("delete from rota.finished_jobs")
         db.execute("select pg_advisory_unlock(%s)", [GATE])
@@ -121,7 +121,7 @@ def test_a_run_is_in_one_stage_whatever_is_done_to_it_at_once(
         job_id, token = claim(b)
         job = {"job_id": job_id, "token": token, "first_token": first_token}
         if state != "running":
-            kind = {"error": "no", "is_fatal": True}
+            kind = {"error": "no", "fatal": True}
             if state == "cancelled":
                 b.fetch(*call("cancel_job", job_id=job_id))
             b.fetch(*call("fail_job", job_id=job_id, lease_token=token, **kind))
@@ -161,7 +161,7 @@ def test_restart_waits_for_an_open_retry_and_is_refused(a: Session, b: Session) 
     """A retries the dead stage and stays open; B restarts elsewhere and waits; A commits."""
     run_id = begin(a)
     job_id, token = claim(a)
-    a.fetch(*call("fail_job", job_id=job_id, lease_token=token, error="no", is_fatal=True))
+    a.fetch(*call("fail_job", job_id=job_id, lease_token=token, error="no", fatal=True))
 
     with a.transaction():
         a.fetch(*call("retry_job", job_id=job_id))
@@ -176,7 +176,7 @@ def test_retry_waits_for_an_open_restart_and_leaves_the_stage(a: Session, b: Ses
     """A restarts a dead job elsewhere and stays open; B retries it and waits; A commits."""
     run_id = begin(a)
     job_id, token = claim(a)
-    a.fetch(*call("fail_job", job_id=job_id, lease_token=token, error="no", is_fatal=True))
+    a.fetch(*call("fail_job", job_id=job_id, lease_token=token, error="no", fatal=True))
 
     with a.transaction():
         a.fetch(*call("restart_pipeline", job_id=job_id, stage="two"))
@@ -291,7 +291,7 @@ def test_a_child_that_comes_while_a_stage_ends_waits_for_the_run(
 
     with a.transaction():
         a.fetch(*call("finish_job", job_id=job_id, lease_token=token, **finish))
-        pending = b.start(*call("enqueue", job_type="child", after=[run_id]))
+        pending = b.start(*call("enqueue", job_type="child", depends_on=[run_id]))
         pending.wait_settled()
 
     child = pending.result()[0][0]
@@ -308,7 +308,7 @@ def test_a_stage_that_ends_while_a_child_comes_finds_it(a: Session, b: Session) 
     job_id, token = claim(a)
 
     with a.transaction():
-        ((child,),) = a.fetch(*call("enqueue", job_type="child", after=[job_id]))
+        ((child,),) = a.fetch(*call("enqueue", job_type="child", depends_on=[job_id]))
         pending = b.start(*call("finish_job", job_id=job_id, lease_token=token))
         assert pending.result() == [("finished",)]
 

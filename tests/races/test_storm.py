@@ -153,7 +153,7 @@ FORGET = "; ".join(
         for table in (
             "jobs",
             "effects",
-            "stuck_keys",
+            "halted_keys",
             "dependencies",
             "pending_checks",
             "limits",

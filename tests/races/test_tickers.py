@@ -23,9 +23,12 @@ MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
             ("_fire_one_by_one", LOCK, ""),
             ("_fire", "on conflict do nothing", ""),
         ],
-        "alter table rota.fires drop constraint fires_pkey",
+        "alter table rota.occurrences drop constraint occurrences_pkey",
     ),
-    "a window that is not looked at": ([("_plan_fires", "if first < v_since", "if false")], ""),
+    "a window that is not looked at": (
+        [("_plan_occurrences", "if first < v_since", "if false")],
+        "",
+    ),
     "a live job that is not looked at": (
         [("_live_definitions", "d.overlap = 'skip'", "false")],
         "",
@@ -37,7 +40,7 @@ MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
 }
 FORGET = "drop schema rota_test cascade; " + "; ".join(
     f"delete from rota.{table}"
-    for table in ("job_definitions", "fires", "jobs", "finished_jobs", "pending_checks")
+    for table in ("job_definitions", "occurrences", "jobs", "finished_jobs", "pending_checks")
 )
 
 

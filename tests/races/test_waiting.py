@@ -72,7 +72,7 @@ def test_a_parent_ends_without_waiting_for_a_child_that_comes_in(
     parent = enqueue(a)
     (job,) = claimed(b)
     with a.transaction() as transaction:
-        child = enqueue(a, after=[parent])
+        child = enqueue(a, depends_on=[parent])
         assert b.fetch(*finish(job)) == [("finished",)]
         tick(b)
         give_up(is_committed, transaction)
@@ -87,10 +87,10 @@ def test_a_child_that_comes_in_while_its_dead_parent_is_retried(
     """A retries a dead job and stays open; B enqueues a child, which sees it dead; A ends."""
     parent = enqueue(a)
     (job,) = claimed(a)
-    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", is_fatal=True))
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
     with a.transaction() as transaction:
         a.fetch(*call("retry_job", job_id=parent))
-        child = enqueue(b, after=[parent])
+        child = enqueue(b, depends_on=[parent])
         give_up(is_committed, transaction)
 
     if is_committed:
@@ -140,7 +140,7 @@ def test_a_child_comes_in_without_waiting_for_its_parent_that_ends(
     (job,) = claimed(a)
     with a.transaction() as transaction:
         a.fetch(*finish(job))
-        child = enqueue(b, after=[parent])
+        child = enqueue(b, depends_on=[parent])
         tick(b)
         assert claimed(b) == []
         give_up(is_committed, transaction)
@@ -156,7 +156,7 @@ def test_a_last_job_starts_once_when_all_parts_end_together(
 ) -> None:
     """Each of 5 sessions finishes a part and stays open; all commit; upkeep looks."""
     parts = [enqueue(a) for _ in range(5)]
-    last = enqueue(a, after=parts)
+    last = enqueue(a, depends_on=parts)
     jobs = claimed(a)
     sessions = [session() for _ in jobs]
     for each, job in zip(sessions, jobs, strict=True):
@@ -182,9 +182,9 @@ def test_a_part_that_comes_in_while_the_others_end(
     """A adds a part and stays open; B finishes the only other one and claims; A ends."""
     split = enqueue(a)
     (job,) = claimed(b)
-    last = enqueue(a, after=[split])
+    last = enqueue(a, depends_on=[split])
     with a.transaction() as transaction:
-        part = enqueue(a, before=last)
+        part = enqueue(a, blocks=last)
         b.fetch(*finish(job))
         tick(b)
         assert claimed(b) == []
@@ -203,12 +203,12 @@ def test_a_part_that_comes_in_while_the_others_end(
 def test_a_part_that_comes_too_late_is_refused(a: Session, b: Session, how: str) -> None:
     """A frees the last job and stays open; B names it in before, and does not wait."""
     split = enqueue(a)
-    last = enqueue(a, after=[split])
+    last = enqueue(a, depends_on=[split])
     (job,) = claimed(a)
     with a.transaction():
         a.fetch(*finish(job))
         with pytest.raises(psycopg.Error) as caught:
-            b.fetch(*whole(how, {"before": last}))
+            b.fetch(*whole(how, {"blocks": last}))
 
     assert caught.value.sqlstate == "RT013"
     assert ids(b) == [last]
@@ -227,14 +227,14 @@ def test_who_adds_parts_keeps_only_their_last_job_from_starting(
     """A and C add parts and stay open; B finishes the first job, and adds one more."""
     c = session()
     split = enqueue(a)
-    last = enqueue(a, after=[split])
+    last = enqueue(a, depends_on=[split])
     (job,) = claimed(b)
     with a.transaction(), c.transaction():
-        parts = [enqueue(a, before=last), enqueue(c, before=last)]
+        parts = [enqueue(a, blocks=last), enqueue(c, blocks=last)]
         b.fetch(*finish(job))
         for _ in range(3):
             tick(b)
-        parts.append(enqueue(b, before=last))
+        parts.append(enqueue(b, blocks=last))
         b.fetch("select rota.set_priority(%s, 1)", [last])
         assert [job[0] for job in claimed(b)] == parts[2:]
 
@@ -252,10 +252,10 @@ def test_a_part_found_by_its_key_that_ends_before_the_commit(
 ) -> None:
     """A binds a running job to the last one and stays open; B finishes both; A ends."""
     split, part = enqueue(a), enqueue(a, idempotency_key="k")
-    last = enqueue(a, after=[split])
+    last = enqueue(a, depends_on=[split])
     jobs = claimed(b)
     with a.transaction() as transaction:
-        assert enqueue(a, idempotency_key="k", before=last) == part
+        assert enqueue(a, idempotency_key="k", blocks=last) == part
         for job in jobs:
             b.fetch(*finish(job))
         tick(b)
@@ -310,7 +310,7 @@ def test_who_ticks_and_stays_open_holds_up_no_end(a: Session, b: Session) -> Non
     head, parent = enqueue(a, ordering_key="k"), enqueue(a)
     jobs = claimed(b)
     a.fetch(*call("set_priority", job_id=head, priority=1))  # leaves a mark in the row
-    second, child = enqueue(b, ordering_key="k"), enqueue(b, after=[parent])
+    second, child = enqueue(b, ordering_key="k"), enqueue(b, depends_on=[parent])
     with a.transaction():
         tick(a)
         for job in jobs:
@@ -334,9 +334,9 @@ def test_an_open_resume_and_a_job_that_comes_in(a: Session, b: Session) -> None:
     """A resumes a halted key and stays open; B enqueues; upkeep looks; A commits."""
     enqueue(a, ordering_key="k")
     (job,) = claimed(a)
-    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", is_fatal=True))
+    a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
     with a.transaction():
-        a.fetch(*call("resume_key", ordering_key="k"))
+        a.fetch(*call("resume_ordering_key", ordering_key="k"))
         second = enqueue(b, ordering_key="k")
         tick(b)
         assert claimed(b) == []
@@ -350,7 +350,7 @@ def test_the_next_job_of_a_key_waits_for_a_parent_that_ends_with_the_head(
 ) -> None:
     """A finishes the head and stays open; B finishes what the next waits for; A ends."""
     head, parent = enqueue(a, ordering_key="k"), enqueue(a)
-    second = enqueue(a, ordering_key="k", after=[parent])
+    second = enqueue(a, ordering_key="k", depends_on=[parent])
     jobs = dict(claimed(a))
     with a.transaction() as transaction:
         a.fetch(*finish((head, jobs[head])))
@@ -370,7 +370,7 @@ def test_a_cancelled_child_and_a_parent_that_ends(
 ) -> None:
     """A finishes one of two parents and stays open; B cancels the child; A ends."""
     parent, other = enqueue(a), enqueue(a, queue="other")
-    child = enqueue(a, after=[parent, other])
+    child = enqueue(a, depends_on=[parent, other])
     (job,) = claimed(a)
     with a.transaction() as transaction:
         a.fetch(*finish(job))
@@ -479,7 +479,7 @@ class Player:
                 "job_type": "t",
                 "ordering_key": self.random.choice("abc"),
                 "skip_dead": True,
-                "after": [r[0] for r in self.random.sample(recent, min(2, len(recent)))]
+                "depends_on": [r[0] for r in self.random.sample(recent, min(2, len(recent)))]
                 if self.random.random() < 0.3
                 else None,
                 "if_parent_dead": self.random.choice(["cancel", "run"]),
@@ -495,8 +495,8 @@ class Player:
         """Split a job into parts with a last job behind them."""
         with self.connection.transaction():
             split = self.enqueue("split")
-            last = self.enqueue("last", after=[split], if_parent_dead="run")
-        parts = [{"job_type": "part", "before": last, **RETRIES} for _ in range(5)]
+            last = self.enqueue("last", depends_on=[split], if_parent_dead="run")
+        parts = [{"job_type": "part", "blocks": last, **RETRIES} for _ in range(5)]
         try:
             self.connection.execute(*call("enqueue_many", jobs=Jsonb(parts)))
         except psycopg.Error as error:
@@ -526,7 +526,7 @@ class Player:
                     self.connection.execute(*call("cancel_job", job_id=job_id))
                 elif how != "vanish":
                     self.connection.execute(
-                        *call("fail_job", **owner, error="e", is_fatal=how == "fatal")
+                        *call("fail_job", **owner, error="e", fatal=how == "fatal")
                     )
             except psycopg.Error as error:
                 if error.sqlstate not in ("RT002", "RT003"):

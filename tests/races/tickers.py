@@ -8,8 +8,9 @@ processes tick at once until nothing is due, in every way there is to tick, and 
 run.  In between nobody ticks for 3 minutes, 3 hours and 3 days, across changes of clocks.
 
 For each schedule the planned times are known: from the text itself where it counts seconds,
-and as the list of what rota._next_fire() says.  The checker goes through them beside the rows
-of fires and wants exactly what catch_up and overlap say, for each tick by its own time.
+and as the list of what rota._next_occurrence() says.  The checker goes through them beside
+the rows of occurrences and wants exactly what catch_up and overlap say, for each tick by its
+own time.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -98,7 +99,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class Listed:
-    """Planned times as rota._next_fire() tells them one by one."""
+    """Planned times as rota._next_occurrence() tells them one by one."""
 
     times: list[datetime]
 
@@ -236,7 +237,7 @@ class Game:
         self.db.close()
 
     def _note_fires(self) -> None:
-        for row in self.db.execute("select definition, scheduled_for from rota.fires"):
+        for row in self.db.execute("select definition, scheduled_for from rota.occurrences"):
             rounds = self.schedules[row.definition].rounds
             rounds.setdefault(row.scheduled_for, self.round)
 
@@ -301,9 +302,10 @@ def planned_times(db: Db, each: Schedule, until: datetime) -> Planned:
         """
         with recursive parsed as materialized (select rota._parse_schedule(%s) as p),
         times (at) as (
-            select rota._next_fire(p, %s, %s, null) from parsed
+            select rota._next_occurrence(p, %s, %s, null) from parsed
             union all
-            select rota._next_fire(p, %s, t.at, null) from times as t, parsed where t.at <= %s
+            select rota._next_occurrence(p, %s, t.at, null)
+            from times as t, parsed where t.at <= %s
         )
         select at from times
         """,
@@ -315,81 +317,95 @@ def planned_times(db: Db, each: Schedule, until: datetime) -> Planned:
 def check(game: Game) -> tuple[list[str], Counter[str]]:
     """Return what is wrong, and how many planned times there were of each kind."""
     problems, counts = list(game.problems), Counter[str]()
-    fires: dict[str, list[Any]] = defaultdict(list)
-    for row in game.db.execute("select * from rota.fires order by definition, scheduled_for"):
-        fires[row.definition].append(row)
+    occurrences: dict[str, list[Any]] = defaultdict(list)
+    for row in game.db.execute(
+        "select * from rota.occurrences order by definition, scheduled_for"
+    ):
+        occurrences[row.definition].append(row)
     jobs = game.db.execute(
         "select id, definition, scheduled_for, finished_at from rota.job_runs"
     ).fetchall()
     made = Counter((job.definition, job.scheduled_for) for job in jobs)
     counts["duplicates"] = sum(count - 1 for count in made.values())
     fired = {
-        (f.definition, f.scheduled_for, f.job_id) for f in chain(*fires.values()) if f.job_id
+        (f.definition, f.scheduled_for, f.job_id)
+        for f in chain(*occurrences.values())
+        if f.job_id
     }
     for wrong in fired ^ {(job.definition, job.scheduled_for, job.id) for job in jobs}:
-        problems.append(f"{wrong[0]}: {wrong[1]}: the job and the row of fires disagree")
+        problems.append(f"{wrong[0]}: {wrong[1]}: the job and the row of occurrences disagree")
     ended = {job.id: job.finished_at for job in jobs}
     lists: dict[tuple[str, str], Planned] = {}
     for row in game.db.execute("select * from rota.job_definitions order by name"):
         each = game.schedules[row.name]
         if each.text.startswith("after"):
-            problems += check_after(each, fires[each.name], ended, counts)
+            problems += check_after(each, occurrences[each.name], ended, counts)
             continue
         key = (each.text, each.time_zone)
         if key not in lists or each.text.startswith("every"):
             lists[key] = planned_times(game.db, each, game.now() + timedelta(days=2))
-        problems += check_times(each, fires[each.name], lists[key], row, counts)
+        problems += check_times(each, occurrences[each.name], lists[key], row, counts)
     return problems, counts
 
 
 def check_times(
-    each: Schedule, fires: list[Any], planned: Planned, row: Any, counts: Counter[str]
+    each: Schedule, occurrences: list[Any], planned: Planned, row: Any, counts: Counter[str]
 ) -> Iterator[str]:
     """Go through the ticks that dealt with a schedule, in the order of its planned times."""
     window = each.window or (timedelta(minutes=1) if each.catch_up == "skip" else None)
     first, last_job, begin = planned.next(each.created_at), None, 0
-    while begin < len(fires):
-        due = fires[begin].fired_at
+    while begin < len(occurrences):
+        due = occurrences[begin].fired_at
         end = begin
-        while end < len(fires) and fires[end].fired_at == due:
+        while end < len(occurrences) and occurrences[end].fired_at == due:
             end += 1
         wanted = planned.newest(first, due, each.count if each.catch_up == "all" else 1)
         counts["planned"] += len(planned.newest(first, due, 10**7))
         wanted = [at for at in wanted if window is None or at >= due - window]
         outcomes = {} if first in wanted else {first: "missed"}
-        in_round = each.rounds[fires[begin].scheduled_for]
+        in_round = each.rounds[occurrences[begin].scheduled_for]
         is_live = last_job is not None and each.ends.get(last_job, in_round) >= in_round
         for number, at in enumerate(wanted):
             is_skipped = each.overlap == "skip" and (is_live or number > 0)
             outcomes[at] = "skipped" if is_skipped else "fired"
-        found = {fire.scheduled_for: fire.outcome for fire in fires[begin:end]}
+        found = {
+            occurrence.scheduled_for: occurrence.outcome
+            for occurrence in occurrences[begin:end]
+        }
         if found != outcomes:
             yield f"{each.name}: at {due} found {found}, expected {outcomes}"
             counts["missing"] += len(outcomes.keys() - found.keys())
         counts.update(found.values())
         if each.catch_up == "all":
             counts["under all"] += len(wanted)
-        last_job = max((fire.job_id or 0 for fire in fires[begin:end]), default=0) or last_job
+        last_job = (
+            max((occurrence.job_id or 0 for occurrence in occurrences[begin:end]), default=0)
+            or last_job
+        )
         first, begin = planned.next(due), end
     if row.next_run_at != first:
         yield f"{each.name}: is planned for {row.next_run_at} and not for {first}"
 
 
 def check_after(
-    each: Schedule, fires: list[Any], ended: dict[int, datetime | None], counts: Counter[str]
+    each: Schedule,
+    occurrences: list[Any],
+    ended: dict[int, datetime | None],
+    counts: Counter[str],
 ) -> Iterator[str]:
     """Each planned time is the end of the last job and the period, if that is later."""
     period = timedelta(seconds=int(each.text.split()[1]))
-    counts["planned"] += len(fires)
-    counts.update(fire.outcome for fire in fires)
-    for last, fire in pairwise(fires):
+    counts["planned"] += len(occurrences)
+    counts.update(occurrence.outcome for occurrence in occurrences)
+    for last, occurrence in pairwise(occurrences):
         end = ended[last.job_id]
         if end is None:
-            yield f"{each.name}: {fire.scheduled_for} came before job {last.job_id} had ended"
-        elif fire.scheduled_for != max(
+            at = occurrence.scheduled_for
+            yield f"{each.name}: {at} came before job {last.job_id} had ended"
+        elif occurrence.scheduled_for != max(
             end + period, last.scheduled_for + timedelta(microseconds=1)
         ):
-            yield f"{each.name}: {fire.scheduled_for} does not follow the end at {end}"
+            yield f"{each.name}: {occurrence.scheduled_for} does not follow the end at {end}"
 
 
 def play(

@@ -51,11 +51,11 @@ OPERATIONS = {
     "enqueue keyed": "select rota.enqueue('t', queue => 'q', idempotency_key => 'k',"
     " on_conflict => 'rerun') as job_id",
     "enqueue after": "select rota.enqueue('t', queue => 'q',"
-    " after => array[%(job_id)s::bigint]) as job_id",
+    " depends_on => array[%(job_id)s::bigint]) as job_id",
     "enqueue before": "select rota.enqueue('t', queue => 'q',"
-    " before => %(second_id)s) as job_id",
+    " blocks => %(second_id)s) as job_id",
     "enqueue many": _jobs(
-        "'idempotency_key', 'k'", "'ordering_key', 'o'", "'before', %(second_id)s::bigint"
+        "'idempotency_key', 'k'", "'ordering_key', 'o'", "'blocks', %(second_id)s::bigint"
     ),
     "start pipeline": "select rota.start_pipeline('p', idempotency_key => 'k',"
     f" {LINE}) as job_id",
@@ -65,7 +65,7 @@ OPERATIONS = {
     "finish and claim": "select f.outcome, f.job_id"
     f" from rota.finish_and_claim({ME}, {BATCH}, queues => '{{q}}') as f",
     "end batch": f"select e.answer from rota.end_jobs(jsonb_build_array({ENDING})) as e",
-    "fail": f"select f.* from rota.fail_job({LEASE}, 'bad', is_fatal => true) as f",
+    "fail": f"select f.* from rota.fail_job({LEASE}, 'bad', fatal => true) as f",
     "snooze": f"select rota.snooze_job({LEASE}, '1 hour') as run_at",
     "release": f"select r.is_released from rota.release_jobs({BATCH}) as r",
     "heartbeat": f"select h.* from rota.heartbeat({LEASE}) as h",
@@ -75,7 +75,7 @@ OPERATIONS = {
     "complete effect": f"select rota.complete_effect({EFFECT}) as answer",
     "withdraw effect": f"select rota.withdraw_effect({EFFECT}){ANSWER}",
     "report worker": f"select rota.report_worker('w', {ME}, 1, '1', '{{q}}'){ANSWER}",
-    "forget worker": f"select rota.forget_worker('w'){ANSWER}",
+    "forget worker": f"select rota.deregister_worker('w'){ANSWER}",
     "wait for jobs": "select w.look_again_in < '1 s' as is_soon"
     " from rota.wait_for_jobs('{q}', '{x}') as w",
     "poll actively": "select w.is_active from rota.wait_for_jobs('{q}', active => true) as w",
@@ -95,8 +95,8 @@ OPERATIONS = {
     "set queue": f"select rota.set_queue('q', keep_finished => '0', max_attempts => 5){ANSWER}",
     "limit key": f"select rota.set_limit(limit_key => 'c:*', max_running => 2){ANSWER}",
     "limit type": f"select rota.set_limit(job_type => 't', max_running => 1){ANSWER}",
-    "limit no more": f"select rota.set_limit(limit_key => 'c:*', is_reset => true){ANSWER}",
-    "resume key": "select rota.resume_key('o') as job_id",
+    "limit no more": f"select rota.set_limit(limit_key => 'c:*', reset => true){ANSWER}",
+    "resume key": "select rota.resume_ordering_key('o') as job_id",
     "define pipeline": _stages("a", "m", "b"),
     "drop pipeline": f"select rota.drop_pipeline('p'){ANSWER}",
     "restart pipeline": f"select rota.restart_pipeline({JOB}, 'a') as job_id",
@@ -136,13 +136,13 @@ _CLAIM = "select from rota.claim_jobs('first', '{q}', lease => '3 hours')"
 _LAPSE = "select from rota.claim_jobs('first', '{q}', lease => '1 second')"
 _EFFECT = "select rota.record_effect('mail', 'e', j.id, j.lease_token) from rota.jobs as j"
 _OTHERS = [
-    "select rota.enqueue('t', queue => 'q', after => array[min(r.id)],"
+    "select rota.enqueue('t', queue => 'q', depends_on => array[min(r.id)],"
     " if_parent_dead => 'wait') from rota.job_runs as r",
     f"select rota.enqueue('t', queue => 'q', {LINE})",
     _CHECK,
 ]
 _DIE = """
-    select from rota.jobs as j, rota.fail_job(j.id, j.lease_token, 'bad', is_fatal => true)
+    select from rota.jobs as j, rota.fail_job(j.id, j.lease_token, 'bad', fatal => true)
     where j.status = 'running'
 """
 STATES = {
@@ -176,7 +176,7 @@ LEFT_OVER = """
         where o.ordering_key = j.ordering_key and o.status <> 'blocked'
       )
       and not exists (
-        select from rota.stuck_keys as s where s.ordering_key = j.ordering_key
+        select from rota.halted_keys as s where s.ordering_key = j.ordering_key
       )
       and not exists (
         select from rota.jobs as o join rota.dependencies as d on d.job_id = o.id

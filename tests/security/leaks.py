@@ -68,7 +68,7 @@ WRONG_JOBS: dict[str, Any] = {
     "queue": {"queue": "no queue!"},
     "job_type": {"job_type": 5},
     "an unknown word": {"pay_load": 1},
-    "after": {"after": [10**15]},
+    "depends_on": {"depends_on": [10**15]},
     "max_attempts": {"max_attempts": 10**9},
     "backoff": {"backoff": {"kind": "wild"}},
     "on_conflict": {"on_conflict": "shout"},
@@ -84,8 +84,8 @@ BAD_CALLS = {
         for name, value in {
             "queue": "'no queue!'", "priority": "99999", "delay": "'-1'", "max_attempts": "0",
             "backoff": """'{"kind": "wild"}'""", "lease": "'0'", "on_conflict": "'shout'",
-            "unique_for": "'-1'", "run_at": "'infinity'", "after": "'{1000000000}'",
-            "before": "1000000000", "if_parent_dead": "'weep'", "max_wait": "'1'",
+            "unique_for": "'-1'", "run_at": "'infinity'", "depends_on": "'{1000000000}'",
+            "blocks": "1000000000", "if_parent_dead": "'weep'", "max_wait": "'1'",
             "skip_dead": "null",
         }.items()
     },

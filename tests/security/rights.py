@@ -23,7 +23,7 @@ _CALLS = """
     finish_and_claim      .       x         .         .
     finish_job            .       x         .         .
     finish_jobs           .       x         .         .
-    forget_worker         .       x         .         .
+    deregister_worker         .       x         .         .
     heartbeat             .       x         .         .
     heartbeat_jobs        .       x         .         .
     record_effect         .       x         .         .
@@ -51,7 +51,7 @@ _CALLS = """
     pause_queue           .       .         x         .
     restart_pipeline      .       .         x         .
     reschedule_job        .       .         x         .
-    resume_key            .       .         x         .
+    resume_ordering_key            .       .         x         .
     resume_queue          .       .         x         .
     retry_job             .       .         x         .
     run_schedule_now      .       .         x         .
@@ -79,7 +79,7 @@ _READS = """
     finished_jobs         .       .         .         .
     finished_jobs_dead    .       .         .         .
     finished_jobs_done    .       .         .         .
-    fires                 .       .         x         x
+    occurrences           .       .         x         x
     hourly_stats          .       .         x         x
     idempotency_keys      .       .         .         .
     job_definitions       .       .         x         x
@@ -103,7 +103,7 @@ _READS = """
     pending_checks_id_seq .       .         .         .
     running_jobs          .       .         x         x
     stale_jobs            .       .         x         x
-    stuck_keys            .       .         x         x
+    halted_keys            .       .         x         x
     ticker_health         .       .         x         x
     upgrade_log           .       .         .         .
     maintenance           .       .         .         .

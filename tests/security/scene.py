@@ -33,7 +33,7 @@ CALLS = {
     "enqueue": """select rota.enqueue('t', %(payload)s, 'q', delay => '1 minute',
         backoff => '{"kind": "fixed"}', idempotency_key => 'new' || %(key)s,
         on_conflict => 'rerun', ordering_key => %(key)s,
-        after => array[%(waiting)s]::bigint[], limit_key => %(key)s)""",
+        depends_on => array[%(waiting)s]::bigint[], limit_key => %(key)s)""",
     "enqueue_many": "select * from rota.enqueue_many(%(jobs)s)",
     "end_jobs": """select * from rota.end_jobs(jsonb_build_array(jsonb_build_object(
         'job_id', %(job_id)s::bigint, 'lease_token', %(token)s::bigint, 'outcome', 'failed',
@@ -44,7 +44,7 @@ CALLS = {
         %(results)s, queues => '{q,p}', max_jobs => 2)""",
     "finish_job": "select rota.finish_job(%(job_id)s, %(token)s, %(payload)s)",
     "finish_jobs": "select * from rota.finish_jobs(%(job_ids)s, %(tokens)s, %(results)s)",
-    "forget_worker": "select rota.forget_worker('w')",
+    "deregister_worker": "select rota.deregister_worker('w')",
     "grant_queue": "select rota.grant_queue(current_user, '*')",
     "grant_statements": "select * from rota.grant_statements('worker', current_user)",
     "heartbeat": "select * from rota.heartbeat(%(job_id)s, %(token)s, '1 minute')",
@@ -57,7 +57,7 @@ CALLS = {
     "report_worker": "select rota.report_worker('w2', 'host', 1, '1.0', '{q}')",
     "restart_pipeline": "select rota.restart_pipeline(%(ended)s, 'a')",
     "reschedule_job": "select rota.reschedule_job(%(waiting)s, delay => '1 hour')",
-    "resume_key": "select rota.resume_key(%(key)s)",
+    "resume_ordering_key": "select rota.resume_ordering_key(%(key)s)",
     "revoke_queue": "select rota.revoke_queue(current_user, '*')",
     "resume_queue": "select rota.resume_queue('paused')",
     "retry_job": "select rota.retry_job(%(dead)s)",
@@ -161,5 +161,5 @@ def _owner(job: Any) -> dict[str, int]:
 def _die(owner: Db, payload: Any, secret: str, ordering_key: str | None) -> int:
     job_id = enqueue(owner, "t", payload=payload, queue="d", ordering_key=ordering_key)
     (job,) = claim(owner, queues=["d"])
-    call(owner, "fail_job", **_owner(job), error=f"about {secret}", is_fatal=True)
+    call(owner, "fail_job", **_owner(job), error=f"about {secret}", fatal=True)
     return job_id

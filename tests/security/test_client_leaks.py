@@ -49,7 +49,7 @@ def test_no_statement_of_the_client_holds_a_value(
         "complete_effect": lambda: client.complete_effect("mail", KEY, *job, result=payload),
         "withdraw_effect": lambda: client.withdraw_effect("mail", KEY, *job),
         "effect_result": lambda: client.effect_result("mail", KEY),
-        "resume_key": lambda: client.resume_key(KEY),
+        "resume_ordering_key": lambda: client.resume_ordering_key(KEY),
         "set_limit": lambda: client.set_limit(limit_key=KEY, max_running=1),
     }
     activity = "select query from pg_stat_activity where pid = %s"

@@ -178,7 +178,7 @@ class TickReport:
 
     jobs_fired: int | None
     jobs_swept: int | None
-    rechecks_done: int | None
+    checks_done: int | None
     jobs_deleted: int | None
     keys_deleted: int | None
     effects_deleted: int | None

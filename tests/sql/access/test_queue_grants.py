@@ -278,11 +278,11 @@ def test_a_confined_producer_changes_no_job_of_another_queue_by_its_key(
 
 def test_a_confined_producer_makes_no_job_of_another_queue_wait(db, role, session):
     first = enqueue(db, queue="b", run_at="2040-01-01+00")
-    last = enqueue(db, queue="b", after=[first])
+    last = enqueue(db, queue="b", depends_on=[first])
     producer = session(confined(db, role, "a", access="producer"))
 
     with raises(FORBIDDEN):
-        enqueue(producer, queue="a", before=last)
+        enqueue(producer, queue="a", blocks=last)
 
 
 def test_a_confined_producer_starts_pipelines_in_its_queues_only(db, role, session):

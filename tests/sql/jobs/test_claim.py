@@ -352,7 +352,7 @@ def test_claim_jobs_counts_attempts_and_tokens_whatever_happens(db, clock, seed)
                 case "retry_in":
                     one(db, "fail_job", **mine, error=f"e{rng.random()}", retry_in="0")
                 case "fatal":
-                    one(db, "fail_job", **mine, error=f"e{rng.random()}", is_fatal=True)
+                    one(db, "fail_job", **mine, error=f"e{rng.random()}", fatal=True)
                 case "snooze":
                     value(db, "snooze_job", **mine, delay="1 s")
                 case "release":
@@ -363,7 +363,7 @@ def test_claim_jobs_counts_attempts_and_tokens_whatever_happens(db, clock, seed)
                 case "finish":
                     value(db, "finish_job", **mine)
                 case "retry_job":
-                    value(db, "retry_job", job_id=job_id, is_forced=True)
+                    value(db, "retry_job", job_id=job_id, force=True)
                 case "cancel":
                     value(db, "cancel_job", job_id=job_id)
                 case "heartbeat":

@@ -46,7 +46,7 @@ def test_control_refuses_every_bad_argument_by_name(db):
     before = everything(db)
 
     for function, argument, bad in [
-        ("retry_job", "is_forced", None),
+        ("retry_job", "force", None),
         *(("set_priority", "priority", x) for x in (None, 32768, -32769, 2**31 - 1)),
         *(("reschedule_job", "run_at", x) for x in (None, "infinity", "-infinity")),
         *(("reschedule_job", "delay", x) for x in ("-1 s", "101 years")),
@@ -90,7 +90,7 @@ def test_retry_job_takes_a_running_job_away_only_by_force(db, clock):
         value(db, "retry_job", job_id=job.job_id)
     assert run(db, job.job_id).status == "running"
 
-    assert value(db, "retry_job", job_id=job.job_id, is_forced=True) == "queued"
+    assert value(db, "retry_job", job_id=job.job_id, force=True) == "queued"
     row = run(db, job.job_id)
     assert (row.status, row.attempts, row.locked_by) == ("queued", 0, None)
     assert (row.cancel_requested_at, row.cancel_reason) == (None, None)
@@ -107,7 +107,7 @@ def test_retry_job_revives_an_ended_job_with_all_its_attempts(db, clock, status)
     elif status == "cancelled":
         value(db, "cancel_job", job_id=job.job_id)
     if status != "succeeded":
-        one(db, "fail_job", **owner(job), error="e", is_fatal=True)
+        one(db, "fail_job", **owner(job), error="e", fatal=True)
     assert run(db, job.job_id).status == status
     now = clock.advance("1 hour")
 
@@ -251,10 +251,10 @@ def test_reschedule_job_refuses_a_running_job(db):
 
 def test_control_keeps_the_errors_of_every_attempt(db):
     job = running(db)
-    one(db, "fail_job", **owner(job), error="first", is_fatal=True)
+    one(db, "fail_job", **owner(job), error="first", fatal=True)
     value(db, "retry_job", job_id=job.job_id)
     (again,) = claim(db)
-    one(db, "fail_job", **owner(again), error="second", is_fatal=True)
+    one(db, "fail_job", **owner(again), error="second", fatal=True)
 
     errors = rows(db, "select message from rota.job_errors order by lease_token")
     assert errors == [("first",), ("second",)]

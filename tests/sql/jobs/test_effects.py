@@ -217,7 +217,7 @@ LOSSES = {
     "claimed again": die,
     "snoozed": lambda db, clock, job: value(db, "snooze_job", **owner(job), delay="1 s"),
     "failed": lambda db, clock, job: one(db, "fail_job", **owner(job), error="e"),
-    "forced": lambda db, clock, job: value(db, "retry_job", job_id=job.job_id, is_forced=True),
+    "forced": lambda db, clock, job: value(db, "retry_job", job_id=job.job_id, force=True),
 }
 CALLS = {"record": record, "complete": complete, "withdraw": withdraw}
 

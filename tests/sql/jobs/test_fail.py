@@ -97,13 +97,13 @@ def test_fail_job_gives_up_after_the_last_attempt(db, clock):
 def test_fail_job_gives_up_at_once_when_fatal(db):
     job = running(db)
 
-    dead = one(db, "fail_job", **owner(job), error="e", retry_in="1 s", is_fatal=True)
+    dead = one(db, "fail_job", **owner(job), error="e", retry_in="1 s", fatal=True)
 
     assert dead == ("dead", None)
     assert run(db, job.job_id).status == "dead"
 
 
-@pytest.mark.parametrize("arguments", [{}, {"is_fatal": True}, {"retry_in": "5 s"}], ids=str)
+@pytest.mark.parametrize("arguments", [{}, {"fatal": True}, {"retry_in": "5 s"}], ids=str)
 def test_fail_job_told_twice_answers_the_same(db, clock, arguments):
     clock.set("2026-01-01 00:00+00")
     job = running(db)
@@ -146,7 +146,7 @@ def test_fail_job_refuses_every_bad_argument_by_name(db):
         ("job_id", None),
         ("lease_token", None),
         ("error", None),
-        ("is_fatal", None),
+        ("fatal", None),
         *(("retry_in", x) for x in ("-1 microsecond", "366 days", "100 years")),
         *(("retry_in", x) for x in ["infinity"] * (db.info.server_version >= 170000)),
     ]:

@@ -29,7 +29,7 @@ WORKER_CALLS = {
     "finish_jobs": lambda db, job: one(db, "finish_jobs", **owners(job)).outcome,
     "fail_job": lambda db, job: one(db, "fail_job", **owner(job), error="zombie").status,
     "fatal": lambda db, job: (
-        one(db, "fail_job", **owner(job), error="zombie", is_fatal=True).status
+        one(db, "fail_job", **owner(job), error="zombie", fatal=True).status
     ),
     "snooze_job": lambda db, job: value(db, "snooze_job", **owner(job), delay="1 s"),
     "release_jobs": lambda db, job: one(db, "release_jobs", **owners(job)).is_released,
@@ -57,7 +57,7 @@ def succeed(db, job):
 
 
 def die(db, job):
-    one(db, "fail_job", **owner(job), error="e", is_fatal=True)
+    one(db, "fail_job", **owner(job), error="e", fatal=True)
 
 
 def be_cancelled(db, job):
@@ -189,7 +189,7 @@ def lose_to_another_that_shall_stop(db, clock, job):
 
 
 def lose_by_force_and_cancel(db, clock, job):
-    value(db, "retry_job", job_id=job.job_id, is_forced=True)
+    value(db, "retry_job", job_id=job.job_id, force=True)
     assert value(db, "cancel_job", job_id=job.job_id) == "cancelled"
 
 
@@ -222,7 +222,7 @@ LOSSES = {
     "release_and_another": lose_to_another_after_release,
     "snooze": lambda db, clock, job: value(db, "snooze_job", **owner(job), delay="1 s"),
     "fail": lambda db, clock, job: one(db, "fail_job", **owner(job), error="e"),
-    "force": lambda db, clock, job: value(db, "retry_job", job_id=job.job_id, is_forced=True),
+    "force": lambda db, clock, job: value(db, "retry_job", job_id=job.job_id, force=True),
     "force_and_cancel": lose_by_force_and_cancel,
     "another_finished": lose_by_another_that_finished,
     "revival": lose_by_revival,

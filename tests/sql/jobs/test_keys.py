@@ -115,7 +115,7 @@ def test_a_job_that_comes_back_takes_the_rerun_along(db, clock, ending):
     elif ending == "snooze":
         value(db, "snooze_job", **owner(job), delay="1 s")
     else:
-        value(db, "retry_job", job_id=first, is_forced=True)
+        value(db, "retry_job", job_id=first, force=True)
 
     clock.advance("1 hour")
     (again,) = claim(db, max_jobs=9)

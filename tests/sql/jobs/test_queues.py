@@ -57,7 +57,7 @@ def test_set_queue_puts_the_others_back_when_reset(db):
     value(db, "set_queue", queue="q", **SETTINGS)
     value(db, "pause_queue", queue="q")
 
-    value(db, "set_queue", queue="q", max_attempts=4, is_reset=True)
+    value(db, "set_queue", queue="q", max_attempts=4, reset=True)
 
     assert settings(db, "q") == {**dict.fromkeys(SETTINGS), "max_attempts": 4}
     assert scalar(db, "select is_paused from rota.queues") is True
@@ -71,7 +71,7 @@ def test_set_queue_refuses_every_bad_argument_by_name(db):
         *(("max_attempts", x) for x in (0, -1)),
         *(("keep_finished", x) for x in intervals),
         *(("keep_dead", x) for x in intervals),
-        ("is_reset", None),
+        ("reset", None),
     ]:
         with refused(argument):
             value(db, "set_queue", **{"queue": "q", argument: bad})

@@ -55,8 +55,8 @@ def test_forget_worker_removes_the_worker_and_no_lease(db):
     value(db, "report_worker", **ME)
     (job,) = claim(db)
 
-    value(db, "forget_worker", worker="w")
-    value(db, "forget_worker", worker="w")
+    value(db, "deregister_worker", worker="w")
+    value(db, "deregister_worker", worker="w")
 
     assert rows(db, "select * from rota.workers") == []
     assert value(db, "finish_job", **owner(job)) == "finished"
@@ -65,4 +65,4 @@ def test_forget_worker_removes_the_worker_and_no_lease(db):
 def test_forget_worker_refuses_bad_names(db):
     for bad in (None, "", "w" * 256):
         with refused("worker"):
-            value(db, "forget_worker", worker=bad)
+            value(db, "deregister_worker", worker=bad)

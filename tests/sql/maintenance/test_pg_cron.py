@@ -397,7 +397,7 @@ def test_start_ticker_fires_by_the_second_and_again_after_a_crash(
     cron_server: EmbeddedPostgres,
 ) -> None:
     """A minute by the second; then the server is killed; a minute later it fires again."""
-    count = "select count(*) from rota.fires where outcome = 'fired'"
+    count = "select count(*) from rota.occurrences where outcome = 'fired'"
     with psycopg.connect(cron_server.url("shop"), autocommit=True) as shop:
         value(shop, "start_ticker")
         call(
@@ -405,7 +405,7 @@ def test_start_ticker_fires_by_the_second_and_again_after_a_crash(
             catch_up="all", catch_up_max=1000,
         )  # fmt: skip
         last(lambda: scalar(shop, count) >= 65, "a minute of fires")
-        ticks = rows(shop, "select distinct on (xmin::text) fired_at from rota.fires")
+        ticks = rows(shop, "select distinct on (xmin::text) fired_at from rota.occurrences")
         by = scalar(shop, "select last_tick_by from rota.ticker_health")
         shop.close()
 

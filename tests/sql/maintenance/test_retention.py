@@ -32,7 +32,7 @@ def end(db: Db, status: str, queue: str = "default") -> int:
     else:
         if status == "cancelled":
             value(db, "cancel_job", job_id=job.job_id)
-        one(db, "fail_job", **owner(job), error="e", is_fatal=True)
+        one(db, "fail_job", **owner(job), error="e", fatal=True)
     assert run(db, job.job_id).status == status
     return job.job_id
 
@@ -187,15 +187,15 @@ def test_retain_makes_the_same_partitions_whatever_style_a_session_has(db, clock
 def test_retain_keeps_a_dead_job_as_long_as_somebody_waits_for_its_retry(db, clock):
     value(db, "set_queue", queue="default", keep_dead="0", keep_finished="0")
     dead = running(db)
-    child = enqueue(db, after=[dead.job_id], if_parent_dead="wait")
-    one(db, "fail_job", **owner(dead), error="e", is_fatal=True)
+    child = enqueue(db, depends_on=[dead.job_id], if_parent_dead="wait")
+    one(db, "fail_job", **owner(dead), error="e", fatal=True)
     stuck = running(db, ordering_key="k")
-    one(db, "fail_job", **owner(stuck), error="e", is_fatal=True)
+    one(db, "fail_job", **owner(stuck), error="e", fatal=True)
 
     tick_until_done(db, clock)
     assert [is_there(db, job.job_id) for job in (dead, stuck)] == [True, True]
     value(db, "cancel_job", job_id=child)
-    value(db, "resume_key", ordering_key="k")
+    value(db, "resume_ordering_key", ordering_key="k")
     # The child, then its edge, then the parent.
     for _ in range(3):
         tick_until_done(db, clock)
@@ -206,7 +206,7 @@ def test_retain_keeps_a_dead_job_as_long_as_somebody_waits_for_its_retry(db, clo
 def test_retain_takes_no_parent_from_those_that_a_snapshot_could_not_tell(db, connect, clock):
     value(db, "set_queue", queue="default", keep_finished="0")
     parent = running(db)
-    child = enqueue(db, after=[parent.job_id])
+    child = enqueue(db, depends_on=[parent.job_id])
     one(db, "tick")
     other = connect()
     other.execute("set default_transaction_isolation = 'repeatable read'")
@@ -381,7 +381,7 @@ EXPIRED = {
         ) as t (at)
         """,
     "occurrences": """
-        insert into rota.fires (definition, scheduled_for, outcome, fired_at)
+        insert into rota.occurrences (definition, scheduled_for, outcome, fired_at)
         select 's', t.at, 'missed', t.at
         from generate_series(1, %s) as n
         cross join lateral (
@@ -476,7 +476,7 @@ def test_rows_of_partitions_go_also_where_no_tick_is_alone(db, clock):
     clock.advance("1 day")
     in_partition = end(db, "succeeded")
     error = running(db)
-    one(db, "fail_job", **owner(error), error="e", is_fatal=True)
+    one(db, "fail_job", **owner(error), error="e", fatal=True)
     db.execute("update rota.job_errors set failed_at = failed_at - interval '1 hour'")
     clock.advance("30 days")
     in_default = end(db, "succeeded")

@@ -247,7 +247,7 @@ def test_tick_in_a_transaction_takes_no_lock(db, connect, clock):
 PARTS = {
     "jobs_swept": "sweep_stale_leases(integer)",
     "jobs_fired": "_fire_schedules(integer)",
-    "rechecks_done": "_do_checks(integer)",
+    "checks_done": "_do_checks(integer)",
     "jobs_deleted": "_retain(boolean, boolean)",
 }
 

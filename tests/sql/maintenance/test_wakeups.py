@@ -565,7 +565,7 @@ RINGING = {
 @pytest.mark.parametrize("what", RINGING)
 def test_whatever_makes_a_job_due_rings(db, connect, what):
     dead = running(db)
-    call(db, "fail_job", **owner(dead), error="e", is_fatal=True)
+    call(db, "fail_job", **owner(dead), error="e", fatal=True)
     delayed = enqueue(db, delay="1 h")
     job = running(db)
     call(db, "schedule_job", name="s", schedule="every 1 hour", job_type="x")
@@ -597,7 +597,7 @@ def test_the_end_of_a_job_rings_for_the_next_of_its_key(db, connect):
 
 def test_the_end_of_a_job_rings_for_those_that_wait_for_it(db, connect):
     job = running(db)
-    enqueue(db, queue="far", after=[job.job_id])
+    enqueue(db, queue="far", depends_on=[job.job_id])
     one(db, "tick")
     sleeper = Sleeper(connect(), "far")
 

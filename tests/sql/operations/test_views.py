@@ -142,10 +142,10 @@ def test_error_groups_counts_failures_by_text(db, clock):
     one(db, "fail_job", **owner(twice), error="a", error_type="T", retry_in="0")
     last = clock.advance("1 s")
     (again,) = claim(db)
-    one(db, "fail_job", **owner(again), error="a", error_type="T", is_fatal=True)
+    one(db, "fail_job", **owner(again), error="a", error_type="T", fatal=True)
     other = running(db)
-    one(db, "fail_job", **owner(other), error="a", error_type="T", is_fatal=True)
-    one(db, "fail_job", **owner(running(db)), error="b", is_fatal=True)
+    one(db, "fail_job", **owner(other), error="a", error_type="T", fatal=True)
+    one(db, "fail_job", **owner(running(db)), error="b", fatal=True)
 
     found = rows(db, "select * from rota.error_groups order by failures desc")
 

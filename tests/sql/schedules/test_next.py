@@ -324,7 +324,7 @@ def test_fires_until_are_the_newest_of_all(read_only_db, schedule, until):
         for count in (1, 7, 1000):
             newest = scalar(
                 read_only_db,
-                "select rota._fires_until("
+                "select rota._occurrences_until("
                 " rota._parse_schedule(%s), 'Europe/Warsaw', %s, %s, %s, %s)",
                 schedule,
                 until - back,

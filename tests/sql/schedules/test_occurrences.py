@@ -26,13 +26,14 @@ POISON = """
 """
 
 
-def fires(db, name="s"):
+def occurrences(db, name="s"):
     """Return what became of the planned times of a definition, in their order."""
     return [
         f"{row.scheduled_for.astimezone(UTC):%H:%M:%S} {row.outcome}"
         for row in rows(
             db,
-            "select scheduled_for, outcome from rota.fires where definition = %s order by 1",
+            "select scheduled_for, outcome from rota.occurrences"
+            " where definition = %s order by 1",
             name,
         )
     ]
@@ -66,7 +67,7 @@ def test_tick_makes_the_job_of_a_planned_time_once(noon, clock):
     found = definition(noon)
     assert (found.last_run_at, found.last_job_id) == (job.scheduled_for, job.job_id)
     assert found.next_run_at == at("2026-03-02 14:00")
-    assert fires(noon) == ["13:00:00 fired"]
+    assert occurrences(noon) == ["13:00:00 fired"]
 
 
 def test_tick_makes_no_job_before_its_time(noon, clock):
@@ -97,7 +98,7 @@ def test_tick_is_late_and_one_makes_the_newest(noon, clock):
 
     assert tick(noon) == 1
 
-    assert fires(noon) == ["13:00:00 missed", "16:00:00 fired"]
+    assert occurrences(noon) == ["13:00:00 missed", "16:00:00 fired"]
     assert jobs(noon) == [at("2026-03-02 16:00")]
     assert run(noon, 1).run_at == at("2026-03-02 16:00")
     found = definition(noon)
@@ -116,7 +117,7 @@ def test_tick_is_too_late_for_the_window_of_one(noon, clock, late, expected):
 
     tick(noon)
 
-    assert fires(noon) == expected
+    assert occurrences(noon) == expected
     assert definition(noon).next_run_at == at("2026-03-02 14:00")
 
 
@@ -137,7 +138,7 @@ def test_tick_is_late_and_skip_makes_only_what_is_fresh(noon, clock, text, late,
 
     tick(noon)
 
-    assert sorted(fires(noon)) == sorted(expected)
+    assert sorted(occurrences(noon)) == sorted(expected)
 
 
 def test_tick_is_late_and_all_makes_every_one(noon, clock):
@@ -146,7 +147,7 @@ def test_tick_is_late_and_all_makes_every_one(noon, clock):
 
     assert tick(noon) == 5
 
-    assert fires(noon) == [f"{hour}:00:00 fired" for hour in range(13, 18)]
+    assert occurrences(noon) == [f"{hour}:00:00 fired" for hour in range(13, 18)]
     assert jobs(noon) == [at(f"2026-03-02 {hour}:00") for hour in range(13, 18)]
     assert definition(noon).next_run_at == at("2026-03-02 18:00")
 
@@ -160,10 +161,14 @@ def test_tick_is_late_and_all_makes_the_newest_of_its_count_and_window(noon, clo
 
     assert tick(noon) == 6
 
-    assert fires(noon, "count") == ["13:00:00 missed", "16:00:00 fired", "17:00:00 fired"]
-    assert fires(noon, "window") == ["13:00:00 missed", "16:00:00 fired", "17:00:00 fired"]
-    assert fires(noon, "both") == ["13:00:00 missed", "16:00:00 fired", "17:00:00 fired"]
-    assert fires(noon, "none") == ["12:30:00 missed"]
+    assert occurrences(noon, "count") == ["13:00:00 missed", "16:00:00 fired", "17:00:00 fired"]
+    assert occurrences(noon, "window") == [
+        "13:00:00 missed",
+        "16:00:00 fired",
+        "17:00:00 fired",
+    ]
+    assert occurrences(noon, "both") == ["13:00:00 missed", "16:00:00 fired", "17:00:00 fired"]
+    assert occurrences(noon, "none") == ["12:30:00 missed"]
     assert definition(noon, "none").last_run_at == at("2026-03-02 12:30")
 
 
@@ -175,8 +180,12 @@ def test_tick_fires_nothing_beyond_the_end(noon, clock):
 
     tick(noon)
 
-    assert fires(noon, "skip") == fires(noon, "one") == ["13:00:00 missed", "14:00:00 fired"]
-    assert fires(noon, "all") == ["13:00:00 fired", "14:00:00 fired"]
+    assert (
+        occurrences(noon, "skip")
+        == occurrences(noon, "one")
+        == ["13:00:00 missed", "14:00:00 fired"]
+    )
+    assert occurrences(noon, "all") == ["13:00:00 fired", "14:00:00 fired"]
     assert definition(noon, "all").next_run_at is None
     assert definition(noon, "all").is_enabled
     clock.advance("1 day")
@@ -224,7 +233,7 @@ def test_tick_fires_nothing_twice_when_the_clock_goes_back(noon, clock):
 
 
 def test_tick_makes_no_job_for_a_time_that_has_one(noon, clock):
-    """Whatever writes the definition: the row in fires decides."""
+    """Whatever writes the definition: the row in occurrences decides."""
     schedule(noon, catch_up="all")
     clock.advance("2 hours")
     tick(noon)
@@ -257,7 +266,7 @@ def test_tick_skips_where_the_last_job_is_live(noon, clock):
     clock.advance("1 hour")
 
     assert tick(noon) == 1
-    assert fires(noon) == [
+    assert occurrences(noon) == [
         "13:00:00 fired",
         "14:00:00 skipped",
         "15:00:00 skipped",
@@ -272,7 +281,7 @@ def test_tick_with_skip_makes_one_of_several_that_are_late(noon, clock):
 
     assert tick(noon) == 1
 
-    assert fires(noon) == ["13:00:00 fired", "14:00:00 skipped", "15:00:00 skipped"]
+    assert occurrences(noon) == ["13:00:00 fired", "14:00:00 skipped", "15:00:00 skipped"]
 
 
 def test_tick_with_queue_lets_jobs_run_one_after_the_other(noon, clock):
@@ -369,7 +378,7 @@ def test_after_waits_for_a_job_that_was_retried(noon, clock):
 
     assert tick(noon) == 0
 
-    assert fires(noon) == ["12:00:00 fired", "12:10:00 skipped"]
+    assert occurrences(noon) == ["12:00:00 fired", "12:10:00 skipped"]
     assert definition(noon).next_run_at is None
     clock.advance("5 minutes")
     finish(noon)
@@ -380,7 +389,8 @@ def test_after_waits_for_a_job_that_was_retried(noon, clock):
 def test_after_goes_on_when_its_time_has_a_job_already(noon, clock):
     schedule(noon, text="after 10 minutes")
     noon.execute(
-        "insert into rota.fires values ('s', '2026-03-02 12:00+00', 'missed', null, now())"
+        "insert into rota.occurrences"
+        " values ('s', '2026-03-02 12:00+00', 'missed', null, now())"
     )
 
     assert tick(noon) == 0
@@ -448,7 +458,7 @@ def test_a_definition_whose_jobs_are_refused_is_disabled(noon, clock):
     assert tick(noon) == 1
 
     assert definition(noon).last_error == "no poison"
-    assert fires(noon) == []
+    assert occurrences(noon) == []
 
 
 @pytest.mark.parametrize("code", ["55P03", "40001", "40P01", "53200", "57014", "XX000"])
@@ -526,7 +536,7 @@ def test_tick_fires_a_bounded_number_of_what_all_have_missed(noon, clock):
     fired = [tick(noon) for _ in range(5)]
 
     assert fired == [1200, 1200, 600, 0, 0]
-    assert scalar(noon, "select count(*) from rota.fires where outcome = 'missed'") == 10
+    assert scalar(noon, "select count(*) from rota.occurrences where outcome = 'missed'") == 10
     assert scalar(
         noon, "select count(distinct (definition, scheduled_for)) from rota.jobs"
     ) == 3000  # fmt: skip
@@ -568,8 +578,8 @@ def test_tick_with_an_old_snapshot_disables_nothing(noon, connect, clock, level)
     assert tick(noon) == 1
 
     assert definition(noon).is_enabled
-    assert fires(noon) == ["13:00:00 fired", "14:00:00 skipped"]
-    assert fires(noon, "t") == ["13:00:00 fired", "14:00:00 fired"]
+    assert occurrences(noon) == ["13:00:00 fired", "14:00:00 skipped"]
+    assert occurrences(noon, "t") == ["13:00:00 fired", "14:00:00 fired"]
 
 
 def test_after_is_planned_by_an_end_with_an_old_snapshot(noon, connect, clock):
@@ -601,7 +611,7 @@ def test_retention_forgets_planned_times_and_last_run_at_stands_for_them(noon, c
     tick(noon)
     clock.advance("89 days")
     tick(noon)
-    assert "13:00:00 fired" in fires(noon)
+    assert "13:00:00 fired" in occurrences(noon)
     clock.advance("2 days")
     tick(noon)
 
@@ -609,7 +619,8 @@ def test_retention_forgets_planned_times_and_last_run_at_stands_for_them(noon, c
     tick(noon)
 
     kept = rows(
-        noon, "select fired_at from rota.fires where scheduled_for < '2026-03-02 13:30+00'"
+        noon,
+        "select fired_at from rota.occurrences where scheduled_for < '2026-03-02 13:30+00'",
     )
     assert kept == []
     clock.set("2026-03-02 12:30+00")
@@ -648,7 +659,7 @@ def test_tick_looks_no_further_back_than_the_window(noon, clock):
     one(noon, "tick")
 
     assert jobs(noon) == [now - timedelta(seconds=1), now]
-    assert fires(noon) == ["12:00:01 missed", "11:59:59 fired", "12:00:00 fired"]
+    assert occurrences(noon) == ["12:00:01 missed", "11:59:59 fired", "12:00:00 fired"]
     assert definition(noon).next_run_at == now + timedelta(seconds=1)
 
 
@@ -679,7 +690,7 @@ def test_tick_skips_where_any_job_of_the_schedule_is_live(noon, clock):
     one(noon, "tick")
 
     assert len(jobs(noon)) == 1
-    assert fires(noon) == ["13:00:00 fired", "14:00:00 skipped"]
+    assert occurrences(noon) == ["13:00:00 fired", "14:00:00 skipped"]
 
 
 def test_tick_disables_a_schedule_whose_zone_counts_leap_seconds(noon, clock):

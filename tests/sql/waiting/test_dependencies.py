@@ -44,7 +44,7 @@ def end(db, job_id, how="finish"):
     if how == "finish":
         value(db, "finish_job", **owner(job))
     else:
-        one(db, "fail_job", **owner(job), error="no", is_fatal=True)
+        one(db, "fail_job", **owner(job), error="no", fatal=True)
 
 
 def status(db, job_id):
@@ -53,7 +53,7 @@ def status(db, job_id):
 
 def test_a_job_waits_for_all_its_parents(db):
     a, b = enqueue(db), enqueue(db)
-    child = enqueue(db, after=[a, b])
+    child = enqueue(db, depends_on=[a, b])
 
     assert status(db, child) == "blocked"
     end(db, b)
@@ -63,7 +63,7 @@ def test_a_job_waits_for_all_its_parents(db):
 
 def test_a_job_starts_when_the_last_parent_has_ended(db):
     a, b = enqueue(db), enqueue(db)
-    child = enqueue(db, after=[a, b, a])
+    child = enqueue(db, depends_on=[a, b, a])
     end(db, a)
     end(db, b)
 
@@ -78,7 +78,7 @@ def test_a_job_without_parents_left_starts_at_once(db):
     end(db, a)
 
     assert claimed(db) == []
-    jobs = [enqueue(db, after=[a]), enqueue(db, after=[])]
+    jobs = [enqueue(db, depends_on=[a]), enqueue(db, depends_on=[])]
     assert claimed(db) == jobs
     assert pending(db) == []
 
@@ -86,7 +86,7 @@ def test_a_job_without_parents_left_starts_at_once(db):
 def test_a_job_keeps_its_time_behind_its_parents(db, clock):
     clock.set("2026-03-01 12:00+00")
     a = enqueue(db)
-    child = enqueue(db, after=[a], delay="1 hour")
+    child = enqueue(db, depends_on=[a], delay="1 hour")
     end(db, a)
 
     assert claimed(db) == []
@@ -101,7 +101,8 @@ def test_a_dead_parent_cancels_runs_or_keeps_its_children(db, how, is_before):
     if is_before:
         end(db, a, how)
     cancel, go, wait = (
-        enqueue(db, after=[a], if_parent_dead=policy) for policy in ("cancel", "run", "wait")
+        enqueue(db, depends_on=[a], if_parent_dead=policy)
+        for policy in ("cancel", "run", "wait")
     )
     if not is_before:
         end(db, a, how)
@@ -120,7 +121,7 @@ def test_a_dead_parent_cancels_runs_or_keeps_its_children(db, how, is_before):
 
 def test_a_child_that_waits_goes_on_when_its_parent_succeeds_after_all(db):
     a = enqueue(db)
-    child = enqueue(db, after=[a], if_parent_dead="wait")
+    child = enqueue(db, depends_on=[a], if_parent_dead="wait")
     end(db, a, "fail")
     settle(db)
     assert claimed(db) == []
@@ -134,7 +135,7 @@ def test_a_child_that_waits_goes_on_when_its_parent_succeeds_after_all(db):
 def test_a_cancel_goes_down_the_whole_line(db):
     ids = [enqueue(db)]
     for _ in range(50):
-        ids.append(enqueue(db, after=[ids[-1]]))
+        ids.append(enqueue(db, depends_on=[ids[-1]]))
     end(db, ids[0], "fail")
 
     settle(db)
@@ -145,7 +146,7 @@ def test_a_cancel_goes_down_the_whole_line(db):
 
 def test_the_edges_of_a_cancelled_child_go_with_it(db):
     a, b = enqueue(db), enqueue(db)
-    child = enqueue(db, after=[a, b])
+    child = enqueue(db, depends_on=[a, b])
     value(db, "cancel_job", job_id=child)
     end(db, a)
     end(db, b, "fail")
@@ -162,7 +163,7 @@ def test_edges_are_purged_in_chunks(db):
     db.execute(
         "insert into rota.dependencies select n, 999999 from generate_series(1, 30) as n"
     )
-    live = enqueue(db, after=[enqueue(db)])
+    live = enqueue(db, depends_on=[enqueue(db)])
 
     assert [scalar(db, "select rota._purge_dependencies(20)") for _ in range(3)] == [20, 10, 0]
     assert rows(db, "select job_id from rota.dependencies") == [(live,)]
@@ -170,7 +171,7 @@ def test_edges_are_purged_in_chunks(db):
 
 def test_a_retried_fan_in_waits_again_for_its_parents(db):
     parts = [enqueue(db, job_type="part") for _ in range(3)]
-    done = enqueue(db, job_type="done", after=parts)
+    done = enqueue(db, job_type="done", depends_on=parts)
     end(db, parts[0])
     for part in parts[1:]:
         end(db, part, "fail")
@@ -191,11 +192,11 @@ def test_a_retried_fan_in_waits_again_for_its_parents(db):
 
 def test_retry_job_brings_back_what_was_cancelled_with_it(db):
     parent = enqueue(db)
-    children = [enqueue(db, after=[parent]) for _ in range(3)]
-    grandchild = enqueue(db, after=[children[0]])
-    by_hand = enqueue(db, after=[parent])
+    children = [enqueue(db, depends_on=[parent]) for _ in range(3)]
+    grandchild = enqueue(db, depends_on=[children[0]])
+    by_hand = enqueue(db, depends_on=[parent])
     value(db, "cancel_job", job_id=by_hand)
-    taken = enqueue(db, after=[parent], idempotency_key="k")
+    taken = enqueue(db, depends_on=[parent], idempotency_key="k")
     end(db, parent, "fail")
     settle(db)
     newer = enqueue(db, idempotency_key="k", queue="other")
@@ -212,7 +213,7 @@ def test_retry_job_brings_back_what_was_cancelled_with_it(db):
 
 def test_retry_job_leaves_what_was_cancelled_with_it(db):
     parent = enqueue(db)
-    child = enqueue(db, after=[parent])
+    child = enqueue(db, depends_on=[parent])
     end(db, parent, "fail")
     settle(db)
 
@@ -227,7 +228,7 @@ def test_retry_job_leaves_what_was_cancelled_with_it(db):
 @pytest.mark.parametrize("how", ["finish", "fail", "cancel"])
 def test_a_parent_of_many_tells_them_in_chunks(db, how):
     parent = enqueue(db)
-    jobs = [{"job_type": "x", "after": [parent]}] * 2500
+    jobs = [{"job_type": "x", "depends_on": [parent]}] * 2500
     ids = [row.job_id for row in call(db, "enqueue_many", jobs=Jsonb(jobs))]
     settle(db)
     end(db, parent, how)
@@ -240,7 +241,7 @@ def test_a_parent_of_many_tells_them_in_chunks(db, how):
 
 def test_a_parent_of_few_opens_them_at_once(db):
     parent = enqueue(db)
-    ids = [enqueue(db, after=[parent]) for _ in range(20)]
+    ids = [enqueue(db, depends_on=[parent]) for _ in range(20)]
     end(db, parent)
 
     assert {status(db, job_id) for job_id in ids} == {"queued"}
@@ -248,11 +249,11 @@ def test_a_parent_of_few_opens_them_at_once(db):
 
 def test_fan_in_starts_after_the_last_child(db):
     parent = enqueue(db, job_type="split")
-    done = enqueue(db, job_type="done", after=[parent])
+    done = enqueue(db, job_type="done", depends_on=[parent])
     (job,) = claim(db)
     batches = [
-        [{"job_type": "part", "before": done} for _ in range(3)],
-        [{"job_type": "part", "before": done, "idempotency_key": key} for key in "aba"],
+        [{"job_type": "part", "blocks": done} for _ in range(3)],
+        [{"job_type": "part", "blocks": done, "idempotency_key": key} for key in "aba"],
     ]
     children = [
         row.job_id for jobs in batches for row in call(db, "enqueue_many", jobs=Jsonb(jobs))
@@ -268,10 +269,10 @@ def test_fan_in_starts_after_the_last_child(db):
 
 
 def test_before_binds_the_live_job_of_a_key_too(db):
-    done = enqueue(db, after=[enqueue(db, queue="other")])
+    done = enqueue(db, depends_on=[enqueue(db, queue="other")])
     part = enqueue(db, idempotency_key="k", queue="parts")
 
-    assert enqueue(db, idempotency_key="k", before=done, queue="parts") == part
+    assert enqueue(db, idempotency_key="k", blocks=done, queue="parts") == part
     end_other = claim(db, queues=["other"])[0]
     value(db, "finish_job", **owner(end_other))
 
@@ -283,67 +284,69 @@ def test_before_binds_the_live_job_of_a_key_too(db):
 def test_before_refuses_a_job_that_is_not_blocked(db):
     waiting = enqueue(db)
     with raises("RT013"):
-        enqueue(db, before=waiting)
+        enqueue(db, blocks=waiting)
     with raises("RT001"):
-        enqueue(db, before=12345)
+        enqueue(db, blocks=12345)
     end(db, waiting)
     with raises("RT003"):
-        enqueue(db, before=waiting)
+        enqueue(db, blocks=waiting)
     assert claimed(db) == []
 
 
-@pytest.mark.parametrize("with_it", [{"after": []}, {"ordering_key": "k"}])
+@pytest.mark.parametrize("with_it", [{"depends_on": []}, {"ordering_key": "k"}])
 def test_before_goes_with_nothing_that_waits(db, with_it):
-    waiting = enqueue(db, after=[enqueue(db)])
-    job = {"job_type": "x", "before": waiting, **with_it}
+    waiting = enqueue(db, depends_on=[enqueue(db)])
+    job = {"job_type": "x", "blocks": waiting, **with_it}
 
     with pytest.raises(psycopg.Error) as caught:
         enqueue(db, **job)
     assert caught.value.sqlstate == "22023"
     assert "pipeline" in str(caught.value.diag.message_hint)
-    with refused("jobs[2].before"):
+    with refused("jobs[2].blocks"):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x"}, job]))
 
 
 def test_before_refuses_the_job_itself(db):
-    waiting = enqueue(db, after=[enqueue(db)], idempotency_key="e")
+    waiting = enqueue(db, depends_on=[enqueue(db)], idempotency_key="e")
 
-    with refused("before"):
-        enqueue(db, before=waiting, idempotency_key="e")
-    with refused("jobs[1].before"):
-        job = {"job_type": "x", "before": waiting, "idempotency_key": "e"}
+    with refused("blocks"):
+        enqueue(db, blocks=waiting, idempotency_key="e")
+    with refused("jobs[1].blocks"):
+        job = {"job_type": "x", "blocks": waiting, "idempotency_key": "e"}
         call(db, "enqueue_many", jobs=Jsonb([job]))
 
 
-@pytest.mark.parametrize("waits", [{"after": [1]}, {"ordering_key": "k"}, "dead", "cancelled"])
+@pytest.mark.parametrize(
+    "waits", [{"depends_on": [1]}, {"ordering_key": "k"}, "dead", "cancelled"]
+)
 def test_before_refuses_a_job_found_by_its_key_that_waits_or_failed(db, waits):
     first = enqueue(db)
-    last = enqueue(db, after=[first])
+    last = enqueue(db, depends_on=[first])
     arguments = waits if isinstance(waits, dict) else {"unique_for": "1 hour"}
     found = enqueue(db, idempotency_key="e", queue="other", **arguments)
     if waits == "dead":
         (job,) = claim(db, queues=["other"])
-        one(db, "fail_job", **owner(job), error="no", is_fatal=True)
+        one(db, "fail_job", **owner(job), error="no", fatal=True)
     elif waits == "cancelled":
         value(db, "cancel_job", job_id=found)
-    again = {"idempotency_key": "e", "before": last}
+    again = {"idempotency_key": "e", "blocks": last}
     if not isinstance(waits, dict):
         again["unique_for"] = "1 hour"
 
-    with refused("before"):
+    with refused("blocks"):
         enqueue(db, **again)
-    with refused("jobs[1].before"):
+    with refused("jobs[1].blocks"):
         call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", **again}]))
 
 
 def test_before_needs_no_wait_for_a_part_that_succeeded(db):
     first = enqueue(db)
-    last = enqueue(db, after=[first])
+    last = enqueue(db, depends_on=[first])
     arguments = {"idempotency_key": "e", "unique_for": "1 hour", "queue": "other"}
     part = enqueue(db, **arguments)
     value(db, "finish_job", **owner(claim(db, queues=["other"])[0]))
 
-    assert enqueue(db, **arguments, before=last) == part
+    assert enqueue(db, **arguments, blocks=last) == part
     end(db, first)
     settle(db)
     assert claimed(db) == [last]
@@ -351,7 +354,7 @@ def test_before_needs_no_wait_for_a_part_that_succeeded(db):
 
 def test_a_retry_of_a_cancelled_child_waits_for_its_dead_parent(db):
     a = enqueue(db)
-    child = enqueue(db, after=[a], if_parent_dead="wait", ordering_key="k")
+    child = enqueue(db, depends_on=[a], if_parent_dead="wait", ordering_key="k")
     end(db, a, "fail")
     settle(db)
     value(db, "cancel_job", job_id=child)
@@ -366,17 +369,17 @@ def test_after_raises_for_a_job_that_is_not_there(db):
     a = enqueue(db)
 
     with raises("RT001"):
-        enqueue(db, after=[a, 99999])
+        enqueue(db, depends_on=[a, 99999])
     with raises("RT001"):
-        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "after": [99999]}]))
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "depends_on": [99999]}]))
     assert claimed(db) == [a]
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("after", {"after": [None]}),
-        ("after", {"after": [1] * 10001}),
+        ("depends_on", {"depends_on": [None]}),
+        ("depends_on", {"depends_on": [1] * 10001}),
         ("if_parent_dead", {"if_parent_dead": "explode"}),
     ],
 )
@@ -389,8 +392,8 @@ def test_enqueue_refuses_bad_parents(db, name, wrong):
 
 @pytest.mark.parametrize("wrong", ["x", ["x"], {"a": 1}, [1.5], [[1], [2, 3]], [[[[[[[1]]]]]]]])
 def test_enqueue_many_refuses_what_is_no_list_of_ids(db, wrong):
-    with refused("jobs[1].after"):
-        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "after": wrong}]))
+    with refused("jobs[1].depends_on"):
+        call(db, "enqueue_many", jobs=Jsonb([{"job_type": "x", "depends_on": wrong}]))
 
 
 def test_enqueue_refuses_null_as_policy(db):
@@ -400,7 +403,7 @@ def test_enqueue_refuses_null_as_policy(db):
 
 def test_a_job_waits_for_its_parents_and_for_its_turn(db):
     a = enqueue(db)
-    first = enqueue(db, after=[a], ordering_key="k")
+    first = enqueue(db, depends_on=[a], ordering_key="k")
     second = enqueue(db, ordering_key="k")
     assert claimed(db) == [a]
     assert [status(db, job_id) for job_id in (first, second)] == ["blocked", "blocked"]
@@ -408,7 +411,7 @@ def test_a_job_waits_for_its_parents_and_for_its_turn(db):
 
 def test_a_job_takes_its_turn_after_its_parents(db):
     a = enqueue(db)
-    first = enqueue(db, after=[a], ordering_key="k")
+    first = enqueue(db, depends_on=[a], ordering_key="k")
     second = enqueue(db, ordering_key="k")
     end(db, a)
 
@@ -426,7 +429,7 @@ def test_a_parent_that_ends_in_an_older_snapshot_frees_its_children(db, connect)
     old = connect(autocommit=False)
     old.execute("set transaction isolation level repeatable read")
     old.execute("select 1 from rota.jobs")
-    child = enqueue(db, after=[parent])
+    child = enqueue(db, depends_on=[parent])
 
     value(old, "finish_job", **owner(job))
     settle(db)

@@ -126,10 +126,10 @@ WAYS_OUT = {
     "finish": lambda db, job: value(db, "finish_job", **owner(job)),
     "finish many": lambda db, job: call(db, "finish_jobs", **owners(job)),
     "fail": lambda db, job: one(db, "fail_job", **owner(job), error="e"),
-    "die": lambda db, job: one(db, "fail_job", **owner(job), error="e", is_fatal=True),
+    "die": lambda db, job: one(db, "fail_job", **owner(job), error="e", fatal=True),
     "snooze": lambda db, job: value(db, "snooze_job", **owner(job), delay="1 h"),
     "release": lambda db, job: call(db, "release_jobs", **owners(job)),
-    "take away": lambda db, job: value(db, "retry_job", job_id=job.job_id, is_forced=True),
+    "take away": lambda db, job: value(db, "retry_job", job_id=job.job_id, force=True),
     "cancel": lambda db, job: (
         value(db, "cancel_job", job_id=job.job_id),
         one(db, "fail_job", **owner(job), error="e"),
@@ -209,7 +209,7 @@ def test_set_limit_can_be_raised_lowered_and_removed(db):
         {"max_running": 3},
         {"max_running": 2},
         {"max_starts": 5},
-        {"is_reset": True},
+        {"reset": True},
     ):
         limit(db, job_type="x", **arguments)
         found.append(len(take(db)))
@@ -224,7 +224,7 @@ def test_set_limit_of_nothing_stops_a_class(db):
     keyed(db, "b:1", 2)
 
     assert keys(db, take(db)) == ["b:1", "b:1"]
-    limit(db, limit_key="a:*", is_reset=True)
+    limit(db, limit_key="a:*", reset=True)
     assert keys(db, take(db)) == ["a:1", "a:1"]
 
 
@@ -235,7 +235,7 @@ def test_set_limit_leaves_what_is_not_given_as_it_is(db):
     (row,) = rows(db, "select max_running, max_starts, per, burst, weight from rota.limits")
     assert row == (3, 10, timedelta(minutes=1), 4, 2)
 
-    limit(db, limit_key="a", weight=5, is_reset=True)
+    limit(db, limit_key="a", weight=5, reset=True)
     (row,) = rows(db, "select max_running, max_starts, per, burst, weight from rota.limits")
     assert row == (None, None, None, None, 5)
 
@@ -341,7 +341,7 @@ def test_what_runs_counts_for_the_class_when_its_own_limit_is_gone(db, clock):
     keyed(db, "k:1", 2)
     assert len(take(db, max_jobs=1)) == 1
 
-    call(db, "set_limit", limit_key="k:1", is_reset=True)
+    call(db, "set_limit", limit_key="k:1", reset=True)
     call(db, "tick")
 
     assert take(db) == []
@@ -536,7 +536,7 @@ def test_claim_finds_every_job_that_comes_into_a_line(db, clock):
     one(db, "fail_job", **owner(first[0]), error="e", retry_in="10 s")
     clock.advance("11 s")
     third = take(db)
-    one(db, "fail_job", **owner(first[1]), error="e", is_fatal=True)
+    one(db, "fail_job", **owner(first[1]), error="e", fatal=True)
     value(db, "retry_job", job_id=first[1].job_id)
     fourth = take(db)
 
@@ -552,7 +552,7 @@ def test_claim_finds_a_rerun_and_what_was_blocked(db):
     enqueue(db, **arguments)
     (job,) = take(db)
     enqueue(db, **arguments)
-    child = enqueue(db, limit_key="k", after=[job.job_id])
+    child = enqueue(db, limit_key="k", depends_on=[job.job_id])
     ordered = [enqueue(db, limit_key="k", ordering_key="o") for _ in range(2)]
 
     done = []
@@ -616,7 +616,7 @@ def test_ageing_never_starves_under_a_steady_stream(db, clock):
 def test_ageing_is_off_without_a_setting_and_can_be_reset(db, clock):
     clock.set("2026-01-12 10:00+00")
     value(db, "set_queue", queue="default", ageing="1 s")
-    value(db, "set_queue", queue="default", is_reset=True)
+    value(db, "set_queue", queue="default", reset=True)
     enqueue(db, priority=1)
     clock.advance("1 day")
     high = enqueue(db)
@@ -683,7 +683,7 @@ def test_limit_stats_show_each_limit_in_use(db, clock):
         ("weight", {"queue": "a", "weight": 1}),
         ("limit_key", {"limit_key": "customer*", "max_running": 1}),
         ("max_running", {"job_type": "x"}),
-        ("is_reset", {"queue": "a", "is_reset": None}),
+        ("reset", {"queue": "a", "reset": None}),
     ],
 )
 def test_set_limit_names_the_bad_argument(db, name, arguments):
@@ -720,7 +720,7 @@ def test_set_limit_of_the_longest_burst_stops_no_claim(db):
 def test_set_limit_with_is_reset_asks_only_for_what_is_given(db):
     limit(db, job_type="x", **{**SLOW, "per": None})
 
-    limit(db, job_type="x", per="366 days", max_starts=1, is_reset=True)
+    limit(db, job_type="x", per="366 days", max_starts=1, reset=True)
 
     assert rows(db, "select burst from rota.limits") == [(None,)]
 
@@ -751,7 +751,7 @@ def test_tick_purges_the_slots_of_limits_out_of_use(db, clock):
     assert rows(db, "select * from rota.limit_starts") == []
 
 
-@pytest.mark.parametrize("change", [{"max_running": 5}, {"is_reset": True}])
+@pytest.mark.parametrize("change", [{"max_running": 5}, {"reset": True}])
 def test_set_limit_of_a_class_wakes_a_key_that_was_parked_before_its_commit(
     db, connect, change
 ):

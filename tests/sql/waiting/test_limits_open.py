@@ -190,7 +190,7 @@ WAYS_OUT = [
     lambda db, job: one(db, "fail_job", **owner(job), error="e", retry_in="0"),
     lambda db, job: call(db, "release_jobs", **owners(job)),
     lambda db, job: value(db, "snooze_job", **owner(job), delay="0"),
-    lambda db, job: value(db, "retry_job", job_id=job.job_id, is_forced=True),
+    lambda db, job: value(db, "retry_job", job_id=job.job_id, force=True),
 ]
 
 

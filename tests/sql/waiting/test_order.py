@@ -121,17 +121,17 @@ def test_order_waits_for_the_sweep_of_a_lost_job(db, clock):
 def test_order_stops_at_a_dead_job(db):
     first, second = ordered(db), ordered(db)
     (job,) = claim(db)
-    fail(db, job, is_fatal=True)
+    fail(db, job, fatal=True)
 
     assert claimed(db) == []
-    assert rows(db, "select ordering_key, job_id from rota.stuck_keys") == [("a", first)]
+    assert rows(db, "select ordering_key, job_id from rota.halted_keys") == [("a", first)]
     assert run(db, second).status == "blocked"
 
 
 def test_retry_job_puts_a_dead_job_back_in_front(db):
     first, second = ordered(db), ordered(db)
     (job,) = claim(db)
-    fail(db, job, is_fatal=True)
+    fail(db, job, fatal=True)
 
     assert value(db, "retry_job", job_id=first) == "queued"
     (job,) = claim(db, max_jobs=10)
@@ -139,31 +139,31 @@ def test_retry_job_puts_a_dead_job_back_in_front(db):
     finish(db, job)
 
     assert claimed(db) == [second]
-    assert rows(db, "select * from rota.stuck_keys") == []
+    assert rows(db, "select * from rota.halted_keys") == []
 
 
 def test_resume_key_goes_on_without_the_dead_job(db):
     first, second = ordered(db), ordered(db)
     (job,) = claim(db)
-    fail(db, job, is_fatal=True)
+    fail(db, job, fatal=True)
 
-    assert value(db, "resume_key", ordering_key="a") == first
+    assert value(db, "resume_ordering_key", ordering_key="a") == first
     assert claimed(db) == [second]
     with raises("RT012"):
-        call(db, "resume_key", ordering_key="a")
+        call(db, "resume_ordering_key", ordering_key="a")
 
 
 def test_resume_key_refuses_what_is_no_key(db):
     for key in (None, "", "x" * 256):
         with refused("ordering_key"):
-            call(db, "resume_key", ordering_key=key)
+            call(db, "resume_ordering_key", ordering_key=key)
 
 
 def test_skip_dead_goes_on_by_itself(db):
     ordered(db, skip_dead=True)
     second = ordered(db)
     (job,) = claim(db)
-    fail(db, job, is_fatal=True)
+    fail(db, job, fatal=True)
 
     assert claimed(db) == [second]
 
@@ -297,18 +297,18 @@ def test_a_producer_in_an_older_snapshot_leaves_its_job_to_a_tick(db, connect):
 
 def test_a_job_of_a_halted_key_waits_for_the_dead_one(db):
     ordered(db)
-    fail(db, claim(db)[0], is_fatal=True)
+    fail(db, claim(db)[0], fatal=True)
     late = ordered(db)
     settle(db)
 
     assert claimed(db) == []
-    value(db, "resume_key", ordering_key="a")
+    value(db, "resume_ordering_key", ordering_key="a")
     assert claimed(db) == [late]
 
 
 def test_a_cancelled_job_that_waited_for_others_lets_the_line_go_on(db):
     parent = enqueue(db, queue="other")
-    first = ordered(db, after=[parent])
+    first = ordered(db, depends_on=[parent])
     second = ordered(db)
     settle(db)
     assert claimed(db) == []
@@ -325,7 +325,12 @@ def test_enqueue_costs_the_same_behind_many(db):
     )
     parent = enqueue(db, queue="other")
 
-    for arguments in ({}, {"after": [parent]}, {"idempotency_key": "k"}, {"delay": "1 hour"}):
+    for arguments in (
+        {},
+        {"depends_on": [parent]},
+        {"idempotency_key": "k"},
+        {"delay": "1 hour"},
+    ):
         with db.transaction():
             before = scalar(db, "select pg_stat_get_xact_tuples_fetched('rota.jobs'::regclass)")
             ordered(db, **arguments)

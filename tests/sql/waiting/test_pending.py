@@ -29,10 +29,10 @@ def test_a_tick_does_what_is_due(db, clock):
     leave(db, "order", "now")
     leave(db, "order", "later", "2026-03-01 12:01+00")
 
-    assert one(db, "tick").rechecks_done == 1
+    assert one(db, "tick").checks_done == 1
     assert pending(db) == [("order", "later")]
     clock.advance("1 minute")
-    assert one(db, "tick").rechecks_done == 1
+    assert one(db, "tick").checks_done == 1
     assert pending(db) == []
 
 
@@ -56,9 +56,9 @@ def test_one_bad_check_keeps_no_other_waiting(db, clock):
 
     assert pending(db) == [("job", "poison")]
     assert any("check of job poison failed" in notice for notice in notices)
-    assert one(db, "tick").rechecks_done == 0
+    assert one(db, "tick").checks_done == 0
     clock.advance("10 seconds")
-    assert one(db, "tick").rechecks_done == 1
+    assert one(db, "tick").checks_done == 1
 
 
 def test_a_transaction_leaves_its_own_checks_to_others(db):
@@ -66,7 +66,7 @@ def test_a_transaction_leaves_its_own_checks_to_others(db):
         leave(db, "order", "k")
         ticks = [one(db, "tick") for _ in range(2)]
 
-    assert [tick.rechecks_done for tick in ticks] == [0, 0]
+    assert [tick.checks_done for tick in ticks] == [0, 0]
     assert ticks[-1].has_more is False
     assert pending(db) == [("order", "k")]
     settle(db)
@@ -79,7 +79,7 @@ def test_checks_of_one_subject_are_one_look(db):
         enqueue(db, ordering_key="k")
     assert pending(db) == [("order", "k")] * 30
 
-    assert one(db, "tick").rechecks_done == 30
+    assert one(db, "tick").checks_done == 30
     assert run(db, first).status == "queued"
 
 
@@ -89,7 +89,7 @@ def test_a_check_that_cannot_be_decided_is_deferred_ever_longer(db, connect, clo
     (job,) = claim(db)
     other = connect(autocommit=False)
     value(other, "finish_job", **owner(job))
-    child = enqueue(db, after=[parent])
+    child = enqueue(db, depends_on=[parent])
 
     waited = []
     for _ in range(9):
@@ -112,14 +112,14 @@ def test_a_clock_that_is_set_back_hides_no_check(db, connect, clock):
     (job,) = claim(db)
     other = connect(autocommit=False)
     value(other, "finish_job", **owner(job))
-    child = enqueue(db, after=[parent])
+    child = enqueue(db, depends_on=[parent])
     one(db, "tick")
     other.commit()
 
     clock.set("2026-03-01 11:00+00")
     one(db, "tick")
     assert run(db, child).status == "queued"
-    second = enqueue(db, after=[child])
+    second = enqueue(db, depends_on=[child])
     call(db, "cancel_job", job_id=child)
     settle(db)
     assert run(db, second).status == "cancelled"

@@ -57,7 +57,7 @@ def step(db, **arguments):
 
 
 def die(db, job):
-    return one(db, "fail_job", **owner(job), error="no", is_fatal=True)
+    return one(db, "fail_job", **owner(job), error="no", fatal=True)
 
 
 def stages(db, job_id):
@@ -289,7 +289,7 @@ def test_finish_job_refuses_a_stage_of_another_pipeline(order):
 def test_finish_job_says_of_a_lost_job_that_it_is_lost_whatever_the_stage(order, is_taken):
     start(order)
     job = take(order)
-    call(order, "retry_job", job_id=job.job_id, is_forced=True)
+    call(order, "retry_job", job_id=job.job_id, force=True)
     if is_taken:
         take(order)
 
@@ -341,7 +341,7 @@ def test_a_lease_of_an_earlier_stage_is_lost(order, state):
 def test_a_lease_that_was_lost_in_an_earlier_stage_does_not_finish(order):
     job_id = start(order)
     old = take(order)
-    value(order, "retry_job", job_id=job_id, is_forced=True)
+    value(order, "retry_job", job_id=job_id, force=True)
     finish(order, take(order))
 
     with raises("RT002"):
@@ -501,7 +501,7 @@ def test_a_cancelled_stage_ends_the_run(order):
 def test_a_job_whose_cancel_was_requested_enters_no_further_stage(order):
     run_id = start(order, idempotency_key="k")
     job = take(order)
-    child = enqueue(order, job_type="child", after=[run_id])
+    child = enqueue(order, job_type="child", depends_on=[run_id])
     value(order, "cancel_job", job_id=run_id, reason="out of stock")
 
     assert finish(order, job, result={"n": 1}) == "finished"
@@ -527,7 +527,7 @@ def test_finish_jobs_tells_each_job_of_a_batch_from_the_others(order):
     jobs = claim(order, max_jobs=10)
     start(order)
     lost = take(order)
-    value(order, "retry_job", job_id=lost.job_id, is_forced=True)
+    value(order, "retry_job", job_id=lost.job_id, force=True)
     value(order, "cancel_job", job_id=ids[2])
     jobs.insert(1, lost)
 
@@ -629,7 +629,7 @@ def test_enqueue_does_not_find_a_run_by_its_key(order, on_conflict):
 
 def test_a_child_waits_for_the_whole_run(order):
     run_id = start(order)
-    child = enqueue(order, job_type="child", after=[run_id])
+    child = enqueue(order, job_type="child", depends_on=[run_id])
 
     passed = [step(order).stage for _ in range(3)]
     last = take(order)
@@ -644,7 +644,7 @@ def test_a_child_of_a_run_that_is_over_does_not_wait(order):
     step(order)
     step(order, next_stage="end")
 
-    child = enqueue(order, after=[run_id])
+    child = enqueue(order, depends_on=[run_id])
 
     assert take(order).job_id == child
 
@@ -664,7 +664,7 @@ def test_a_run_that_stops_cancels_runs_or_keeps_its_children(order, how, is_befo
     if is_before:
         stop()
     cancel, go, wait = (
-        enqueue(order, after=[run_id], if_parent_dead=policy)
+        enqueue(order, depends_on=[run_id], if_parent_dead=policy)
         for policy in ("cancel", "run", "wait")
     )
     if not is_before and how == "cancel":
@@ -681,7 +681,7 @@ def test_a_child_that_waits_goes_on_after_a_run_that_was_taken_up_again(order):
     run_id = start(order)
     step(order)
     die(order, take(order))
-    child = enqueue(order, after=[run_id], if_parent_dead="wait")
+    child = enqueue(order, depends_on=[run_id], if_parent_dead="wait")
 
     value(order, "restart_pipeline", job_id=run_id, stage="charge")
     assert [step(order).stage for _ in range(2)] == ["charge", "ship"]
@@ -691,9 +691,9 @@ def test_a_child_that_waits_goes_on_after_a_run_that_was_taken_up_again(order):
 
 def test_start_pipeline_waits_for_jobs_and_before_a_job(order):
     parent = enqueue(order, queue="other")
-    run_id = start(order, after=[parent])
-    child = enqueue(order, after=[run_id])
-    second = start(order, before=child)
+    run_id = start(order, depends_on=[parent])
+    child = enqueue(order, depends_on=[run_id])
+    second = start(order, blocks=child)
 
     passed = []
     while jobs := claim(order):
@@ -717,7 +717,7 @@ def test_a_stage_that_ends_in_an_older_snapshot_frees_no_child_too_early(order, 
         old = connect(autocommit=False)
         old.execute("set transaction isolation level repeatable read")
         old.execute("select 1 from rota.jobs")
-        child = enqueue(order, job_type="child", after=[run_id])
+        child = enqueue(order, job_type="child", depends_on=[run_id])
         value(old, "finish_job", **owner(job))
         old.commit()
         one(order, "tick")
@@ -761,7 +761,7 @@ def test_a_dead_stage_holds_its_ordering_key_until_its_run_goes_on(order, how):
     passed = [step(order) for _ in range(3)]
     assert [job.stage for job in passed] == ["charge", "ship", "check"]
     assert [job.job_id == first for job in passed] == [True, True, False]
-    assert rows(order, "select * from rota.stuck_keys") == []
+    assert rows(order, "select * from rota.halted_keys") == []
 
 
 def test_restart_pipeline_takes_the_place_of_its_run_before_those_that_came_later(order):
@@ -780,12 +780,12 @@ def test_restart_pipeline_takes_the_place_of_its_run_before_those_that_came_late
 def test_a_run_that_goes_on_does_not_stand_behind_those_that_wait_for_it(order, again):
     run_id = start(order, ordering_key="k")
     child = enqueue(
-        order, queue="default", ordering_key="k", after=[run_id], if_parent_dead="wait"
+        order, queue="default", ordering_key="k", depends_on=[run_id], if_parent_dead="wait"
     )
     step(order)
     job = take(order)
     die(order, job)
-    value(order, "resume_key", ordering_key="k")
+    value(order, "resume_ordering_key", ordering_key="k")
 
     if again == "retry_job":
         value(order, "retry_job", job_id=job.job_id)
@@ -798,12 +798,12 @@ def test_a_run_that_goes_on_does_not_stand_behind_those_that_wait_for_it(order, 
 
 def test_before_sees_a_circle_over_the_run_of_a_parent(order):
     run_id = start(order, ordering_key="k")
-    waiting = enqueue(order, ordering_key="o", after=[enqueue(order, queue="later")])
+    waiting = enqueue(order, ordering_key="o", depends_on=[enqueue(order, queue="later")])
     step(order)
-    line = start(order, ordering_key="o", after=[run_id])
+    line = start(order, ordering_key="o", depends_on=[run_id])
 
-    with refused("before"):
-        enqueue(order, after=[line], before=waiting)
+    with refused("blocks"):
+        enqueue(order, depends_on=[line], blocks=waiting)
 
 
 def test_the_limit_key_of_a_run_goes_with_it(order):
@@ -1185,7 +1185,7 @@ def test_define_pipeline_refuses_a_bad_name(db, pipeline):
         ("unique_for", {"unique_for": "0", "idempotency_key": "k"}),
         ("ordering_key", {"ordering_key": ""}),
         ("skip_dead", {"skip_dead": True}),
-        ("after", {"after": [None]}),
+        ("depends_on", {"depends_on": [None]}),
         ("if_parent_dead", {"if_parent_dead": "explode"}),
         ("limit_key", {"limit_key": ""}),
     ],
@@ -1199,9 +1199,9 @@ def test_start_pipeline_refuses_bad_arguments(order, name, wrong):
 
 def test_start_pipeline_raises_for_jobs_that_are_not_there(order):
     with raises("RT001"):
-        start(order, after=[9999])
+        start(order, depends_on=[9999])
     with raises("RT013"):
-        start(order, before=enqueue(order))
+        start(order, blocks=enqueue(order))
 
 
 def test_restart_pipeline_takes_the_result_of_a_stage_that_was_retried(order):

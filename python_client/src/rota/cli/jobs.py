@@ -90,7 +90,7 @@ def job(arguments: argparse.Namespace) -> None:
 def retry(arguments: argparse.Namespace) -> None:
     """Put a job back to be run now."""
     with connected(arguments) as connection:
-        status = Client(connection).retry_job(arguments.job_id, is_forced=arguments.force)
+        status = Client(connection).retry_job(arguments.job_id, force=arguments.force)
     _print_status(arguments, status)
 
 

@@ -166,10 +166,10 @@ def run(arguments: argparse.Namespace) -> None:
         print(job_id)
 
 
-FIRES = """
+OCCURRENCES = """
     select
         f.scheduled_for, f.fired_at - f.scheduled_for as late, f.outcome, f.job_id, r.status
-    from rota.fires as f
+    from rota.occurrences as f
     left join rota.job_runs as r on r.id = f.job_id
     where f.definition = %s
     order by f.scheduled_for desc
@@ -191,11 +191,11 @@ def show(arguments: argparse.Namespace) -> None:
             runs = upcoming(client, row, 5)
         except (BadScheduleError, psycopg.DataError) as error:
             problem = reason_of(error)
-        fires = connection.execute(FIRES, [name]).fetchall()
+        occurrences = connection.execute(OCCURRENCES, [name]).fetchall()
         if arguments.json:
             said: dict[str, Any] = {"description": words, "problem": problem}
             said |= {"runs": list(map(dataclasses.asdict, runs))}
-            print_json({**row, **said, "fires": fires})
+            print_json({**row, **said, "occurrences": occurrences})
             return
         head = {"name": name, "description": words or problem, "state": row["state"]}
         print_record(head | _shown(row))
@@ -205,7 +205,7 @@ def show(arguments: argparse.Namespace) -> None:
             print("\nnext runs" if row["is_enabled"] else "\nnext runs, if it were enabled")
             print_runs(connection, runs, row["schedule"], row["time_zone"])
     print("\nlast runs")
-    print_table([{**f, "scheduled_for": in_zone(f["scheduled_for"], row)} for f in fires])
+    print_table([{**f, "scheduled_for": in_zone(f["scheduled_for"], row)} for f in occurrences])
 
 
 def _shown(row: Definition) -> Definition:

@@ -55,8 +55,8 @@ class AsyncClient:
         max_wait: timedelta | Unset | None = UNSET,
         ordering_key: str | Unset | None = UNSET,
         skip_dead: bool | Unset = UNSET,
-        after: Sequence[int] | Unset | None = UNSET,
-        before: int | Unset | None = UNSET,
+        depends_on: Sequence[int] | Unset | None = UNSET,
+        blocks: int | Unset | None = UNSET,
         if_parent_dead: str | Unset = UNSET,
         limit_key: str | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
@@ -79,8 +79,8 @@ class AsyncClient:
                 "max_wait": max_wait,
                 "ordering_key": ordering_key,
                 "skip_dead": skip_dead,
-                "after": after,
-                "before": before,
+                "depends_on": depends_on,
+                "blocks": blocks,
                 "if_parent_dead": if_parent_dead,
                 "limit_key": limit_key,
             }
@@ -115,8 +115,8 @@ class AsyncClient:
         unique_for: timedelta | Unset | None = UNSET,
         ordering_key: str | Unset | None = UNSET,
         skip_dead: bool | Unset = UNSET,
-        after: Sequence[int] | Unset | None = UNSET,
-        before: int | Unset | None = UNSET,
+        depends_on: Sequence[int] | Unset | None = UNSET,
+        blocks: int | Unset | None = UNSET,
         if_parent_dead: str | Unset = UNSET,
         limit_key: str | Unset | None = UNSET,
     ) -> int:
@@ -133,8 +133,8 @@ class AsyncClient:
             unique_for=unique_for,
             ordering_key=ordering_key,
             skip_dead=skip_dead,
-            after=_array(after),
-            before=before,
+            depends_on=_array(depends_on),
+            blocks=blocks,
             if_parent_dead=if_parent_dead,
             limit_key=limit_key,
         )
@@ -246,7 +246,7 @@ class AsyncClient:
         error_type: str | Unset | None = UNSET,
         stack: str | Unset | None = UNSET,
         retry_in: timedelta | Unset | None = UNSET,
-        is_fatal: bool | Unset = UNSET,
+        fatal: bool | Unset = UNSET,
     ) -> rows.FailedJob:
         """Record a failure; say whether the job is tried again, and when."""
         return await self._row(
@@ -258,7 +258,7 @@ class AsyncClient:
             error_type=_text(error_type),
             stack=_text(stack),
             retry_in=retry_in,
-            is_fatal=is_fatal,
+            fatal=fatal,
         )
 
     async def snooze_job(
@@ -509,9 +509,9 @@ class AsyncClient:
             queues=_array(queues),
         )
 
-    async def forget_worker(self, worker: str) -> None:
+    async def deregister_worker(self, worker: str) -> None:
         """Say that a worker has gone."""
-        await self._value("forget_worker", worker=worker)
+        await self._value("deregister_worker", worker=worker)
 
     async def sweep_stale_leases(self, max_jobs: int | Unset = UNSET) -> int:
         """Take jobs back from workers whose leases ran out; say how many."""
@@ -535,12 +535,12 @@ class AsyncClient:
     async def retry_job(
         self,
         job_id: int,
-        is_forced: bool | Unset = UNSET,
+        force: bool | Unset = UNSET,
         with_dependants: bool | Unset = UNSET,
     ) -> str:
         """Put a job back to be run now; say its new status."""
         value: str = await self._value(
-            "retry_job", job_id=job_id, is_forced=is_forced, with_dependants=with_dependants
+            "retry_job", job_id=job_id, force=force, with_dependants=with_dependants
         )
         return value
 
@@ -587,7 +587,7 @@ class AsyncClient:
         keep_finished: timedelta | Unset | None = UNSET,
         keep_dead: timedelta | Unset | None = UNSET,
         ageing: timedelta | Unset | None = UNSET,
-        is_reset: bool | Unset = UNSET,
+        reset: bool | Unset = UNSET,
     ) -> None:
         """Change the settings of a queue."""
         await self._value(
@@ -599,7 +599,7 @@ class AsyncClient:
             keep_finished=keep_finished,
             keep_dead=keep_dead,
             ageing=ageing,
-            is_reset=is_reset,
+            reset=reset,
         )
 
     async def set_limit(
@@ -612,7 +612,7 @@ class AsyncClient:
         per: timedelta | Unset | None = UNSET,
         burst: int | Unset | None = UNSET,
         weight: int | Unset | None = UNSET,
-        is_reset: bool | Unset = UNSET,
+        reset: bool | Unset = UNSET,
     ) -> None:
         """Limit what runs at once, or starts in a time, of a queue, a type or a key."""
         await self._value(
@@ -625,12 +625,12 @@ class AsyncClient:
             per=per,
             burst=burst,
             weight=weight,
-            is_reset=is_reset,
+            reset=reset,
         )
 
-    async def resume_key(self, ordering_key: str) -> int:
+    async def resume_ordering_key(self, ordering_key: str) -> int:
         """Let the jobs behind the dead one of an ordering key go on; return its id."""
-        value: int = await self._value("resume_key", ordering_key=ordering_key)
+        value: int = await self._value("resume_ordering_key", ordering_key=ordering_key)
         return value
 
     async def version(self) -> str:

@@ -56,8 +56,8 @@ class Client:
         max_wait: timedelta | Unset | None = UNSET,
         ordering_key: str | Unset | None = UNSET,
         skip_dead: bool | Unset = UNSET,
-        after: Sequence[int] | Unset | None = UNSET,
-        before: int | Unset | None = UNSET,
+        depends_on: Sequence[int] | Unset | None = UNSET,
+        blocks: int | Unset | None = UNSET,
         if_parent_dead: str | Unset = UNSET,
         limit_key: str | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
@@ -80,8 +80,8 @@ class Client:
                 "max_wait": max_wait,
                 "ordering_key": ordering_key,
                 "skip_dead": skip_dead,
-                "after": after,
-                "before": before,
+                "depends_on": depends_on,
+                "blocks": blocks,
                 "if_parent_dead": if_parent_dead,
                 "limit_key": limit_key,
             }
@@ -116,8 +116,8 @@ class Client:
         unique_for: timedelta | Unset | None = UNSET,
         ordering_key: str | Unset | None = UNSET,
         skip_dead: bool | Unset = UNSET,
-        after: Sequence[int] | Unset | None = UNSET,
-        before: int | Unset | None = UNSET,
+        depends_on: Sequence[int] | Unset | None = UNSET,
+        blocks: int | Unset | None = UNSET,
         if_parent_dead: str | Unset = UNSET,
         limit_key: str | Unset | None = UNSET,
     ) -> int:
@@ -134,8 +134,8 @@ class Client:
             unique_for=unique_for,
             ordering_key=ordering_key,
             skip_dead=skip_dead,
-            after=_array(after),
-            before=before,
+            depends_on=_array(depends_on),
+            blocks=blocks,
             if_parent_dead=if_parent_dead,
             limit_key=limit_key,
         )
@@ -247,7 +247,7 @@ class Client:
         error_type: str | Unset | None = UNSET,
         stack: str | Unset | None = UNSET,
         retry_in: timedelta | Unset | None = UNSET,
-        is_fatal: bool | Unset = UNSET,
+        fatal: bool | Unset = UNSET,
     ) -> rows.FailedJob:
         """Record a failure; say whether the job is tried again, and when."""
         return self._row(
@@ -259,7 +259,7 @@ class Client:
             error_type=_text(error_type),
             stack=_text(stack),
             retry_in=retry_in,
-            is_fatal=is_fatal,
+            fatal=fatal,
         )
 
     def snooze_job(
@@ -510,9 +510,9 @@ class Client:
             queues=_array(queues),
         )
 
-    def forget_worker(self, worker: str) -> None:
+    def deregister_worker(self, worker: str) -> None:
         """Say that a worker has gone."""
-        self._value("forget_worker", worker=worker)
+        self._value("deregister_worker", worker=worker)
 
     def sweep_stale_leases(self, max_jobs: int | Unset = UNSET) -> int:
         """Take jobs back from workers whose leases ran out; say how many."""
@@ -536,12 +536,12 @@ class Client:
     def retry_job(
         self,
         job_id: int,
-        is_forced: bool | Unset = UNSET,
+        force: bool | Unset = UNSET,
         with_dependants: bool | Unset = UNSET,
     ) -> str:
         """Put a job back to be run now; say its new status."""
         value: str = self._value(
-            "retry_job", job_id=job_id, is_forced=is_forced, with_dependants=with_dependants
+            "retry_job", job_id=job_id, force=force, with_dependants=with_dependants
         )
         return value
 
@@ -588,7 +588,7 @@ class Client:
         keep_finished: timedelta | Unset | None = UNSET,
         keep_dead: timedelta | Unset | None = UNSET,
         ageing: timedelta | Unset | None = UNSET,
-        is_reset: bool | Unset = UNSET,
+        reset: bool | Unset = UNSET,
     ) -> None:
         """Change the settings of a queue."""
         self._value(
@@ -600,7 +600,7 @@ class Client:
             keep_finished=keep_finished,
             keep_dead=keep_dead,
             ageing=ageing,
-            is_reset=is_reset,
+            reset=reset,
         )
 
     def set_limit(
@@ -613,7 +613,7 @@ class Client:
         per: timedelta | Unset | None = UNSET,
         burst: int | Unset | None = UNSET,
         weight: int | Unset | None = UNSET,
-        is_reset: bool | Unset = UNSET,
+        reset: bool | Unset = UNSET,
     ) -> None:
         """Limit what runs at once, or starts in a time, of a queue, a type or a key."""
         self._value(
@@ -626,12 +626,12 @@ class Client:
             per=per,
             burst=burst,
             weight=weight,
-            is_reset=is_reset,
+            reset=reset,
         )
 
-    def resume_key(self, ordering_key: str) -> int:
+    def resume_ordering_key(self, ordering_key: str) -> int:
         """Let the jobs behind the dead one of an ordering key go on; return its id."""
-        value: int = self._value("resume_key", ordering_key=ordering_key)
+        value: int = self._value("resume_ordering_key", ordering_key=ordering_key)
         return value
 
     def version(self) -> str:

@@ -77,9 +77,9 @@ class _Report:
                 if self.job.next_stage is not None:
                     ending["next_stage"] = self.job.next_stage
                 return ending, self.result
-            case Failed(error, error_type, stack, retry_in, is_fatal):
+            case Failed(error, error_type, stack, retry_in, fatal):
                 ending |= {"outcome": "failed", "error": error, "error_type": error_type}
-                ending |= {"stack": stack, "fatal": is_fatal}
+                ending |= {"stack": stack, "fatal": fatal}
                 if retry_in is not None:
                     ending["retry_in"] = retry_in.total_seconds()
             case Snoozed(delay):

@@ -282,7 +282,7 @@ def _refusal(job: BaseJob) -> Outcome | None:
     for name, value in (("payload", job.payload), ("stage_input", job.stage_input)):
         if isinstance(value, Unreadable):
             reason = f"the {name} cannot be read: {value.reason}"
-            return Failed(reason, name, "", is_fatal=True)
+            return Failed(reason, name, "", fatal=True)
     return None
 
 

@@ -131,7 +131,7 @@ class Maintenance:
     async def leave(self) -> None:
         """Report for the last time."""
         await self._connection.call(
-            lambda client: client.forget_worker(self._worker), timeout=LEAVE_TIMEOUT
+            lambda client: client.deregister_worker(self._worker), timeout=LEAVE_TIMEOUT
         )
 
     async def _report(self) -> None:

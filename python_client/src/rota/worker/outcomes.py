@@ -34,7 +34,7 @@ class Failed:
     error_type: str
     stack: str
     retry_in: timedelta | None = None
-    is_fatal: bool = False
+    fatal: bool = False
     exception: BaseException | None = None
 
 
@@ -95,7 +95,7 @@ def failure(error: BaseException) -> Failed:
             error_type=name,
             stack=_stack(error)[-MAX_TEXT:],
             retry_in=_delay(error) if isinstance(error, RetryIn) else None,
-            is_fatal=isinstance(error, FatalError),
+            fatal=isinstance(error, FatalError),
             exception=None if is_asked_for else error,
         )
     except BaseException:
