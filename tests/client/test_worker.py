@@ -802,3 +802,9 @@ def test_worker_refuses_arguments_out_of_range() -> None:
         Worker("", registry, poll_interval=0)
     with pytest.raises(ValueError, match="handler"):
         Worker("", Registry())
+    wrong: Any = {"a": lambda job: None}
+    with pytest.raises(TypeError, match=r"rota\.Registry, got dict: registry\.add"):
+        Worker("", wrong)
+    with pytest.raises(TypeError, match="lease must be a timedelta or seconds"):
+        Worker("", registry, lease="60")  # type: ignore[arg-type]
+    Worker("", registry, lease=60)

@@ -47,7 +47,7 @@ def test_start_and_stop_say_what_the_worker_does(
     assert started.acquire(timeout=10)
     assert started.acquire(timeout=10)
     worker.worker.stop()
-    stops = "worker w1 stops: waits up to 30 s for 2 running jobs"
+    stops = "worker w1 stops: waits up to 20 s for 2 running jobs"
     wait_until(lambda: stops in caplog.messages)
     go_on.set()
     worker.stop()

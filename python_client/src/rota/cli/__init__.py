@@ -10,10 +10,14 @@ from collections.abc import Sequence
 import psycopg
 
 from ..exceptions import RotaError
-from .output import CommandError, hint_for, reason_of
+from .output import CommandError, hint_for, hint_to_connect, reason_of
 from .parser import make_parser
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
+LOCKED = (
+    "Nothing was done. Try again, or see in pg_stat_activity whose transaction is the oldest; "
+    "select pg_terminate_backend(PID) ends it"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, "Is rota installed in this database? Try: rota install", FAILED)
     except psycopg.errors.UndefinedFunction as error:
         return _complain(error, "Bring the database up to date with: rota install", FAILED)
+    except psycopg.errors.LockNotAvailable:
+        return _complain(CommandError("another session has locked this"), LOCKED, FAILED)
+    except psycopg.OperationalError as error:
+        hint = error.diag.message_hint or hint_to_connect(arguments)
+        return _complain(error, hint, FAILED)
     except psycopg.Error as error:
         return _complain(error, error.diag.message_hint, FAILED)
     except BrokenPipeError:

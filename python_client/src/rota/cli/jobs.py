@@ -6,9 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
-from .output import UsageError, connected, print_json, print_record, print_table
+from .output import UsageError, acting, connected, print_json, print_record, print_table
 
 ENQUEUE_OPTIONS = (
     "queue", "run_at", "delay", "priority", "max_attempts", "lease", "idempotency_key",
@@ -21,8 +20,8 @@ def enqueue(arguments: argparse.Namespace) -> None:
     job: dict[str, Any] = {"job_type": arguments.job_type, "payload": payload}
     options = {name: getattr(arguments, name) for name in ENQUEUE_OPTIONS}
     job |= {name: value for name, value in options.items() if value is not None}
-    with connected(arguments) as connection:
-        row = Client(connection).enqueue(**job)
+    with connected(arguments) as connection, acting(connection) as client:
+        row = client.enqueue(**job)
     if arguments.json:
         print_json({"job_id": row.job_id, "is_new": row.is_new})
     else:
@@ -89,15 +88,15 @@ def job(arguments: argparse.Namespace) -> None:
 
 def retry(arguments: argparse.Namespace) -> None:
     """Put a job back to be run now."""
-    with connected(arguments) as connection:
-        status = Client(connection).retry_job(arguments.job_id, force=arguments.force)
+    with connected(arguments) as connection, acting(connection) as client:
+        status = client.retry_job(arguments.job_id, force=arguments.force)
     _print_status(arguments, status)
 
 
 def cancel(arguments: argparse.Namespace) -> None:
     """Cancel a job, or ask its worker to."""
-    with connected(arguments) as connection:
-        status = Client(connection).cancel_job(arguments.job_id, reason=arguments.reason)
+    with connected(arguments) as connection, acting(connection) as client:
+        status = client.cancel_job(arguments.job_id, reason=arguments.reason)
     _print_status(arguments, status)
 
 

@@ -17,6 +17,7 @@ from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
+from ..client.sync_client import Client
 from ..exceptions import (
     BadScheduleError,
     JobFinishedError,
@@ -29,6 +30,8 @@ from ..exceptions import (
 from ..worker.connection import connect, named
 from ..worker.events import JsonFormatter
 
+LOCK_TIMEOUT = "set local lock_timeout = '5s'"
+NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 MAX_WIDTH = 48
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -63,12 +66,30 @@ def conninfo(arguments: argparse.Namespace) -> str:
     return chosen
 
 
+def hint_to_connect(arguments: argparse.Namespace) -> str | None:
+    """Return what helps when no database was named, and none could be reached."""
+    if arguments.database_url or any(name in os.environ for name in NAMES):
+        return None
+    return "Name the database: -d postgresql://user@host/database, or DATABASE_URL"
+
+
 @contextmanager
 def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Open a connection whose rows are dicts."""
     with connect(conninfo(arguments), "rota cli") as connection:
         connection.row_factory = dict_row
         yield connection
+
+
+@contextmanager
+def acting(connection: Connection[Any]) -> Iterator[Client]:
+    """Lend a client that changes all or nothing, and waits for no lock for longer.
+
+    An operator who has gone away must not be obeyed by a call that still waited.
+    """
+    with connection.transaction():
+        connection.execute(LOCK_TIMEOUT)
+        yield Client(connection)
 
 
 def reason_of(error: Exception) -> str:

@@ -21,7 +21,7 @@ examples:
 
 The database is that of -d, a URL or a name, else that of DATABASE_URL, else what libpq finds
 (PGHOST, PGSERVICE, …).
-exit codes: 0 done, 1 failed, 2 used wrongly
+exit codes: 0 done, 1 failed, 2 used wrongly, 3 a worker left handlers that did not end
 """
 
 
@@ -34,6 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"rota {__version__}")
+    _add_database(parser, default=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_schema_commands(commands)
     _add_job_commands(commands)
@@ -51,12 +52,15 @@ def _add(
         name, help=what, description=f"{what[0].upper()}{what[1:]}."
     )
     parser.set_defaults(run=run)
-    parser.add_argument(
-        "-d", "--database-url", metavar="URL", help="which database, by URL or name"
-    )
+    _add_database(parser, default=argparse.SUPPRESS)  # it may stand before the command, too
     if json:
         parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
+    what = "which database, by URL or name"
+    parser.add_argument("-d", "--database-url", metavar="URL", help=what, default=default)
 
 
 def _add_schema_commands(commands: Any) -> None:
@@ -64,6 +68,8 @@ def _add_schema_commands(commands: Any) -> None:
     add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
     add.add_argument("--with-roles", action="store_true", help="create the four roles")
     add.add_argument("--with-cron", action="store_true", help="let pg_cron tick")
+    what = "also where the database has a newer rota"
+    add.add_argument("--force", action="store_true", help=what)
     add = _add(commands, "uninstall", schema.uninstall, "remove rota and all its jobs")
     add.add_argument("--yes", action="store_true", help="do not ask")
     _add(commands, "status", status.status, "show queues, due jobs and workers", json=True)
@@ -127,7 +133,7 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--no-listen", action="store_true", help="poll only: let no job wake it")
     add.add_argument("--no-tick", action="store_true", help="leave the maintenance to others")
     number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
-    number(float, "--grace-period", 30.0, "seconds that running jobs get after SIGTERM")
+    number(float, "--grace-period", 20.0, "seconds that running jobs get after SIGTERM")
     how = add.add_mutually_exclusive_group()
     how.add_argument("--drain", action="store_true", help="leave when nothing is due")
     how.add_argument("--once", action="store_true", help="leave after one claim")

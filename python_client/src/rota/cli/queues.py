@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from ..client.sync_client import Client
-from .output import connected, print_json
+from .output import acting, connected, print_json
 
 
 def pause(arguments: argparse.Namespace) -> None:
     """Let no more jobs of a queue be claimed."""
-    with connected(arguments) as connection:
-        Client(connection).pause_queue(arguments.queue, reason=arguments.reason)
+    with connected(arguments) as connection, acting(connection) as client:
+        client.pause_queue(arguments.queue, reason=arguments.reason)
     _print(arguments, is_paused=True)
 
 
 def resume(arguments: argparse.Namespace) -> None:
     """Let the jobs of a queue be claimed again."""
-    with connected(arguments) as connection:
-        Client(connection).resume_queue(arguments.queue)
+    with connected(arguments) as connection, acting(connection) as client:
+        client.resume_queue(arguments.queue)
     _print(arguments, is_paused=False)
 
 
@@ -28,4 +27,4 @@ def _print(arguments: argparse.Namespace, *, is_paused: bool) -> None:
     elif is_paused:
         print(f"queue {arguments.queue} is paused: running jobs go on, no more are claimed")
     else:
-        print(f"queue {arguments.queue} is not paused")
+        print(f"queue {arguments.queue} is open: its jobs are claimed")

@@ -21,8 +21,10 @@ from ..rows import ScheduleChange, UpcomingRun
 from .crontab import Crontab, Entry, read
 from .jobs import parse_payload
 from .output import (
+    LOCK_TIMEOUT,
     CommandError,
     UsageError,
+    acting,
     connected,
     hint_for,
     print_json,
@@ -51,6 +53,7 @@ def add(arguments: argparse.Namespace) -> None:
         connected(arguments) as connection,
         connection.transaction(force_rollback=arguments.dry_run),
     ):
+        connection.execute(LOCK_TIMEOUT)
         use_zone(connection, arguments.time_zone, arguments.starts_at, arguments.ends_at)
         client = Client(connection)
         change, row, changed = put(connection, job)
@@ -104,7 +107,8 @@ def remove(arguments: argparse.Namespace) -> int:
             if answer.strip().lower() not in ("y", "yes"):
                 print("nothing was done")
                 return 1
-        Client(connection).unschedule_job(name)
+        with acting(connection) as client:
+            client.unschedule_job(name)
     print(f"schedule {name} is removed; the jobs that it has made stay")
     return 0
 
@@ -113,7 +117,8 @@ def enable(arguments: argparse.Namespace) -> int:
     """Let schedules make jobs again."""
 
     def do(connection: Connection[Any], name: str) -> str:
-        Client(connection).enable_schedule(name)
+        with acting(connection) as client:
+            client.enable_schedule(name)
         row = definition(connection, name)
         when = in_zone(row["next_run_at"], row)
         return f"enabled: {f'it runs next at {when}' if when else 'no next run is planned'}"
@@ -125,7 +130,8 @@ def disable(arguments: argparse.Namespace) -> int:
     """Let schedules make no more jobs."""
 
     def do(connection: Connection[Any], name: str) -> str:
-        Client(connection).disable_schedule(name)
+        with acting(connection) as client:
+            client.disable_schedule(name)
         return "disabled; the jobs that it has made stay"
 
     return _switch(arguments, do, is_enabled=False)
@@ -158,8 +164,8 @@ def _switch(
 
 def run(arguments: argparse.Namespace) -> None:
     """Make a job of a schedule now and print its id."""
-    with connected(arguments) as connection:
-        job_id = Client(connection).run_schedule_now(arguments.name)
+    with connected(arguments) as connection, acting(connection) as client:
+        job_id = client.run_schedule_now(arguments.name)
     if arguments.json:
         print_json({"job_id": job_id})
     else:
@@ -278,6 +284,7 @@ def import_file(arguments: argparse.Namespace) -> None:
         connected(arguments) as connection,
         connection.transaction(force_rollback=arguments.dry_run),
     ):
+        connection.execute(LOCK_TIMEOUT)
         rows = _put_all(connection, crontab)
         if crontab.problems:
             raise _refusal(

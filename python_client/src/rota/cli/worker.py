@@ -9,17 +9,17 @@ import os
 import sys
 import traceback
 
-from ..exceptions import to_duration
 from ..registry import Registry
 from ..worker.worker import Worker
 from .output import UsageError, conninfo, set_up_log
+
+LEFT_HANDLERS = 3
 
 
 def work(arguments: argparse.Namespace) -> int:
     """Run a worker until it is told to stop."""
     set_up_log(arguments.log_format, arguments.log_level)
     registry = load_registry(arguments.registry)
-    lease = arguments.lease
     try:
         worker = Worker(
             conninfo(arguments),
@@ -28,7 +28,7 @@ def work(arguments: argparse.Namespace) -> int:
             queues=arguments.queue or ["default"],
             concurrency=arguments.concurrency,
             batch=arguments.batch,
-            lease=None if lease is None else to_duration("lease", lease),
+            lease=arguments.lease,
             poll_interval=arguments.poll_interval,
             tick=not arguments.no_tick,
             tick_interval=arguments.tick_interval,
@@ -43,7 +43,7 @@ def work(arguments: argparse.Namespace) -> int:
         # without a clean-up of the interpreter that it could disturb.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(LEFT_HANDLERS)
     return 0
 
 

@@ -693,7 +693,7 @@ class AsyncClient:
             ):
                 blame(arguments)
             raise told from error
-        except (ValueError, RecursionError):  # a text or a number that cannot be sent
+        except (TypeError, ValueError, RecursionError):  # a value that cannot be sent
             blame(arguments)
             raise
 

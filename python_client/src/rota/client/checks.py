@@ -5,14 +5,17 @@ SQL checks every argument too; these are the mistakes that would otherwise show 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta, tzinfo
+from decimal import Decimal
 from math import inf, isfinite
 from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from ..exceptions import InvalidArgumentError
 
@@ -89,6 +92,8 @@ def _flaw(value: Any) -> str | None:
     if isinstance(value, int):
         return " has more digits than Python can write" if _is_too_long(value) else None
     if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value) and (same := _same_keys(value)):
+            return f" has the keys {same[0]!r} and {same[1]!r}, which are one key in JSON"
         for key, item in value.items():
             if isinstance(key, str) and REFUSED.search(key):
                 return f" has a NUL character or a lone surrogate in the key {key!r}"
@@ -99,6 +104,57 @@ def _flaw(value: Any) -> str | None:
             if flaw := _flaw(item):
                 return f"[{index}]{flaw}"
     return None
+
+
+def _same_keys(value: Mapping[Any, Any]) -> tuple[Any, Any] | None:
+    """Return two keys that JSON, where all keys are texts, cannot tell apart."""
+    seen: dict[str, Any] = {}
+    for key in value:
+        text = key if isinstance(key, str) else json.dumps(key, default=repr)
+        if text in seen:
+            return seen[text], key
+        seen[text] = key
+    return None
+
+
+def check_known(argument: str, value: Any) -> None:
+    """Raise InvalidArgumentError for what no argument and no JSON can be."""
+    if isinstance(value, datetime | timedelta | Decimal):
+        return  # an argument can be one
+    if isinstance(value, Jsonb):
+        value = value.obj
+        if argument in ("jobs", "stages") and isinstance(value, list):
+            for number, item in enumerate(value, 1):
+                for name, part in item.items() if isinstance(item, Mapping) else ():
+                    _check_known(f"{argument}[{number}].{name}", part)
+            return
+    _check_known(argument, value)
+
+
+def _check_known(path: str, value: Any) -> None:
+    if value is None or isinstance(value, str | int | float | bytes):
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_known(f"{path}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_known(f"{path}[{index}]", item)
+    else:
+        kind = type(value).__name__
+        if hasattr(value, "job_id"):
+            remedy = "pass its job_id"
+        elif isinstance(value, tzinfo):
+            remedy = f"pass its name as text, such as {str(value)!r}"
+        elif hasattr(value, "isoformat"):
+            remedy = "send it as text, such as value.isoformat()"
+        elif isinstance(value, timedelta):
+            remedy = "send its value.total_seconds()"
+        elif isinstance(value, Set):
+            remedy = "send it as a list"
+        else:
+            remedy = "send it as text, such as str(value), or a mapping of what it holds"
+        raise InvalidArgumentError(f"{path} is a {kind}, which JSON does not have: {remedy}")
 
 
 def _is_too_long(number: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from .checks import check_json, check_size, check_zone
+from .checks import check_json, check_known, check_size, check_zone
 
 
 class Unset(enum.Enum):
@@ -44,6 +44,7 @@ def blame(arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         check_json(name, value.obj if isinstance(value, Jsonb) else value)
         check_size(name, value)
+        check_known(name, value)
 
 
 def call(function: str, arguments: Iterable[str], row: type | None = None) -> bytes:

@@ -694,7 +694,7 @@ class Client:
             ):
                 blame(arguments)
             raise told from error
-        except (ValueError, RecursionError):  # a text or a number that cannot be sent
+        except (TypeError, ValueError, RecursionError):  # a value that cannot be sent
             blame(arguments)
             raise
 

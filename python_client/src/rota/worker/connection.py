@@ -52,6 +52,7 @@ _SOCKET = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+_DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
 _BARE_NAME = re.compile(r"[^=/:@]+")
 _LENT = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold")
 # As discard all, but for the plans of our functions, which would cost more than the rest.
@@ -75,7 +76,11 @@ def is_lost(error: BaseException) -> bool:
 
 
 def named(database: str) -> str:
-    """Return a connection string for what may, as in psql, be the bare name of a database."""
+    """Return a connection string for what may, as in psql, be the bare name of a database.
+
+    A URL for SQLAlchemy names a driver, which libpq does not understand.
+    """
+    database = _DRIVER.sub(r"\1://", database)
     return make_conninfo(dbname=database) if _BARE_NAME.fullmatch(database) else database
 
 

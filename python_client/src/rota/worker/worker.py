@@ -22,7 +22,7 @@ import psycopg
 
 from ..client.async_client import AsyncClient
 from ..client.checks import check_name, check_range
-from ..exceptions import RotaError
+from ..exceptions import RotaError, to_duration
 from ..job import BaseJob, JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
@@ -46,10 +46,10 @@ class Worker:
     """Runs the jobs that its registry has handlers for, once: a worker that has left is over.
 
     *concurrency* handlers run at a time.  *batch* jobs are claimed at once, and the next when
-    half of them have started; without it, what is likely to start within 0.2 seconds.  *lease*
-    is for jobs that bring none of their own.  After `stop`, running jobs have *grace_period*
-    seconds to end.  Without *tick* the maintenance is left to others.  Without
-    *listen* no job wakes it, and it only polls.
+    half of them have started; without it, what is likely to start within 0.2 seconds.
+    *lease*, a timedelta or seconds, is for jobs that bring none of their own.  After `stop`,
+    running jobs have *grace_period* seconds to end.  Without *tick* the maintenance is left to
+    others.  Without *listen* no job wakes it, and it only polls.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Worker:
         queues: Sequence[str] = ("default",),
         concurrency: int = 4,
         batch: int | None = None,
-        lease: timedelta | None = None,
+        lease: timedelta | float | None = None,
         poll_interval: float = 1.0,
         tick: bool = True,
         tick_interval: float = 1.0,
-        grace_period: float = 30.0,
+        grace_period: float = 20.0,
         listen: bool = True,
     ) -> None:
         _check_settings(
@@ -75,7 +75,7 @@ class Worker:
         self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._registry = registry
         self._queues = list(queues)
-        self._lease = lease
+        self._lease = None if lease is None else to_duration("lease", lease)
         self._concurrency = concurrency
         self._grace_period = grace_period
         self._hears_signals = False
@@ -250,13 +250,18 @@ def _check_settings(
     queues: Sequence[str],
     concurrency: int,
     batch: int | None,
-    lease: timedelta | None,
+    lease: timedelta | float | None,
     *,
     poll_interval: float,
     tick_interval: float,
     grace_period: float,
 ) -> None:
     """Raise ValueError, or TypeError, for the first that is wrong."""
+    if not isinstance(registry, Registry):
+        raise TypeError(
+            f"the handlers must be in a rota.Registry, got {type(registry).__name__}: "
+            "registry.add(job_type, function) puts one in"
+        )
     if not len(registry):
         raise ValueError("the registry has no handler")
     if isinstance(queues, str):
@@ -271,7 +276,8 @@ def _check_settings(
     if batch is not None:
         check_range("batch", batch, 1, MAX_BATCH)
     if lease is not None:
-        check_range("lease in seconds", lease.total_seconds(), 0.001, MAX_LEASE)
+        seconds = to_duration("lease", lease).total_seconds()
+        check_range("lease in seconds", seconds, 0.001, MAX_LEASE)
     check_range("poll_interval", poll_interval, 0.001, inf)
     check_range("tick_interval", tick_interval, 0.001, inf)
     check_range("grace_period", grace_period, 0, inf)
