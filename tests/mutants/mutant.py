@@ -89,5 +89,5 @@ def sql(part: str, old: str, new: str) -> Edit:
 
 
 def client(module: str, old: str, new: str) -> Edit:
-    """Edit a private module of the Python client, by its name without _ and ending."""
-    return Edit(f"python_client/src/rota/_{module}.py", old, new)
+    """Edit a module of the Python client, by its path in the package without the ending."""
+    return Edit(f"python_client/src/rota/{module}.py", old, new)
