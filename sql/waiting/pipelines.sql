@@ -109,13 +109,14 @@ create or replace function rota.drop_pipeline(pipeline text)
 as $$
 begin
     perform rota._check_name('pipeline', drop_pipeline.pipeline);
-    perform rota._lock_pipeline(drop_pipeline.pipeline);
-    perform rota._check_pipeline(drop_pipeline.pipeline);
-
+    perform rota._lock_pipeline(pipeline);
     update rota.pipeline_stages as p
     set ordinal = null
     where p.pipeline = drop_pipeline.pipeline
       and p.ordinal is not null;
+    if not found then
+        perform rota._refuse('pipeline', format('%L is not defined', pipeline));
+    end if;
 end;
 $$;
 
@@ -488,7 +489,10 @@ as $$
 declare
     v_stage rota.pipeline_stages;
 begin
-    perform rota._check_pipeline(_pipeline_stage.pipeline);
+    perform rota._check_name('pipeline', pipeline);
+    if not rota._is_defined(pipeline) then
+        perform rota._refuse('pipeline', format('%L is not defined', pipeline));
+    end if;
     select p.*
     into v_stage
     from rota.pipeline_stages as p
@@ -502,18 +506,6 @@ begin
             _pipeline_stage.pipeline, left(_pipeline_stage.stage, 80)));
     end if;
     return v_stage;
-end;
-$$;
-
-create or replace function rota._check_pipeline(pipeline text)
-    returns void
-    language plpgsql
-as $$
-begin
-    perform rota._check_name('pipeline', _check_pipeline.pipeline);
-    if not rota._is_defined(_check_pipeline.pipeline) then
-        perform rota._refuse('pipeline', format('%L is not defined', _check_pipeline.pipeline));
-    end if;
 end;
 $$;
 
@@ -585,7 +577,9 @@ begin
     where case jsonb_typeof(e.stage) when 'object' then e.stage - c_keys <> '{}' else true end;
 
     begin
-        perform rota._check_stage(format('stages[%s].', s.ordinal), s.stage),
+        perform rota._check_name(format('stages[%s].stage', s.ordinal), s.stage),
+            case when s.stage = 'end' then rota._refuse(format('stages[%s].stage', s.ordinal),
+                'must not be end, which as a next_stage means none') end,
             rota._check_new_job(
                 format('stages[%s].', s.ordinal), s.job_type, '{}', s.queue, null, null,
                 coalesce(s.priority, 0), s.max_attempts, s.lease, s.backoff, null)
@@ -609,18 +603,5 @@ begin
     from rota._stages(_check_stages.stages) as s
     group by s.stage
     having count(*) > 1;
-end;
-$$;
-
-create or replace function rota._check_stage(prefix text, stage text)
-    returns void
-    language plpgsql
-as $$
-begin
-    perform rota._check_name(_check_stage.prefix || 'stage', _check_stage.stage);
-    if _check_stage.stage = 'end' then
-        perform rota._refuse(_check_stage.prefix || 'stage',
-            'must not be end, which as a next_stage means none');
-    end if;
 end;
 $$;

@@ -210,8 +210,8 @@ UPKEEP = (
         "sql/access/test_grants.py contract/test_docs.py",
         sql(
             "access/grants",
-            "('operator', 'function', 'cancel_job')",
-            "('observer', 'function', 'cancel_job')",
+            "select 'operator', 'function', f.name",
+            "select 'observer', 'function', f.name",
         ),
     ),
     mutant(
