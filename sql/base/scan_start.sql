@@ -14,10 +14,7 @@
 
 /* What was remembered under this name; null if nothing was. */
 create or replace function rota._scan_start(name text)
-    returns text
-    language plpgsql
-    stable
-as $$
+    returns text language plpgsql stable as $$
 declare
     v_text constant text := current_setting(rota._scan_setting(_scan_start.name), true);
     v_length constant integer := strpos(v_text, '#');
@@ -32,9 +29,7 @@ $$;
 
 /* A hash over name and start goes with it, so that what is another's is not taken for ours. */
 create or replace function rota._keep_scan_start(name text, start text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform set_config(
         rota._scan_setting(_keep_scan_start.name),
@@ -45,10 +40,7 @@ end;
 $$;
 
 create or replace function rota._scan_setting(name text)
-    returns text
-    language sql
-    immutable
-as $$
+    returns text language sql immutable as $$
     select 'rota.scan_' || split_part(name, ' ', 1) || '_' || (hashtext(name) & 15);
 $$;
 
@@ -57,10 +49,7 @@ $$;
  * longer it took, so that they take a twentieth of the time, but never later than after 2 s.
  */
 create or replace function rota._next_full_scan(began_at timestamptz)
-    returns bigint
-    language plpgsql
-    stable
-as $$
+    returns bigint language plpgsql stable as $$
 declare
     v_cost constant numeric := extract(epoch from rota.now() - began_at);
 begin
@@ -70,10 +59,7 @@ $$;
 
 /* Whether that time has come; one too far ahead is of a clock that went back. */
 create or replace function rota._is_full_scan_due(full_scan_at bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_now constant bigint := (extract(epoch from rota.now()) * 1000000)::bigint;
 begin

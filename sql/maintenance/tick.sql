@@ -31,9 +31,7 @@ create or replace function rota.tick()
         partitions_dropped integer,
         was_skipped boolean,
         has_more boolean
-    )
-    language plpgsql
-    security definer
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -44,7 +42,13 @@ declare
 begin
     was_skipped := v_is_alone
         and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))
-        and rota._was_ticked();
+        -- In the last ten seconds; where nothing happens none is recorded.
+        and exists (
+            select
+            from rota.maintenance as u
+            where u.task = 'tick'
+              and u.done_at between rota.now() - interval '10 seconds' and rota.now()
+        );
     if was_skipped or not rota._has_maintenance() then
         return query select 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, was_skipped, false;
         return;
@@ -113,14 +117,8 @@ comment on function rota.tick() is
  * looking at each part.
  */
 create or replace function rota._has_maintenance()
-    returns boolean
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    returns boolean language plpgsql stable set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -140,24 +138,6 @@ begin
 end;
 $$;
 
-/* Whether a tick was recorded in the last ten seconds; where nothing happens none is. */
-create or replace function rota._was_ticked()
-    returns boolean
-    language plpgsql
-    stable
-as $$
-declare
-    v_now constant timestamptz := rota.now();
-begin
-    return exists (
-        select
-        from rota.maintenance as u
-        where u.task = 'tick'
-          and u.done_at between v_now - interval '10 seconds' and v_now
-    );
-end;
-$$;
-
 /*
  * A function or procedure with a setting of its own cannot commit, so this one runs as whoever
  * calls it and on his search_path, which must decide nothing: each transaction begins by
@@ -167,8 +147,7 @@ create or replace procedure rota.tick_loop(
     duration interval default '55 seconds',
     every interval default '1 second'
 )
-    language plpgsql
-as $$
+    language plpgsql as $$
 declare
     v_seconds numeric;
     v_every numeric;

@@ -23,9 +23,7 @@
 
 /* Open the first of a line, if it has no head; false if it is not to be known now. */
 create or replace function rota._check_order(ordering_key text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_head_id bigint;
 begin
@@ -48,16 +46,10 @@ $$;
  * the lock of the key for it, at most so many in his transaction.
  */
 create or replace function rota._open_line(
-    ordering_key text,
-    is_owner boolean,
-    max_locks integer
+    ordering_key text, is_owner boolean, max_locks integer
 )
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_job_id bigint;
     v_key text;
@@ -123,9 +115,7 @@ $$;
  * where no statement can see what was committed before the lock.
  */
 create or replace function rota._try_lock_key(ordering_key text, max_locks integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_held constant text := current_setting('rota.locked_keys', true);
     c_count constant integer := coalesce(substring(c_held from '^[0-9]{1,6}$'), '0')::integer;
@@ -143,11 +133,7 @@ $$;
 
 /* Let blocked jobs, which the caller has locked, start when they are due. */
 create or replace function rota._open_jobs(job_ids bigint[])
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     update rota.jobs as j
     set status = 'queued',
@@ -164,12 +150,8 @@ $$;
  * other job, and leave a check for the others.
  */
 create or replace function rota._enter_lines(job_ids bigint[])
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_key text;
     v_job_id bigint;
@@ -209,10 +191,7 @@ $$;
  * those of jobs that have ended are in front, and where there is one it is just before this.
  */
 create or replace function rota._is_line_empty(ordering_key text, job_id bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return not exists (
         select from rota.halted_keys as s where s.ordering_key = _is_line_empty.ordering_key
@@ -238,9 +217,7 @@ $$;
  * other the next becomes the head.
  */
 create or replace function rota._leave_lines(jobs jsonb, old_status text, new_status text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_key text;
     v_behind text[] := '{}'::text[];
@@ -276,9 +253,7 @@ end;
 $$;
 
 create or replace function rota.resume_ordering_key(ordering_key text)
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -314,10 +289,7 @@ comment on function rota.resume_ordering_key(text) is
  * the beginning are those of the dead.
  */
 create or replace function rota._newest_parent(job_id bigint)
-    returns bigint
-    language plpgsql
-    stable
-as $$
+    returns bigint language plpgsql stable as $$
 begin
     return (
         select d.parent_id
@@ -335,11 +307,7 @@ $$;
  * mark of a lock is locked for a moment, and by the end of this function is not any more.
  */
 create or replace function rota._still_to_end(job_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_free bigint[];
     v_marked bigint[];

@@ -17,9 +17,7 @@
  */
 
 create or replace function rota.define_pipeline(pipeline text, stages jsonb)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -63,9 +61,7 @@ comment on function rota.define_pipeline(text, jsonb) is
  * jobs reads the stages, and takes no lock.
  */
 create or replace function rota._lock_pipeline(pipeline text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform pg_advisory_xact_lock(
         hashtextextended('rota.pipeline ' || _lock_pipeline.pipeline, 0));
@@ -74,9 +70,7 @@ $$;
 
 /* Take a pipeline apart, and let the stages that do not come again lead to those that do. */
 create or replace function rota._retire_stages(pipeline text, stages text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     with recursive ways (stage, next_stage) as (
         select p.stage, p.next_stage
@@ -102,9 +96,7 @@ end;
 $$;
 
 create or replace function rota.drop_pipeline(pipeline text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -140,13 +132,9 @@ create or replace function rota.start_pipeline(
     if_parent_dead text default 'cancel',
     limit_key text default null
 )
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_stage rota.pipeline_stages;
@@ -194,19 +182,10 @@ comment on function rota.start_pipeline(
  * Each is locked first, so that the statements after it speak of the same row.
  */
 create or replace function rota._end_stages(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    old_status text,
-    new_status text,
-    results jsonb,
-    next_stages text[],
-    is_hasty boolean
+    job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
+    next_stages text[], is_hasty boolean
 )
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
     v_ids bigint[];
@@ -318,10 +297,7 @@ $$;
 
 /* The ids in their places, null for those that are not wanted. */
 create or replace function rota._only(job_ids bigint[], wanted bigint[])
-    returns bigint[]
-    language plpgsql
-    immutable
-as $$
+    returns bigint[] language plpgsql immutable as $$
 begin
     return array(
         select case when i.id = any(_only.wanted) then i.id end
@@ -332,24 +308,38 @@ end;
 $$;
 
 create or replace function rota.restart_pipeline(job_id bigint, stage text)
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_job rota.finished_jobs;
+    v_is_live boolean;
     v_stage rota.pipeline_stages;
 begin
     perform rota._check_job_id(restart_pipeline.job_id);
     perform rota._check_name('stage', restart_pipeline.stage);
 
-    -- A job that comes back while we look, and ends again, is looked for again.
+    -- A job that comes back while we look, or ends again, is looked for again.
     for v_round in 1..3 loop
-        v_job := rota._ended_run(restart_pipeline.job_id);
+        select f.* into v_job from rota.finished_jobs as f where f.id = restart_pipeline.job_id;
+        v_is_live := not found;
+        if v_is_live then
+            v_job := null;
+            select j.id, j.pipeline
+            into v_job.id, v_job.pipeline
+            from rota.jobs as j
+            where j.id = restart_pipeline.job_id;
+            continue when not found;
+        end if;
+        if v_job.pipeline is null then
+            perform rota._refuse('job_id', format(
+                'must be a job of a pipeline, and job %s is in none', job_id));
+        elsif not rota._is_defined(v_job.pipeline) then
+            perform rota._refuse('job_id', format(
+                'must be a job of a pipeline that is defined, and %L is not', v_job.pipeline));
+        end if;
+        exit when v_is_live;
         v_stage := rota._pipeline_stage(v_job.pipeline, restart_pipeline.stage);
 
         update rota.finished_jobs as f
@@ -375,8 +365,13 @@ begin
         end if;
     end loop;
 
-    perform rota._raise_under_way(restart_pipeline.job_id);
-    return null;
+    if v_job.id is null then
+        perform rota._raise_not_found(job_id);
+    end if;
+    raise exception using
+        errcode = 'RT014',
+        message = format('job %s: its run of the pipeline is under way', job_id),
+        hint = 'Wait for its end, or cancel it first.';
 end;
 $$;
 
@@ -385,69 +380,12 @@ comment on function rota.restart_pipeline(bigint, text) is
     'stage before it, and return its id; raises RT001 if the job or that result is not there '
     'any more, RT014 if it is under way, RT007 if its idempotency_key is taken, 22023.';
 
-/* A job of a pipeline that has ended; raises RT014 if it is under way. */
-create or replace function rota._ended_run(job_id bigint)
-    returns rota.finished_jobs
-    language plpgsql
-as $$
-declare
-    v_job rota.finished_jobs;
-    v_pipeline text;
-    v_is_live boolean;
-begin
-    -- A job that comes back between the two is in neither.
-    for v_round in 1..3 loop
-        select j.pipeline, true
-        into v_pipeline, v_is_live
-        from rota.jobs as j
-        where j.id = _ended_run.job_id;
-        exit when found;
-        select f.* into v_job from rota.finished_jobs as f where f.id = _ended_run.job_id;
-        v_pipeline := v_job.pipeline;
-        exit when found;
-    end loop;
-    if v_is_live is null and v_job.id is null then
-        perform rota._raise_not_found(_ended_run.job_id);
-    end if;
-
-    if v_pipeline is null then
-        perform rota._refuse('job_id', format(
-            'must be a job of a pipeline, and job %s is in none', _ended_run.job_id));
-    elsif not rota._is_defined(v_pipeline) then
-        perform rota._refuse('job_id', format(
-            'must be a job of a pipeline that is defined, and %L is not', v_pipeline));
-    elsif v_is_live then
-        perform rota._raise_under_way(_ended_run.job_id);
-    end if;
-    return v_job;
-end;
-$$;
-
-create or replace function rota._raise_under_way(job_id bigint)
-    returns void
-    language plpgsql
-as $$
-begin
-    raise exception using
-        errcode = 'RT014',
-        message = format('job %s: its run of the pipeline is under way',
-            _raise_under_way.job_id),
-        hint = 'Wait for its end, or cancel it first.';
-end;
-$$;
-
 /*
  * What a stage is given if an ended job goes on from there: the latest result of a stage before
  * it, or what it was given itself if that was later.
  */
-create or replace function rota._stage_input(
-    job rota.finished_jobs,
-    stage rota.pipeline_stages
-)
-    returns jsonb
-    language plpgsql
-    stable
-as $$
+create or replace function rota._stage_input(job rota.finished_jobs, stage rota.pipeline_stages)
+    returns jsonb language plpgsql stable as $$
 declare
     v_input jsonb;
 begin
@@ -483,9 +421,7 @@ $$;
 
 /* One stage of a pipeline by its name, or the first. */
 create or replace function rota._pipeline_stage(pipeline text, stage text)
-    returns rota.pipeline_stages
-    language plpgsql
-as $$
+    returns rota.pipeline_stages language plpgsql as $$
 declare
     v_stage rota.pipeline_stages;
 begin
@@ -510,10 +446,7 @@ end;
 $$;
 
 create or replace function rota._is_defined(pipeline text)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -527,18 +460,9 @@ $$;
 /* The objects as typed rows. */
 create or replace function rota._stages(stages jsonb)
     returns table (
-        ordinal bigint,
-        stage text,
-        job_type text,
-        queue text,
-        priority integer,
-        max_attempts integer,
-        lease interval,
-        backoff jsonb
-    )
-    language plpgsql
-    stable
-as $$
+        ordinal bigint, stage text, job_type text, queue text, priority integer,
+        max_attempts integer, lease interval, backoff jsonb
+    ) language plpgsql stable as $$
 begin
     return query
     select
@@ -556,9 +480,7 @@ end;
 $$;
 
 create or replace function rota._check_stages(stages jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_keys constant text[] := array[
         'stage', 'job_type', 'queue', 'priority', 'max_attempts', 'lease', 'backoff'];
