@@ -50,8 +50,8 @@ begin
 end;
 $$;
 
-/* The same for jobs of whatever kind; those that a limit lets in ask no limit again. */
-create or replace function rota._place_jobs(job_ids bigint[], opened_for text default null)
+/* The same for jobs of whatever kind. */
+create or replace function rota._place_jobs(job_ids bigint[])
     returns void
     language plpgsql
 as $$
@@ -87,13 +87,6 @@ begin
 
         if v_kind.due_ids = '{}' then
             continue;
-        elsif _place_jobs.opened_for is not null then
-            -- They got their places when they came in.
-            update rota.jobs as j
-            set hold = null,
-                opened_for = _place_jobs.opened_for
-            where j.id = any(v_kind.due_ids);
-            continue;
         elsif not v_kind.has_places then
             update rota.jobs as j
             set hold = null,
@@ -121,8 +114,8 @@ end;
 $$;
 
 /*
- * Hold those of these due jobs of one kind for which no room is to be expected soon, and return
- * the others: none if jobs are held already, else as many as could start at once.
+ * Hold those of these due jobs of one kind for which no room is to be expected soon: all if jobs
+ * are held already, else all but as many as could start at once.
  */
 create or replace function rota._hold_new(
     queue text,
@@ -131,7 +124,7 @@ create or replace function rota._hold_new(
     lane integer,
     job_ids bigint[]
 )
-    returns bigint[]
+    returns void
     language plpgsql
 as $$
 declare
@@ -192,7 +185,6 @@ begin
         where j.id = any(v_ids[v_room + 1:]);
         v_ids := v_ids[:v_room];
     end loop;
-    return v_ids;
 end;
 $$;
 

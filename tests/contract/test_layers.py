@@ -29,7 +29,7 @@ HOOKS = {
     "_open_line",
 }
 # Parts that still know of each other.
-TANGLED = [["jobs/enqueue", "jobs/keys"], ["waiting/fairness", "waiting/limits"]]
+TANGLED = [["jobs/enqueue", "jobs/keys"]]
 
 
 @pytest.fixture(scope="module")

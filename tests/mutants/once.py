@@ -350,7 +350,7 @@ ONCE = (
         "sql/waiting/test_limits_open.py sql/waiting/test_limits.py",
         sql(
             "waiting/limits",
-            "            perform rota._open_held(v_name, v_slots);\n",
+            "            perform rota._open_held(v_name);\n",
             "            null;\n",
         ),
     ),
@@ -380,8 +380,8 @@ ONCE = (
         "sql/waiting/test_limits.py",
         sql(
             "waiting/limits",
-            "            _take_starts.limit_name, v_cell, v_room,\n",
-            "            _take_starts.limit_name, v_cell, 0,\n",
+            "            bound.limit_name, v_cell, v_room,\n",
+            "            bound.limit_name, v_cell, 0,\n",
         ),
     ),
     mutant(
