@@ -167,13 +167,14 @@ create or replace function rota._check_burst(bound rota.limits)
     language plpgsql
 as $$
 declare
-    c_gap constant interval := rota._gap(bound);
+    c_gap constant bigint := (select c.gap from rota._cells(bound) as c);
     c_most constant bigint := 1 + floor(
-        extract(epoch from interval '100 years') / extract(epoch from c_gap))::bigint;
+        extract(epoch from interval '100 years') * 1000000 / c_gap)::bigint;
 begin
     if bound.burst > c_most then
         perform rota._refuse('burst', format(
-            'must be 1 to %s at one start in %s, got %s', c_most, c_gap, bound.burst));
+            'must be 1 to %s at one start in %s, got %s', c_most,
+            c_gap * interval '1 microsecond', bound.burst));
     end if;
 end;
 $$;
@@ -199,13 +200,12 @@ create or replace function rota._bound(name text)
     stable
 as $$
 declare
-    c_key constant text := substring(_bound.name, '^key (.*)$');
     v_bound rota.limits;
 begin
     select l.*
     into v_bound
     from rota.limits as l
-    where l.limit_name = any(rota._key_limits(c_key) || _bound.name)
+    where l.limit_name in (_bound.name, substring(_bound.name, '^key [^:]*:') || '*')
     order by l.limit_name = _bound.name desc
     limit 1;
     if found then
@@ -256,8 +256,10 @@ create or replace function rota._admit_jobs(
 as $$
 declare
     v_limit record;
+    v_bound rota.limits;
     v_wanted bigint[];
     v_refused bigint[];
+    v_slots integer;
     v_room integer;
     v_unused text[];
 begin
@@ -285,8 +287,20 @@ begin
             where w.id = any(ids)
             order by w.ordinal
         );
-        v_room := rota._take_room(v_limit.bound, cardinality(v_wanted));
-        if (v_limit.bound).max_running is not null and v_room > 0 then
+        v_bound := v_limit.bound;
+        v_room := case when v_bound.is_settled then cardinality(v_wanted) else 0 end;
+        if v_bound.max_running is not null and v_room > 0 then
+            v_room := rota._take_slots(v_bound, v_room);
+        end if;
+        if v_bound.max_starts is not null and v_room > 0 then
+            v_slots := v_room;
+            v_room := rota._take_starts(v_bound, v_slots);
+            if v_bound.max_running is not null and v_slots > v_room then
+                perform rota._give_slots(array_fill(
+                    v_limit.limit_name, array[v_slots - v_room]));
+            end if;
+        end if;
+        if v_bound.max_running is not null and v_room > 0 then
             held_limits := coalesce(held_limits, '{}') || (
                 select jsonb_object_agg(
                     w.id::text,
@@ -329,29 +343,6 @@ begin
             where j.id = any(v_refused);
         end if;
     end loop;
-end;
-$$;
-
-/* Take up to that many slots and starts of a limit for jobs; returns for how many. */
-create or replace function rota._take_room(bound rota.limits, wanted integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_slots integer := case when bound.is_settled then _take_room.wanted else 0 end;
-    v_room integer;
-begin
-    if bound.max_running is not null and v_slots > 0 then
-        v_slots := rota._take_slots(bound, v_slots);
-    end if;
-    if bound.max_starts is null or v_slots = 0 then
-        return v_slots;
-    end if;
-    v_room := rota._take_starts(bound, v_slots);
-    if bound.max_running is not null and v_slots > v_room then
-        perform rota._give_slots(array_fill(bound.limit_name, array[v_slots - v_room]));
-    end if;
-    return v_room;
 end;
 $$;
 
@@ -465,19 +456,28 @@ begin
 end;
 $$;
 
-/* Take up to that many slots that nobody else has locked; returns how many. */
+/*
+ * Take up to that many slots that nobody else has locked; returns how many.  Where there are
+ * not enough, parts of the capacity are issued that were not yet.  Who has the lock of a part
+ * and then, in another statement, does not see it issued is the only one who issues it; who
+ * does not get the lock goes on to another part.
+ */
 create or replace function rota._take_slots(bound rota.limits, wanted integer)
     returns integer
     language plpgsql
 as $$
 declare
     c_scan constant text := 'free ' || bound.limit_name;
+    c_index constant regclass := 'rota.limit_slots_pkey';
+    c_parts constant integer := rota._parts(bound.max_running);
     v_now constant timestamptz := rota.now();
     v_first constant bigint := rota._scan_from(c_scan, v_now);
-    c_index constant regclass := 'rota.limit_slots_pkey';
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
-    v_count integer;
+    v_taken integer;
     v_oldest bigint;
+    v_issued integer[];
+    v_part integer;
+    v_slots integer;
 begin
     if not rota._is_issued_for(bound.limit_name, bound.max_running) then
         return 0;
@@ -495,44 +495,28 @@ begin
         ))
         returning s.version
     )
-    select count(*)::integer, min(t.version) into v_count, v_oldest from taken as t;
-
+    select count(*)::integer, min(t.version) into v_taken, v_oldest from taken as t;
     perform rota._keep_scan_from(
         c_scan, v_now, v_first is null, c_index, v_walked,
         coalesce(
             v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
-    if v_count < _take_slots.wanted then
-        v_count := v_count + rota._issue_slots(bound, _take_slots.wanted - v_count);
+    if v_taken = _take_slots.wanted then
+        return v_taken;
     end if;
-    return v_count;
-end;
-$$;
 
-/*
- * Issue parts of the capacity that were not yet, and take slots of them at once.  Who has the
- * lock of a part and then, in another statement, does not see it issued is the only one who
- * issues it; who does not get the lock goes on to another part.
- */
-create or replace function rota._issue_slots(bound rota.limits, wanted integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    c_parts constant integer := rota._parts(bound.max_running);
-    c_first constant integer := floor(random() * c_parts)::integer;
-    v_issued constant integer[] := array(
+    v_issued := array(
         select p.part
         from rota.limit_parts as p
         where p.limit_name = bound.limit_name
           and p.part between 0 and c_parts - 1
     );
-    v_part integer;
-    v_slots integer;
-    v_taken integer := 0;
-begin
+    if cardinality(v_issued) >= c_parts then
+        return v_taken;
+    end if;
+    v_part := floor(random() * c_parts)::integer;
     for v_step in 1..c_parts loop
-        exit when v_taken >= _issue_slots.wanted or cardinality(v_issued) >= c_parts;
-        v_part := (c_first + v_step) % c_parts;
+        exit when v_taken = _take_slots.wanted;
+        v_part := (v_part + 1) % c_parts;
         continue when v_part = any(v_issued);
         continue when not rota._lock_part(bound.limit_name, v_part);
         continue when exists (
@@ -547,8 +531,8 @@ begin
         values (bound.limit_name, v_part, bound.max_running, v_slots);
         perform rota._give_slots(array_fill(
             bound.limit_name,
-            array[greatest(0, v_slots - (_issue_slots.wanted - v_taken))]));
-        v_taken := v_taken + least(v_slots, _issue_slots.wanted - v_taken);
+            array[greatest(0, v_slots - (_take_slots.wanted - v_taken))]));
+        v_taken := least(v_taken + v_slots, _take_slots.wanted);
     end loop;
     return v_taken;
 end;
@@ -757,24 +741,14 @@ begin
 end;
 $$;
 
-/* The time from one start to the next at a rate, in whole microseconds. */
-create or replace function rota._gap(bound rota.limits)
-    returns interval
-    language plpgsql
-    immutable
-as $$
-begin
-    return ceil(extract(epoch from coalesce(bound.per, '1 second')) * 1000000 / bound.max_starts)
-        ::float8 * interval '1 microsecond';
-end;
-$$;
-
 /*
- * How a rate is counted: the length of a cell in microseconds, how many may start in one, and
- * how many cells back a start may come from; of the last one only what is left of the burst.
+ * How a rate is counted: the time from one start to the next and the length of a cell, in whole
+ * microseconds, how many may start in one, and how many cells back a start may come from; of
+ * the last one only what is left of the burst.
  */
 create or replace function rota._cells(
     bound rota.limits,
+    out gap bigint,
     out length bigint,
     out starts integer,
     out cells integer,
@@ -786,9 +760,10 @@ as $$
 declare
     c_burst constant integer := coalesce(bound.burst, 1);
 begin
+    gap := ceil(
+        extract(epoch from coalesce(bound.per, '1 second')) * 1000000 / bound.max_starts);
     starts := (c_burst + 15) / 16;
-    length := (extract(epoch from rota._gap(bound)) * 1000000)::bigint
-        * starts;
+    length := gap * starts;
     cells := (c_burst + starts - 1) / starts;
     oldest_starts := c_burst - (cells - 1) * starts;
 end;
@@ -924,7 +899,8 @@ begin
     elsif v_next > rota.now() then
         perform rota._check_later(c_name, v_next);
     elsif v_free > 0 and v_bound.max_starts is not null then
-        perform rota._check_later(c_name, rota.now() + rota._gap(v_bound));
+        perform rota._check_later(c_name, rota.now() + (
+            select c.gap * interval '1 microsecond' from rota._cells(v_bound) as c));
     elsif v_opened >= 100 then
         perform rota._add_checks('limit', array[c_name]);
     elsif v_free >= 1000 then

@@ -101,7 +101,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_check_before", "_check_before.after, _check_before.ordering_key) > 0", "null) > 0")
     ],
     "a limit with a slot too many": [
-        ("_issue_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
+        ("_take_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
     ],
     "a start that its rate does not count": [
         (
