@@ -7,9 +7,7 @@
  */
 
 create or replace function rota._refuse(argument text, problem text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     raise exception using
         errcode = 'invalid_parameter_value',
@@ -18,9 +16,7 @@ end;
 $$;
 
 create or replace function rota._check_name(argument text, name text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_name.name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$' then
         return;
@@ -33,9 +29,7 @@ end;
 $$;
 
 create or replace function rota._check_names(argument text, names text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_names.names is null
       or cardinality(_check_names.names) not between 1 and 1000 then
@@ -52,9 +46,7 @@ end;
 $$;
 
 create or replace function rota._check_text(argument text, value text, longest integer)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     -- The bytes first: there can be megabytes, and characters have to be counted.
     if octet_length(_check_text.value) <= 4 * _check_text.longest
@@ -72,9 +64,7 @@ $$;
  * form, as in [0, 0]; so what is far too long need not be made a text to be refused.
  */
 create or replace function rota._check_size(argument text, value jsonb, advice text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_size constant text := case
         when pg_column_size(_check_size.value) > 5242880
@@ -91,14 +81,9 @@ end;
 $$;
 
 create or replace function rota._check_interval(
-    argument text,
-    value interval,
-    shortest interval,
-    longest interval
+    argument text, value interval, shortest interval, longest interval
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     -- Twice: an infinite one has no seconds, and the seconds of '1 year -330 days' are few.
     if _check_interval.value >= _check_interval.shortest
@@ -120,19 +105,14 @@ $$;
  * so, and '1 month -29 days' is a positive interval that ends in the past in February.
  */
 create or replace function rota._exact(duration interval)
-    returns interval
-    language plpgsql
-    immutable
-as $$
+    returns interval language plpgsql immutable as $$
 begin
     return make_interval(secs => extract(epoch from _exact.duration)::float8);
 end;
 $$;
 
 create or replace function rota._check_lease(argument text, lease interval)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_lease.lease is not null then
         perform rota._check_interval(
@@ -142,9 +122,7 @@ end;
 $$;
 
 create or replace function rota._check_run_at(argument text, run_at timestamptz)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_run_at.run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00' then
         return;
@@ -157,9 +135,7 @@ end;
 $$;
 
 create or replace function rota._check_priority(argument text, priority integer)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_priority.priority is null
       or _check_priority.priority not between -32768 and 32767 then
@@ -171,16 +147,10 @@ $$;
 
 /* What a new job may have to wait for; *prefix* says which of many it is. */
 create or replace function rota._check_waits(
-    prefix text,
-    ordering_key text,
-    skip_dead boolean,
-    depends_on bigint[],
-    if_parent_dead text,
+    prefix text, ordering_key text, skip_dead boolean, depends_on bigint[], if_parent_dead text,
     limit_key text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_waits.ordering_key is not null then
         perform rota._check_text(
@@ -217,9 +187,7 @@ end;
 $$;
 
 create or replace function rota._check_job_id(job_id bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_job_id.job_id is null then
         perform rota._refuse('job_id', 'must not be null');
@@ -229,9 +197,7 @@ $$;
 
 /* The job of a worker, which is not there if it is in a queue that he is kept from. */
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_job_id(_check_job_ref.job_id);
     if _check_job_ref.lease_token is null then
@@ -243,13 +209,9 @@ end;
 $$;
 
 create or replace function rota._check_job_refs(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    prefix text default ''
+    job_ids bigint[], lease_tokens bigint[], prefix text default ''
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if array_ndims(_check_job_refs.job_ids) > 1
       or array_ndims(_check_job_refs.lease_tokens) > 1
@@ -287,10 +249,7 @@ $$;
  * not work there.
  */
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
+    returns bigint[] language plpgsql stable as $$
 declare
     v_foreign constant bigint[] := rota._foreign_jobs(_newest_refs.job_ids);
 begin
@@ -329,9 +288,7 @@ $$;
  * whoever has locked the row after that.
  */
 create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_held bigint[] := '{}'::bigint[];
 begin
@@ -367,10 +324,7 @@ end;
 $$;
 
 create or replace function rota._is_running(job_id bigint, lease_token bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -389,9 +343,7 @@ $$;
  * back since, and is RT002.
  */
 create or replace function rota._raise_lost(job_id bigint, lease_token bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_status text;
     v_lease_token bigint;
@@ -427,9 +379,7 @@ end;
 $$;
 
 create or replace function rota._raise_not_found(job_id bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     raise exception using
         errcode = 'RT001',

@@ -54,15 +54,10 @@ create or replace function rota.claim_jobs(
         stage_input jsonb,
         definition text,
         scheduled_for timestamptz
-    )
-    language plpgsql
-    security definer
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off set enable_sort = off
 as $$
 declare
     v_now constant timestamptz := rota.now();
@@ -166,15 +161,9 @@ comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
  * one statement is all that most claims need.
  */
 create or replace function rota._lock_head(
-    start bigint[],
-    queues text[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz
+    start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz
 )
-    returns tid[]
-    language plpgsql
-as $$
+    returns tid[] language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -237,16 +226,10 @@ $$;
  * on the way, and the walk goes on for another; but not for ever.
  */
 create or replace function rota._lock_due(
-    call text,
-    start bigint[],
-    queues text[],
-    max_jobs integer,
-    job_types text[],
+    call text, start bigint[], queues text[], max_jobs integer, job_types text[],
     due timestamptz
 )
-    returns table (locked_rows tid[], held_limits jsonb)
-    language plpgsql
-as $$
+    returns table (locked_rows tid[], held_limits jsonb) language plpgsql as $$
 declare
     v_open record;
     v_start bigint[] := _lock_due.start;
@@ -316,14 +299,9 @@ $$;
  * jobs for later are not in the lanes of such queues.
  */
 create or replace function rota._open_queues(
-    queues text[],
-    due timestamptz,
-    out open_queues text[],
-    out ends timestamptz[]
+    queues text[], due timestamptz, out open_queues text[], out ends timestamptz[]
 )
-    language plpgsql
-    stable
-as $$
+    language plpgsql stable as $$
 begin
     select
         coalesce(array_agg(c.queue), '{}'),
@@ -352,18 +330,10 @@ $$;
  * second.
  */
 create or replace function rota._lock_lanes(
-    call text,
-    start bigint[],
-    queues text[],
-    ends timestamptz[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    locked_ids bigint[]
+    call text, start bigint[], queues text[], ends timestamptz[], max_jobs integer,
+    job_types text[], due timestamptz, locked_ids bigint[]
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
     v_start bigint[] := coalesce(_lock_lanes.start, '{0,0}'::bigint[]);
@@ -426,10 +396,7 @@ $$;
  * lane itself.
  */
 create or replace function rota._next_lane(queues text[], lane bigint, known bigint)
-    returns bigint
-    language plpgsql
-    stable
-as $$
+    returns bigint language plpgsql stable as $$
 declare
     v_after constant integer := _next_lane.lane::integer;
     v_before constant integer := coalesce(_next_lane.known, 32768)::integer;
@@ -458,17 +425,10 @@ $$;
  * the place of the first of them, and then the ids.
  */
 create or replace function rota._lock_lane(
-    queues text[],
-    ends timestamptz[],
-    first bigint[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    locked_ids bigint[]
+    queues text[], ends timestamptz[], first bigint[], max_jobs integer, job_types text[],
+    due timestamptz, locked_ids bigint[]
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     c_queue constant text := _lock_lane.queues[1];
     c_end constant timestamptz := _lock_lane.ends[1];
@@ -518,19 +478,10 @@ $$;
  * enough.
  */
 create or replace function rota._lock_merged(
-    queues text[],
-    ends timestamptz[],
-    lane integer,
-    after_place timestamptz,
-    after_id bigint,
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    locked_ids bigint[]
+    queues text[], ends timestamptz[], lane integer, after_place timestamptz, after_id bigint,
+    max_jobs integer, job_types text[], due timestamptz, locked_ids bigint[]
 )
-    returns table (ids bigint[], place timestamptz)
-    language plpgsql
-as $$
+    returns table (ids bigint[], place timestamptz) language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -601,15 +552,9 @@ end;
 $$;
 
 create or replace function rota._check_claim(
-    worker text,
-    queues text[],
-    max_jobs integer,
-    lease interval,
-    job_types text[]
+    worker text, queues text[], max_jobs integer, lease interval, job_types text[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_text('worker', _check_claim.worker, 255);
     if _check_claim.max_jobs is null or _check_claim.max_jobs not between 1 and 1000 then

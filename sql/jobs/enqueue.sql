@@ -41,13 +41,9 @@ create or replace function rota.enqueue(
     if_parent_dead text default 'cancel',
     limit_key text default null
 )
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
@@ -147,13 +143,10 @@ comment on function rota.enqueue(
     'started, RT003 if it has ended.';
 
 create or replace function rota.enqueue_many(jobs jsonb)
-    returns table (ordinal integer, job_id bigint, is_new boolean)
-    language plpgsql
+    returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -238,10 +231,7 @@ comment on function rota.enqueue_many(jsonb) is
  * wrong: then they need no keys looked up, and nobody to say which of them is wrong.
  */
 create or replace function rota._are_plain_jobs(jobs jsonb)
-    returns boolean
-    language plpgsql
-    immutable
-as $$
+    returns boolean language plpgsql immutable as $$
 begin
     if jsonb_typeof(_are_plain_jobs.jobs) is distinct from 'array'
       or jsonb_array_length(_are_plain_jobs.jobs) > 10000 then
@@ -262,9 +252,7 @@ $$;
 
 /* Insert plain jobs; returns their ids in the order given. */
 create or replace function rota._insert_plain_jobs(jobs jsonb)
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_has_settings constant boolean := exists (select from rota.queues);
@@ -306,9 +294,7 @@ $$;
  * way, in the order of their keys.
  */
 create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_ids bigint[];
@@ -345,10 +331,7 @@ $$;
 
 /* The ids of the jobs now there, null where the one that was found has ended just now. */
 create or replace function rota._find_jobs(jobs jsonb, new_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
+    returns bigint[] language plpgsql stable as $$
 begin
     return array(
         -- The newest: an older snapshot may have the one that has ended, too.
@@ -371,42 +354,15 @@ $$;
  */
 create or replace function rota._new_jobs(jobs jsonb)
     returns table (
-        ordinal bigint,
-        job_type text,
-        payload jsonb,
-        queue text,
-        run_at timestamptz,
-        delay interval,
-        priority integer,
-        max_attempts integer,
-        lease interval,
-        backoff jsonb,
-        idempotency_key text,
-        unique_for interval,
-        on_conflict text,
-        updated_at timestamptz,
-        max_wait interval,
-        ordering_key text,
-        skip_dead boolean,
-        depends_on bigint[],
-        blocks bigint,
-        if_parent_dead text,
-        limit_key text,
-        pipeline text,
-        stage text,
-        stage_input jsonb,
-        definition text,
-        scheduled_for timestamptz,
-        status text,
-        lease_token bigint,
-        last_error text,
-        error_type text,
-        failed_at timestamptz,
+        ordinal bigint, job_type text, payload jsonb, queue text, run_at timestamptz,
+        delay interval, priority integer, max_attempts integer, lease interval, backoff jsonb,
+        idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
+        max_wait interval, ordering_key text, skip_dead boolean, depends_on bigint[],
+        blocks bigint, if_parent_dead text, limit_key text, pipeline text, stage text,
+        stage_input jsonb, definition text, scheduled_for timestamptz, status text,
+        lease_token bigint, last_error text, error_type text, failed_at timestamptz,
         created_at timestamptz
-    )
-    language plpgsql
-    stable
-as $$
+    ) language plpgsql stable as $$
 begin
     return query
     select
@@ -445,9 +401,7 @@ end;
 $$;
 
 create or replace function rota._check_new_jobs(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_keys constant text[] := array[
         'job_type', 'payload', 'queue', 'run_at', 'delay', 'priority', 'max_attempts',
@@ -512,10 +466,7 @@ $$;
 
 /* Why this is no value of the argument's type; null if it is one. */
 create or replace function rota._cast_problem(argument text, value jsonb)
-    returns text
-    language plpgsql
-    stable
-as $$
+    returns text language plpgsql stable as $$
 declare
     v_text constant text := _cast_problem.value #>> '{}';
 begin
@@ -540,21 +491,10 @@ $$;
 
 /* The rules for one new job; *prefix* says which of many it is. */
 create or replace function rota._check_new_job(
-    prefix text,
-    job_type text,
-    payload jsonb,
-    queue text,
-    run_at timestamptz,
-    delay interval,
-    priority integer,
-    max_attempts integer,
-    lease interval,
-    backoff jsonb,
-    idempotency_key text
+    prefix text, job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
+    priority integer, max_attempts integer, lease interval, backoff jsonb, idempotency_key text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_name(_check_new_job.prefix || 'job_type', _check_new_job.job_type);
     if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then

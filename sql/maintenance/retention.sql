@@ -32,20 +32,10 @@
 /* How many rows of each kind were deleted, and whether there are more. */
 create or replace function rota._retain(is_alone boolean, is_busy boolean)
     returns table (
-        deleted jsonb,
-        partitions_created integer,
-        partitions_dropped integer,
-        has_more boolean
-    )
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set max_parallel_workers_per_gather = 0
-    set enable_hashjoin = off
-    set enable_mergejoin = off
-    set lock_timeout = '100ms'
-as $$
+        deleted jsonb, partitions_created integer, partitions_dropped integer, has_more boolean
+    ) language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set max_parallel_workers_per_gather = 0
+    set enable_hashjoin = off set enable_mergejoin = off set lock_timeout = '100ms' as $$
 declare
     c_kinds constant text[] := array[
         'jobs',
@@ -124,9 +114,7 @@ $$;
  * others somewhat longer.  A row that somebody holds stays as it is, and the tick is due.
  */
 create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_is_idle constant boolean := not _record_tick.is_busy and not exists (
@@ -174,9 +162,7 @@ $$;
 
 /* Delete up to so many rows of one kind, and return how many. */
 create or replace function rota._purge(kind text, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 begin
     return case _purge.kind
         when 'jobs' then rota._purge_jobs(_purge.max_rows)
@@ -195,9 +181,7 @@ $$;
 
 /* Record what retention found; a row that another tick holds is left to that one. */
 create or replace function rota._record_retention(did_something boolean, has_more boolean)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -226,10 +210,7 @@ $$;
 
 /* Where a scan begins: at what it reached the last time, or -infinity for a full one. */
 create or replace function rota._purge_from(scan text, moment timestamptz)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_hint constant bigint[] := string_to_array(
         rota._scan_start('purge ' || _purge_from.scan), ' ')::bigint[];
@@ -250,14 +231,9 @@ $$;
  * next full one is due when twenty times as long has passed.
  */
 create or replace function rota._keep_purge(
-    scan text,
-    moment timestamptz,
-    start timestamptz,
-    reached timestamptz
+    scan text, moment timestamptz, start timestamptz, reached timestamptz
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_hint bigint[] := string_to_array(
         rota._scan_start('purge ' || _keep_purge.scan), ' ')::bigint[];
@@ -273,9 +249,7 @@ end;
 $$;
 
 create or replace function rota._purge_keys(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_from constant timestamptz := rota._purge_from('keys', v_now);
@@ -303,9 +277,7 @@ $$;
 
 /* Delete records of effects; one whose lease is held is still needed. */
 create or replace function rota._purge_effects(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_from constant timestamptz := rota._purge_from('effects', v_now);
@@ -337,9 +309,7 @@ $$;
 
 /* Delete planned times that were dealt with; last_run_at stands for them. */
 create or replace function rota._purge_occurrences(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_from constant timestamptz := rota._purge_from('occurrences', v_now);
@@ -367,9 +337,7 @@ end;
 $$;
 
 create or replace function rota._purge_workers(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_rows tid[] := array(
         select w.ctid
@@ -386,10 +354,7 @@ $$;
 
 /* How long the queue that keeps longest keeps what ended well. */
 create or replace function rota._horizon()
-    returns interval
-    language plpgsql
-    stable
-as $$
+    returns interval language plpgsql stable as $$
 begin
     return greatest('7 days', (select max(q.keep_finished) from rota.queues as q));
 end;
@@ -397,9 +362,7 @@ $$;
 
 /* Delete ended jobs that no partition drop will take soon enough. */
 create or replace function rota._purge_jobs(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_keep record;
     v_deleted integer := 0;
@@ -422,10 +385,7 @@ $$;
  * for all queues without a keep_dead of their own.
  */
 create or replace function rota._short_keeps()
-    returns table (is_dead boolean, queue text, keep interval)
-    language plpgsql
-    stable
-as $$
+    returns table (is_dead boolean, queue text, keep interval) language plpgsql stable as $$
 declare
     v_horizon constant interval := rota._horizon();
 begin
@@ -454,10 +414,7 @@ $$;
  * row, since that is seldom one that was deleted.
  */
 create or replace function rota._history_queues(part text)
-    returns setof text
-    language plpgsql
-    stable
-as $$
+    returns setof text language plpgsql stable as $$
 begin
     return query execute format(
         'with recursive found (queue) as ('
@@ -474,14 +431,9 @@ $$;
 
 /* Delete ended jobs of a queue, or of all; where that fails, of each of these by itself. */
 create or replace function rota._purge_queue(
-    is_dead boolean,
-    queue text,
-    before timestamptz,
-    max_rows integer
+    is_dead boolean, queue text, before timestamptz, max_rows integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_queue text;
     v_deleted integer := 0;
@@ -515,9 +467,7 @@ $$;
 
 /* Delete succeeded and cancelled jobs of a queue that ended before this. */
 create or replace function rota._purge_done(queue text, before timestamptz, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_scan constant text := 'done_' || (hashtext(_purge_done.queue) & 2147483647);
@@ -556,9 +506,7 @@ $$;
 
 /* Delete dead jobs that ended before this, of a queue or of those without a keep_dead. */
 create or replace function rota._purge_dead(queue text, before timestamptz, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_scan constant text :=
@@ -628,9 +576,7 @@ $$;
  * their pipeline.  So of one job the oldest go first, and its latest result is the one left.
  */
 create or replace function rota._purge_stage_runs(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_pipeline text;
@@ -664,9 +610,7 @@ $$;
 /* What is partitioned by time: by so many days, so many partitions ahead, kept so long. */
 create or replace function rota._partitioned_tables()
     returns table (name text, time_column text, days integer, ahead integer, keep interval)
-    language plpgsql
-    stable
-as $$
+    language plpgsql stable as $$
 begin
     return query
     select 'finished_jobs_done', 'finished_at', 1, 7, rota._horizon()
@@ -678,10 +622,7 @@ $$;
 
 /* The partitions of a table that lie wholly before this day, oldest first. */
 create or replace function rota._old_partitions(parent text, days integer, before date)
-    returns setof regclass
-    language plpgsql
-    stable
-as $$
+    returns setof regclass language plpgsql stable as $$
 begin
     return query
     select c.oid::regclass
@@ -700,9 +641,7 @@ $$;
  * or in one that should have been dropped a day ago.
  */
 create or replace function rota._purge_partitions(parent text, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_default constant text := _purge_partitions.parent || '_default';
@@ -748,9 +687,7 @@ $$;
 
 /* Delete rows of a partition as they lie in it; what is remembered is the number of a page. */
 create or replace function rota._purge_partition(partition regclass, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_zero constant timestamptz := timestamptz 'epoch';
     v_now constant timestamptz := rota.now();
@@ -781,9 +718,7 @@ $$;
  * a job that ends meanwhile may be on its way to the default partition.  Returns how many.
  */
 create or replace function rota._create_partitions(with_current boolean default false)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_today constant date := ((rota.now() + '1 minute') at time zone 'UTC')::date;
     v_table record;
@@ -823,14 +758,9 @@ $$;
 
 /* The partition of some days; returns how many were made. */
 create or replace function rota._create_partition(
-    parent text,
-    time_column text,
-    day date,
-    days integer
+    parent text, time_column text, day date, days integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 -- It makes a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -870,9 +800,7 @@ $$;
 
 /* Drop partitions that lie wholly behind what is kept; returns how many. */
 create or replace function rota._drop_partitions()
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 -- It drops a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare

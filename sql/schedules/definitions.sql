@@ -31,9 +31,7 @@ create or replace function rota.schedule_job(
     starts_at timestamptz default null,
     ends_at timestamptz default null
 )
-    returns table (outcome text, next_run_at timestamptz)
-    language plpgsql
-    security definer
+    returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -84,17 +82,10 @@ comment on function rota.schedule_job(
     'RT006 for a bad schedule, 22023.';
 
 create or replace function rota._check_policies(
-    catch_up text,
-    catch_up_window interval,
-    catch_up_max integer,
-    overlap text,
-    jitter interval,
-    starts_at timestamptz,
-    ends_at timestamptz
+    catch_up text, catch_up_window interval, catch_up_max integer, overlap text,
+    jitter interval, starts_at timestamptz, ends_at timestamptz
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if (_check_policies.catch_up in ('skip', 'one', 'all')) is not true then
         perform rota._refuse('catch_up', format(
@@ -125,9 +116,7 @@ end;
 $$;
 
 create or replace function rota._put_definition(new rota.job_definitions)
-    returns table (outcome text, next_run_at timestamptz)
-    language plpgsql
-as $$
+    returns table (outcome text, next_run_at timestamptz) language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_old rota.job_definitions;
@@ -160,10 +149,7 @@ $$;
 
 /* Whether two definitions say the same. */
 create or replace function rota._is_same(old rota.job_definitions, new rota.job_definitions)
-    returns boolean
-    language plpgsql
-    immutable
-as $$
+    returns boolean language plpgsql immutable as $$
 begin
     return (
         old.job_type, old.queue, old.payload, old.schedule, old.time_zone, old.priority,
@@ -179,13 +165,9 @@ $$;
 
 /* False if somebody else has the name. */
 create or replace function rota._insert_definition(
-    new rota.job_definitions,
-    next_run_at timestamptz,
-    created_at timestamptz
+    new rota.job_definitions, next_run_at timestamptz, created_at timestamptz
 )
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     insert into rota.job_definitions (
         name, job_type, queue, payload, schedule, time_zone, priority, max_attempts, lease,
@@ -206,13 +188,9 @@ $$;
 
 /* Make the definition *old*, whose row the caller holds, say what *new* says. */
 create or replace function rota._change_definition(
-    new rota.job_definitions,
-    old rota.job_definitions,
-    changed_at timestamptz
+    new rota.job_definitions, old rota.job_definitions, changed_at timestamptz
 )
-    returns timestamptz
-    language plpgsql
-as $$
+    returns timestamptz language plpgsql as $$
 declare
     v_has_new_times constant boolean :=
         (new.schedule, new.time_zone, new.starts_at, new.ends_at)
@@ -260,18 +238,14 @@ $$;
  * been about to end, and then it did not know that somebody waits for that.
  */
 create or replace function rota._note_schedule(name text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._add_checks('schedule', array[_note_schedule.name]);
 end;
 $$;
 
 create or replace function rota.unschedule_job(name text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -286,9 +260,7 @@ comment on function rota.unschedule_job(text) is
     'Forget a schedule; the jobs that it has made stay; raises RT005, 22023.';
 
 create or replace function rota.enable_schedule(name text)
-    returns timestamptz
-    language plpgsql
-    security definer
+    returns timestamptz language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -322,9 +294,7 @@ comment on function rota.enable_schedule(text) is
     'any more, 22023.';
 
 create or replace function rota.disable_schedule(name text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -344,9 +314,7 @@ comment on function rota.disable_schedule(text) is
     'Let a schedule make no more jobs until enable_schedule(); raises RT005, 22023.';
 
 create or replace function rota._hold_definition(name text)
-    returns rota.job_definitions
-    language plpgsql
-as $$
+    returns rota.job_definitions language plpgsql as $$
 declare
     v_definition rota.job_definitions;
 begin
@@ -363,9 +331,7 @@ end;
 $$;
 
 create or replace function rota.run_schedule_now(name text)
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -407,13 +373,9 @@ comment on function rota.run_schedule_now(text) is
 
 /* Now, or the first moment after it that is not a planned time and has no job yet. */
 create or replace function rota._free_time(
-    definition rota.job_definitions,
-    parsed rota.parsed_schedule
+    definition rota.job_definitions, parsed rota.parsed_schedule
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_free timestamptz := rota.now();
 begin

@@ -27,14 +27,9 @@
 
 /* Refuse what could close a cycle; *prefix* says which of many it is. */
 create or replace function rota._check_blocks(
-    prefix text,
-    depends_on bigint[],
-    blocks bigint,
-    ordering_key text
+    prefix text, depends_on bigint[], blocks bigint, ordering_key text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_blocks.blocks is not null
       and num_nonnulls(_check_blocks.depends_on, _check_blocks.ordering_key) > 0 then
@@ -49,9 +44,7 @@ $$;
 
 /* The same for a batch. */
 create or replace function rota._check_all_blocks(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if jsonb_path_exists(_check_all_blocks.jobs, '$[*].blocks ? (@ != null)') then
         perform rota._check_blocks(
@@ -64,14 +57,9 @@ $$;
 
 /* What a job that was just enqueued, or found by its key, waits for, and what waits for it. */
 create or replace function rota._link_job(
-    job_id bigint,
-    is_new boolean,
-    depends_on bigint[],
-    blocks bigint
+    job_id bigint, is_new boolean, depends_on bigint[], blocks bigint
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _link_job.blocks is not null then
         perform rota._block_children(
@@ -89,9 +77,7 @@ $$;
 
 /* The same for a batch. */
 create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news boolean[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_blocks bigint[];
     v_parts bigint[];
@@ -130,15 +116,9 @@ $$;
  * same place.  What waits for nothing starts, and the others leave their checks.
  */
 create or replace function rota._jobs_came_in(
-    job_ids bigint[],
-    child_ids bigint[] default null,
-    parent_ids bigint[] default null
+    job_ids bigint[], child_ids bigint[] default null, parent_ids bigint[] default null
 )
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_unknown bigint;
     v_waiting bigint[];
@@ -192,16 +172,9 @@ $$;
  * opened until this transaction ends.
  */
 create or replace function rota._block_children(
-    blocks bigint[],
-    parts bigint[],
-    are_new boolean[],
-    arguments text[]
+    blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
 )
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_held bigint[];
     v_job_id bigint;
@@ -255,14 +228,9 @@ $$;
 
 /* Refuse parts, found by their keys, that wait for anything themselves or did not succeed. */
 create or replace function rota._check_parts(
-    blocks bigint[],
-    parts bigint[],
-    are_new boolean[],
-    arguments text[]
+    blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_part record;
 begin
@@ -299,12 +267,8 @@ $$;
 
 /* How parents are or ended, all of one snapshot; null for one that is in neither table. */
 create or replace function rota._parent_statuses(parent_ids bigint[])
-    returns table (parent_id bigint, status text, ordering_key text)
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns table (parent_id bigint, status text, ordering_key text) language plpgsql stable
+    set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     return query
     select p.id, coalesce(j.status, f.status), coalesce(j.ordering_key, f.ordering_key)
@@ -321,11 +285,7 @@ $$;
 
 /* These jobs, without runs that go on, have ended: tell those that wait for them. */
 create or replace function rota._parents_ended(parent_ids bigint[], status text)
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_few bigint[];
     v_many bigint[];
@@ -367,11 +327,7 @@ $$;
 
 /* Delete the edges of these parents; returns their children. */
 create or replace function rota._delete_edges(parent_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_children bigint[];
 begin
@@ -395,11 +351,7 @@ $$;
  * look at again.
  */
 create or replace function rota._open_children(job_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_ids bigint[];
     v_keys text[];
@@ -464,12 +416,8 @@ $$;
  * end, 'id all' and then 'id below' at all of them.  False if that is not to be known now.
  */
 create or replace function rota._check_job(subject text)
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_id constant bigint := split_part(_check_job.subject, ' ', 1)::bigint;
     c_from constant text := split_part(_check_job.subject, ' ', 2);
@@ -561,12 +509,8 @@ $$;
  * that stands how it ended, where it may not be kept.
  */
 create or replace function rota._check_parent(subject text)
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_id constant bigint := split_part(_check_parent.subject, ' ', 1)::bigint;
     c_after constant bigint :=
@@ -636,11 +580,7 @@ $$;
  * locked.  Their edges stay for a retry.
  */
 create or replace function rota._cancel_children(job_ids bigint[], parent_id bigint)
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     c_status constant text := (
         select s.status from rota._parent_statuses(array[_cancel_children.parent_id]) as s);
@@ -682,12 +622,8 @@ $$;
  * a time; and theirs in turn.  One whose idempotency key is taken stays as it is.
  */
 create or replace function rota._check_retry(subject text)
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_id constant bigint := split_part(_check_retry.subject, ' ', 1)::bigint;
     c_after constant bigint := split_part(_check_retry.subject, ' ', 2)::bigint;
@@ -731,12 +667,8 @@ $$;
  * call looks at a part of all jobs that wait or waited; a session goes on where it was.
  */
 create or replace function rota._purge_dependencies(max_rows integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_jobs constant integer := 2000;
     v_after bigint := coalesce(rota._scan_start('edges')::bigint, 0);

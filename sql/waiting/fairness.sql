@@ -29,9 +29,7 @@
  * wait.  To be called in the transaction that wrote them; plain jobs are left alone.
  */
 create or replace function rota._enter_lanes(job_ids bigint[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_ids bigint[] := array(
         select j.id
@@ -52,9 +50,7 @@ $$;
 
 /* The same for jobs of whatever kind. */
 create or replace function rota._place_jobs(job_ids bigint[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_waiting constant text[] := '{queued,failed}'::text[];
     v_now constant timestamptz := rota.now();
@@ -118,15 +114,9 @@ $$;
  * are held already, else all but as many as could start at once.
  */
 create or replace function rota._hold_new(
-    queue text,
-    job_type text,
-    limit_key text,
-    lane integer,
-    job_ids bigint[]
+    queue text, job_type text, limit_key text, lane integer, job_ids bigint[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_limit record;
     v_room integer;
@@ -190,9 +180,7 @@ $$;
 
 /* Whether a limit has held jobs, or had when that was found out at some expense. */
 create or replace function rota._had_held(limit_name text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_scan constant text := 'waiting ' || _had_held.limit_name;
     v_now constant timestamptz := rota.now();
@@ -215,14 +203,9 @@ $$;
 
 /* Give due jobs of one key their places. */
 create or replace function rota._give_turns(
-    queue text,
-    limit_key text,
-    lane integer,
-    job_ids bigint[]
+    queue text, limit_key text, lane integer, job_ids bigint[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_key constant text := coalesce(_give_turns.limit_key, '');
     v_first timestamptz;
@@ -278,9 +261,7 @@ $$;
 
 /* Jobs of keys wait in a queue: from now on all its jobs have places. */
 create or replace function rota._note_fair_queue(queue text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if exists (select from rota.fair_queues as f where f.queue = _note_fair_queue.queue)
       or not pg_try_advisory_xact_lock(1919907962, hashtext(_note_fair_queue.queue)) then
@@ -296,9 +277,7 @@ $$;
 
 /* The place of the first job of a lane, or now if it is empty. */
 create or replace function rota._first_place(queue text, lane integer)
-    returns timestamptz
-    language plpgsql
-as $$
+    returns timestamptz language plpgsql as $$
 declare
     c_scan constant text := format('lane %s %s', _first_place.lane, _first_place.queue);
     v_now constant timestamptz := rota.now();
@@ -329,14 +308,9 @@ $$;
 
 /* Let up to max_jobs jobs whose time has come into their lanes; returns how many. */
 create or replace function rota._enter_due(max_jobs integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns integer language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
+    as $$
 declare
     v_now constant timestamptz := rota.now();
     v_start constant bigint := rota._scan_from('later', v_now);
@@ -372,10 +346,7 @@ $$;
 
 /* Whether the time of a job has come that is kept out of its lane until then. */
 create or replace function rota._has_later_due()
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_now constant timestamptz := rota.now();
     v_from constant timestamptz := coalesce(
@@ -398,9 +369,7 @@ $$;
  * subject is the queue and the id that the last step has come to.
  */
 create or replace function rota._check_queue(subject text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_queue constant text := split_part(_check_queue.subject, ' ', 1);
     c_after constant bigint := coalesce(

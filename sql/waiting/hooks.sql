@@ -10,14 +10,9 @@
  * of those that lead to something.
  */
 create or replace function rota._jobs_ended(
-    job_ids bigint[],
-    jobs jsonb,
-    old_status text,
-    new_status text
+    job_ids bigint[], jobs jsonb, old_status text, new_status text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _jobs_ended.jobs is not null then
         perform rota._leave_lines(

@@ -34,9 +34,7 @@ create or replace function rota.set_limit(
     weight integer default null,
     reset boolean default false
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -104,19 +102,10 @@ comment on function rota.set_limit(
     'last of them; raises 22023.';
 
 create or replace function rota._check_set_limit(
-    queue text,
-    job_type text,
-    limit_key text,
-    max_running integer,
-    max_starts integer,
-    per interval,
-    burst integer,
-    weight integer,
-    reset boolean
+    queue text, job_type text, limit_key text, max_running integer, max_starts integer,
+    per interval, burst integer, weight integer, reset boolean
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if num_nonnulls(
         _check_set_limit.queue, _check_set_limit.job_type, _check_set_limit.limit_key) <> 1 then
@@ -163,9 +152,7 @@ $$;
 
 /* No time may be out of range.  What was set before counts too, so this looks at the row. */
 create or replace function rota._check_burst(bound rota.limits)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_gap constant bigint := (select c.gap from rota._cells(bound) as c);
     c_most constant bigint := 1 + floor(
@@ -181,10 +168,7 @@ $$;
 
 /* The names of the limits that may be meant for a key: its own and that of its class. */
 create or replace function rota._key_limits(limit_key text)
-    returns text[]
-    language plpgsql
-    immutable
-as $$
+    returns text[] language plpgsql immutable as $$
 begin
     return array_remove(array[
         'key ' || _key_limits.limit_key,
@@ -195,10 +179,7 @@ $$;
 
 /* What is set for a limit: for that of a key its own setting, else that of its class. */
 create or replace function rota._bound(name text)
-    returns rota.limits
-    language plpgsql
-    stable
-as $$
+    returns rota.limits language plpgsql stable as $$
 declare
     v_bound rota.limits;
 begin
@@ -217,14 +198,9 @@ $$;
 
 /* The limits that jobs of this kind count for. */
 create or replace function rota._limits_of(
-    job_type text,
-    limit_key text,
-    queue text default null
+    job_type text, limit_key text, queue text default null
 )
-    returns setof rota.limits
-    language plpgsql
-    stable
-as $$
+    returns setof rota.limits language plpgsql stable as $$
 begin
     if _limits_of.limit_key is not null then
         return query
@@ -246,14 +222,10 @@ $$;
  * limits that jobs left their lanes for have to be checked after the commit.
  */
 create or replace function rota._admit_jobs(
-    job_ids bigint[],
-    out ids bigint[],
-    out held_limits jsonb,
-    out full_queues text[],
+    job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
     out limits_to_check text[]
 )
-    language plpgsql
-as $$
+    language plpgsql as $$
 declare
     v_limit record;
     v_bound rota.limits;
@@ -348,10 +320,7 @@ $$;
 
 /* Whether a limit seems to have room; a claim that goes on takes it for certain. */
 create or replace function rota._has_room(limit_name text)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_bound constant rota.limits := rota._bound(_has_room.limit_name);
 begin
@@ -367,14 +336,9 @@ $$;
  * takes them or, if it is careful, from the first on, and those of parts that are not.
  */
 create or replace function rota._free_slots(
-    bound rota.limits,
-    max_slots integer,
-    is_careful boolean default false
+    bound rota.limits, max_slots integer, is_careful boolean default false
 )
-    returns integer
-    language plpgsql
-    stable
-as $$
+    returns integer language plpgsql stable as $$
 declare
     c_parts constant integer := greatest(1, rota._parts(bound.max_running));
     v_first constant bigint := case when not _free_slots.is_careful
@@ -410,20 +374,14 @@ $$;
 
 /* Into how many parts this many slots are split, and how many a part has. */
 create or replace function rota._parts(max_running integer)
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 begin
     return greatest(least(_parts.max_running, 64), _parts.max_running / 256);
 end;
 $$;
 
 create or replace function rota._part_slots(part integer, max_running integer)
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 declare
     c_parts constant integer := rota._parts(_part_slots.max_running);
 begin
@@ -437,10 +395,7 @@ $$;
 
 /* Whether all that is issued of a limit is for this setting; else it has to be adjusted. */
 create or replace function rota._is_issued_for(limit_name text, max_running integer)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return not exists (
         select
@@ -463,9 +418,7 @@ $$;
  * does not get the lock goes on to another part.
  */
 create or replace function rota._take_slots(bound rota.limits, wanted integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_scan constant text := 'free ' || bound.limit_name;
     c_index constant regclass := 'rota.limit_slots_pkey';
@@ -539,9 +492,7 @@ end;
 $$;
 
 create or replace function rota._lock_part(limit_name text, part integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     return pg_try_advisory_xact_lock(
         1919907960, hashtext(_lock_part.part || ' ' || _lock_part.limit_name));
@@ -550,9 +501,7 @@ $$;
 
 /* Slots are free again: new rows, behind all others. */
 create or replace function rota._give_slots(limit_names text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     insert into rota.limit_slots (limit_name)
     select n.limit_name
@@ -565,9 +514,7 @@ $$;
  * again.
  */
 create or replace function rota._leave_limits(limit_names text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_name text;
 begin
@@ -595,9 +542,7 @@ $$;
  * them, and claims would have to walk past them.
  */
 create or replace function rota._open_held(limit_name text, max_jobs integer default null)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_scan constant text := 'held ' || _open_held.limit_name;
     v_now constant timestamptz := rota.now();
@@ -699,10 +644,7 @@ $$;
 
 /* The queues and types that have held jobs of a limit, at most 20. */
 create or replace function rota._held_kinds(limit_name text)
-    returns table (queue text, job_type text)
-    language plpgsql
-    stable
-as $$
+    returns table (queue text, job_type text) language plpgsql stable as $$
 declare
     v_queue text := '';
     v_job_type text := '';
@@ -726,10 +668,7 @@ end;
 $$;
 
 create or replace function rota._has_held(limit_name text)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -747,16 +686,10 @@ $$;
  * the last one only what is left of the burst.
  */
 create or replace function rota._cells(
-    bound rota.limits,
-    out gap bigint,
-    out length bigint,
-    out starts integer,
-    out cells integer,
+    bound rota.limits, out gap bigint, out length bigint, out starts integer, out cells integer,
     out oldest_starts integer
 )
-    language plpgsql
-    immutable
-as $$
+    language plpgsql immutable as $$
 declare
     c_burst constant integer := coalesce(bound.burst, 1);
 begin
@@ -774,9 +707,7 @@ $$;
  * the next statement all that started in it.
  */
 create or replace function rota._take_starts(bound rota.limits, wanted integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_rate record;
     v_now bigint;
@@ -812,10 +743,7 @@ $$;
 
 /* When the next job may start at a rate, as far as is committed; not after now if one may. */
 create or replace function rota._next_start_at(bound rota.limits)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_rate record;
     v_now bigint;
@@ -848,9 +776,7 @@ $$;
  * and everybody who runs now will see it when he ends.
  */
 create or replace function rota._check_limit(subject text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_horizon constant xid8 := substring(_check_limit.subject, '^([0-9]+) ')::xid8;
     c_name constant text := regexp_replace(_check_limit.subject, '^[0-9]+ ', '');
@@ -930,9 +856,7 @@ $$;
 
 /* Have a limit checked at that time at the latest, unless it is going to be. */
 create or replace function rota._check_later(limit_name text, due_at timestamptz)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if not exists (
         select
@@ -954,9 +878,7 @@ $$;
  * ones looked at.
  */
 create or replace function rota._check_held_of(job_type text, limit_key text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._add_checks('limit', array(
         select l.limit_name
@@ -967,9 +889,7 @@ $$;
 
 /* The limit of a class changed: have each key looked at that has held jobs. */
 create or replace function rota._check_class(limit_name text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_prefix constant text := left(_check_class.limit_name, -1);
     v_name text := c_prefix;
@@ -999,9 +919,7 @@ $$;
  * until every transaction from before has ended.
  */
 create or replace function rota._settle_limit(limit_name text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_limit rota.limits;
     v_ids bigint[];
@@ -1066,10 +984,7 @@ $$;
 
 /* What runs without a slot of this limit, though it counts for it; up to 1000. */
 create or replace function rota._uncounted(bound rota.limits)
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
+    returns bigint[] language plpgsql stable as $$
 begin
     return array(
         select j.id
@@ -1095,9 +1010,7 @@ $$;
 
 /* Slots that are in use already, whatever the capacity: _settle_slots() makes up for them. */
 create or replace function rota._issue_taken(limit_name text, slots integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     if not rota._lock_part(_issue_taken.limit_name, -1) then
         return false;
@@ -1117,9 +1030,7 @@ $$;
  * were not issued, then from free slots, and else from those that are given back later.
  */
 create or replace function rota._settle_slots(limit_name text, max_running integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_surplus integer;
     v_moved integer;
@@ -1186,9 +1097,7 @@ $$;
 
 /* Delete what no limit needs any more: starts of long ago, slots of limits out of use. */
 create or replace function rota._purge_limits(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_rows integer;
     v_name text;
@@ -1221,9 +1130,7 @@ $$;
 
 /* Take back all that was issued of a limit, if nothing of it is in use. */
 create or replace function rota._purge_slots(limit_name text)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_rows tid[];
 begin
