@@ -26,7 +26,7 @@ from styles import CURSOR, PLAIN_SESSION
 
 from faults.pooler import pooled
 from races.instrument import instrument
-from rota._embedded import EmbeddedPostgres, find_binaries
+from rota.testing import EmbeddedPostgres, find_binaries
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = "rota_template"

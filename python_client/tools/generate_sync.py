@@ -1,6 +1,6 @@
 """Write the sync client from the async one.
 
-python tools/generate_sync.py            write src/rota/_client.py
+python tools/generate_sync.py            write src/rota/client/sync_client.py
 python tools/generate_sync.py --check    exit 1 if it is not fresh
 """
 
@@ -8,14 +8,14 @@ import re
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "src" / "rota"
-SOURCE = PACKAGE / "_async_client.py"
-TARGET = PACKAGE / "_client.py"
-NOTE = "# Written by tools/generate_sync.py from _async_client.py: change that file instead.\n"
+PACKAGE = Path(__file__).parents[1] / "src" / "rota" / "client"
+SOURCE = PACKAGE / "async_client.py"
+TARGET = PACKAGE / "sync_client.py"
+NOTE = "# Written by tools/generate_sync.py from async_client.py: change that file instead.\n"
 REPLACEMENTS = (
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
-    (r"\bAsync(Client|Connection|RowFactory)\b", r"\1"),
+    (r"\bAsync(Client|Connection|Cursor|RowFactory)\b", r"\1"),
 )
 
 

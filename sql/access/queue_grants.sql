@@ -61,11 +61,9 @@ create or replace function rota._check_queue_grant(role name, queue text, access
 begin
     if to_regrole(quote_ident(_check_queue_grant.role)) is null then
         perform rota._refuse('role', format('%L does not exist', _check_queue_grant.role));
-    elsif _check_queue_grant.access is null
-      or _check_queue_grant.access not in ('producer', 'worker') then
-        perform rota._refuse('access', format(
-            'must be producer or worker, got %L', left(_check_queue_grant.access, 80)));
-    elsif _check_queue_grant.queue is distinct from '*' then
+    end if;
+    perform rota._check_choice('access', access, '{producer,worker}');
+    if _check_queue_grant.queue is distinct from '*' then
         perform rota._check_name('queue', _check_queue_grant.queue);
     end if;
 end;

@@ -22,11 +22,8 @@ declare
     v_status text;
 begin
     perform rota._check_job_id(retry_job.job_id);
-    if retry_job.force is null then
-        perform rota._refuse('force', 'must not be null');
-    elsif retry_job.with_dependants is null then
-        perform rota._refuse('with_dependants', 'must not be null');
-    end if;
+    perform rota._check_given('force', force is not null);
+    perform rota._check_given('with_dependants', with_dependants is not null);
 
     for v_round in 1..3 loop
         select j.status
@@ -89,8 +86,7 @@ begin
         updated_at = rota.now()
     where j.id = _requeue.job_id
     returning j.status into v_status;
-    perform rota._leave_limits(v_held_limits);
-    perform rota._enter_lanes(array[_requeue.job_id]);
+    perform rota._enter_lanes(array[job_id], v_held_limits);
     perform rota._notify_for(array[_requeue.job_id]);
     return v_status;
 end;
@@ -106,7 +102,14 @@ $$;
 create or replace function rota._revive(job_id bigint)
     returns text language plpgsql as $$
 declare
-    v_has_parents constant boolean := rota._newest_parent(_revive.job_id) is not null;
+    -- From the end of the index: the entries at the beginning are those of the dead.
+    v_has_parents constant boolean := (
+        select d.parent_id
+        from rota.dependencies as d
+        where d.job_id = _revive.job_id
+        order by d.parent_id desc
+        limit 1
+    ) is not null;
     v_job jsonb;
     v_halted_key text;
     v_status text;
@@ -144,11 +147,8 @@ begin
         perform rota._raise_taken(_revive.job_id, v_job);
     end if;
 
-    if v_halted_key is not null and current_setting('transaction_isolation') = 'read committed'
-      and rota._open_line(v_halted_key, _revive.job_id, 32) then
-        select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
-    elsif v_status = 'blocked' then
-        perform rota._jobs_came_in(array[_revive.job_id]);
+    if v_status = 'blocked' then
+        perform rota._jobs_came_in(array[job_id], halted_key => v_halted_key);
         select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     end if;
     perform rota._notify_for(array[_revive.job_id]);

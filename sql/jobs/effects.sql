@@ -36,11 +36,7 @@ declare
 begin
     perform rota._check_effect(record_effect.scope, record_effect.key);
     perform rota._check_job_ref(record_effect.job_id, record_effect.lease_token);
-    if record_effect.if_unknown is null
-      or record_effect.if_unknown not in ('skip', 'again') then
-        perform rota._refuse('if_unknown', format(
-            'must be skip or again, got %L', left(record_effect.if_unknown, 80)));
-    end if;
+    perform rota._check_choice('if_unknown', if_unknown, '{skip,again}');
     perform rota._check_interval('keep', record_effect.keep, '1 second', '100 years');
     v_expires_at := v_now + rota._exact(record_effect.keep);
 

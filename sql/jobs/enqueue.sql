@@ -72,7 +72,7 @@ begin
         enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
         enqueue.depends_on, enqueue.blocks, enqueue.limit_key) > 0 then
         perform rota._check_waits(
-            '', enqueue.ordering_key, enqueue.skip_dead, enqueue.depends_on,
+            '', enqueue.ordering_key, enqueue.skip_dead, enqueue.depends_on, enqueue.blocks,
             enqueue.if_parent_dead, enqueue.limit_key);
         return rota._enqueue_special(
             jsonb_build_object(
@@ -170,9 +170,6 @@ begin
     v_has_waits := jsonb_path_exists(enqueue_many.jobs,
         '$[*] ? (exists(@.ordering_key) || exists(@.depends_on) || exists(@.blocks)
             || exists(@.limit_key))');
-    if v_has_waits then
-        perform rota._check_all_blocks(enqueue_many.jobs);
-    end if;
     v_new_ids := array(
         select nextval('rota.jobs_id_seq')
         from generate_series(1, jsonb_array_length(enqueue_many.jobs))
@@ -348,6 +345,38 @@ begin
 end;
 $$;
 
+/* What new jobs of a batch, or jobs found by their keys, wait for, and what waits for them. */
+create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news boolean[])
+    returns void language plpgsql as $$
+declare
+    v_blocks bigint[];
+    v_parts bigint[];
+    v_are_new boolean[];
+    v_names text[];
+    v_parents bigint[];
+    v_children bigint[];
+begin
+    select
+        array_agg(n.blocks), array_agg(_link_jobs.job_ids[n.ordinal]),
+        array_agg(_link_jobs.news[n.ordinal]), array_agg(format('jobs[%s].blocks', n.ordinal))
+    into v_blocks, v_parts, v_are_new, v_names
+    from rota._new_jobs(_link_jobs.jobs) as n
+    where n.blocks is not null;
+    select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal])
+    into v_parents, v_children
+    from rota._new_jobs(_link_jobs.jobs) as n
+    cross join unnest(n.depends_on) as p (id)
+    where _link_jobs.news[n.ordinal];
+    perform rota._jobs_came_in(
+        array(
+            select i.id
+            from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
+            where i.is_new
+        ),
+        v_children, v_parents, v_blocks, v_parts, v_are_new, v_names);
+end;
+$$;
+
 /*
  * The objects as typed rows, defaults filled in.  Their keys are the arguments of enqueue();
  * and, for jobs that do not come from there, columns of jobs.
@@ -444,7 +473,7 @@ begin
                 n.updated_at, n.max_wait),
             rota._check_waits(
                 format('jobs[%s].', n.ordinal), n.ordering_key, n.skip_dead, n.depends_on,
-                n.if_parent_dead, n.limit_key)
+                n.blocks, n.if_parent_dead, n.limit_key)
         from rota._new_jobs(_check_new_jobs.jobs) as n;
     exception
         -- An unknown time zone is an invalid_parameter_value too, so no error is let through

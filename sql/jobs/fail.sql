@@ -171,9 +171,8 @@ begin
     if v_cancelled_ids <> '{}' then
         perform rota._end_jobs(v_cancelled_ids, v_cancelled_tokens, 'running', 'cancelled');
     end if;
-    perform rota._leave_limits(v_held_limits);
     if v_failed_ids <> '{}' then
-        perform rota._enter_lanes(v_failed_ids);
+        perform rota._enter_lanes(v_failed_ids, v_held_limits);
     end if;
     if v_soon_ids <> '{}' then
         perform rota._notify_for(v_soon_ids);
@@ -335,8 +334,7 @@ begin
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running'
     returning j.id, j.run_at;
-    perform rota._leave_limits(v_held_limits);
-    perform rota._enter_lanes(_give_back.job_ids);
+    perform rota._enter_lanes(job_ids, v_held_limits);
     perform rota._notify_for(_give_back.job_ids);
 end;
 $$;

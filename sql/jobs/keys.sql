@@ -41,8 +41,6 @@ begin
     perform rota._check_key_rule(
         '', v_key, _enqueue_special.unique_for, _enqueue_special.on_conflict,
         _enqueue_special.updated_at, _enqueue_special.max_wait);
-    perform rota._check_blocks('', _enqueue_special.depends_on, _enqueue_special.blocks,
-        _enqueue_special.job ->> 'ordering_key');
     perform rota._check_queues('producer', array[_enqueue_special.job ->> 'queue']);
 
     select k.job_id, k.is_new
@@ -53,8 +51,14 @@ begin
     if not v_is_new and _enqueue_special.on_conflict <> 'keep' then
         perform rota._check_queues_of_jobs(array[v_job_id]);
     end if;
-    perform rota._link_job(
-        v_job_id, v_is_new, _enqueue_special.depends_on, _enqueue_special.blocks);
+    if v_is_new or blocks is not null then
+        perform rota._jobs_came_in(
+            case when v_is_new then array[v_job_id] end,
+            array(select v_job_id from unnest(_enqueue_special.depends_on)),
+            case when v_is_new then depends_on end,
+            case when blocks is not null then array[blocks] end, array[v_job_id],
+            array[v_is_new], array['blocks']);
+    end if;
     perform rota._notify_for(array[v_job_id]);
     return v_job_id;
 end;

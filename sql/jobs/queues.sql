@@ -27,19 +27,10 @@ begin
             format('must be at least 1, got %s', set_queue.max_attempts));
     end if;
     perform rota._check_backoff('backoff', set_queue.backoff);
-    if set_queue.keep_finished is not null then
-        perform rota._check_interval(
-            'keep_finished', set_queue.keep_finished, '0', '100 years');
-    end if;
-    if set_queue.keep_dead is not null then
-        perform rota._check_interval('keep_dead', set_queue.keep_dead, '0', '100 years');
-    end if;
-    if set_queue.ageing is not null then
-        perform rota._check_interval('ageing', set_queue.ageing, '1 second', '30 days');
-    end if;
-    if set_queue.reset is null then
-        perform rota._refuse('reset', 'must not be null');
-    end if;
+    perform rota._check_interval('keep_finished', keep_finished, '0', '100 years', true);
+    perform rota._check_interval('keep_dead', keep_dead, '0', '100 years', true);
+    perform rota._check_interval('ageing', ageing, '1 second', '30 days', true);
+    perform rota._check_given('reset', reset is not null);
 
     insert into rota.queues as q (
         queue, lease, max_attempts, backoff, keep_finished, keep_dead, ageing

@@ -22,12 +22,7 @@ create or replace function rota.sweep_stale_leases(max_jobs integer default 1000
     set enable_bitmapscan = off set enable_sort = off
 as $$
 begin
-    if sweep_stale_leases.max_jobs is null
-      or sweep_stale_leases.max_jobs not between 1 and 10000 then
-        perform rota._refuse('max_jobs', format('must be 1 to 10000, got %s',
-            coalesce(sweep_stale_leases.max_jobs::text, 'null')));
-    end if;
-
+    perform rota._check_number('max_jobs', max_jobs, 1, 10000);
     begin
         return rota._sweep(sweep_stale_leases.max_jobs, false);
     exception

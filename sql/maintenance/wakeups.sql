@@ -60,9 +60,7 @@ begin
     end if;
     perform rota._check_interval(
         'poll_interval', wait_for_jobs.poll_interval, '1 ms', '1 hour');
-    if wait_for_jobs.active is null then
-        perform rota._refuse('active', 'must not be null');
-    end if;
+    perform rota._check_given('active', active is not null);
 
     select t.channels, t.slots, t.has_changed, t.is_active, t.is_first
     into channels, v_slots, v_has_changed, is_active, v_is_first

@@ -63,10 +63,8 @@ declare
     v_definition rota.job_definitions;
     v_parsed rota.parsed_schedule;
 begin
-    if upcoming_runs.max_runs is null or upcoming_runs.max_runs not between 1 and 1000 then
-        perform rota._refuse('max_runs', format('must be 1 to 1000, got %s',
-            coalesce(upcoming_runs.max_runs::text, 'null')));
-    elsif num_nonnulls(upcoming_runs.schedule, upcoming_runs.name) <> 1 then
+    perform rota._check_number('max_runs', max_runs, 1, 1000);
+    if num_nonnulls(upcoming_runs.schedule, upcoming_runs.name) <> 1 then
         perform rota._refuse('schedule', 'or name must be given, and not both');
     end if;
     perform rota._check_run_at('after', v_after);
@@ -302,9 +300,7 @@ $$;
 create or replace function rota._raise_no_schedule(name text)
     returns void language plpgsql as $$
 begin
-    if _raise_no_schedule.name is null then
-        perform rota._refuse('name', 'must not be null');
-    end if;
+    perform rota._check_given('name', name is not null);
     raise exception using
         errcode = 'RT005',
         message = format('schedule %L not found', left(_raise_no_schedule.name, 80)),

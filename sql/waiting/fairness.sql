@@ -24,31 +24,7 @@
  * for the jobs that come in after it.
  */
 
-/*
- * Jobs came in, came back or were changed: give them their places, and hold those that have to
- * wait.  To be called in the transaction that wrote them; plain jobs are left alone.
- */
-create or replace function rota._enter_lanes(job_ids bigint[])
-    returns void language plpgsql as $$
-declare
-    v_ids bigint[] := array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(_enter_lanes.job_ids)
-          and (num_nonnulls(j.limit_key, j.own_place, j.hold, j.opened_for) > 0
-            or exists (select from rota.limits as l where l.job_type = j.job_type)
-            or exists (
-                select from rota.queues as q where q.queue = j.queue and q.ageing is not null)
-            or exists (select from rota.fair_queues as f where f.queue = j.queue))
-    );
-begin
-    if v_ids <> '{}' then
-        perform rota._place_jobs(v_ids);
-    end if;
-end;
-$$;
-
-/* The same for jobs of whatever kind. */
+/* Give waiting jobs of whatever kind their places, and hold those that have to wait. */
 create or replace function rota._place_jobs(job_ids bigint[])
     returns void language plpgsql as $$
 declare

@@ -146,7 +146,7 @@ begin
         start_pipeline.idempotency_key);
     perform rota._check_waits(
         '', start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.depends_on,
-        start_pipeline.if_parent_dead, start_pipeline.limit_key);
+        start_pipeline.blocks, start_pipeline.if_parent_dead, start_pipeline.limit_key);
 
     return rota._enqueue_special(
         jsonb_build_object(
@@ -276,8 +276,7 @@ begin
           and j.status = 'running'
           and n.pipeline = j.pipeline
           and n.stage = v_stages[array_position(v_ids, j.id)];
-        perform rota._leave_limits(v_held_limits);
-        perform rota._enter_lanes(v_entering);
+        perform rota._enter_lanes(v_entering, v_held_limits);
         perform rota._notify_for(v_entering);
     end if;
     if v_cancelled is not null then
@@ -485,63 +484,6 @@ begin
         where p.pipeline = _is_defined.pipeline
           and p.ordinal is not null
     );
-end;
-$$;
-
-/* Whether a running job may go on to a stage; one that is lost is told so by its finish. */
-create or replace function rota._check_next_stage(
-    argument text, job_id bigint, lease_token bigint, next_stage text
-)
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
-declare
-    v_pipeline text;
-begin
-    select j.pipeline
-    into v_pipeline
-    from rota.jobs as j
-    where j.id = _check_next_stage.job_id
-      and j.lease_token = _check_next_stage.lease_token
-      and j.status = 'running';
-    if not found then
-        return;
-    elsif v_pipeline is null then
-        perform rota._refuse(_check_next_stage.argument, format(
-            'goes with a job of a pipeline only, and job %s is in none',
-            _check_next_stage.job_id));
-    elsif _check_next_stage.next_stage <> 'end' and not exists (
-        select
-        from rota.pipeline_stages as p
-        where p.pipeline = v_pipeline
-          and p.stage = _check_next_stage.next_stage
-          and p.ordinal is not null
-    ) then
-        perform rota._refuse(_check_next_stage.argument, format(
-            'must be end or a stage of the pipeline %L, got %L', v_pipeline,
-            left(_check_next_stage.next_stage, 80)));
-    end if;
-end;
-$$;
-
-create or replace function rota._check_next_stages(
-    job_ids bigint[], lease_tokens bigint[], next_stages text[]
-)
-    returns void language plpgsql as $$
-begin
-    if array_ndims(_check_next_stages.next_stages) > 1
-      or array_lower(_check_next_stages.next_stages, 1) <> 1
-      or cardinality(_check_next_stages.next_stages)
-        <> cardinality(_check_next_stages.job_ids) then
-        perform rota._refuse('next_stages', format(
-            'must be a plain list as long as job_ids (%s)',
-            cardinality(_check_next_stages.job_ids)));
-    end if;
-    perform rota._check_next_stage(
-        format('next_stages[%s]', n.ordinal), n.job_id, n.lease_token, n.next_stage)
-    from unnest(
-        _check_next_stages.job_ids, _check_next_stages.lease_tokens,
-        _check_next_stages.next_stages
-    ) with ordinality as n (job_id, lease_token, next_stage, ordinal)
-    where n.next_stage is not null;
 end;
 $$;
 

@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 
 import rota
-from rota._embedded import EmbeddedPostgres
+from rota.testing import EmbeddedPostgres
 
 HERE = Path(__file__).resolve().parent
 BATCH = 10_000

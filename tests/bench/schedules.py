@@ -20,7 +20,7 @@ from typing import Any
 
 import psycopg
 
-from rota._embedded import EmbeddedPostgres, find_binaries
+from rota.testing import EmbeddedPostgres, find_binaries
 
 SQL = Path(__file__).resolve().parents[2] / "sql"
 Db = psycopg.Connection[Any]

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from rota._embedded import EmbeddedPostgres, find_binaries
+from rota.testing import EmbeddedPostgres, find_binaries
 
 BENCH = Path(__file__).resolve().parent
 INSTALL = BENCH.parents[1] / "sql" / "install.sql"

@@ -22,7 +22,7 @@ from typing import Any
 
 import psycopg
 
-from rota._embedded import EmbeddedPostgres
+from rota.testing import EmbeddedPostgres
 
 HERE = Path(__file__).resolve().parents[2]
 SETTINGS = {

@@ -24,7 +24,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from bench.server import SETTINGS
-from rota._embedded import EmbeddedPostgres, find_binaries
+from rota.testing import EmbeddedPostgres, find_binaries
 
 Db = psycopg.Connection[Any]
 TREE = Path(__file__).resolve().parents[2]

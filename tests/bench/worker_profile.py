@@ -26,7 +26,7 @@ from typing import Any
 import psycopg
 
 import rota
-from rota._embedded import EmbeddedPostgres, find_binaries
+from rota.testing import EmbeddedPostgres, find_binaries
 
 SQL = Path(__file__).resolve().parents[2] / "sql"
 PHASES = {

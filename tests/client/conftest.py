@@ -17,7 +17,7 @@ from rota.__main__ import main
 @pytest.fixture(autouse=True)
 def loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this process run in asyncio's loop, those that are processes in uvloop's."""
-    monkeypatch.setattr("rota._loop.loop_factory", lambda: None)
+    monkeypatch.setattr("rota.worker.process.loop_factory", lambda: None)
 
 
 @pytest.fixture

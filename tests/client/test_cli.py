@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 import rota
 from rota import Client
 from rota.__main__ import main
+from rota.cli.output import NAMES
 
 
 def test_enqueue_and_job(run: Callable[..., str]) -> None:
@@ -320,4 +321,62 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "exit codes" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["worker", "--help"])
-    assert "SIGTERM (default: 30.0)" in " ".join(capsys.readouterr().out.split())
+    assert "SIGTERM (default: 20.0)" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "lock"),
+    [
+        (["retry", "1"], "select from rota.jobs for update"),
+        (["cancel", "1"], "select from rota.jobs for update"),
+        (["pause", "default"], "select from rota.queues for update"),
+        (["enqueue", "a", "--key", "k"], None),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_does_not_wait_for_a_lock_for_long(
+    run: Callable[..., str],
+    client: Client,
+    db: psycopg.Connection[Any],
+    connect: Callable[..., psycopg.Connection[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    lock: Any,
+) -> None:
+    """Another session holds the row, or has just enqueued a job with the same key."""
+    short = "set local lock_timeout = '200ms'"
+    for module in ("output", "schedules"):
+        monkeypatch.setattr(f"rota.cli.{module}.LOCK_TIMEOUT", short)
+    client.enqueue("a")
+    db.execute("select rota.set_queue('default')")
+    with connect(autocommit=False) as other:
+        if lock:
+            other.execute(lock)
+        else:
+            Client(other).enqueue("a", idempotency_key="k")
+
+        error = run(*words, code=1)
+        other.rollback()
+
+    assert error.startswith("rota: another session has locked this (Nothing was done.")
+    assert db.execute("select count(*) from rota.jobs").fetchone() == (1,)
+
+
+def test_the_database_may_stand_before_the_command(
+    dsn: str, client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "port=1")
+
+    assert main(["-d", dsn.replace("postgresql://", "postgresql+psycopg://"), "jobs"]) == 0
+    assert main(["jobs", "-d", dsn]) == 0
+
+
+def test_who_names_no_database_is_told_how_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PGPORT", "1")
+
+    assert main(["jobs"]) == 1
+    assert "(Name the database: -d " in capsys.readouterr().err

@@ -4,16 +4,19 @@ import ast
 import inspect
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
 
 import rota
-from rota import AsyncClient, Client
+from rota import AsyncClient, Client, InvalidArgumentError
 
 PACKAGE = Path(rota.__file__).parent
 NOT_OF_THE_CLIENT = {"now"}
@@ -57,7 +60,7 @@ def test_sync_client_is_fresh() -> None:
 
 
 def test_clients_name_no_table() -> None:
-    tree = ast.parse((PACKAGE / "_async_client.py").read_text())
+    tree = ast.parse((PACKAGE / "client" / "async_client.py").read_text())
     texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
 
     assert not [t for t in texts if isinstance(t, str) and "from rota." in t]
@@ -232,3 +235,88 @@ def test_enqueue_speaks_of_its_own_arguments(client: Client) -> None:
         client.enqueue("a", priority=10**6)
     with pytest.raises(rota.InvalidArgumentError, match=r"^jobs\[1\]\.priority must "):
         client.enqueue_many([{"job_type": "a", "priority": 10**6}])
+
+
+@pytest.mark.parametrize("factory", [psycopg.ClientCursor, psycopg.RawCursor])
+def test_any_cursor_class_of_the_caller_will_do(
+    connect: Callable[..., psycopg.Connection[Any]], factory: Any
+) -> None:
+    """Django's connections have a cursor class that binds on the side of the client."""
+    connection = connect(cursor_factory=factory)
+    client = Client(connection)
+
+    job = client.enqueue("a", {"n": 1}, delay=timedelta(minutes=1))
+    (claimed,) = client.enqueue_many([{"job_type": "a"}]) and client.claim_jobs("w")
+
+    assert job.is_new
+    assert client.finish_job(claimed.job_id, claimed.lease_token) == "finished"
+    assert connection.cursor_factory is factory
+
+
+@pytest.mark.parametrize("arguments", [("default",), ("default", 0)])
+def test_after_the_payload_arguments_have_names(client: Client, arguments: Any) -> None:
+    with pytest.raises(TypeError):
+        client.enqueue("a", {}, *arguments)
+    with pytest.raises(TypeError):
+        client.schedule_job("n", "@daily", "a", {}, *arguments)
+
+
+class _Wrapper:
+    """As Django and SQLAlchemy have one."""
+
+    def __init__(self, connection: object) -> None:
+        self.connection = connection
+
+
+def test_what_is_no_connection_is_refused_with_what_helps(
+    db: psycopg.Connection[Any],
+) -> None:
+    wrong: Any
+    for wrong, remedy in (
+        ("postgresql://localhost/shop", r"open it first, psycopg\.connect"),
+        (_Wrapper(db), "pass its attribute `connection`"),
+        (_Wrapper(None), "driver_connection"),
+        (None, "other drivers"),
+    ):
+        with pytest.raises(TypeError, match=remedy):
+            Client(wrong)
+    with pytest.raises(TypeError, match=r"AsyncClient needs .* use rota\.Client with it"):
+        AsyncClient(db)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (
+            {"a": [{"at": datetime(2026, 1, 1, tzinfo=UTC)}]},
+            r"payload\['a'\]\[0\]\['at'\] is a datetime",
+        ),
+        ({"id": uuid.UUID(int=5)}, r"payload\['id'\] is a UUID, .* str\(value\)"),
+        ({"price": Decimal("1.5")}, r"payload\['price'\] is a Decimal"),
+        ({"ids": {1}}, r"payload\['ids'\] is a set, .* as a list"),
+        ({1: 2, "1": 3}, r"payload has the keys 1 and '1', which are one key in JSON"),
+    ],
+)
+def test_a_payload_that_is_no_json_is_refused_by_its_path(
+    client: Client, payload: Any, message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{message}"):
+        client.enqueue("a", payload)
+    with pytest.raises(InvalidArgumentError, match=message):
+        client.enqueue_many([{"job_type": "a"}, {"job_type": "a", "payload": payload}])
+    with pytest.raises(InvalidArgumentError, match=message):
+        client.schedule_job("n", "@daily", "a", payload)
+
+
+def test_objects_in_the_place_of_their_ids_and_names_are_refused_with_what_helps(
+    client: Client,
+) -> None:
+    job: Any = client.enqueue("a")
+
+    with pytest.raises(InvalidArgumentError, match=r"job_id is a EnqueuedJob.* its job_id"):
+        client.retry_job(job)
+    with pytest.raises(InvalidArgumentError, match=r"depends_on\[0\] .* its job_id"):
+        client.enqueue("b", depends_on=[job])
+    zone: Any = ZoneInfo("Europe/Warsaw")
+    with pytest.raises(InvalidArgumentError, match=r"time_zone .* 'Europe/Warsaw'"):
+        client.schedule_job("n", "@daily", "a", time_zone=zone)

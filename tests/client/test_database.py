@@ -1,8 +1,10 @@
-"""The one connection of a worker to its database."""
+"""A connection of a worker to its database."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from typing import Any
 
 import psycopg
@@ -10,10 +12,16 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from client.workers import wait_until
-from rota._database import Database
-from rota._outage import Outage
+from rota import AsyncClient
+from rota.worker.connection import (
+    Connection,
+    ConnectionState,
+    NoAnswerError,
+    Retry,
+    end_task,
+)
 
-OURS = "select count(*) from pg_stat_activity where application_name = 'rota worker'"
+OURS = "select count(*) from pg_stat_activity where application_name = 'rota fetcher'"
 
 
 @pytest.mark.own_session
@@ -23,11 +31,12 @@ def test_a_connection_that_is_refused_its_first_question_is_closed(
     role = f"asker_{db.info.dbname}"
     db.execute(f"create role {role} login password 'x'")  # type: ignore[arg-type]
     db.execute("revoke execute on function pg_backend_pid() from public")
-    database = Database(make_conninfo(dsn, user=role, password="x"), Outage())
+    asked = make_conninfo(dsn, user=role, password="x")
+    connection = Connection(asked, "rota fetcher", ConnectionState())
 
     async def call() -> None:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            await database.call(lambda client: client.connection.execute("select 1"))
+            await connection.call(lambda client: client.connection.execute("select 1"))
         await asyncio.to_thread(wait_until, lambda: count(db) == 0, "the end of its session")
 
     asyncio.run(call())
@@ -38,3 +47,73 @@ def count(db: psycopg.Connection[Any]) -> int:
     row = db.execute(OURS + " and datname = current_database()").fetchone()
     assert row is not None
     return int(row[0])
+
+
+@pytest.mark.own_session
+def test_a_call_has_a_time_limit_and_the_next_one_another_connection(
+    db: psycopg.Connection[Any], dsn: str
+) -> None:
+    async def call() -> None:
+        connection = Connection(dsn, "rota fetcher", ConnectionState())
+        first = await connection.call(_backend)
+        with pytest.raises(NoAnswerError, match=r"no answer within 0\.2 seconds"):
+            await connection.call(
+                lambda client: client.connection.execute("select pg_sleep(60)"), timeout=0.2
+            )
+        assert await connection.call(_backend) != first
+        await connection.close()
+
+    asyncio.run(call())
+
+    wait_until(lambda: count(db) == 0, "the end of its sessions")
+
+
+def test_a_call_ends_though_the_server_hangs(dsn: str) -> None:
+    """A server that is frozen answers neither the call nor the request to cancel it."""
+
+    async def hang(client: AsyncClient) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    async def call() -> None:
+        connection = Connection(dsn, "rota fetcher", ConnectionState())
+        with pytest.raises(NoAnswerError):
+            await connection.call(hang, timeout=0.1)
+        task = asyncio.create_task(connection.call(hang))
+        await asyncio.sleep(0.1)
+        await end_task(task)
+        assert task.cancelled()
+
+    begun = time.monotonic()
+    asyncio.run(call())
+
+    assert time.monotonic() - begun < 10
+
+
+async def _backend(client: AsyncClient) -> int:
+    await client.version()
+    return client.connection.info.backend_pid
+
+
+def test_waiting_ends_when_the_database_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    state = ConnectionState()
+    state.works(time.monotonic())
+    retries = [Retry("this", state), Retry("that", state)]
+    for retry in retries:
+        retry.failures = 10  # it waits for five seconds at least
+
+    async def wait() -> None:
+        opened_at = time.monotonic()
+        error = psycopg.OperationalError("connection refused")
+        state.lost(error, opened_at)
+        waits = [asyncio.create_task(retry.wait(error)) for retry in retries]
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(state.works, time.monotonic())
+        await asyncio.gather(*waits)
+
+    begun = time.monotonic()
+    asyncio.run(wait())
+
+    assert time.monotonic() - begun < 4
+    assert len(caplog.messages) == 2

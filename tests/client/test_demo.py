@@ -18,8 +18,8 @@ import pytest
 from psycopg import sql
 
 from rota import Client, FatalError
-from rota.demo import handlers, mail
-from rota.demo.shop import SHOP_TABLES
+from rota.contrib.demo import handlers, mail
+from rota.contrib.demo.shop import SHOP_TABLES
 
 MARK = "ROTA_TEST_MARK"
 REPORT = {"user_id": 1, "week_start": "2026-01-05"}
@@ -185,7 +185,7 @@ def test_demo_killed_leaves_no_process(demo: Callable[..., Demo]) -> None:
     alive = run.processes()
     assert any("bin/postgres" in line for line in alive)
     assert any("rota worker" in line for line in alive)
-    assert any("rota.demo.mail_server" in line for line in alive)
+    assert any("rota.contrib.demo.mail_server" in line for line in alive)
 
     run.process.kill()
 

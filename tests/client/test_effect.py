@@ -1,6 +1,7 @@
 """An effect is recorded before its block and completed after it, whatever happens inside."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import psycopg
 import pytest
 
 import rota
+from client.workers import wait_until
 from rota import AsyncJob, Client, Effect, Job, Registry
 
 Drain = Callable[..., None]
@@ -256,3 +258,63 @@ def test_an_effect_is_completed_once_the_database_takes_writes_again(
     assert sent == [1]
     assert _ledger(db) == [("k", True, {"id": 5})]
     assert _results(db) == [{"id": 5}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mail_server_that_is_down_costs_no_mail(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+) -> None:
+    """Nobody was reached, so the effect is due again; and what the caller names is the same."""
+    errors: list[Exception] = [ConnectionRefusedError("no"), socket.gaierror("no name")]
+    sent: list[int] = []
+
+    def body(job: Any, effect: Effect) -> None:
+        if effect.is_due:
+            if errors:
+                raise errors.pop()
+            sent.append(job.attempt)
+
+    client.enqueue(kind, backoff=NOW)
+    wait_until(lambda: drain(_registry(body)) or sent)
+
+    assert sent == [3]
+    assert _ledger(db) == [("k", True, None)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_that_says_that_nothing_happened_makes_it_due_again(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+) -> None:
+    due: list[bool] = []
+
+    def body(job: Any, effect: Effect) -> None:
+        due.append(effect.is_due)
+        if job.attempt == 1:
+            raise KeyError("no such template")
+
+    client.enqueue(kind, backoff=NOW)
+    wait_until(lambda: drain(_registry(body, withdraw_on=(KeyError,))) or len(due) == 2)
+
+    assert due == [True, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stays_unknown_is_told_when_it_does_and_at_each_skip(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def body(job: Any, effect: Effect) -> None:
+        if effect.is_due:
+            raise ValueError("half of it was sent")
+
+    job_id = client.enqueue(kind, backoff=NOW).job_id
+    wait_until(lambda: drain(_registry(body)) or _results(db))
+
+    told = [m for m in caplog.messages if m.startswith(f"job {job_id}: effect 'mail' 'k' is ")]
+    assert [line.split(" is ")[1].split(":")[0] for line in told] == [
+        "unknown after ValueError",
+        "skipped",
+    ]

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from rota import _install
+from rota import schema
 from rota.__main__ import main
 
 CATALOG = """
@@ -96,10 +96,10 @@ def test_failed_install_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     own = _empty(empty_database, request)
-    subprocess.run(["cp", "-r", f"{_install.sql_dir()}/.", str(tmp_path)], check=True)
+    subprocess.run(["cp", "-r", f"{schema.sql_dir()}/.", str(tmp_path)], check=True)
     part = tmp_path / "operations/views.sql"
     part.write_text(part.read_text() + "\nselect no_such_function();\n")
-    monkeypatch.setattr(_install, "sql_dir", lambda: tmp_path)
+    monkeypatch.setattr(schema, "sql_dir", lambda: tmp_path)
 
     assert main(["install", "-d", own]) == 1
 
@@ -119,7 +119,22 @@ def test_what_cannot_be_followed_is_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "install.sql").write_text(text)
-    monkeypatch.setattr(_install, "sql_dir", lambda: tmp_path)
+    monkeypatch.setattr(schema, "sql_dir", lambda: tmp_path)
 
     assert main(["install", "-d", dsn]) == 1
     assert capsys.readouterr().err.startswith("rota: ")
+
+
+def test_install_puts_no_older_functions_over_newer_ones(
+    dsn: str, db: psycopg.Connection[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = "create or replace function rota.version() returns text language sql as $$"
+    db.execute(newer + "select '99.1.0'$$")
+
+    assert main(["install", "-d", dsn]) == 1
+    assert "has rota 99.1.0, and this is the older " in capsys.readouterr().err
+    assert db.execute("select rota.version()").fetchone() == ("99.1.0",)
+
+    db.execute("reassign owned by rota_installer to current_user")
+    assert main(["install", "--force", "-d", dsn]) == 0
+    assert db.execute("select rota.version()").fetchone() != ("99.1.0",)

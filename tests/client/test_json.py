@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rota._json import clean, clean_text, dump_clean, dump_result, to_array
+from rota.client.values import clean, clean_text, dump_clean, dump_result, to_array
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ import pytest
 import rota
 from client.workers import BackgroundWorker, wait_until
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
-from rota._heart import Heart
-from rota._job import BaseJob
-from rota._outage import Outage
-from rota._rows import ClaimedJob, JobHeartbeat
+from rota.job import BaseJob, State
+from rota.rows import ClaimedJob, JobHeartbeat
+from rota.worker.connection import ConnectionState
+from rota.worker.heartbeat import Heartbeat
 
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]
@@ -37,16 +37,26 @@ def _job(lease: float, claimed_at: float) -> BaseJob:
     return BaseJob(claim, SimpleNamespace(worker="w"), claimed_at)
 
 
-def _heart(
-    monkeypatch: pytest.MonkeyPatch,
+class _Connection:
+    """Answers with what *beat* returns or raises."""
+
+    def __init__(self, beat: Callable[[], list[JobHeartbeat]]) -> None:
+        self.state = ConnectionState()
+        self._beat = beat
+
+    async def call(self, action: Any, timeout: float) -> list[JobHeartbeat]:
+        return self._beat()
+
+    async def close(self) -> None:
+        pass
+
+
+def _heartbeat(
     beat: Callable[[], list[JobHeartbeat]],
     on_change: Callable[[BaseJob], None] = lambda job: None,
-) -> Heart:
-    """Make a heart whose database answers with what *beat* returns or raises."""
-    connection = SimpleNamespace(close=lambda: None)
-    answers = SimpleNamespace(heartbeat_jobs=lambda *args, **kwargs: beat())
-    monkeypatch.setattr("rota._heart.Client", lambda _: answers)
-    return Heart(lambda: connection, Outage(), on_change)
+) -> Heartbeat:
+    connection: Any = _Connection(beat)
+    return Heartbeat(connection, on_change)
 
 
 def test_a_claim_that_was_long_under_way_makes_no_lease_longer(
@@ -70,13 +80,11 @@ def test_a_claim_that_was_long_under_way_makes_no_lease_longer(
     assert left[0] <= 59.7
 
 
-def test_two_heartbeats_may_get_lost_before_a_lease_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    heart, job = _heart(monkeypatch, lambda: [BEATEN]), _job(lease=30.0, claimed_at=100.0)
-    heart.add([job])
+def test_two_heartbeats_may_get_lost_before_a_lease_ends() -> None:
+    heartbeat, job = _heartbeat(lambda: [BEATEN]), _job(lease=30.0, claimed_at=100.0)
+    heartbeat.add([job])
 
-    assert heart._due == {job: pytest.approx(110.0)}
+    assert heartbeat._due == {job: pytest.approx(110.0)}
 
 
 @pytest.mark.parametrize(("answer", "left"), [(BEATEN, 15.0), (LOCKED, 10.0)])
@@ -92,30 +100,30 @@ def test_a_heartbeat_extends_from_when_it_was_sent_and_only_what_was_not_locked(
         now += 5.0
         return [answer]
 
-    heart, job = _heart(monkeypatch, answer_late), _job(lease=20.0, claimed_at=95.0)
-    heart.add([job])
-    heart._beat([job])
+    heartbeat, job = _heartbeat(answer_late), _job(lease=20.0, claimed_at=95.0)
+    heartbeat.add([job])
+    with pytest.raises(StopIteration):
+        heartbeat._beat([job]).send(None)
 
     assert now == 105.0
     assert job.seconds_left == left
 
 
-@pytest.mark.parametrize("is_settling", [True, False])
-def test_a_job_that_is_gone_is_lost_unless_its_end_is_just_reported(
-    monkeypatch: pytest.MonkeyPatch, is_settling: bool
-) -> None:
+@pytest.mark.parametrize("state", list(State))
+def test_a_job_that_is_gone_is_lost_unless_its_end_is_just_reported(state: State) -> None:
     told: list[BaseJob] = []
-    heart = _heart(monkeypatch, lambda: [LOST], told.append)
+    heartbeat = _heartbeat(lambda: [LOST], told.append)
     job = _job(lease=20.0, claimed_at=time.monotonic())
-    job.is_settling = is_settling
-    heart.add([job])
-    heart._beat([job])
+    job.state = state
+    heartbeat.add([job])
+    asyncio.run(heartbeat._beat([job]))
 
-    assert told == ([] if is_settling else [job])
-    assert job.is_told_lost is not is_settling
+    is_lost = state in (State.HELD, State.RUNNING)
+    assert told == ([job] if is_lost else [])
+    assert job.is_told_lost is is_lost
 
 
-def test_heartbeats_go_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_go_on_after_an_error() -> None:
     calls: list[float] = []
     is_beaten = threading.Event()
 
@@ -126,13 +134,13 @@ def test_heartbeats_go_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         is_beaten.set()
         return [BEATEN]
 
-    heart = _heart(monkeypatch, fail_once)
-    heart.start()
-    heart.add([_job(lease=0.3, claimed_at=time.monotonic())])
+    heartbeat = _heartbeat(fail_once)
+    heartbeat.start()
+    heartbeat.add([_job(lease=0.3, claimed_at=time.monotonic())])
 
     assert is_beaten.wait(30)
-    heart.stop()
-    heart.join(30)
+    heartbeat.stop()
+    heartbeat.join(30)
 
 
 def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_do(
@@ -184,9 +192,8 @@ def test_no_tick_comes_before_the_reports_after_an_outage(
 
         monkeypatch.setattr(owner, name, call)
 
-    for name in ("finish_jobs", "end_jobs"):
+    for name in ("finish_jobs", "end_jobs", "heartbeat_jobs"):
         fail_while_away(AsyncClient, name)
-    fail_while_away(Client, "heartbeat_jobs")
     client.enqueue("a", lease=timedelta(seconds=1))
     background(registry, tick_interval=0.05)
     assert is_away.wait(10)
@@ -199,3 +206,40 @@ def test_no_tick_comes_before_the_reports_after_an_outage(
 
     assert still == [("running", True)]
     assert len(ran) == 1
+
+
+def test_an_async_handler_ends_with_its_lease_while_all_calls_hang(
+    client: Client, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim, tick and heartbeat get no answer, as from a server that is frozen."""
+    registry = Registry()
+    is_frozen, ended = threading.Event(), threading.Event()
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        is_frozen.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    def freeze(name: str) -> None:
+        original = getattr(AsyncClient, name)
+
+        async def call(self: Any, *args: Any, **options: Any) -> Any:
+            if is_frozen.is_set() and not ended.is_set():
+                await asyncio.sleep(60)
+            return await original(self, *args, **options)
+
+        monkeypatch.setattr(AsyncClient, name, call)
+
+    for name in ("claim_jobs", "tick", "heartbeat_jobs"):
+        freeze(name)
+    client.enqueue("waits", lease=timedelta(seconds=1))
+    worker = background(registry, listen=False)
+    assert is_frozen.wait(30)
+    began_at = time.monotonic()
+
+    assert ended.wait(10)
+    assert time.monotonic() - began_at < 3
+    worker.stop(now=True)

@@ -327,13 +327,13 @@ def test_a_short_lease_brings_no_heartbeats_of_long_ones(
     client: Client, background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    heartbeat_jobs = Client.heartbeat_jobs
+    heartbeat_jobs = rota.AsyncClient.heartbeat_jobs
 
-    def count(self: Client, job_ids: list[int], *args: Any, **options: Any) -> Any:
+    def count(self: rota.AsyncClient, job_ids: list[int], *args: Any, **options: Any) -> Any:
         sent.append(len(job_ids))
         return heartbeat_jobs(self, job_ids, *args, **options)
 
-    monkeypatch.setattr(Client, "heartbeat_jobs", count)
+    monkeypatch.setattr(rota.AsyncClient, "heartbeat_jobs", count)
     gate = Gate()
     client.enqueue("succeeds", lease=timedelta(milliseconds=200), priority=-1)
     client.enqueue_many([{"job_type": "quick"}] * 200)

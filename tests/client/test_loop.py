@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import rota
-from rota._loop import loop_factory
+from rota.worker.process import loop_factory
 
 
 def test_a_worker_runs_in_the_loop_of_uvloop(
@@ -18,7 +18,7 @@ def test_a_worker_runs_in_the_loop_of_uvloop(
     dsn: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rota._loop.loop_factory", loop_factory)
+    monkeypatch.setattr("rota.worker.process.loop_factory", loop_factory)
     registry, loops = rota.Registry(), []
 
     @registry.handler("in_loop")

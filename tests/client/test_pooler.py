@@ -11,8 +11,7 @@ import pytest
 from faults.pooler import find_pgbouncer, pooled
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
-from rota._database import Database
-from rota._outage import Outage
+from rota.worker.connection import Connection, ConnectionState
 
 pytestmark = pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
 
@@ -28,11 +27,11 @@ def test_a_worker_prepares_statements_only_where_its_session_is_its_own(
     dsn: str, pooler: str
 ) -> None:
     async def threshold(conninfo: str) -> int | None:
-        database = Database(conninfo, Outage())
+        connection = Connection(conninfo, "rota fetcher", ConnectionState())
         try:
-            return await database.call(_threshold)
+            return await connection.call(_threshold)
         finally:
-            await database.close()
+            await connection.close()
 
     assert asyncio.run(threshold(pooler)) is None
     assert asyncio.run(threshold(dsn)) is not None

@@ -14,7 +14,7 @@ import pytest
 from conftest import Clock
 
 from rota.__main__ import main
-from rota._cli._crontab import KEYS
+from rota.cli.crontab import KEYS
 
 Run = Callable[..., str]
 Db = psycopg.Connection[Any]

@@ -17,8 +17,7 @@ import pytest
 import rota
 from client.workers import BackgroundWorker, wait_until
 from rota import AsyncJob, Client, Job, Registry
-from rota._supply import AHEAD, MAX_BATCH, WINDOW, Supply
-from rota._threads import Threads
+from rota.worker.executor import AHEAD, MAX_BATCH, WINDOW, Prefetch, Threads
 
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]
@@ -111,7 +110,7 @@ def test_a_batch_of_the_users_choice_is_not_given_back(
     background: Background,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rota._supply.MAX_WAIT", 0.1)
+    monkeypatch.setattr("rota.worker.executor.MAX_WAIT", 0.1)
     releases = _calls(monkeypatch, "end_jobs")
     registry = Registry()
     registry.add("slow", lambda job: time.sleep(0.5))
@@ -159,7 +158,7 @@ def test_no_job_begins_while_very_many_ends_are_not_reported(
     background: Background,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rota._completer.MAX_SIZE", 30)
+    monkeypatch.setattr("rota.worker.completer.MAX_SIZE", 30)
     finish_jobs = rota.AsyncClient.finish_jobs
     may_finish = threading.Event()
     registry = Registry()
@@ -247,10 +246,10 @@ def test_threads_tell_what_a_function_raises_and_go_on() -> None:
     assert [type(answer) for answer in answers].count(SystemExit) == 1
 
 
-def test_supply_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetch_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pace = Supply(None)
+    pace = Prefetch(None)
     assert pace.wanted(4, 0) == 4
     assert pace.wanted(0, 0) == 0
 
@@ -268,13 +267,13 @@ def test_supply_holds_what_starts_within_its_time(monkeypatch: pytest.MonkeyPatc
     assert pace.wanted(4, 0) == 4
 
 
-def test_supply_holds_a_batch_of_the_users_choice() -> None:
-    assert Supply(1).wanted(0, 0) == 0
-    assert Supply(1).wanted(4, 0) == 4
-    assert Supply(10).wanted(1, 0) == 10
-    assert Supply(10).wanted(0, 4) == 10
-    assert Supply(10).wanted(0, 5) == 0
-    assert Supply(None).wanted(5000, 0) == MAX_BATCH
+def test_prefetch_holds_a_batch_of_the_users_choice() -> None:
+    assert Prefetch(1).wanted(0, 0) == 0
+    assert Prefetch(1).wanted(4, 0) == 4
+    assert Prefetch(10).wanted(1, 0) == 10
+    assert Prefetch(10).wanted(0, 4) == 10
+    assert Prefetch(10).wanted(0, 5) == 0
+    assert Prefetch(None).wanted(5000, 0) == MAX_BATCH
 
 
 def test_a_lease_lost_while_the_job_waits_is_found_at_its_start(

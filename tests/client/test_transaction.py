@@ -1,5 +1,6 @@
 """Business writes and the end of the job are committed together, or not at all."""
 
+import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,7 +10,9 @@ import psycopg
 import pytest
 
 import rota
+from client.workers import wait_until
 from rota import AsyncJob, Client, Job, Registry
+from rota.job import State
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]
@@ -160,10 +163,135 @@ def test_a_commit_whose_reply_was_lost_is_a_success(
         for _ in range(2):
             with job.transaction() as connection:
                 connection.execute("insert into public.marks values (%s)", [job.job_id])
-            job.is_finished = False  # as if the reply had not come
+            job.state = State.RUNNING  # as if the reply had not come
 
     job_id = client.enqueue("cut").job_id
     drain(registry)
 
     assert _marks_of(db) == [job_id]
     assert status(job_id) == "succeeded"
+
+
+def test_what_comes_after_the_transaction_is_told(
+    client: Client, drain: Drain, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+
+    @registry.handler("returns")
+    def returns(job: Job) -> dict[str, int]:
+        with job.transaction():
+            pass
+        return {"n": 5}
+
+    @registry.handler("as_stored")
+    def as_stored(job: Job) -> object:
+        job.result = {"n": 5}
+        with job.transaction():
+            pass
+        return job.result
+
+    @registry.handler("raises")
+    def raises(job: Job) -> None:
+        with job.transaction():
+            pass
+        raise ValueError("too late")
+
+    ids = {kind: client.enqueue(kind).job_id for kind in ("returns", "as_stored", "raises")}
+    drain(registry, concurrency=1)
+
+    told = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert [r.getMessage() for r in told] == [
+        f"job {ids['returns']}: what its handler returned after transaction() is not stored: "
+        "set job.result before the end of the block",
+        f"job {ids['raises']} has succeeded by its transaction(); what came after is dropped: "
+        "too late",
+    ]
+    assert told[1].exc_info is not None
+    assert isinstance(told[1].exc_info[1], ValueError)
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_transactions_and_effects_use_connections_again(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+) -> None:
+    registry = Registry()
+    sessions: list[int] = []
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        with job.effect("mail", str(job.job_id)):
+            pass
+        with job.transaction() as connection:
+            sessions.append(connection.info.backend_pid)
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.effect("mail", str(job.job_id)):
+            pass
+        async with job.transaction() as connection:
+            sessions.append(connection.info.backend_pid)
+
+    client.enqueue_many([{"job_type": kind}] * 30)
+    drain(registry, concurrency=2)
+
+    assert len(sessions) == 30
+    assert len(set(sessions)) <= 2
+    gone = "select count(*) from pg_stat_activity where pid = any (%s)"
+    wait_until(lambda: db.execute(gone, [sessions]).fetchone() == (0,), "their end")
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_sees_nothing_of_the_session_of_another(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+) -> None:
+    registry = Registry()
+    seen: list[Any] = []
+    look = "select current_setting('search_path'), to_regclass('pg_temp.t')"
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        with job.transaction() as connection:
+            seen.append(connection.execute(look).fetchone())
+            connection.execute("create temp table t (); set search_path = public")
+            connection.row_factory = psycopg.rows.dict_row
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.transaction() as connection:
+            seen.append(await (await connection.execute(look)).fetchone())
+            await connection.execute("create temp table t (); set search_path = public")
+            connection.row_factory = psycopg.rows.dict_row
+
+    client.enqueue_many([{"job_type": kind}] * 3)
+    drain(registry, concurrency=1)
+
+    assert seen == [('"$user", public', None)] * 3
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_connection_that_was_ended_while_nobody_had_it_is_not_lent(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+) -> None:
+    registry = Registry()
+    end = "select pg_terminate_backend(%s, 5000)"
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        with job.transaction() as connection:
+            backend = connection.info.backend_pid
+        db.execute(end, [backend])
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.transaction() as connection:
+            backend = connection.info.backend_pid
+        db.execute(end, [backend])
+
+    client.enqueue_many([{"job_type": kind}] * 3)
+    drain(registry, concurrency=1)
+
+    rows = db.execute("select status, attempts from rota.job_runs").fetchall()
+    assert rows == [("succeeded", 1)] * 3

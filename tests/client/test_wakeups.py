@@ -19,9 +19,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from client.test_pooler import pooler  # noqa: F401 - a fixture
 from client.workers import BackgroundWorker, wait_until
 from faults.pooler import find_pgbouncer
-from rota import AsyncClient, AsyncJob, Client, Job, Registry, _listener
-from rota._listener import Place
-from rota._pace import Pace
+from rota import AsyncClient, AsyncJob, Client, Job, Registry
+from rota.worker import notifier
+from rota.worker.fetcher import Pace
+from rota.worker.notifier import Place
 
 Background = Callable[..., BackgroundWorker]
 Db = psycopg.Connection[Any]
@@ -29,7 +30,7 @@ Db = psycopg.Connection[Any]
 NEVER = 3600.0
 """A poll interval: what runs before was woken."""
 HELD = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1919907936"
-LISTENERS = "select pid from pg_stat_activity where application_name = 'rota listener'"
+LISTENERS = "select pid from pg_stat_activity where application_name = 'rota notifier'"
 
 pytestmark = pytest.mark.own_session
 
@@ -240,7 +241,7 @@ class Proxy:
     def _pass(self, source: socket.socket, sink: socket.socket, names: set[str]) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if b"rota listener" in data:
+                if b"rota notifier" in data:
                     names.add("listener")
                 if not (self.is_swallowing and names):
                     sink.sendall(data)
@@ -274,8 +275,8 @@ def test_worker_polls_while_its_listener_hangs_and_is_woken_again_after(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(_listener, "CHECK_INTERVAL", 0.2)
-    monkeypatch.setattr(_listener, "PATIENCE", 0.5)
+    monkeypatch.setattr(notifier, "CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr(notifier, "PATIENCE", 0.5)
     caplog.set_level(logging.INFO, logger="rota")
     starts = Starts()
     worker = BackgroundWorker(proxy[1], starts.registry, poll_interval=0.3)

@@ -154,6 +154,108 @@ def test_an_exception_fails_the_attempt(
     assert "in bad" in stack[0]
 
 
+def _generator(job: Any) -> Any:
+    yield job
+
+
+async def _async_generator(job: Any) -> Any:
+    yield job
+
+
+@pytest.mark.parametrize("handler", [_generator, _async_generator])
+def test_a_generator_is_no_handler(handler: Any) -> None:
+    with pytest.raises(TypeError, match="generator"):
+        Registry().add("lazy", handler)
+
+
+@pytest.mark.parametrize("make", [_generator, _async_generator], ids=["plain", "async"])
+def test_a_handler_of_which_no_line_has_run_is_no_success(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, make: Any
+) -> None:
+    registry = Registry()
+    registry.add("lazy", lambda job: make(job))
+    client.enqueue("lazy", max_attempts=1)
+    drain(registry)
+
+    rows = db.execute("select status, error_type from rota.job_runs").fetchall()
+    assert rows == [("dead", "TypeError")]
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (rota.RetryIn(3600, "closed"), "failed"),
+        (rota.Snooze(3600), "queued"),
+        (rota.FatalError("never"), "dead"),
+        (ValueError("no"), "failed"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_an_exception_that_is_returned_is_as_good_as_raised(
+    client: Client,
+    status: Status,
+    drain: Drain,
+    kind: str,
+    returned: BaseException,
+    expected: str,
+) -> None:
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> object:
+        return returned
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> object:
+        return returned
+
+    job_id = client.enqueue(kind).job_id
+    drain(registry)
+
+    assert status(job_id) == expected
+
+
+@pytest.mark.parametrize(("max_attempts", "level"), [(3, "WARNING"), (1, "ERROR")])
+def test_the_log_has_the_traceback_of_a_failure(
+    client: Client,
+    drain: Drain,
+    caplog: pytest.LogCaptureFixture,
+    max_attempts: int,
+    level: str,
+) -> None:
+    registry = Registry()
+
+    @registry.handler("bad")
+    def bad(job: Job) -> None:
+        raise LookupError("no such user")
+
+    client.enqueue("bad", max_attempts=max_attempts)
+    drain(registry)
+
+    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert record.levelname == level
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], LookupError)
+    assert "in bad" in json.loads(JsonFormatter().format(record))["exception"]
+
+
+def test_a_delay_that_a_handler_asks_for_is_no_traceback(
+    client: Client, drain: Drain, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+
+    @registry.handler("later")
+    def later(job: Job) -> None:
+        raise rota.RetryIn(60, "closed")
+
+    client.enqueue("later")
+    drain(registry)
+
+    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert record.exc_info is None
+
+
 class UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")
@@ -267,7 +369,7 @@ def test_one_refused_result_does_not_hurt_the_others(
         gate.wait(10)
         return job.payload["n"] or "\x00"
 
-    monkeypatch.setattr("rota._json.clean", lambda value: value)
+    monkeypatch.setattr("rota.client.values.clean", lambda value: value)
     client.enqueue_many([{"job_type": "number", "payload": {"n": n}} for n in range(4)])
     drain(registry, concurrency=4)
 
@@ -700,3 +802,9 @@ def test_worker_refuses_arguments_out_of_range() -> None:
         Worker("", registry, poll_interval=0)
     with pytest.raises(ValueError, match="handler"):
         Worker("", Registry())
+    wrong: Any = {"a": lambda job: None}
+    with pytest.raises(TypeError, match=r"rota\.Registry, got dict: registry\.add"):
+        Worker("", wrong)
+    with pytest.raises(TypeError, match="lease must be a timedelta or seconds"):
+        Worker("", registry, lease="60")  # type: ignore[arg-type]
+    Worker("", registry, lease=60)

@@ -15,7 +15,7 @@ from psycopg import sql
 import rota
 from client.workers import BackgroundWorker, wait_until
 from rota import Client, Job, JsonFormatter, Registry
-from rota._outage import Outage
+from rota.worker.connection import ConnectionState
 
 Background = Callable[..., BackgroundWorker]
 LOST = psycopg.OperationalError("connection refused\nIs it running?")
@@ -47,7 +47,7 @@ def test_start_and_stop_say_what_the_worker_does(
     assert started.acquire(timeout=10)
     assert started.acquire(timeout=10)
     worker.worker.stop()
-    stops = "worker w1 stops: waits up to 30 s for 2 running jobs"
+    stops = "worker w1 stops: waits up to 20 s for 2 running jobs"
     wait_until(lambda: stops in caplog.messages)
     go_on.set()
     worker.stop()
@@ -137,21 +137,21 @@ def test_a_lost_database_is_one_line_and_its_return_another(
 
 
 def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    outage = Outage()
-    outage.begin(LOST, time.monotonic())  # never reached before: the caller raises it
+    state = ConnectionState()
+    state.lost(LOST, time.monotonic())  # never reached before: the caller raises it
     assert caplog.messages == []
     opened_at = time.monotonic()
-    outage.end(opened_at)
+    state.works(opened_at)
 
     for _ in range(3):
-        outage.begin(LOST, opened_at)
-    outage.end(opened_at)  # an old connection that still works
+        state.lost(LOST, opened_at)
+    state.works(opened_at)  # an old connection that still works
     assert caplog.messages == [
         "the database is lost, trying again: connection refused Is it running?"
     ]
 
-    outage.end(time.monotonic())
-    outage.begin(LOST, opened_at)  # an old connection that is found broken late
+    state.works(time.monotonic())
+    state.lost(LOST, opened_at)  # an old connection that is found broken late
     assert len(caplog.messages) == 2
-    outage.begin(LOST, time.monotonic())
+    state.lost(LOST, time.monotonic())
     assert len(caplog.messages) == 3

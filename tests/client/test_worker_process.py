@@ -37,7 +37,7 @@ def test_a_handler_that_does_not_end_goes_with_its_process(
 
     worker.signal(signal.SIGTERM)
 
-    assert worker.process.wait(20) == 0
+    assert worker.process.wait(20) == 3
     assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
 
 
@@ -89,7 +89,7 @@ def test_second_signal_stops_at_once(
     _wait_for_running(db, 3)
 
     worker.signal(signal.SIGINT)
-    stops = "stops: waits up to 30 s for 3 running jobs; a second signal ends the wait"
+    stops = "stops: waits up to 20 s for 3 running jobs; a second signal ends the wait"
     wait_until(lambda: stops in worker.log.read_text())
     worker.signal(signal.SIGINT)
 

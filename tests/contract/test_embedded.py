@@ -12,12 +12,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from rota._embedded import EmbeddedPostgres, find_binaries
+from rota.testing import EmbeddedPostgres, find_binaries
 
 BINDIR = os.environ.get("ROTA_PG_BINDIR")
 OWNER = """
 import sys, time
-from rota._embedded import EmbeddedPostgres
+from rota.testing import EmbeddedPostgres
 server = EmbeddedPostgres(bindir=sys.argv[1])
 print(server.url(), flush=True)
 time.sleep(60)

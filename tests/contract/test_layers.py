@@ -12,21 +12,11 @@ REFERENCE = Path(__file__).resolve().parents[2] / "sql/README.md"
 # By these jobs/ tells what waits that a job came in, begins, stops or ended, or asks for it.
 HOOKS = {
     "_admit_jobs",
-    "_check_all_blocks",
-    "_check_blocks",
-    "_check_held_of",
-    "_check_next_stage",
-    "_check_next_stages",
     "_end_stages",
     "_enter_lanes",
     "_has_room",
     "_jobs_came_in",
     "_jobs_ended",
-    "_leave_limits",
-    "_link_job",
-    "_link_jobs",
-    "_newest_parent",
-    "_open_line",
 }
 # Parts that still know of each other.
 TANGLED = [["jobs/enqueue", "jobs/keys"]]

@@ -27,7 +27,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rota._embedded import EmbeddedPostgres
+from rota.testing import EmbeddedPostgres
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]

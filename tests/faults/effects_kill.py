@@ -29,8 +29,8 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rota._embedded import EmbeddedPostgres
-from rota.demo.mail import message_id
+from rota.contrib.demo.mail import message_id
+from rota.testing import EmbeddedPostgres
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -49,7 +49,7 @@ class Workers:
     def __init__(self, count: int, *arguments: Any) -> None:
         # A server that has everything imported forks them: so they start at once.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["rota", "rota._embedded", "rota.demo.mail"])
+        self._context.set_forkserver_preload(["rota", "rota.testing", "rota.contrib.demo.mail"])
         self._arguments = arguments
         self._processes = [self._start() for _ in range(count)]
         self.killed: set[int] = set()
@@ -112,7 +112,7 @@ class Notes:
 @contextmanager
 def mail_server(maildir: Path) -> Iterator[int]:
     """Run a mail provider that keeps its mails there; yield its port."""
-    command = [sys.executable, "-m", "rota.demo.mail_server", str(maildir)]
+    command = [sys.executable, "-m", "rota.contrib.demo.mail_server", str(maildir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

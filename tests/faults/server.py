@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psycopg
 
-from rota._embedded import find_binaries
+from rota.testing import find_binaries
 
 INSTALL = Path(__file__).resolve().parents[2] / "sql" / "install.sql"
 DATABASE = "jobs"

@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from client.workers import wait_until
 from invariants import check_invariants
 from races.harness import call
-from rota._embedded import EmbeddedPostgres
+from rota.testing import EmbeddedPostgres
 
 pytestmark = pytest.mark.own_session
 

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fuzz import world
 from fuzz.arena import Arena, Finding, Key, refused_values
 from fuzz.calls import Call, Chooser
-from rota._embedded import EmbeddedPostgres
-from rota._install import run_script
+from rota.schema import run_script
+from rota.testing import EmbeddedPostgres
 
 BATCH = 100
 CHUNK = 10_000

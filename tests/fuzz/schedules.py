@@ -45,8 +45,8 @@ from cronsim import CronSim
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.referee import SECOND, Referee, change_near, first_instant, wall
-from rota._embedded import EmbeddedPostgres
-from rota._install import run_script
+from rota.schema import run_script
+from rota.testing import EmbeddedPostgres
 
 ZONES = """
 Africa/Cairo Africa/Casablanca Africa/El_Aaiun Africa/Juba Africa/Tunis Africa/Windhoek

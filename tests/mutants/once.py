@@ -146,13 +146,8 @@ ONCE = (
         "sql/jobs/test_effects.py races/test_effects.py",
         sql(
             "maintenance/retention",
-            "not rota._is_leased(e.job_id, e.lease_token))\n        order by",
-            "true)\n        order by",
-        ),
-        sql(
-            "maintenance/retention",
-            "not rota._is_leased(e.job_id, e.lease_token));",
-            "true);",
+            "or not rota._is_leased(f.job_id, f.lease_token)",
+            "or true",
         ),
     ),
     mutant(
@@ -161,8 +156,8 @@ ONCE = (
         "races/test_effects.py",
         sql(
             "maintenance/retention",
-            "not rota._is_leased(e.job_id, e.lease_token));",
-            "true);",
+            "between $2 and $3 and (%4$s)",
+            "between $2 and $3",
         ),
     ),
     mutant(
@@ -239,7 +234,7 @@ ONCE = (
         "parent-ends-unheard",
         "A job that waits for others leaves no check, and a parent may end without seeing it.",
         "races/test_waiting.py",
-        sql("waiting/dependencies", "if v_waiting is not null then", "if false then"),
+        sql("waiting/hooks", "if v_waiting is not null then", "if false then"),
     ),
     mutant(
         "one-token-for-two-stages",

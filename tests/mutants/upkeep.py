@@ -94,7 +94,7 @@ UPKEEP = (
         "key-purged-early",
         "Retention deletes keys that are still unique.",
         "sql/jobs/test_keys.py",
-        sql("maintenance/retention", "where k.expires_at < v_now\n", "where true\n"),
+        sql("maintenance/retention", "'where f.%2$I < $1 and f", "'where f"),
     ),
     mutant(
         "retention-never-has-more",
@@ -118,8 +118,8 @@ UPKEEP = (
         "sql/maintenance/test_retention.py",
         sql(
             "maintenance/retention",
-            "exit when v_deleted >= _purge_partitions.max_rows;",
-            "exit;",
+            "exit when v_deleted >= _purge_partitions.max_rows;\n        begin",
+            "exit;\n        begin",
         ),
     ),
     mutant(

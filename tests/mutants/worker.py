@@ -9,37 +9,41 @@ WORKER = (
         "heartbeat-not-sent",
         "The worker keeps the lease of no job.",
         "client/test_transaction.py client/test_worker_process.py client/test_worker.py",
-        client("runner", "self._heart.add(jobs)", "self._heart.add([])"),
+        client("worker/executor", "self._heartbeat.add(jobs)", "self._heartbeat.add([])"),
     ),
     mutant(
         "heartbeat-too-late",
         "The first heartbeat comes when the lease is over.",
         "client/test_leases.py client/test_worker_process.py client/test_worker.py",
-        client("heart", "BEATS_PER_LEASE = 3", "BEATS_PER_LEASE = 0.8"),
+        client("worker/heartbeat", "BEATS_PER_LEASE = 3", "BEATS_PER_LEASE = 0.8"),
     ),
     mutant(
         "heartbeat-ends-with-the-claims",
         "A worker that leaves keeps no lease while its last jobs run.",
         "client/test_worker_process.py",
         client(
-            "worker",
-            "await self._runner.wait(self._grace_period, self._stop_now)",
-            "self._heart.stop()\n"
-            "        await self._runner.wait(self._grace_period, self._stop_now)",
+            "worker/worker",
+            "await self._executor.wait(self._grace_period, self._stop_now)",
+            "self._heartbeat.stop()\n"
+            "        await self._executor.wait(self._grace_period, self._stop_now)",
         ),
     ),
     mutant(
         "heartbeat-gives-up",
         "After one error no lease is kept any more.",
         "client/test_leases.py faults/test_workers.py client/test_worker_process.py",
-        client("heart", "                self._failures += 1\n", "                return\n"),
+        client(
+            "worker/heartbeat",
+            "                await self._sleep(self._retry.fail(error))\n",
+            "                return\n",
+        ),
     ),
     mutant(
         "loss-not-told",
         "A handler goes on with a job that is somebody else's by now.",
         "client/test_leases.py client/test_worker.py",
         client(
-            "heart",
+            "worker/heartbeat",
             "            self.remove([job])\n            return True",
             "            self.remove([job])\n            return False",
         ),
@@ -48,7 +52,9 @@ WORKER = (
         "cancel-not-told",
         "A handler never learns that its job shall be cancelled.",
         "client/test_worker.py",
-        client("heart", "job.is_cancel_requested = beat.is_cancel_requested", "pass"),
+        client(
+            "worker/heartbeat", "job.is_cancel_requested = beat.is_cancel_requested", "pass"
+        ),
     ),
     mutant(
         "lease-without-end",
@@ -64,26 +70,32 @@ WORKER = (
         "lease-counted-from-the-answer",
         "A heartbeat that was long under way makes the lease look longer than it is.",
         "client/test_leases.py client/test_worker.py",
-        client("heart", "job.confirmed_at = sent_at", "job.confirmed_at = time.monotonic()"),
+        client(
+            "worker/heartbeat",
+            "job.confirmed_at = sent_at",
+            "job.confirmed_at = time.monotonic()",
+        ),
     ),
     mutant(
         "claim-counted-from-the-answer",
         "A claim that was long under way makes the leases look longer than they are.",
         "client/test_leases.py client/test_throughput.py client/test_worker.py",
-        client("claim_loop", "accept(claims, sent_at)", "accept(claims, time.monotonic())"),
+        client("worker/fetcher", "accept(claims, sent_at)", "accept(claims, time.monotonic())"),
     ),
     mutant(
         "start-without-lease",
         "A handler is started though its lease was lost while the job waited.",
         "client/test_throughput.py",
-        client("runner", "        job.check()\n    except", "        pass\n    except"),
+        client(
+            "worker/executor", "        job.check()\n    except", "        pass\n    except"
+        ),
     ),
     mutant(
         "finish-with-another-token",
         "A finish that is repeated speaks with another token.",
         "client/test_worker.py",
         client(
-            "completer",
+            "worker/completer",
             "        tokens = [report.job.lease_token for report in part]\n",
             "        tokens = [r.job.lease_token + self._failures for r in part]\n",
         ),
@@ -93,7 +105,7 @@ WORKER = (
         "An end whose answer is lost is not told again.",
         "client/test_worker.py client/test_worker_process.py",
         client(
-            "completer",
+            "worker/completer",
             "                    self._pending = [r for r in part if r.job in self._reports] "
             "+ self._pending\n",
             "",
@@ -103,29 +115,31 @@ WORKER = (
         "busy-is-finished",
         "A job whose row was locked is taken for finished.",
         "client/test_locked_rows.py client/test_poison.py",
-        client("completer", '        if row.answer == "busy":', "        if False:"),
+        client("worker/completer", '        if row.answer == "busy":', "        if False:"),
     ),
     mutant(
         "lost-is-success",
         "A job that was lost is logged as a success.",
         "client/test_worker_process.py client/test_worker.py",
         client(
-            "completer", "event = EVENTS.get(row.answer, row.answer)", 'event = "succeeded"'
+            "worker/completer",
+            "event = EVENTS.get(row.answer, row.answer)",
+            'event = "succeeded"',
         ),
     ),
     mutant(
         "refused-result-keeps-the-job",
         "A result that the database refuses keeps all jobs beside it from ending.",
         "client/test_worker.py client/test_poison.py",
-        client("completer", "            if len(part) > 1:", "            if False:"),
+        client("worker/completer", "            if len(part) > 1:", "            if False:"),
     ),
     mutant(
         "refused-end-keeps-its-lease",
         "The lease of a job whose end is refused is kept for as long as the worker lives.",
         "client/test_locked_rows.py",
         client(
-            "completer",
-            "            self._heart.remove([job])\n            report.until",
+            "worker/completer",
+            "            self._heartbeat.remove([job])\n            report.until",
             "            report.until",
         ),
     ),
@@ -133,34 +147,42 @@ WORKER = (
         "leaves-with-its-jobs",
         "A worker that is told to stop keeps the jobs that it has not begun.",
         "client/test_worker_process.py client/test_worker.py",
-        client("runner", "        await self._release(jobs)\n        if", "        if"),
+        client(
+            "worker/executor", "        await self._release(jobs)\n        if", "        if"
+        ),
     ),
     mutant(
         "leaves-with-running-jobs",
         "A worker whose grace is over gives back nothing.",
         "client/test_worker_process.py client/test_worker.py",
-        client("runner", "            await self._release(left)\n", "            pass\n"),
+        client(
+            "worker/executor",
+            "            await self._release(list(left))\n",
+            "            pass\n",
+        ),
     ),
     mutant(
         "stopped-is-failed",
         "A handler that ends because the worker leaves has burnt an attempt.",
         "client/test_worker_process.py client/test_worker.py",
         client(
-            "outcome", "            return Stopped()\n", "            return failure(error)\n"
+            "worker/outcomes",
+            "            return Stopped()\n",
+            "            return failure(error)\n",
         ),
     ),
     mutant(
         "fatal-is-failed",
         "FatalError is an error like any other.",
         "client/test_worker.py",
-        client("outcome", "fatal=isinstance(error, FatalError)", "fatal=False"),
+        client("worker/outcomes", "fatal=isinstance(error, FatalError)", "fatal=False"),
     ),
     mutant(
         "cancelled-ends-nothing",
         "An async handler that is cancelled leaves its job without an end.",
         "client/test_worker.py",
         client(
-            "outcome",
+            "worker/outcomes",
             "except BaseException as error:  # also CancelledError: this task ends here anyway",
             "except Exception as error:",
         ),
@@ -170,7 +192,7 @@ WORKER = (
         "One payload that Python cannot read costs all jobs of its claim.",
         "client/test_poison.py",
         client(
-            "reading",
+            "client/reading",
             '                return Unreadable(f"{type(error).__name__}: {error}")\n',
             "                raise error\n",
         ),
@@ -179,7 +201,7 @@ WORKER = (
         "unreadable-is-run",
         "A handler gets a stand-in for a payload that could not be read.",
         "client/test_poison.py client/test_pipelines.py",
-        client("runner", "if isinstance(value, Unreadable):", "if False:"),
+        client("worker/executor", "if isinstance(value, Unreadable):", "if False:"),
     ),
     mutant(
         "transaction-writes-twice",
@@ -191,42 +213,52 @@ WORKER = (
         "effect-done-by-an-error",
         "An effect whose block raised counts as done.",
         "client/test_effect.py",
-        client("effect", "if self.is_due and is_over:", "if self.is_due:"),
+        client(
+            "effects",
+            "        elif error is None:\n",
+            "        elif True:\n",
+        ),
     ),
     mutant(
         "worker-never-ticks",
         "Workers leave the upkeep to others, and there are no others.",
         "client/test_worker.py",
-        client("upkeep", "inf if interval is None else 0.0", "inf"),
+        client("worker/maintenance", "inf if every is None else 0.0", "inf"),
     ),
     mutant(
         "lease-extended-by-a-locked-row",
         "A heartbeat that could not extend a lease counts as if it had.",
         "client/test_leases.py client/test_locked_rows.py",
-        client("heart", "        if beat.locked_until is None:", "        if False:"),
+        client(
+            "worker/heartbeat", "        if beat.locked_until is None:", "        if False:"
+        ),
     ),
     mutant(
         "finished-is-lost",
         "A heartbeat that finds a job gone, because it was just finished, cancels its handler.",
         "client/test_leases.py client/test_transaction.py",
-        client("heart", "            if job.is_settling:\n", "            if False:\n"),
+        client(
+            "worker/heartbeat",
+            "            if job.state not in (State.HELD, State.RUNNING):\n",
+            "            if False:\n",
+        ),
     ),
     mutant(
         "late-claim-kept",
         "A claim that comes through while the worker leaves keeps its jobs.",
         "client/test_worker.py client/test_worker_process.py",
         client(
-            "worker",
-            "        await asyncio.wait([claiming])\n"
-            "        await _try(self._runner.give_back_waiting())\n",
-            "        await asyncio.wait([claiming])\n",
+            "worker/worker",
+            "        await end_task(fetching)\n"
+            "        await _try(self._executor.give_back_held())\n",
+            "        await end_task(fetching)\n",
         ),
     ),
     mutant(
         "hoarded",
         "A worker that got slow keeps jobs which others had time for.",
         "client/test_throughput.py",
-        client("runner", "        if last in self._waiting:", "        if False:"),
+        client("worker/executor", "        if last in self._held:", "        if False:"),
     ),
     mutant(
         "one-locked-row-holds-all",
@@ -239,28 +271,30 @@ WORKER = (
         "A connection that broke is used again and again.",
         "client/test_worker_process.py faults/test_workers.py client/test_throughput.py",
         client(
-            "database",
-            "                await self._drop()\n                raise",
+            "worker/connection",
+            "                await self.close()\n                raise",
             "                raise",
         ),
         client(
-            "database",
-            "if connection is None or connection.closed:",
-            "if connection is None:",
+            "worker/connection",
+            "if self._connection is None or self._connection.closed:",
+            "if self._connection is None:",
         ),
     ),
     mutant(
         "refused-delay-keeps-the-job",
         "A handler asks for a delay that SQL refuses, and its job never ends.",
         "client/test_worker.py client/test_poison.py",
-        client("completer", 'in ("22", "54") and not report.is_changed', "in ()"),
+        client("worker/completer", 'in ("22", "54") and not report.is_changed', "in ()"),
     ),
     mutant(
         "ring-lost-in-a-claim",
         "A job that comes while the worker looks waits until the next poll.",
         "client/test_wakeups.py",
         client(
-            "pace", "self.claim_at = 0.0 if self._must_come else now", "self.claim_at = now"
+            "worker/fetcher",
+            "self.claim_at = 0.0 if self._must_come else now",
+            "self.claim_at = now",
         ),
     ),
     mutant(
@@ -268,8 +302,8 @@ WORKER = (
         "A job that came before the worker waited is found at the next poll.",
         "client/test_wakeups.py",
         client(
-            "pace",
-            "        if seconds <= 0.0:\n            self._come()\n        elif",
+            "worker/fetcher",
+            "        if seconds <= 0.0:\n            self.come()\n        elif",
             "        if",
         ),
     ),
@@ -277,33 +311,16 @@ WORKER = (
         "tick-before-the-reports",
         "After an outage a worker sweeps its own finished jobs before it reports them.",
         "client/test_leases.py",
-        client("claim_loop", "may_tick=not runner.is_behind,", "may_tick=True,"),
+        client("worker/fetcher", "may_tick=not executor.is_behind,", "may_tick=True,"),
     ),
     mutant(
         "completion-told-once",
         "An effect is done and its completion gets lost on the way.",
         "client/test_effect.py",
         client(
-            "effect",
-            "        except PASSING:\n"
-            "            if job.is_lost:\n"
-            "                raise\n"
-            "            time.sleep",
-            "        except PASSING:\n"
-            "            if True:\n"
-            "                raise\n"
-            "            time.sleep",
-        ),
-        client(
-            "effect",
-            "        except PASSING:\n"
-            "            if job.is_lost:\n"
-            "                raise\n"
-            "            await asyncio.sleep",
-            "        except PASSING:\n"
-            "            if True:\n"
-            "                raise\n"
-            "            await asyncio.sleep",
+            "effects",
+            "                if self._job.is_lost:\n                    raise\n",
+            "                raise\n",
         ),
     ),
     mutant(
@@ -311,7 +328,7 @@ WORKER = (
         "A retry, or the next start at a rate, waits for a poll when its time has come.",
         "client/test_wakeups.py",
         client(
-            "pace",
+            "worker/fetcher",
             "            self.claim_at = max(now + seconds,",
             "            max(now + seconds,",
         ),
@@ -321,7 +338,7 @@ WORKER = (
         "The client commits the transaction of its caller.",
         "client/test_client.py client/test_transaction.py",
         client(
-            "client",
+            "client/sync_client",
             "                try:\n                    return cursor.fetchall()",
             "                self.connection.commit()\n"
             "                try:\n                    return cursor.fetchall()",
@@ -331,6 +348,8 @@ WORKER = (
         "refusal-without-its-class",
         "A lost lease reaches the handler as any error of the database.",
         "client/test_client.py client/test_transaction.py",
-        client("errors", "    if ours is None:\n", "    if ours in {None, LeaseLostError}:\n"),
+        client(
+            "exceptions", "    if ours is None:\n", "    if ours in {None, LeaseLostError}:\n"
+        ),
     ),
 )

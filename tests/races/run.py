@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psycopg
 
-from rota._embedded import EmbeddedPostgres
+from rota.testing import EmbeddedPostgres
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))

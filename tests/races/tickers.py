@@ -41,7 +41,7 @@ TESTS = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(TESTS))
 
-from rota._embedded import EmbeddedPostgres  # noqa: E402
+from rota.testing import EmbeddedPostgres  # noqa: E402
 
 Db = psycopg.Connection[Any]
 # The night before clocks go forward in Warsaw; those of Lord Howe go back a week later.

@@ -7,8 +7,8 @@ bin=${BIN:-$(dirname "$0")/../../.venv/bin}
 # Not asked: assertions for the type checker, random numbers that spread load, and programs
 # that are started from a list of words.  The demo makes SQL of names that it chose itself.
 skips=B101,B311,B404,B603
-"$bin/bandit" -q -r -s "$skips" -x "$root/python_client/src/rota/demo" "$root/python_client/src"
-"$bin/bandit" -q -r -s "$skips,B608" "$root/python_client/src/rota/demo"
+"$bin/bandit" -q -r -s "$skips" -x "$root/python_client/src/rota/contrib/demo" "$root/python_client/src"
+"$bin/bandit" -q -r -s "$skips,B608" "$root/python_client/src/rota/contrib/demo"
 # The whole install as one script, because the manifest pins the search_path for all parts.
 # PS002 is `create or replace`, which is how rota upgrades its functions: they are in a
 # schema that the install has made itself.  A procedure that commits cannot have a search_path;

@@ -40,7 +40,7 @@ def test_nothing_is_to_be_said_of_the_sql_and_the_client() -> None:
     [
         ("sql/base/clock.sql", "set search_path = pg_catalog, pg_temp", "", "PS003"),
         ("sql/access/grants.sql", "", "create table if not exists t ();", "PS012"),
-        ("python_client/src/rota/_job.py", "", "\neval(input())\n", "B307"),
+        ("python_client/src/rota/job.py", "", "\neval(input())\n", "B307"),
     ],
 )
 def test_a_hole_is_told(tmp_path: Path, file: str, old: str, new: str, told: str) -> None:

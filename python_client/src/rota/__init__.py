@@ -4,15 +4,19 @@ Everything public is listed in ``__all__``; all other modules are private.
 """
 
 from . import _libpq  # noqa: F401 - before all that needs it
-from ._async_client import AsyncClient
-from ._client import Client
-from ._effect import Effect
-from ._errors import (
+from ._version import __version__
+from .client.async_client import AsyncClient
+from .client.reading import Unreadable
+from .client.sync_client import Client
+from .effects import Effect
+from .exceptions import (
     BadScheduleError,
     EffectInProgressError,
     EffectNotHeldError,
+    FatalError,
     InvalidArgumentError,
     IsolationLevelError,
+    JobCancelled,
     JobFinishedError,
     JobNotBlockedError,
     JobNotFoundError,
@@ -20,17 +24,16 @@ from ._errors import (
     KeyNotStuckError,
     KeyTakenError,
     LeaseLostError,
+    RetryIn,
     RotaError,
     RunInProgressError,
+    Snooze,
     UnknownQueueError,
     UnknownScheduleError,
 )
-from ._install import sql_dir
-from ._job import AsyncJob, Job
-from ._log import JsonFormatter
-from ._reading import Unreadable
-from ._registry import Registry
-from ._rows import (
+from .job import AsyncJob, Job
+from .registry import Registry
+from .rows import (
     ClaimedJob,
     EffectResult,
     EndedJob,
@@ -46,9 +49,9 @@ from ._rows import (
     UpcomingRun,
     Waiting,
 )
-from ._signals import FatalError, JobCancelled, RetryIn, Snooze
-from ._version import __version__
-from ._worker import Worker
+from .schema import sql_dir
+from .worker.events import JsonFormatter
+from .worker.worker import Worker
 
 __all__ = [
     "AsyncClient",

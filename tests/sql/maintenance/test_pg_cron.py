@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 from client.workers import wait_until
 from contract.test_plpgsql_check import CHECK
 from races.harness import Session
-from rota._embedded import EmbeddedPostgres, find_binaries
+from rota.testing import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, one, raises, refused, rows, scalar, value
 
 ENTRIES = "select jobname, schedule, command, database, username, active from cron.job"

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from rota._embedded import EmbeddedPostgres, find_binaries
+from rota.testing import EmbeddedPostgres, find_binaries
 from sql.helpers import (
     Db,
     call,

@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from client.workers import wait_until
-from rota._embedded import EmbeddedPostgres, find_binaries
+from rota.testing import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, claim, enqueue, owner, rows
 
 HOLDS = "select id, status, hold, held_limits from rota.jobs order by id"

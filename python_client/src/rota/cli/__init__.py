@@ -1,0 +1,66 @@
+"""The command line: say what went wrong in one line, never with a traceback or a password."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import psycopg
+
+from ..exceptions import RotaError
+from .output import CommandError, hint_for, hint_to_connect, reason_of
+from .parser import make_parser
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
+LOCKED = (
+    "Nothing was done. Try again, or see in pg_stat_activity whose transaction is the oldest; "
+    "select pg_terminate_backend(PID) ends it"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code: 0 done, 1 failed, 2 used wrongly."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["demo"]:
+        return _demo(words[1:])
+    arguments = make_parser().parse_args(words)
+    try:
+        return int(arguments.run(arguments) or OK)
+    except CommandError as error:
+        return _complain(error, error.hint, error.code)
+    except RotaError as error:
+        return _complain(error, hint_for(error, arguments), FAILED)
+    except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable) as error:
+        return _complain(error, "Is rota installed in this database? Try: rota install", FAILED)
+    except psycopg.errors.UndefinedFunction as error:
+        return _complain(error, "Bring the database up to date with: rota install", FAILED)
+    except psycopg.errors.LockNotAvailable:
+        return _complain(CommandError("another session has locked this"), LOCKED, FAILED)
+    except psycopg.OperationalError as error:
+        hint = error.diag.message_hint or hint_to_connect(arguments)
+        return _complain(error, hint, FAILED)
+    except psycopg.Error as error:
+        return _complain(error, error.diag.message_hint, FAILED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (OSError, ValueError) as error:
+        return _complain(error, None, FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _complain(error: Exception, hint: str | None, code: int) -> int:
+    print(f"rota: {reason_of(error)}" + (f" ({hint})" if hint else ""), file=sys.stderr)
+    return code
+
+
+def _demo(words: list[str]) -> int:
+    try:
+        demo = importlib.import_module("rota.contrib.demo")
+    except ImportError as error:
+        hint = "Install what the demo needs: pip install './python_client[demo]'"
+        return _complain(error, hint, FAILED)
+    return int(demo.main(words))

@@ -1,0 +1,202 @@
+"""What the commands share: how they connect, and how they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
+
+from ..client.sync_client import Client
+from ..exceptions import (
+    BadScheduleError,
+    JobFinishedError,
+    JobNotFoundError,
+    JobRunningError,
+    RotaError,
+    UnknownQueueError,
+    UnknownScheduleError,
+)
+from ..worker.connection import connect, named
+from ..worker.events import JsonFormatter
+
+LOCK_TIMEOUT = "set local lock_timeout = '5s'"
+NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
+MAX_WIDTH = 48
+UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked for: why, what helps, and the exit code."""
+
+    code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(CommandError):
+    """The command was used wrongly."""
+
+    code = 2
+
+
+def conninfo(arguments: argparse.Namespace) -> str:
+    """Return the connection string: the option, else DATABASE_URL, else libpq's defaults."""
+    chosen = named(arguments.database_url or os.environ.get("DATABASE_URL", ""))
+    try:
+        conninfo_to_dict(chosen)
+    except psycopg.ProgrammingError:
+        # The message of libpq would repeat the string, with its password.
+        raise UsageError(
+            "the connection string is not valid; it looks like "
+            "postgresql://user:password@host:5432/database"
+        ) from None
+    return chosen
+
+
+def hint_to_connect(arguments: argparse.Namespace) -> str | None:
+    """Return what helps when no database was named, and none could be reached."""
+    if arguments.database_url or any(name in os.environ for name in NAMES):
+        return None
+    return "Name the database: -d postgresql://user@host/database, or DATABASE_URL"
+
+
+@contextmanager
+def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
+    """Open a connection whose rows are dicts."""
+    with connect(conninfo(arguments), "rota cli") as connection:
+        connection.row_factory = dict_row
+        yield connection
+
+
+@contextmanager
+def acting(connection: Connection[Any]) -> Iterator[Client]:
+    """Lend a client that changes all or nothing, and waits for no lock for longer.
+
+    An operator who has gone away must not be obeyed by a call that still waited.
+    """
+    with connection.transaction():
+        connection.execute(LOCK_TIMEOUT)
+        yield Client(connection)
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error says, in one line and without what Postgres adds."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return " ".join((primary or str(error)).split())
+
+
+def set_up_log(log_format: str = "text", log_level: str = "info") -> None:
+    """Let the process write its log to stderr."""
+    handler = logging.StreamHandler()
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows as aligned columns."""
+    print("\n".join(table_lines(rows)))
+
+
+def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the head of a table and one line for each row."""
+    if not rows:
+        return ["(none)"]
+    table = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in table
+    ]
+
+
+def print_record(row: Mapping[str, Any]) -> None:
+    """Print one row as a list of names and values."""
+    width = max(map(len, row))
+    for name, value in row.items():
+        print(f"{name.ljust(width)}  {text_of(value)}".rstrip())
+
+
+def span(length: timedelta) -> str:
+    """Return a length of time by its two largest units."""
+    left = abs(round(length.total_seconds()))
+    parts: list[str] = []
+    for unit, seconds in UNITS:
+        count, left = divmod(left, seconds)
+        if count:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+def _cell(value: Any) -> str:
+    text = " ".join(text_of(value).split())
+    return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 1] + "…"
+
+
+def text_of(value: Any) -> str:
+    """Return a value as it is shown."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    if isinstance(value, timedelta):
+        return str(timedelta(seconds=round(value.total_seconds())))
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=_plain)
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return float(value)
+    return str(value)
+
+
+_HINTS: dict[type[RotaError], str] = {
+    JobNotFoundError: "It never existed, or retention has removed it.",
+    JobFinishedError: "To run it again: rota retry {job_id}",
+    JobRunningError: "Wait, or take it from its worker: rota retry {job_id} --force",
+    UnknownQueueError: "To see those that are known: rota status",
+    UnknownScheduleError: "To see those that there are: rota schedule list",
+}
+
+
+def hint_for(error: RotaError, arguments: argparse.Namespace) -> str | None:
+    """Return a hint that names commands where that of the database names functions."""
+    name = getattr(arguments, "name", None)
+    if (
+        isinstance(error, BadScheduleError)
+        and name
+        and not getattr(arguments, "schedule", None)
+    ):
+        return f"Put it right with: rota schedule add {name} ..."
+    hint = _HINTS.get(type(error))
+    return hint.format(job_id=getattr(arguments, "job_id", "ID")) if hint else error.hint

@@ -1,0 +1,273 @@
+"""The words and options of the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from .._version import __version__
+from . import jobs, queues, schedules, schema, status, tick, worker
+
+DESCRIPTION = "Background jobs in the Postgres you already have."
+STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
+EPILOG = """\
+examples:
+  rota install -d postgresql://localhost/shop
+  rota enqueue send_mail '{"user_id": 7}' --delay '10 minutes'
+  rota worker shop.jobs:registry --queue default --concurrency 8
+  rota jobs --status dead
+  rota schedule add cleanup '0 2 * * *' clean_up --tz Europe/Warsaw
+
+The database is that of -d, a URL or a name, else that of DATABASE_URL, else what libpq finds
+(PGHOST, PGSERVICE, …).
+exit codes: 0 done, 1 failed, 2 used wrongly, 3 a worker left handlers that did not end
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser; what it parses has the function to call as *run*."""
+    parser = argparse.ArgumentParser(
+        prog="rota",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"rota {__version__}")
+    _add_database(parser, default=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_schema_commands(commands)
+    _add_job_commands(commands)
+    _add_queue_commands(commands)
+    add_schedule_commands(commands, _add)
+    _add_worker(commands)
+    _add(commands, "demo", lambda _: 0, "see jobs run, fail, retry and survive a crash")
+    return parser
+
+
+def _add(
+    commands: Any, name: str, run: Callable[..., Any], what: str, *, json: bool = False
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=what, description=f"{what[0].upper()}{what[1:]}."
+    )
+    parser.set_defaults(run=run)
+    _add_database(parser, default=argparse.SUPPRESS)  # it may stand before the command, too
+    if json:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
+    what = "which database, by URL or name"
+    parser.add_argument("-d", "--database-url", metavar="URL", help=what, default=default)
+
+
+def _add_schema_commands(commands: Any) -> None:
+    add = _add(commands, "install", schema.install, "install rota, or bring it up to date")
+    add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
+    add.add_argument("--with-roles", action="store_true", help="create the four roles")
+    add.add_argument("--with-cron", action="store_true", help="let pg_cron tick")
+    what = "also where the database has a newer rota"
+    add.add_argument("--force", action="store_true", help=what)
+    add = _add(commands, "uninstall", schema.uninstall, "remove rota and all its jobs")
+    add.add_argument("--yes", action="store_true", help="do not ask")
+    _add(commands, "status", status.status, "show queues, due jobs and workers", json=True)
+    add = _add(commands, "tick", tick.tick, "do the maintenance that is due", json=True)
+    add.add_argument("--loop", action="store_true", help="again, until SIGTERM or Ctrl-C")
+    what = "seconds between two ticks of --loop (default: %(default)s)"
+    add.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help=what)
+
+
+def _add_job_commands(commands: Any) -> None:
+    add = _add(commands, "enqueue", jobs.enqueue, "add a job and print its id", json=True)
+    add.add_argument("job_type")
+    add.add_argument("payload", nargs="?", default="{}", help="JSON (default: {})")
+    add.add_argument("--queue")
+    add.add_argument("--run-at", metavar="TIME", help="such as '2026-03-01 02:00 Europe/Paris'")
+    add.add_argument("--delay", metavar="INTERVAL", help="such as '10 minutes'")
+    add.add_argument("--priority", type=int, help="lower runs first")
+    add.add_argument("--max-attempts", type=int)
+    add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
+    add.add_argument("--key", dest="idempotency_key", help="idempotency key")
+    add = _add(commands, "jobs", jobs.jobs, "list jobs, the newest first", json=True)
+    add.add_argument("--queue")
+    add.add_argument("--status", choices=STATUSES)
+    add.add_argument("--type", dest="job_type")
+    add.add_argument("--schedule", metavar="NAME", help="that has made them")
+    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    add = _add(commands, "job", jobs.job, "show one job and its errors", json=True)
+    add.add_argument("job_id", type=int)
+    add = _add(commands, "retry", jobs.retry, "run a job again now", json=True)
+    add.add_argument("job_id", type=int)
+    add.add_argument("--force", action="store_true", help="also when it is running")
+    add = _add(commands, "cancel", jobs.cancel, "cancel a job", json=True)
+    add.add_argument("job_id", type=int)
+    add.add_argument("--reason")
+
+
+def _add_queue_commands(commands: Any) -> None:
+    what = "let no more jobs of a queue be claimed"
+    add = _add(commands, "pause", queues.pause, what, json=True)
+    add.add_argument("queue")
+    add.add_argument("--reason", help="shown by rota status")
+    what = "let the jobs of a queue be claimed again"
+    add = _add(commands, "resume", queues.resume, what, json=True)
+    add.add_argument("queue")
+
+
+def _add_worker(commands: Any) -> None:
+    add = _add(commands, "worker", worker.work, "run jobs until SIGTERM or Ctrl-C")
+
+    def number(kind: type, name: str, default: float | None, what: str) -> None:
+        what += " (default: %(default)s)" if default is not None else ""
+        add.add_argument(name, type=kind, default=default, metavar="N", help=what)
+
+    add.add_argument("registry", help="module:name of a rota.Registry")
+    add.add_argument("--queue", action="append", help="may be repeated (default: default)")
+    number(int, "--concurrency", 4, "jobs at a time")
+    number(int, "--batch", None, "hold so many jobs (default: what starts in 0.2 seconds)")
+    add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
+    add.add_argument("--name", help="(default: host:pid:random)")
+    number(float, "--poll-interval", 1.0, "seconds between two claims while nothing is due")
+    add.add_argument("--no-listen", action="store_true", help="poll only: let no job wake it")
+    add.add_argument("--no-tick", action="store_true", help="leave the maintenance to others")
+    number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
+    number(float, "--grace-period", 20.0, "seconds that running jobs get after SIGTERM")
+    how = add.add_mutually_exclusive_group()
+    how.add_argument("--drain", action="store_true", help="leave when nothing is due")
+    how.add_argument("--once", action="store_true", help="leave after one claim")
+    default = "(default: %(default)s)"
+    formats = ("text", "json")
+    add.add_argument("--log-format", choices=formats, default="text", help=default)
+    levels = ("debug", "info", "warning", "error")
+    add.add_argument("--log-level", choices=levels, default="info", help=default)
+
+
+SCHEDULE = """\
+examples:
+  rota schedule next '0 2 * * MON-FRI' --tz Europe/Warsaw
+  rota schedule add nightly '0 2 * * *' clean_up '{"days": 30}' --tz Europe/Warsaw
+  rota schedule list
+  rota schedule import jobs.cron --dry-run
+
+A schedule has five fields (minute hour day month weekday), or six with the second in front; or
+it is @hourly, @daily, @weekly, @monthly or @yearly; or 'every 90 seconds', counted from its
+start; or 'after 10 minutes', counted from the end of its last run. Quote it for the shell.
+"""
+ADD = """\
+examples:
+  rota schedule add nightly '0 2 * * *' clean_up --tz Europe/Warsaw
+  rota schedule add report '0 9 * * MON#1' send_report '{"to": "board"}' --catch-up all
+  rota schedule add poll 'after 30 seconds' poll_inbox --queue mail
+  rota schedule add cache 'every 10 minutes' warm_cache --overlap skip --jitter '30 seconds'
+
+What is not given has its default, also if the schedule is there already. So each deployment may
+say it again: what is so already stays as it is, and its next run too.
+"""
+NEXT = """\
+examples:
+  rota schedule next '30 2 * * *' --tz Europe/Warsaw -n 3 --after 2026-03-28
+  rota schedule next 'every 90 seconds'
+  rota schedule next --name nightly
+
+A time that the clocks skip is run at the first instant after the gap; one that comes twice is
+run the first time. Where minute or hour begin with a star, the wall clock is followed instead.
+"""
+IMPORT = """\
+a file:
+  # name=... is needed if two lines have one job type
+  TZ=Europe/Warsaw
+  0 2 * * *         clean_up
+  0 9 * * MON-FRI   send_report  name=report catch_up=all {"to": "board"}
+  every 10 minutes  warm_cache   overlap=skip jitter='30 seconds'  # another comment
+
+A line is SCHEDULE JOB_TYPE, then if you like KEY=VALUE (the arguments of schedule_job), then a
+JSON payload. TZ= and CRON_TZ= are for the lines below them. All lines are put in, or none;
+schedules that are not in the file are left alone.
+"""
+Add = Callable[..., argparse.ArgumentParser]
+
+
+def add_schedule_commands(commands: Any, add_command: Add) -> None:
+    """Add ``schedule`` and its own commands."""
+    what = "have jobs made again and again"
+    schedule = commands.add_parser(
+        "schedule", help=what, description="Have jobs made at times."
+    )
+    _teach(schedule, SCHEDULE)
+    own = schedule.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_add(own, add_command)
+    add_command(own, "list", schedules.list_all, "list schedules and when they run", json=True)
+    what = "show a schedule, its next and its last runs"
+    _named(add_command(own, "show", schedules.show, what, json=True))
+    add = _named(add_command(own, "remove", schedules.remove, "forget a schedule"))
+    add.add_argument("--yes", action="store_true", help="do not ask")
+    for name, switch, what in (
+        ("enable", schedules.enable, "let schedules make jobs again"),
+        ("disable", schedules.disable, "let schedules make no more jobs"),
+    ):
+        add = add_command(own, name, switch, what)
+        add.add_argument("names", nargs="*", metavar="name", help="of a schedule")
+        add.add_argument("--all", action="store_true", help="all that are not so yet")
+    what = "make a job of a schedule now and print its id"
+    _named(add_command(own, "run", schedules.run, what, json=True))
+    _add_next(own, add_command)
+    add = add_command(
+        own, "import", schedules.import_file, "put in the schedules of a file, or none"
+    )
+    _teach(add, IMPORT)
+    add.add_argument("file", help="lines as in a crontab; - is the standard input")
+    add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
+    _add_zone(add, "zone of lines before the first TZ=")
+
+
+def _add_add(own: Any, add_command: Add) -> None:
+    add = _named(
+        add_command(own, "add", schedules.add, "put in or change a schedule", json=True)
+    )
+    _teach(add, ADD)
+    add.add_argument("schedule", help="such as '0 2 * * *' or 'every 10 minutes'")
+    add.add_argument("job_type")
+    add.add_argument("payload", nargs="?", default="{}", help="JSON (default: {})")
+    _add_zone(add, "whose clock counts, such as Europe/Warsaw")
+    add.add_argument("--queue")
+    add.add_argument("--priority", type=int, help="lower runs first")
+    add.add_argument("--max-attempts", type=int)
+    add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
+    what = "what becomes of times that were missed (default: one)"
+    add.add_argument("--catch-up", choices=("skip", "one", "all"), help=what)
+    what = "older ones are left out, such as '3 hours'"
+    add.add_argument("--catch-up-window", metavar="INTERVAL", help=what)
+    add.add_argument("--catch-up-max", type=int, metavar="N", help="at most so many at once")
+    what = "while the last job is live (default: allow)"
+    add.add_argument("--overlap", choices=("allow", "skip", "queue"), help=what)
+    add.add_argument("--jitter", metavar="INTERVAL", help="start up to so much later")
+    add.add_argument("--starts-at", metavar="TIME", help="no run before it; of --tz")
+    add.add_argument("--ends-at", metavar="TIME", help="no run after it; of --tz")
+    add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
+
+
+def _add_next(own: Any, add_command: Add) -> None:
+    what = "explain a schedule, and list its next runs"
+    add = add_command(own, "next", schedules.next_runs, what, json=True)
+    _teach(add, NEXT)
+    add.add_argument("schedule", nargs="?", help="a text, in quotes")
+    add.add_argument("--name", help="a schedule that is there, instead of a text")
+    _add_zone(add, "whose clock counts")
+    add.add_argument("-n", dest="number", type=int, default=10, help="(default: %(default)s)")
+    add.add_argument("--after", metavar="TIME", help="from when on (default: now); of --tz")
+
+
+def _add_zone(add: argparse.ArgumentParser, what: str) -> None:
+    add.add_argument("--tz", dest="time_zone", metavar="ZONE", help=f"{what} (default: UTC)")
+
+
+def _named(add: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    add.add_argument("name", help="of the schedule")
+    return add
+
+
+def _teach(parser: argparse.ArgumentParser, epilog: str) -> None:
+    parser.epilog = epilog
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -1,0 +1,471 @@
+"""Commands about schedules: add, list, show, remove, enable, disable, run, next, import."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import psycopg
+from psycopg import Connection
+
+from ..client.sync_client import Client
+from ..exceptions import BadScheduleError, RotaError, UnknownScheduleError
+from ..rows import ScheduleChange, UpcomingRun
+from .crontab import Crontab, Entry, read
+from .jobs import parse_payload
+from .output import (
+    LOCK_TIMEOUT,
+    CommandError,
+    UsageError,
+    acting,
+    connected,
+    hint_for,
+    print_json,
+    print_record,
+    print_table,
+    reason_of,
+    span,
+    table_lines,
+    text_of,
+)
+from .runs import print_runs
+
+OPTIONS = (
+    "queue", "time_zone", "priority", "max_attempts", "lease", "catch_up", "catch_up_window",
+    "catch_up_max", "overlap", "jitter", "starts_at", "ends_at",
+)  # fmt: skip
+
+
+def add(arguments: argparse.Namespace) -> None:
+    """Put in one schedule, or change it."""
+    name, schedule = arguments.name, arguments.schedule
+    job: dict[str, Any] = {"name": name, "schedule": schedule, "job_type": arguments.job_type}
+    job["payload"] = parse_payload(arguments.payload)
+    job |= {key: value for key in OPTIONS if (value := getattr(arguments, key)) is not None}
+    with (
+        connected(arguments) as connection,
+        connection.transaction(force_rollback=arguments.dry_run),
+    ):
+        connection.execute(LOCK_TIMEOUT)
+        use_zone(connection, arguments.time_zone, arguments.starts_at, arguments.ends_at)
+        client = Client(connection)
+        change, row, changed = put(connection, job)
+        words = client.describe_schedule(schedule)
+        runs = upcoming(client, row, 3)
+        if arguments.json:
+            said = {"name": name, "description": words, "is_dry_run": arguments.dry_run}
+            said |= dataclasses.asdict(change) | {"changes": changed}
+            print_json(said | {"runs": list(map(dataclasses.asdict, runs))})
+            return
+        print(f"{change.outcome} {name}: {words}, in {row['time_zone']}")
+        for line in lines(changed):
+            print(line)
+        print_runs(connection, runs, schedule, row["time_zone"])
+    if not row["is_enabled"]:
+        print(f"(it is disabled: rota schedule enable {name})")
+    if arguments.dry_run:
+        print("(dry run: nothing was done)")
+
+
+def list_all(arguments: argparse.Namespace) -> None:
+    """List the schedules, by their names."""
+    with connected(arguments) as connection:
+        rows = definitions(connection)
+    if arguments.json:
+        print_json(rows)
+        return
+    print_table(
+        [
+            {
+                **{key: row[key] for key in ("name", "schedule", "time_zone", "job_type")},
+                "next_run": in_zone(row["next_run_at"], row),
+                "last_run": in_zone(row["last_run"], row),
+                "last_status": row["last_status"],
+                "state": row["state"],
+            }
+            for row in rows
+        ]
+    )
+
+
+def remove(arguments: argparse.Namespace) -> int:
+    """Forget a schedule, after a question."""
+    name = arguments.name
+    with connected(arguments) as connection:
+        definition(connection, name)
+        if not arguments.yes:
+            if not sys.stdin.isatty():
+                raise UsageError(f"this forgets the schedule {name}: confirm it with --yes")
+            answer = input(f"Forget the schedule {name}? [y/N] ")
+            if answer.strip().lower() not in ("y", "yes"):
+                print("nothing was done")
+                return 1
+        with acting(connection) as client:
+            client.unschedule_job(name)
+    print(f"schedule {name} is removed; the jobs that it has made stay")
+    return 0
+
+
+def enable(arguments: argparse.Namespace) -> int:
+    """Let schedules make jobs again."""
+
+    def do(connection: Connection[Any], name: str) -> str:
+        with acting(connection) as client:
+            client.enable_schedule(name)
+        row = definition(connection, name)
+        when = in_zone(row["next_run_at"], row)
+        return f"enabled: {f'it runs next at {when}' if when else 'no next run is planned'}"
+
+    return _switch(arguments, do, is_enabled=True)
+
+
+def disable(arguments: argparse.Namespace) -> int:
+    """Let schedules make no more jobs."""
+
+    def do(connection: Connection[Any], name: str) -> str:
+        with acting(connection) as client:
+            client.disable_schedule(name)
+        return "disabled; the jobs that it has made stay"
+
+    return _switch(arguments, do, is_enabled=False)
+
+
+def _switch(
+    arguments: argparse.Namespace,
+    do: Callable[[Connection[Any], str], str],
+    *,
+    is_enabled: bool,
+) -> int:
+    """Do it with each that is named, or with all that are not so yet; say what was done."""
+    if bool(arguments.names) == arguments.all:
+        raise UsageError("give the names of schedules, or --all")
+    code = 0
+    with connected(arguments) as connection:
+        others = [r["name"] for r in definitions(connection) if r["is_enabled"] != is_enabled]
+        names = others if arguments.all else arguments.names
+        for arguments.name in names:
+            try:
+                print(f"schedule {arguments.name} is {do(connection, arguments.name)}")
+            except RotaError as error:
+                code = 1
+                hint = hint_for(error, arguments)
+                print(f"rota: {reason_of(error)} ({hint})", file=sys.stderr)
+    if not names:
+        print(f"all schedules are {'enabled' if is_enabled else 'disabled'} already")
+    return code
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Make a job of a schedule now and print its id."""
+    with connected(arguments) as connection, acting(connection) as client:
+        job_id = client.run_schedule_now(arguments.name)
+    if arguments.json:
+        print_json({"job_id": job_id})
+    else:
+        print(job_id)
+
+
+OCCURRENCES = """
+    select
+        f.scheduled_for, f.fired_at - f.scheduled_for as late, f.outcome, f.job_id, r.status
+    from rota.occurrences as f
+    left join rota.job_runs as r on r.id = f.job_id
+    where f.definition = %s
+    order by f.scheduled_for desc
+    limit 10
+    """
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """Show one schedule, when it runs next, and what became of its last times."""
+    name = arguments.name
+    words: str | None = None
+    problem: str | None = None
+    runs: list[UpcomingRun] = []
+    with connected(arguments) as connection:
+        client = Client(connection)
+        row = definition(connection, name)
+        try:
+            words = client.describe_schedule(row["schedule"])
+            runs = upcoming(client, row, 5)
+        except (BadScheduleError, psycopg.DataError) as error:
+            problem = reason_of(error)
+        occurrences = connection.execute(OCCURRENCES, [name]).fetchall()
+        if arguments.json:
+            said: dict[str, Any] = {"description": words, "problem": problem}
+            said |= {"runs": list(map(dataclasses.asdict, runs))}
+            print_json({**row, **said, "occurrences": occurrences})
+            return
+        head = {"name": name, "description": words or problem, "state": row["state"]}
+        print_record(head | _shown(row))
+        if problem or (row["last_error"] and not row["is_enabled"]):
+            print(f"(put it right with: rota schedule add {name} ...)")
+        if not problem:
+            print("\nnext runs" if row["is_enabled"] else "\nnext runs, if it were enabled")
+            print_runs(connection, runs, row["schedule"], row["time_zone"])
+    print("\nlast runs")
+    print_table([{**f, "scheduled_for": in_zone(f["scheduled_for"], row)} for f in occurrences])
+
+
+def _shown(row: Definition) -> Definition:
+    """Return what a row tells to a person, in the zone of the schedule."""
+    # The last planned time may have made no job: the list of the last runs tells.
+    left_out = {"last_run_at"}
+    if row["schedule"].lower().split()[:1] != ["every"]:
+        left_out.add("anchored_at")
+    return {
+        key: in_zone(value, row) if isinstance(value, datetime) else value
+        for key, value in row.items()
+        if value is not None and key not in left_out
+    }
+
+
+MAX_RUNS = 1000
+
+
+def next_runs(arguments: argparse.Namespace) -> None:
+    """Explain a schedule, and list its next runs."""
+    schedule, name, time_zone = arguments.schedule, arguments.name, arguments.time_zone
+    if (schedule is None) == (name is None):
+        raise UsageError("give the text of a schedule, in quotes, or --name NAME")
+    if name is not None and time_zone is not None:
+        raise UsageError("--tz is for a text; a schedule that is there has its own zone")
+    if not 1 <= arguments.number <= MAX_RUNS:
+        raise UsageError(f"-n must be 1 to {MAX_RUNS}, got {arguments.number}")
+    more: dict[str, Any] = {"max_runs": arguments.number}
+    if arguments.after is not None:
+        more["after"] = arguments.after
+    with connected(arguments) as connection, connection.transaction():
+        client = Client(connection)
+        row = definition(connection, name) if name else {"schedule": schedule}
+        zone = row.get("time_zone", time_zone or "UTC")
+        words = client.describe_schedule(row["schedule"])
+        use_zone(connection, zone, arguments.after)
+        if name:
+            runs = upcoming(client, row, **more)
+        else:
+            runs = client.upcoming_runs(schedule, zone, **more)
+        if arguments.json:
+            said = {"schedule": row["schedule"], "time_zone": zone, "description": words}
+            print_json(said | {"runs": list(map(dataclasses.asdict, runs))})
+            return
+        print(f"{words}, in {zone}")
+        if not name and time_zone is None:
+            print("(for another zone: --tz Europe/Warsaw)")
+        if row.get("state", "").startswith("overdue"):
+            print(f"({row['state']})")
+        print()
+        shown = runs[:1] if is_after(row["schedule"]) else runs
+        print_runs(connection, shown, row["schedule"], zone)
+    if is_after(row["schedule"]):
+        if not name:
+            print("(here counted from now; the first run is at once, or at starts_at)")
+        print("(each later run is planned when the one before it has ended)")
+    elif not name and words.endswith("counted from its start"):
+        print("(here counted from now; with starts_at, or from when it is put in)")
+
+
+Changes = dict[str, tuple[str, str]]
+Row = tuple[dict[str, Any], Changes]
+
+
+def import_file(arguments: argparse.Namespace) -> None:
+    """Put in, or change, what each line of a file says."""
+    crontab = read(_lines(arguments.file), arguments.time_zone or "UTC")
+    entries = crontab.entries
+    with (
+        connected(arguments) as connection,
+        connection.transaction(force_rollback=arguments.dry_run),
+    ):
+        connection.execute(LOCK_TIMEOUT)
+        rows = _put_all(connection, crontab)
+        if crontab.problems:
+            raise _refusal(
+                "stdin" if arguments.file == "-" else arguments.file, crontab.problems
+            )
+    head, *shown = table_lines([rows[entry.name][0] for entry in entries])
+    print(head)
+    for entry, line in zip(entries, shown, strict=True):
+        print(line, *lines(rows[entry.name][1]), sep="\n    ")
+    counts = Counter(row["outcome"] for row, _ in rows.values())
+    said = ", ".join(f"{counts[o]} {o}" for o in ("created", "changed", "unchanged"))
+    print(said + (" (dry run: nothing was done)" if arguments.dry_run else ""))
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise CommandError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CommandError(f"cannot read {file}: it is not text in UTF-8") from None
+    return text.splitlines()
+
+
+def _put_all(connection: Connection[Any], crontab: Crontab) -> dict[str, Row]:
+    """Put in what can be; what cannot becomes a problem of its line."""
+    problems = crontab.problems
+    bad_zones = set()
+    for line, zone in crontab.zones:
+        try:
+            with connection.transaction():
+                connection.execute("select rota.next_run('@daily', %s)", [zone])
+        except (RotaError, psycopg.DataError) as error:
+            problems[line] = reason_of(error)
+            bad_zones.add(zone)
+
+    rows = {}
+    # By name, so that two imports at once wait for each other in one order.
+    for entry in sorted(crontab.entries, key=lambda entry: entry.name):
+        if entry.arguments["time_zone"] in bad_zones:
+            # Its own line has told of the zone; here the rest is of interest.
+            entry.arguments["time_zone"] = "UTC"
+        try:
+            with connection.transaction():
+                rows[entry.name] = _put(connection, entry)
+        except (RotaError, psycopg.DataError) as error:
+            hint = error.hint if isinstance(error, RotaError) else None
+            problems[entry.line] = reason_of(error) + (f" ({hint})" if hint else "")
+    return rows
+
+
+def _put(connection: Connection[Any], entry: Entry) -> Row:
+    said = entry.arguments
+    use_zone(connection, said["time_zone"], said.get("starts_at"), said.get("ends_at"))
+    change, _, changed = put(connection, said)
+    row = {
+        "outcome": change.outcome,
+        "name": entry.name,
+        "schedule": said["schedule"],
+        "time_zone": said["time_zone"],
+        "meaning": Client(connection).describe_schedule(said["schedule"]),
+    }
+    return row, changed
+
+
+def _refusal(source: str, problems: dict[int, str]) -> CommandError:
+    """Print the problems by line, but for one alone, and return what ends the command."""
+    told = [
+        f"{source}:{line}: {problem}" if line else f"--tz: {problem}"
+        for line, problem in sorted(problems.items())
+    ]
+    if len(told) == 1:
+        return CommandError(told[0])
+    for text in told:
+        print(f"rota: {text}", file=sys.stderr)
+    return CommandError(f"{len(told)} lines are wrong: no schedule is put in")
+
+
+GIVEN = (
+    "schedule", "time_zone", "job_type", "payload", "queue", "priority", "max_attempts",
+    "lease", "backoff", "catch_up", "catch_up_window", "catch_up_max", "overlap", "jitter",
+    "starts_at", "ends_at",
+)  # fmt: skip
+
+
+def put(
+    connection: Connection[Any], said: dict[str, Any]
+) -> tuple[ScheduleChange, Definition, Changes]:
+    """Put a schedule in; return what that did, its row, and what is not as before."""
+    rows = definitions(connection, said["name"])
+    change = Client(connection).schedule_job(**said)
+    row = definition(connection, said["name"])
+    return change, row, changes(rows[0], row) if rows else {}
+
+
+def changes(before: Definition, after: Definition) -> Changes:
+    """Return the arguments that differ, as they were and as they are."""
+    return {
+        key: (_said(before[key], after), _said(after[key], after))
+        for key in GIVEN
+        if before[key] != after[key]
+    }
+
+
+def lines(changed: Changes) -> list[str]:
+    """Return one line for each argument that differs."""
+    return [f"{key}: {old} -> {new}" for key, (old, new) in changed.items()]
+
+
+def _said(value: Any, row: Definition) -> str:
+    if value is None:
+        return "none"
+    return text_of(in_zone(value, row) if isinstance(value, datetime) else value)
+
+
+Definition = dict[str, Any]
+
+
+def definitions(connection: Connection[Any], name: str | None = None) -> list[Definition]:
+    """Return the rows of all schedules, or of the one of that name, each with its state."""
+    rows: list[Definition] = connection.execute(
+        """
+        select d.*, r.scheduled_for as last_run, r.status as last_status, rota.now() as now
+        from rota.job_definitions as d
+        left join rota.job_runs as r on r.id = d.last_job_id
+        where %(name)s::text is null or d.name = %(name)s
+        order by d.name
+        """,
+        {"name": name},
+    ).fetchall()
+    for row in rows:
+        row["state"] = _state(row, row.pop("now"))
+    return rows
+
+
+def definition(connection: Connection[Any], name: str) -> Definition:
+    """Return the row of a schedule; raise UnknownScheduleError if there is none."""
+    for row in definitions(connection, name):
+        return row
+    raise UnknownScheduleError(f"schedule {name!r} not found")
+
+
+def upcoming(client: Client, row: Definition, max_runs: int, **more: Any) -> list[UpcomingRun]:
+    """Return the next runs of a schedule, as far as they can be known."""
+    if is_after(row["schedule"]) and row["is_enabled"] and row["next_run_at"] is None:
+        return []
+    runs = client.upcoming_runs(name=row["name"], max_runs=max_runs, **more)
+    return runs[:1] if is_after(row["schedule"]) else runs
+
+
+def is_after(schedule: str) -> bool:
+    """Whether each run is planned by the end of the one before."""
+    return schedule.split()[:1] != [] and schedule.split()[0].lower() == "after"
+
+
+def _state(row: Definition, now: datetime) -> str:
+    """Say in a few words whether a schedule makes jobs."""
+    if row["disabled_by"] is not None:
+        return f"disabled by {row['disabled_by']}"
+    if not row["is_enabled"]:
+        return f"disabled: {row['last_error']}"
+    if row["next_run_at"] is None:
+        waits = is_after(row["schedule"]) and row["last_job_id"] is not None
+        return f"waits for the end of job {row['last_job_id']}" if waits else "over"
+    late = now - row["next_run_at"]
+    if late > timedelta(minutes=1):
+        return f"overdue by {span(late)}: does anybody tick?"
+    return "due" if late >= timedelta(0) else "enabled"
+
+
+def in_zone(moment: datetime | None, row: Mapping[str, Any]) -> datetime | None:
+    """Return *moment* in the zone of a schedule, in UTC where that is not known here."""
+    if moment is None:
+        return None
+    try:
+        return moment.astimezone(ZoneInfo(row["time_zone"]))
+    except (OSError, ValueError, LookupError):
+        return moment.astimezone(UTC)
+
+
+def use_zone(connection: Connection[Any], time_zone: str | None, *moments: str | None) -> None:
+    """Let moments that name no zone be of *time_zone*, until the end of the transaction."""
+    if any(moments):
+        connection.execute("select set_config('TimeZone', %s, true)", [time_zone or "UTC"])

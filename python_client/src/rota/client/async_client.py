@@ -1,0 +1,708 @@
+r"""The client: one method per stored function, with its name and its argument names.
+
+What a method does is written once, in the comment of the function: ``\df+ rota.*``.
+An argument that is not given is not sent, so every default is the one in SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.rows import AsyncRowFactory, scalar_row
+from psycopg.types.json import Jsonb
+
+from .. import rows
+from ..exceptions import translate
+from .checks import check_connection, of_one_job
+from .reading import factory, read_forgiving
+from .statement import UNSET, Unset, blame, call, given
+from .values import clean_text, to_endings, to_job, to_jsonb, to_result
+
+Row = TypeVar("Row")
+
+
+class AsyncClient:
+    """The stored functions of rota over a connection of the caller.
+
+    The caller owns connection and transaction; the client never commits.
+    """
+
+    def __init__(self, connection: AsyncConnection[Any]) -> None:
+        check_connection(connection, AsyncConnection)
+        self.connection = connection
+
+    async def enqueue(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any] | Unset = UNSET,
+        *,
+        queue: str | Unset = UNSET,
+        run_at: datetime | Unset | None = UNSET,
+        delay: timedelta | Unset | None = UNSET,
+        priority: int | Unset = UNSET,
+        max_attempts: int | Unset | None = UNSET,
+        lease: timedelta | Unset | None = UNSET,
+        backoff: Mapping[str, Any] | Unset | None = UNSET,
+        idempotency_key: str | Unset | None = UNSET,
+        unique_for: timedelta | Unset | None = UNSET,
+        on_conflict: str | Unset = UNSET,
+        updated_at: datetime | Unset | None = UNSET,
+        max_wait: timedelta | Unset | None = UNSET,
+        ordering_key: str | Unset | None = UNSET,
+        skip_dead: bool | Unset = UNSET,
+        depends_on: Sequence[int] | Unset | None = UNSET,
+        blocks: int | Unset | None = UNSET,
+        if_parent_dead: str | Unset = UNSET,
+        limit_key: str | Unset | None = UNSET,
+    ) -> rows.EnqueuedJob:
+        """Add a job in the caller's transaction; say its id and whether it is new."""
+        job = given(
+            {
+                "job_type": job_type,
+                "payload": payload,
+                "queue": queue,
+                "run_at": run_at,
+                "delay": delay,
+                "priority": priority,
+                "max_attempts": max_attempts,
+                "lease": lease,
+                "backoff": backoff,
+                "idempotency_key": idempotency_key,
+                "unique_for": unique_for,
+                "on_conflict": on_conflict,
+                "updated_at": updated_at,
+                "max_wait": max_wait,
+                "ordering_key": ordering_key,
+                "skip_dead": skip_dead,
+                "depends_on": depends_on,
+                "blocks": blocks,
+                "if_parent_dead": if_parent_dead,
+                "limit_key": limit_key,
+            }
+        )
+        with of_one_job():
+            return (await self.enqueue_many([job]))[0]
+
+    async def enqueue_many(self, jobs: Sequence[Mapping[str, Any]]) -> list[rows.EnqueuedJob]:
+        """Add many jobs, each a mapping of the arguments of `enqueue`."""
+        array = Jsonb([to_job(job) for job in jobs])
+        return await self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
+
+    async def define_pipeline(self, pipeline: str, stages: Sequence[Mapping[str, Any]]) -> None:
+        """Set the stages of a pipeline, each a mapping of what a stage is."""
+        array = Jsonb([to_job(stage) for stage in stages])
+        await self._value("define_pipeline", pipeline=pipeline, stages=array)
+
+    async def drop_pipeline(self, pipeline: str) -> None:
+        """Let no more runs of a pipeline begin."""
+        await self._value("drop_pipeline", pipeline=pipeline)
+
+    async def start_pipeline(
+        self,
+        pipeline: str,
+        payload: Mapping[str, Any] | Unset = UNSET,
+        *,
+        stage: str | Unset | None = UNSET,
+        run_at: datetime | Unset | None = UNSET,
+        delay: timedelta | Unset | None = UNSET,
+        priority: int | Unset = UNSET,
+        idempotency_key: str | Unset | None = UNSET,
+        unique_for: timedelta | Unset | None = UNSET,
+        ordering_key: str | Unset | None = UNSET,
+        skip_dead: bool | Unset = UNSET,
+        depends_on: Sequence[int] | Unset | None = UNSET,
+        blocks: int | Unset | None = UNSET,
+        if_parent_dead: str | Unset = UNSET,
+        limit_key: str | Unset | None = UNSET,
+    ) -> int:
+        """Begin a run in the caller's transaction; return the id of its job."""
+        value: int = await self._value(
+            "start_pipeline",
+            pipeline=pipeline,
+            payload=to_jsonb("payload", payload),
+            stage=stage,
+            run_at=run_at,
+            delay=delay,
+            priority=priority,
+            idempotency_key=idempotency_key,
+            unique_for=unique_for,
+            ordering_key=ordering_key,
+            skip_dead=skip_dead,
+            depends_on=_array(depends_on),
+            blocks=blocks,
+            if_parent_dead=if_parent_dead,
+            limit_key=limit_key,
+        )
+        return value
+
+    async def claim_jobs(
+        self,
+        worker: str,
+        queues: Sequence[str] | Unset = UNSET,
+        max_jobs: int | Unset = UNSET,
+        lease: timedelta | Unset | None = UNSET,
+        job_types: Sequence[str] | Unset | None = UNSET,
+    ) -> list[rows.ClaimedJob]:
+        """Take due jobs for *worker*, each with a lease token.
+
+        A payload that Python cannot read is an `Unreadable`, so the other jobs are not lost.
+        """
+        return await self._rows(
+            rows.ClaimedJob,
+            "claim_jobs",
+            worker=worker,
+            queues=_array(queues),
+            max_jobs=max_jobs,
+            lease=lease,
+            job_types=_array(job_types),
+        )
+
+    async def finish_job(
+        self,
+        job_id: int,
+        lease_token: int,
+        result: Any | Unset = UNSET,
+        next_stage: str | Unset | None = UNSET,
+    ) -> str:
+        """End a job well; say ``finished`` or ``already_finished``."""
+        value: str = await self._value(
+            "finish_job",
+            job_id=job_id,
+            lease_token=lease_token,
+            result=result if result is UNSET else to_result(result),
+            next_stage=next_stage,
+        )
+        return value
+
+    async def finish_jobs(
+        self,
+        job_ids: Sequence[int],
+        lease_tokens: Sequence[int],
+        results: Sequence[Any] | Jsonb | Unset | None = UNSET,
+        next_stages: Sequence[str | None] | Unset | None = UNSET,
+    ) -> list[rows.FinishedJob]:
+        """End many jobs well; one row for each, in the order given."""
+        return await self._rows(
+            rows.FinishedJob,
+            "finish_jobs",
+            job_ids=_array(job_ids),
+            lease_tokens=_array(lease_tokens),
+            results=results if results is UNSET else to_result(results),
+            next_stages=_array(next_stages),
+        )
+
+    async def finish_and_claim(
+        self,
+        worker: str,
+        job_ids: Sequence[int] | Unset = UNSET,
+        lease_tokens: Sequence[int] | Unset = UNSET,
+        results: Sequence[Any] | Jsonb | Unset | None = UNSET,
+        next_stages: Sequence[str | None] | Unset | None = UNSET,
+        endings: Sequence[Mapping[str, Any]] | Jsonb | Unset | None = UNSET,
+        kept_job_ids: Sequence[int] | Unset = UNSET,
+        kept_lease_tokens: Sequence[int] | Unset = UNSET,
+        queues: Sequence[str] | Unset = UNSET,
+        max_jobs: int | Unset = UNSET,
+        lease: timedelta | Unset | None = UNSET,
+        job_types: Sequence[str] | Unset | None = UNSET,
+    ) -> list[rows.NextJob]:
+        """End jobs, keep the leases of others and take new ones, all in one round trip.
+
+        Returns the new jobs, and those that did not go as asked.
+        """
+        return await self._rows(
+            rows.NextJob,
+            "finish_and_claim",
+            worker=worker,
+            job_ids=_array(job_ids),
+            lease_tokens=_array(lease_tokens),
+            results=results if results is UNSET else to_result(results),
+            next_stages=_array(next_stages),
+            endings=to_endings(endings),
+            kept_job_ids=_array(kept_job_ids),
+            kept_lease_tokens=_array(kept_lease_tokens),
+            queues=_array(queues),
+            max_jobs=max_jobs,
+            lease=lease,
+            job_types=_array(job_types),
+        )
+
+    async def end_jobs(
+        self, endings: Sequence[Mapping[str, Any]] | Jsonb
+    ) -> list[rows.EndedJob]:
+        """End many jobs, each in its own way; one answer for each, in the order given."""
+        return await self._rows(rows.EndedJob, "end_jobs", endings=to_endings(endings))
+
+    async def fail_job(
+        self,
+        job_id: int,
+        lease_token: int,
+        error: str,
+        error_type: str | Unset | None = UNSET,
+        stack: str | Unset | None = UNSET,
+        retry_in: timedelta | Unset | None = UNSET,
+        fatal: bool | Unset = UNSET,
+    ) -> rows.FailedJob:
+        """Record a failure; say whether the job is tried again, and when."""
+        return await self._row(
+            rows.FailedJob,
+            "fail_job",
+            job_id=job_id,
+            lease_token=lease_token,
+            error=_text(error),
+            error_type=_text(error_type),
+            stack=_text(stack),
+            retry_in=retry_in,
+            fatal=fatal,
+        )
+
+    async def snooze_job(
+        self, job_id: int, lease_token: int, delay: timedelta
+    ) -> datetime | None:
+        """Put a job off without burning an attempt; None if it was cancelled by request."""
+        value: datetime | None = await self._value(
+            "snooze_job", job_id=job_id, lease_token=lease_token, delay=delay
+        )
+        return value
+
+    async def release_jobs(
+        self, job_ids: Sequence[int], lease_tokens: Sequence[int]
+    ) -> list[rows.ReleasedJob]:
+        """Give jobs back without burning an attempt."""
+        return await self._rows(
+            rows.ReleasedJob,
+            "release_jobs",
+            job_ids=_array(job_ids),
+            lease_tokens=_array(lease_tokens),
+        )
+
+    async def heartbeat(
+        self, job_id: int, lease_token: int, lease: timedelta | Unset | None = UNSET
+    ) -> rows.Heartbeat:
+        """Extend the lease of a job."""
+        return await self._row(
+            rows.Heartbeat, "heartbeat", job_id=job_id, lease_token=lease_token, lease=lease
+        )
+
+    async def heartbeat_jobs(
+        self,
+        job_ids: Sequence[int],
+        lease_tokens: Sequence[int],
+        lease: timedelta | Unset | None = UNSET,
+    ) -> list[rows.JobHeartbeat]:
+        """Extend the leases of many jobs; a lost one is a row, not an error."""
+        return await self._rows(
+            rows.JobHeartbeat,
+            "heartbeat_jobs",
+            job_ids=_array(job_ids),
+            lease_tokens=_array(lease_tokens),
+            lease=lease,
+        )
+
+    async def set_progress(
+        self,
+        job_id: int,
+        lease_token: int,
+        percent: float | Decimal,
+        message: str | Unset | None = UNSET,
+    ) -> None:
+        """Say how far a running job is."""
+        await self._value(
+            "set_progress",
+            job_id=job_id,
+            lease_token=lease_token,
+            percent=Decimal(str(percent)),
+            message=_text(message),
+        )
+
+    async def record_effect(
+        self,
+        scope: str,
+        key: str,
+        job_id: int,
+        lease_token: int,
+        if_unknown: str | Unset = UNSET,
+        keep: timedelta | Unset = UNSET,
+    ) -> bool:
+        """Record that a job is about to cause an effect; say whether it is to."""
+        value: bool = await self._value(
+            "record_effect",
+            scope=scope,
+            key=key,
+            job_id=job_id,
+            lease_token=lease_token,
+            if_unknown=if_unknown,
+            keep=keep,
+        )
+        return value
+
+    async def complete_effect(
+        self,
+        scope: str,
+        key: str,
+        job_id: int,
+        lease_token: int,
+        result: Any | Unset = UNSET,
+    ) -> str:
+        """Say that an effect has happened; say ``completed`` or ``already_completed``."""
+        value: str = await self._value(
+            "complete_effect",
+            scope=scope,
+            key=key,
+            job_id=job_id,
+            lease_token=lease_token,
+            result=result if result is UNSET else to_result(result),
+        )
+        return value
+
+    async def withdraw_effect(
+        self, scope: str, key: str, job_id: int, lease_token: int
+    ) -> None:
+        """Take back the record of an effect that certainly did not happen."""
+        await self._value(
+            "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
+        )
+
+    async def effect_result(self, scope: str, key: str) -> rows.EffectResult | None:
+        """Return what is known of an effect, None if nobody has recorded it."""
+        found = await self._rows(rows.EffectResult, "effect_result", scope=scope, key=key)
+        return found[0] if found else None
+
+    async def schedule_job(
+        self,
+        name: str,
+        schedule: str,
+        job_type: str,
+        payload: Mapping[str, Any] | Unset = UNSET,
+        *,
+        queue: str | Unset = UNSET,
+        time_zone: str | Unset = UNSET,
+        priority: int | Unset = UNSET,
+        max_attempts: int | Unset | None = UNSET,
+        lease: timedelta | Unset | None = UNSET,
+        backoff: Mapping[str, Any] | Unset | None = UNSET,
+        catch_up: str | Unset = UNSET,
+        catch_up_window: timedelta | Unset | None = UNSET,
+        catch_up_max: int | Unset = UNSET,
+        overlap: str | Unset = UNSET,
+        jitter: timedelta | Unset = UNSET,
+        starts_at: datetime | Unset | None = UNSET,
+        ends_at: datetime | Unset | None = UNSET,
+    ) -> rows.ScheduleChange:
+        """Have a job made at each time of a schedule; say whether that is new, and when next.
+
+        What is not given is the default also for a schedule that is there already.
+        """
+        return await self._row(
+            rows.ScheduleChange,
+            "schedule_job",
+            name=name,
+            schedule=schedule,
+            job_type=job_type,
+            payload=to_jsonb("payload", payload),
+            queue=queue,
+            time_zone=time_zone,
+            priority=priority,
+            max_attempts=max_attempts,
+            lease=lease,
+            backoff=to_jsonb("backoff", backoff),
+            catch_up=catch_up,
+            catch_up_window=catch_up_window,
+            catch_up_max=catch_up_max,
+            overlap=overlap,
+            jitter=jitter,
+            starts_at=starts_at,
+            ends_at=ends_at,
+        )
+
+    async def unschedule_job(self, name: str) -> None:
+        """Forget a schedule; the jobs that it has made stay."""
+        await self._value("unschedule_job", name=name)
+
+    async def enable_schedule(self, name: str) -> datetime | None:
+        """Let a disabled schedule make jobs again; say when the next is due."""
+        value: datetime | None = await self._value("enable_schedule", name=name)
+        return value
+
+    async def disable_schedule(self, name: str) -> None:
+        """Let a schedule make no more jobs."""
+        await self._value("disable_schedule", name=name)
+
+    async def run_schedule_now(self, name: str) -> int:
+        """Make a job of a schedule now; return its id."""
+        value: int = await self._value("run_schedule_now", name=name)
+        return value
+
+    async def next_run(
+        self,
+        schedule: str,
+        time_zone: str | Unset = UNSET,
+        after: datetime | Unset | None = UNSET,
+        starts_at: datetime | Unset | None = UNSET,
+    ) -> datetime | None:
+        """Return the next time that a schedule text names, None if there is none."""
+        value: datetime | None = await self._value(
+            "next_run", schedule=schedule, time_zone=time_zone, after=after, starts_at=starts_at
+        )
+        return value
+
+    async def upcoming_runs(
+        self,
+        schedule: str | Unset | None = UNSET,
+        time_zone: str | Unset = UNSET,
+        after: datetime | Unset | None = UNSET,
+        max_runs: int | Unset = UNSET,
+        name: str | Unset | None = UNSET,
+    ) -> list[rows.UpcomingRun]:
+        """Return the next times of a schedule text, or of the schedule of that name."""
+        return await self._rows(
+            rows.UpcomingRun,
+            "upcoming_runs",
+            schedule=schedule,
+            time_zone=time_zone,
+            after=after,
+            max_runs=max_runs,
+            name=name,
+        )
+
+    async def describe_schedule(self, schedule: str) -> str:
+        """Say in English what a schedule text means."""
+        value: str = await self._value("describe_schedule", schedule=schedule)
+        return value
+
+    async def wait_for_jobs(
+        self,
+        queues: Sequence[str] | Unset = UNSET,
+        job_types: Sequence[str] | Unset | None = UNSET,
+        poll_interval: timedelta | Unset = UNSET,
+        active: bool | Unset = UNSET,
+    ) -> rows.Waiting:
+        """Let this session be notified of jobs; say where to listen, and when to look again."""
+        return await self._row(
+            rows.Waiting,
+            "wait_for_jobs",
+            queues=_array(queues),
+            job_types=_array(job_types),
+            poll_interval=poll_interval,
+            active=active,
+        )
+
+    async def stop_waiting(self) -> None:
+        """Let this session be notified no more, and another worker instead."""
+        await self._value("stop_waiting")
+
+    async def report_worker(
+        self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
+    ) -> None:
+        """Say that a worker is there."""
+        await self._value(
+            "report_worker",
+            worker=worker,
+            host=host,
+            pid=pid,
+            version=version,
+            queues=_array(queues),
+        )
+
+    async def deregister_worker(self, worker: str) -> None:
+        """Say that a worker has gone."""
+        await self._value("deregister_worker", worker=worker)
+
+    async def sweep_stale_leases(self, max_jobs: int | Unset = UNSET) -> int:
+        """Take jobs back from workers whose leases ran out; say how many."""
+        value: int = await self._value("sweep_stale_leases", max_jobs=max_jobs)
+        return value
+
+    async def tick(self) -> rows.TickReport:
+        """Do the maintenance that is due, unless another tick is running."""
+        return await self._row(rows.TickReport, "tick")
+
+    async def start_ticker(self, every: timedelta | Unset = UNSET) -> str:
+        """Let pg_cron tick; say what was set up."""
+        value: str = await self._value("start_ticker", every=every)
+        return value
+
+    async def stop_ticker(self) -> bool:
+        """Take away what `start_ticker` set up; say whether there was anything."""
+        value: bool = await self._value("stop_ticker")
+        return value
+
+    async def retry_job(
+        self,
+        job_id: int,
+        force: bool | Unset = UNSET,
+        with_dependants: bool | Unset = UNSET,
+    ) -> str:
+        """Put a job back to be run now; say its new status."""
+        value: str = await self._value(
+            "retry_job", job_id=job_id, force=force, with_dependants=with_dependants
+        )
+        return value
+
+    async def restart_pipeline(self, job_id: int, stage: str) -> int:
+        """Let an ended run go on from a stage; return the id of its job."""
+        value: int = await self._value("restart_pipeline", job_id=job_id, stage=stage)
+        return value
+
+    async def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
+        """Cancel a job, or ask for it while it runs; say its status."""
+        value: str = await self._value("cancel_job", job_id=job_id, reason=_text(reason))
+        return value
+
+    async def set_priority(self, job_id: int, priority: int) -> None:
+        """Change the priority of a job; lower runs first."""
+        await self._value("set_priority", job_id=job_id, priority=priority)
+
+    async def reschedule_job(
+        self,
+        job_id: int,
+        run_at: datetime | Unset | None = UNSET,
+        delay: timedelta | Unset | None = UNSET,
+    ) -> datetime:
+        """Move the next run of a job; say when it is now."""
+        value: datetime = await self._value(
+            "reschedule_job", job_id=job_id, run_at=run_at, delay=delay
+        )
+        return value
+
+    async def pause_queue(self, queue: str, reason: str | Unset | None = UNSET) -> None:
+        """Let no more jobs of a queue be claimed."""
+        await self._value("pause_queue", queue=queue, reason=_text(reason))
+
+    async def resume_queue(self, queue: str) -> None:
+        """Let the jobs of a queue be claimed again."""
+        await self._value("resume_queue", queue=queue)
+
+    async def set_queue(
+        self,
+        queue: str,
+        lease: timedelta | Unset | None = UNSET,
+        max_attempts: int | Unset | None = UNSET,
+        backoff: Mapping[str, Any] | Unset | None = UNSET,
+        keep_finished: timedelta | Unset | None = UNSET,
+        keep_dead: timedelta | Unset | None = UNSET,
+        ageing: timedelta | Unset | None = UNSET,
+        reset: bool | Unset = UNSET,
+    ) -> None:
+        """Change the settings of a queue."""
+        await self._value(
+            "set_queue",
+            queue=queue,
+            lease=lease,
+            max_attempts=max_attempts,
+            backoff=to_jsonb("backoff", backoff),
+            keep_finished=keep_finished,
+            keep_dead=keep_dead,
+            ageing=ageing,
+            reset=reset,
+        )
+
+    async def set_limit(
+        self,
+        queue: str | Unset | None = UNSET,
+        job_type: str | Unset | None = UNSET,
+        limit_key: str | Unset | None = UNSET,
+        max_running: int | Unset | None = UNSET,
+        max_starts: int | Unset | None = UNSET,
+        per: timedelta | Unset | None = UNSET,
+        burst: int | Unset | None = UNSET,
+        weight: int | Unset | None = UNSET,
+        reset: bool | Unset = UNSET,
+    ) -> None:
+        """Limit what runs at once, or starts in a time, of a queue, a type or a key."""
+        await self._value(
+            "set_limit",
+            queue=queue,
+            job_type=job_type,
+            limit_key=limit_key,
+            max_running=max_running,
+            max_starts=max_starts,
+            per=per,
+            burst=burst,
+            weight=weight,
+            reset=reset,
+        )
+
+    async def resume_ordering_key(self, ordering_key: str) -> int:
+        """Let the jobs behind the dead one of an ordering key go on; return its id."""
+        value: int = await self._value("resume_ordering_key", ordering_key=ordering_key)
+        return value
+
+    async def version(self) -> str:
+        """Return the version of rota in the database."""
+        value: str = await self._value("version")
+        return value
+
+    async def grant_statements(self, access: str, role: str) -> list[str]:
+        """Return the statements that give *role* an access."""
+        return await self._execute(
+            scalar_row,
+            call("grant_statements", given({"access": access, "role": role})),
+            {"access": access, "role": role},
+        )
+
+    async def grant_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
+        """Let *role* work in a queue, and from then on in no other; false if it may already."""
+        value: bool = await self._value("grant_queue", role=role, queue=queue, access=access)
+        return value
+
+    async def revoke_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
+        """Take back what `grant_queue` gave; false if there was nothing to take."""
+        value: bool = await self._value("revoke_queue", role=role, queue=queue, access=access)
+        return value
+
+    async def _rows(self, row: type[Row], function: str, **arguments: Any) -> list[Row]:
+        arguments = given(arguments)
+        return await self._execute(factory(row), call(function, arguments, row), arguments)
+
+    async def _row(self, row: type[Row], function: str, **arguments: Any) -> Row:
+        return (await self._rows(row, function, **arguments))[0]
+
+    async def _value(self, function: str, **arguments: Any) -> Any:
+        arguments = given(arguments)
+        return (await self._execute(scalar_row, call(function, arguments), arguments))[0]
+
+    async def _execute(
+        self,
+        row_factory: AsyncRowFactory[Row],
+        statement: bytes,
+        arguments: Mapping[str, Any],
+    ) -> list[Row]:
+        try:
+            # Not of the class that the caller's connection may have chosen for its own cursors.
+            async with AsyncCursor(self.connection, row_factory=row_factory) as cursor:
+                if arguments:
+                    # In binary, what is read does not depend on DateStyle and IntervalStyle.
+                    await cursor.execute(statement, arguments, binary=True)
+                else:
+                    # In one message, from which tick() sees that it is all of its transaction.
+                    await cursor.execute(statement, prepare=False)
+                try:
+                    return await cursor.fetchall()
+                except Exception:  # whatever a value did to its loader
+                    return read_forgiving(cursor, row_factory(cursor))
+        except psycopg.Error as error:
+            told = translate(error)
+            if told is error and isinstance(
+                error, psycopg.DataError | psycopg.ProgrammingError
+            ):
+                blame(arguments)
+            raise told from error
+        except (TypeError, ValueError, RecursionError):  # a value that cannot be sent
+            blame(arguments)
+            raise
+
+
+def _array(value: Sequence[Any] | Unset | None) -> list[Any] | Unset | None:
+    if isinstance(value, str):
+        raise TypeError(f"a list is needed, not the text {value!r}")
+    return list(value) if isinstance(value, Sequence) else value
+
+
+def _text(value: str | Unset | None) -> str | Unset | None:
+    return clean_text(value) if isinstance(value, str) else value

@@ -1,0 +1,1 @@
+"""What works with other packages, each with an extra of its own."""

@@ -1,0 +1,264 @@
+"""The job as its handler sees it: `Job` for plain functions, `AsyncJob` for ``async def``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, TypeVar
+
+from psycopg import AsyncConnection, Connection
+
+from .client.async_client import AsyncClient
+from .client.statement import UNSET, Unset
+from .client.sync_client import Client
+from .client.values import storable
+from .effects import WITHDRAW_ON, Effect, Errors, record, record_async
+from .exceptions import JobCancelled, JobFinishedError, LeaseLostError
+from .rows import ClaimedJob
+from .worker.connection import PASSING, JobConnections, is_lost, one_line, time_limit
+
+logger = logging.getLogger("rota")
+
+T = TypeVar("T")
+
+PROGRESS_TIMEOUT = 5.0
+"""Seconds after which progress is given up, such as that of a row that somebody has locked."""
+
+
+class State(Enum):
+    """How far a job in hand is."""
+
+    HELD = "held"
+    """It waits for a free place."""
+    RUNNING = "running"
+    """Its handler runs."""
+    FINISHING = "finishing"
+    """Its handler runs, and `transaction` is about to commit its end."""
+    FINISHED = "finished"
+    """Its handler runs, and `transaction` has committed its end."""
+    ENDED = "ended"
+    """Its handler has ended, and that is being reported."""
+
+
+class JobContext:
+    """What a job uses of the worker that runs it: its name, its loop, its connections."""
+
+    def __init__(self, worker: str, connections: JobConnections) -> None:
+        self.worker = worker
+        self.connections = connections
+        self.loop: asyncio.AbstractEventLoop
+
+    def run_in_loop(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the worker's loop, for a handler in a thread."""
+        return asyncio.run_coroutine_threadsafe(call, self.loop).result()
+
+
+class BaseJob:
+    """What both kinds of job share: the claim, and what became known about it since."""
+
+    def __init__(self, claim: ClaimedJob, context: JobContext, claimed_at: float) -> None:
+        self.worker = context.worker
+        self.job_id = claim.job_id
+        self.lease_token = claim.lease_token
+        self.job_type = claim.job_type
+        self.queue = claim.queue
+        self.payload = claim.payload
+        self.attempt = claim.attempt
+        self.max_attempts = claim.max_attempts
+        self.priority = claim.priority
+        self.run_at: datetime = claim.run_at
+        self.created_at: datetime = claim.created_at
+        self.idempotency_key = claim.idempotency_key
+        self.pipeline = claim.pipeline
+        self.stage = claim.stage
+        self.stage_input = claim.stage_input
+        """The result of the stage before."""
+        self.definition = claim.definition
+        """The name of the schedule that made it."""
+        self.scheduled_for: datetime | None = claim.scheduled_for
+        """The time that the schedule named, however late the job was made or runs."""
+        self.lease: timedelta = claim.locked_for
+        self.result: Any = None
+        """What `transaction` stores; otherwise the handler's return value is stored."""
+        self.next_stage: str | None = None
+        """Where its run of a pipeline goes on to: None is the next in order, ``end`` none."""
+        self.is_cancel_requested = False
+        """Somebody called ``cancel_job()``."""
+        self.is_stopping = False
+        """The worker is leaving, and its grace period is over."""
+        self.is_told_lost = False
+        """The database said that the lease is lost."""
+        self.is_in_doubt = False
+        """The end of a `transaction` was sent, so it may have been committed."""
+        self.confirmed_at = claimed_at
+        """When the lease was last given, on the monotonic clock."""
+        self.state = State.HELD
+        self._context = context
+
+    def __repr__(self) -> str:
+        return f"<rota.{type(self).__name__} {self.job_id} {self.job_type!r}>"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `transaction` has committed."""
+        return self.state is State.FINISHED
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease is gone: somebody else has the job, or it could not be extended."""
+        if self.state not in (State.HELD, State.RUNNING):
+            return self.is_told_lost
+        return self.is_told_lost or self.seconds_left < 0
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the lease lasts if no heartbeat succeeds any more."""
+        return self.confirmed_at + self.lease.total_seconds() - time.monotonic()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it makes sense to go on."""
+        return not (self.is_lost or self.is_cancel_requested or self.is_stopping)
+
+    def check(self) -> None:
+        """Raise LeaseLostError or JobCancelled if the job should not go on."""
+        if self.is_lost:
+            raise LeaseLostError(f"the lease of job {self.job_id} is lost")
+        if self.is_cancel_requested:
+            raise JobCancelled(f"job {self.job_id} was cancelled")
+        if self.is_stopping:
+            raise JobCancelled(f"the worker of job {self.job_id} stops")
+
+    def is_ended_by(self, error: BaseException) -> bool:
+        """Whether *error* is the handler's answer to `check` or to a cancellation."""
+        return isinstance(error, JobCancelled | LeaseLostError | asyncio.CancelledError)
+
+    async def _store_progress(self, percent: float, message: str | None) -> None:
+        """Store the progress, if the database can be reached."""
+        try:
+            async with (
+                time_limit(PROGRESS_TIMEOUT),
+                self._context.connections.lend_async() as connection,
+            ):
+                client = AsyncClient(connection)
+                await client.set_progress(self.job_id, self.lease_token, percent, message)
+        except LeaseLostError:
+            self.is_told_lost = True
+            raise
+        except PASSING as error:
+            if not is_lost(error):
+                text = one_line(error)
+                logger.warning("job %s: progress not stored: %s", self.job_id, text)
+
+    @contextmanager
+    def _finishing(self) -> Iterator[None]:
+        """Remember that the block ended the job, if it did."""
+        if self.is_finished:
+            raise RuntimeError(f"job {self.job_id} is finished: it has one transaction")
+        try:
+            yield
+        except BaseException:
+            self.state = State.RUNNING
+            raise
+        self.state = State.FINISHED
+
+    def _begin_finish(self) -> dict[str, Any]:
+        # From here on a heartbeat that finds the job gone means that it is finished.
+        self.state = State.FINISHING
+        return {
+            "job_id": self.job_id,
+            "lease_token": self.lease_token,
+            "result": storable(self.result, self.job_id),
+            "next_stage": self.next_stage,
+        }
+
+    def _end_finish(self, outcome: str) -> None:
+        if outcome != "finished":
+            # An earlier commit succeeded though its reply was lost: never write twice.
+            raise JobFinishedError(f"job {self.job_id} was finished by an earlier transaction")
+        self.is_in_doubt = True
+
+
+class Job(BaseJob):
+    """A job for a plain function, which runs in a thread."""
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection[Any]]:
+        """Lend a connection in a transaction that finishes the job, with `result`, at its end.
+
+        Business writes and finish are committed together or not at all; a lost lease raises
+        LeaseLostError and rolls both back.
+        """
+        with (
+            self._context.connections.lend() as connection,
+            self._finishing(),
+            connection.transaction(),
+        ):
+            yield connection
+            self._end_finish(Client(connection).finish_job(**self._begin_finish()))
+
+    def effect(
+        self,
+        scope: str,
+        key: str,
+        if_unknown: str = "skip",
+        keep: timedelta | Unset = UNSET,
+        *,
+        withdraw_on: Errors = WITHDRAW_ON,
+    ) -> AbstractContextManager[Effect]:
+        """Do something outside of the database once: the block is to do it if `is_due`.
+
+        If an earlier run died or raised in its block, nobody knows whether it happened:
+        *if_unknown* is ``skip`` (at most once) or ``again`` (at least once).  An exception of
+        *withdraw_on* says that it did not: it is due again.  Raise EffectInProgressError while
+        another job is at it.
+        """
+        return record(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+
+    def set_progress(self, percent: float, message: str | None = None) -> None:
+        """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
+        self._context.run_in_loop(self._store_progress(percent, message))
+
+
+class AsyncJob(BaseJob):
+    """A job for an ``async def`` function, which runs in the worker's event loop."""
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
+        """Lend a connection in a transaction that finishes the job, with `result`, at its end.
+
+        Business writes and finish are committed together or not at all; a lost lease raises
+        LeaseLostError and rolls both back.
+        """
+        async with self._context.connections.lend_async() as connection:
+            with self._finishing():
+                async with connection.transaction():
+                    yield connection
+                    client = AsyncClient(connection)
+                    self._end_finish(await client.finish_job(**self._begin_finish()))
+
+    def effect(
+        self,
+        scope: str,
+        key: str,
+        if_unknown: str = "skip",
+        keep: timedelta | Unset = UNSET,
+        *,
+        withdraw_on: Errors = WITHDRAW_ON,
+    ) -> AbstractAsyncContextManager[Effect]:
+        """Do something outside of the database once, like `Job.effect`."""
+        return record_async(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+
+    async def set_progress(self, percent: float, message: str | None = None) -> None:
+        """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
+        await self._store_progress(percent, message)

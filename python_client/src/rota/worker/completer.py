@@ -1,0 +1,338 @@
+"""Report how jobs ended, as many as there are in one call, until the database has answered.
+
+What ends while a call is under way goes together in the next one.  Repeating is safe: the lease
+token says which claim speaks, and a report that is heard twice gets the same answer.
+
+end_jobs() answers each ending by itself.  One whose row another session has locked is reported
+again soon; one that the database refuses is tried again until its lease ends, and then left to
+the sweep.  Neither holds up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from ..client.checks import check_stage
+from ..client.statement import UNSET
+from ..client.values import dump_result, join_endings, to_array
+from ..exceptions import InvalidArgumentError, RotaError
+from ..job import BaseJob, State
+from ..rows import EndedJob
+from .connection import PASSING, Connection, Retry, backoff, end_task, is_lost
+from .events import log_job
+from .heartbeat import Heartbeat
+from .outcomes import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
+
+logger = logging.getLogger("rota")
+
+MAX_JOBS = 1000
+MAX_SIZE = 16_000_000
+"""So many characters of results and errors may wait to be reported."""
+PAUSE = 0.005
+"""Seconds between two calls, in which more jobs may end: each call costs as much as ten."""
+BUSY_PAUSE = 0.5
+"""Seconds until a job whose row another session has locked is reported again."""
+RELEASE_PAUSE = 0.1
+"""The same for one that is given back, maybe by a worker that leaves."""
+EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
+
+
+@dataclass(eq=False, slots=True)
+class _Report:
+    """What is told of a job; *result* is JSON text, *until* when a refused one is given up."""
+
+    job: BaseJob
+    duration: float
+    outcome: Outcome
+    result: str | None = None
+    is_changed: bool = False
+    failures: int = 0
+    until: float = 0.0
+
+    @property
+    def size(self) -> int:
+        size = len(self.result or "")
+        if isinstance(self.outcome, Failed):
+            size += len(self.outcome.error) + len(self.outcome.stack)
+        return size
+
+    def ending(self) -> tuple[dict[str, Any], str | None]:
+        """Return the ending as `end_jobs` takes it, and apart from it the result."""
+        ending: dict[str, Any] = {
+            "job_id": self.job.job_id,
+            "lease_token": self.job.lease_token,
+        }
+        match self.outcome:
+            case Succeeded():
+                ending["outcome"] = "succeeded"
+                if self.job.next_stage is not None:
+                    ending["next_stage"] = self.job.next_stage
+                return ending, self.result
+            case Failed(error, error_type, stack, retry_in, fatal):
+                ending |= {"outcome": "failed", "error": error, "error_type": error_type}
+                ending |= {"stack": stack, "fatal": fatal}
+                if retry_in is not None:
+                    ending["retry_in"] = retry_in.total_seconds()
+            case Snoozed(delay):
+                ending |= {"outcome": "snoozed", "delay": delay.total_seconds()}
+            case _:
+                ending["outcome"] = "released"
+        return ending, None
+
+
+class Completer:
+    """Has ends reported and logged, and then lets go of the jobs; calls *on_end* after it."""
+
+    def __init__(
+        self, connection: Connection, heartbeat: Heartbeat, on_end: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._heartbeat = heartbeat
+        self._on_end = on_end
+        self._retry = Retry("reporting ends", connection.state)
+        self._reports: dict[BaseJob, _Report] = {}
+        self._pending: list[_Report] = []
+        self._size = 0
+        self._sent_at = 0.0
+        self._flush: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be reported that no more jobs should end."""
+        return len(self._reports) >= 2 * MAX_JOBS or self._size >= MAX_SIZE
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the database could not be told of ends, and so may take jobs for stale."""
+        return self._retry.failures > 0
+
+    def put(self, job: BaseJob, duration: float, outcome: Outcome) -> None:
+        """Report how a job ended, if it has not said so in its own transaction."""
+        if job.is_finished or isinstance(outcome, Lost):
+            if job.is_finished:
+                _warn_of_what_came_after(job, outcome)
+            self._heartbeat.remove([job])
+            log_job("succeeded" if job.is_finished else "lost", job, duration)
+            return
+        job.state = State.ENDED
+        report = _Report(job, duration, outcome)
+        if isinstance(outcome, Succeeded):
+            try:
+                check_stage(job.next_stage)
+            except (InvalidArgumentError, TypeError) as error:
+                report.outcome = failure(error)  # the handler named a stage that there is not
+            else:
+                report.result = dump_result(outcome.result, job.job_id)
+        self._reports[job] = report
+        self._size += report.size
+        self._add(report)
+
+    async def close(self) -> None:
+        """Report no more; what could not be reported is left to the end of its lease."""
+        for job, report in self._reports.items():
+            logger.warning("job %s: its end could not be reported", job.job_id)
+            log_job("lost", job, report.duration)
+        self._heartbeat.remove(self._reports)
+        self._reports.clear()
+        self._pending.clear()
+        if self._flush is not None:
+            await end_task(self._flush)
+        await self._connection.close()
+
+    async def release(self, jobs: list[BaseJob], patience: float | None) -> set[int]:
+        """Give jobs back; return the ids of those that were still ours, as far as is known.
+
+        Without *patience*, in seconds, go on until it is known of all.
+        """
+        reports = [_Report(job, 0.0, Stopped()) for job in jobs]
+        retry = Retry("giving jobs back", self._connection.state)
+        released: set[int] = set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while reports:
+                    part, reports = reports[:MAX_JOBS], reports[MAX_JOBS:]
+                    try:
+                        rows = await self._end_jobs(part)
+                    except PASSING as error:
+                        reports += part
+                        await retry.wait(error)
+                        continue
+                    pairs = list(zip(part, rows, strict=True))
+                    released.update(
+                        report.job.job_id
+                        for report, row in pairs
+                        if row.answer in ("released", "cancelled")
+                    )
+                    if busy := [report for report, row in pairs if row.answer == "busy"]:
+                        reports += busy
+                        await asyncio.sleep(RELEASE_PAUSE)
+        return released
+
+    def _add(self, report: _Report) -> None:
+        if report.job in self._reports:
+            self._pending.append(report)
+            if self._flush is None:
+                # In a context of its own: this may be called in that of a job.
+                self._flush = asyncio.create_task(self._report_pending(), context=Context())
+
+    async def _report_pending(self) -> None:
+        try:
+            while self._pending:
+                if (pause := self._sent_at + PAUSE - time.monotonic()) > 0:
+                    await asyncio.sleep(pause)
+                self._sent_at = time.monotonic()
+                part, self._pending = self._pending[:MAX_JOBS], self._pending[MAX_JOBS:]
+                try:
+                    await self._report(part)
+                except PASSING as error:
+                    self._pending = [r for r in part if r.job in self._reports] + self._pending
+                    await self._retry.wait(error)
+                    continue
+                except Exception:  # no lease may be kept for a job that nobody ends
+                    logger.exception("ends could not be reported; their leases will run out")
+                    self._heartbeat.remove([report.job for report in part])
+                    for report in part:
+                        self._reports.pop(report.job, None)
+                self._retry.succeed()
+                self._on_end()
+        finally:
+            self._flush = None
+
+    async def _report(self, part: list[_Report]) -> None:
+        rows: Sequence[EndedJob] | None = None
+        if all(isinstance(report.outcome, Succeeded) for report in part):
+            rows = await self._finish_jobs(part)
+        if rows is None:
+            rows = await self._end_jobs(part)
+        self._heartbeat.remove(
+            [
+                report.job
+                for report, row in zip(part, rows, strict=True)
+                if self._take_answer(report, row)
+            ]
+        )
+
+    async def _finish_jobs(self, part: list[_Report]) -> list[EndedJob] | None:
+        """Report successes in the way that costs least; return None if one is refused."""
+        ids = [report.job.job_id for report in part]
+        tokens = [report.job.lease_token for report in part]
+        results = [report.result for report in part]
+        stages = [report.job.next_stage for report in part]
+        try:
+            rows = await self._connection.call(
+                lambda client: client.finish_jobs(
+                    ids,
+                    tokens,
+                    to_array(results) if any(results) else UNSET,
+                    stages if any(stage is not None for stage in stages) else UNSET,
+                )
+            )
+        except (psycopg.Error, RotaError, ValueError, RecursionError) as error:
+            if is_lost(error):
+                raise
+            return None
+        return [
+            EndedJob(row.job_id, token, row.outcome, None, None, None)
+            for row, token in zip(rows, tokens, strict=True)
+        ]
+
+    async def _end_jobs(self, part: list[_Report]) -> list[EndedJob]:
+        """Report endings of any kind; what cannot even be sent is found one by one."""
+        try:
+            endings = join_endings([report.ending() for report in part])
+            return await self._connection.call(lambda client: client.end_jobs(endings))
+        except PASSING:
+            raise
+        except (psycopg.Error, RotaError, ValueError, RecursionError) as error:
+            if len(part) > 1:
+                return [row for report in part for row in await self._end_jobs([report])]
+            code = getattr(error, "sqlstate", None) or "22000"
+            return [EndedJob(None, None, "refused", None, code, str(error).strip())]
+
+    def _take_answer(self, report: _Report, row: EndedJob) -> bool:
+        """Log what became of a job; return whether that was its end."""
+        job = report.job
+        if job not in self._reports:
+            return False  # the worker has left
+        if row.answer == "busy":
+            asyncio.get_running_loop().call_later(BUSY_PAUSE, self._add, report)
+            return False
+        if row.answer == "refused" and self._try_otherwise(report, row):
+            return False
+        del self._reports[job]
+        self._size -= report.size
+        event = EVENTS.get(row.answer, row.answer)
+        details: dict[str, Any] = {}
+        match report.outcome:
+            case Failed(error, error_type) as failed if event in ("failed", "dead"):
+                details = {"next_run": row.run_at, "error_type": error_type, "error": error}
+                details["exception"] = failed.exception
+            case Failed() if event == "lost" and job.is_in_doubt:
+                # The reply to a commit was lost, and the handler took that for a failure.
+                event = "succeeded"
+            case Snoozed():
+                details = {"next_run": row.run_at}
+        if event == "refused":
+            logger.error("job %s could not be ended: %s", job.job_id, row.message)
+            event = "lost"
+        log_job(event, job, report.duration, **details)
+        return True
+
+    def _try_otherwise(self, report: _Report, row: EndedJob) -> bool:
+        """Report again what was refused; return False when it is time to give up."""
+        job, loop = report.job, asyncio.get_running_loop()
+        if (row.error_code or "")[:2] in ("22", "54") and not report.is_changed:
+            # An argument is wrong, and the same report would be refused again.
+            self._size -= report.size
+            if report.result is not None and job.next_stage is None:
+                logger.warning(
+                    "job %s: its result is refused and dropped: %s", job.job_id, row.message
+                )
+            else:
+                report.is_changed = True
+                report.outcome = failure(InvalidArgumentError(row.message))
+            report.result = None
+            self._size += report.size
+            loop.call_soon(self._add, report)
+            return True
+        now = time.monotonic()
+        if not report.failures:
+            # Nothing keeps its lease from now on, so another worker may try some time.
+            self._heartbeat.remove([job])
+            report.until = now + job.seconds_left
+            logger.warning(
+                "job %s: its end is refused, trying until its lease is over: %s",
+                job.job_id,
+                row.message,
+            )
+        report.failures += 1
+        pause = backoff(report.failures)
+        if now + pause >= report.until:
+            return False
+        loop.call_later(pause, self._add, report)
+        return True
+
+
+def _warn_of_what_came_after(job: BaseJob, outcome: Outcome) -> None:
+    """Tell of what a handler returned or raised after the transaction that ended its job."""
+    if isinstance(outcome, Succeeded):
+        if outcome.result is not None and outcome.result is not job.result:
+            text = "job %s: what its handler returned after transaction() is not stored: "
+            logger.warning(text + "set job.result before the end of the block", job.job_id)
+    elif not isinstance(outcome, Lost | Stopped):
+        error = outcome.exception if isinstance(outcome, Failed) else None
+        text = "job %s has succeeded by its transaction(); what came after is dropped: %s"
+        told = outcome.error if isinstance(outcome, Failed) else "a snooze"
+        logger.error(text, job.job_id, told, exc_info=error)

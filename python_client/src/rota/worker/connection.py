@@ -1,0 +1,437 @@
+"""The worker's connections: one name for each, and a time limit for every call.
+
+A `Connection` is opened when it is needed, and again after an error or a call without answer.
+`JobConnections` are lent to handlers.  What all of them know together, that the database is
+lost or back, is the `ConnectionState` of the worker: it is logged once, however many calls
+fail, and all that wait for their next try are woken when the database is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, IsolationLevel
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import Diagnostic
+from psycopg.pq import TransactionStatus
+
+from ..client.async_client import AsyncClient
+from ..exceptions import IsolationLevelError
+
+logger = logging.getLogger("rota")
+
+T = TypeVar("T")
+
+CALL_TIMEOUT = 30.0
+"""Seconds that a call may take."""
+CANCEL_TIMEOUT = 1.0
+"""Seconds that the server has to confirm the end of a call that was cancelled."""
+MAX_IDLE_TIME = 60.0
+"""Seconds after which an idle connection for handlers is not lent out any more."""
+UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
+"""Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
+PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
+"""What a call raises that may go through later; in a failover the database is read-only."""
+
+# Settings of the client's side only: a pooler refuses startup options.
+_SOCKET = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
+_BARE_NAME = re.compile(r"[^=/:@]+")
+_LENT = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold")
+# As discard all, but for the plans of our functions, which would cost more than the rest.
+_RESET = (
+    "close all; set session authorization default; reset all; deallocate all; unlisten *;"
+    " select pg_advisory_unlock_all(); discard temp; discard sequences"
+)
+_LENT_MODES = ("isolation_level", "read_only", "deferrable")
+
+
+class NoAnswerError(psycopg.OperationalError):
+    """A call had no answer within its time limit."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether *error* says that the database cannot be reached, or went away."""
+    if not isinstance(error, psycopg.OperationalError) or isinstance(error, NoAnswerError):
+        return False
+    state = error.sqlstate
+    return state is None or state.startswith("08") or state in UNREACHABLE
+
+
+def named(database: str) -> str:
+    """Return a connection string for what may, as in psql, be the bare name of a database.
+
+    A URL for SQLAlchemy names a driver, which libpq does not understand.
+    """
+    database = _DRIVER.sub(r"\1://", database)
+    return make_conninfo(dbname=database) if _BARE_NAME.fullmatch(database) else database
+
+
+def settings(conninfo: str, name: str) -> dict[str, Any]:
+    """Return the arguments of a connection; what *conninfo* says goes first."""
+    chosen = {**_SOCKET, "fallback_application_name": name, **conninfo_to_dict(conninfo)}
+    # Prepared statements break behind a pooler in transaction mode.
+    return {**chosen, "autocommit": True, "prepare_threshold": None}
+
+
+def connect(conninfo: str, name: str = "rota") -> psycopg.Connection[Any]:
+    """Open a connection in autocommit mode, fit for a pooler."""
+    connection = psycopg.connect("", **settings(conninfo, name))
+    connection.add_notice_handler(_WarningLog().add)
+    return connection
+
+
+async def connect_async(conninfo: str, name: str = "rota") -> AsyncConnection[Any]:
+    """Open an async connection in autocommit mode, fit for a pooler."""
+    connection = await AsyncConnection.connect("", **settings(conninfo, name))
+    connection.add_notice_handler(_WarningLog().add)
+    return connection
+
+
+class _WarningLog:
+    """Logs what maintenance has to say: a schedule that it disabled, a part that failed."""
+
+    def __init__(self) -> None:
+        self._logged_at: dict[str, float] = {}
+
+    def add(self, notice: Diagnostic) -> None:
+        """Log a warning of the server, the same one once in a minute."""
+        if notice.severity_nonlocalized != "WARNING":
+            return
+        now, message = time.monotonic(), notice.message_primary or ""
+        if now - self._logged_at.get(message, -60.0) >= 60.0:
+            logger.warning("database: %s", message)
+            if len(self._logged_at) >= 100:
+                self._logged_at.clear()
+            self._logged_at[message] = now
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says, without the line that Postgres shows for it."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return " ".join((primary or str(error) or type(error).__name__).split())
+
+
+class ConnectionState:
+    """What all connections of a worker know together; its methods may be called by any thread.
+
+    *opened_at* says when a connection was opened, on the monotonic clock.  One from before the
+    last outage that turns out to be broken is no news, and one from before this outage that
+    still works does not end it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began_at: float | None = None
+        self._ended_at: float | None = None
+        self._on_back: list[Callable[[], None]] = []
+
+    def on_back(self, callback: Callable[[], None]) -> None:
+        """Have *callback* called, by any thread, whenever the database is back."""
+        with self._lock:
+            self._on_back.append(callback)
+
+    def lost(self, error: Exception, opened_at: float) -> None:
+        """Note that a connection is gone, or could not be opened."""
+        with self._lock:
+            if self._began_at is not None:
+                return
+            if self._ended_at is None or opened_at < self._ended_at:
+                return  # before the first connection the error is the caller's
+            self._began_at = time.monotonic()
+        logger.warning("the database is lost, trying again: %s", one_line(error))
+
+    def works(self, opened_at: float) -> None:
+        """Note that a connection works."""
+        with self._lock:
+            began_at = self._began_at
+            if self._ended_at is None:
+                self._ended_at = opened_at
+            if began_at is None or opened_at < began_at:
+                return
+            self._began_at, self._ended_at = None, opened_at
+            callbacks = list(self._on_back)
+        logger.warning("the database is back after %.1f s", time.monotonic() - began_at)
+        for callback in callbacks:
+            callback()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep, but no longer than until the database is back."""
+        loop, back = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(back.set)
+
+        self.on_back(wake)
+        try:
+            async with asyncio.timeout(seconds):
+                await back.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._on_back.remove(wake)
+
+
+class Retry:
+    """Counts the failures in a row of one activity, and says how long to wait after each.
+
+    An activity without a name logs its failures by itself.
+    """
+
+    def __init__(self, activity: str | None, state: ConnectionState) -> None:
+        self.failures = 0
+        self._activity = activity
+        self._state = state
+
+    def fail(self, error: BaseException) -> float:
+        """Log a failure, unless the outage is logged already; return the seconds to wait."""
+        self.failures += 1
+        if self._activity is not None and not is_lost(error):
+            logger.warning("%s failed, trying again: %s", self._activity, one_line(error))
+        return backoff(self.failures)
+
+    def succeed(self) -> None:
+        """Begin to count anew."""
+        self.failures = 0
+
+    async def wait(self, error: BaseException) -> None:
+        """Log a failure like `fail`, and wait until it is time for the next try."""
+        await self._state.sleep(self.fail(error))
+
+
+def backoff(failures: int) -> float:
+    """Return how many seconds to wait after so many failures in a row."""
+    return min(10.0, 0.1 * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+@asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[None]:
+    """Raise NoAnswerError in a block that takes longer, however the server hangs.
+
+    When it is cancelled, psycopg asks the server to end the statement and waits for it.  A
+    server that hangs never answers, so the block is cancelled again.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None  # noqa: S101 - for the type checker
+    cancels, others = 0, task.cancelling()
+    timer: asyncio.TimerHandle
+
+    def expire() -> None:
+        nonlocal timer, cancels
+        cancels += 1
+        task.cancel()
+        timer = loop.call_later(CANCEL_TIMEOUT, expire)
+
+    timer = loop.call_later(seconds, expire)
+    try:
+        yield
+    except asyncio.CancelledError:
+        for _ in range(cancels):
+            task.uncancel()
+        if cancels and task.cancelling() <= others:
+            raise NoAnswerError(f"no answer within {seconds:g} seconds") from None
+        raise
+    finally:
+        timer.cancel()
+
+
+async def end_task(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end; cancel it again while its server does not answer."""
+    for _ in range(3):
+        if task.done():
+            return
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_TIMEOUT)
+
+
+class Connection:
+    """One connection of a worker, by its *name*; calls take turns."""
+
+    def __init__(self, conninfo: str, name: str, state: ConnectionState) -> None:
+        self.state = state
+        self.database = ""
+        """The name of the database, once there was a connection."""
+        self._conninfo = conninfo
+        self._name = name
+        self._opened_at = 0.0
+        self._connection: AsyncConnection[Any] | None = None
+        self._turn = asyncio.Lock()
+        self._is_default_refused = False
+
+    async def call(
+        self, action: Callable[[AsyncClient], Awaitable[T]], timeout: float = CALL_TIMEOUT
+    ) -> T:
+        """Run *action*; after a database error the next call opens a new connection."""
+        async with self._turn:
+            try:
+                async with time_limit(timeout):
+                    value = await action(AsyncClient(await self.open()))
+            except (psycopg.Error, asyncio.CancelledError) as error:
+                if isinstance(error, psycopg.Error) and is_lost(error):
+                    self.state.lost(error, self._opened_at)
+                # Also when it seems usable: after a failover it may lead to a standby.
+                await self.close()
+                raise
+            self.state.works(self._opened_at)
+            return value
+
+    async def call_read_committed(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Run *action* like `call`, also where the database's default is another level."""
+
+        async def begin_and_act(client: AsyncClient) -> T:
+            async with client.connection.transaction():
+                return await action(client)
+
+        if not self._is_default_refused:
+            try:
+                return await self.call(action)
+            except IsolationLevelError:
+                self._is_default_refused = True
+        return await self.call(begin_and_act)
+
+    async def open(self) -> AsyncConnection[Any]:
+        """Return the connection; open it if it is not."""
+        if self._connection is None or self._connection.closed:
+            self._opened_at = time.monotonic()
+            # Ours from here on: the questions below may fail or be cancelled.
+            self._connection = await connect_async(self._conninfo, self._name)
+            await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+            self.database = self._connection.info.dbname
+            if await _is_direct(self._connection):
+                self._connection.prepare_threshold = 2
+        return self._connection
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
+
+
+async def _is_direct(connection: AsyncConnection[Any]) -> bool:
+    """Return whether the server's session is ours alone: a pooler tells a number of its own."""
+    cursor = await connection.execute("select pg_backend_pid()")
+    row = await cursor.fetchone()
+    return row is not None and row[0] == connection.info.backend_pid
+
+
+class JobConnections:
+    """Connections that are lent to handlers; at most *max_idle* of each kind are kept open.
+
+    What a handler has set in its session is gone before another gets the connection.
+    """
+
+    def __init__(self, conninfo: str, max_idle: int, state: ConnectionState) -> None:
+        self._conninfo = conninfo
+        self._max_idle = max_idle
+        self.state = state
+        self._idle: deque[tuple[psycopg.Connection[Any], float]] = deque()
+        self._idle_async: deque[tuple[AsyncConnection[Any], float]] = deque()
+        state.on_back(self.close)  # an old one may lead to a standby
+
+    @contextmanager
+    def lend(self) -> Iterator[psycopg.Connection[Any]]:
+        """Lend a connection to a handler in a thread."""
+        connection = _take(self._idle) or connect(self._conninfo, "rota job")
+        kept = {name: getattr(connection, name) for name in _LENT}
+        try:
+            yield connection
+        finally:
+            if self._may_keep(connection, self._idle):
+                with suppress(psycopg.Error):
+                    connection.execute(_RESET)
+                    for name, value in kept.items():
+                        setattr(connection, name, value)
+                    for mode in _LENT_MODES:
+                        setattr(connection, mode, None)
+                    self._idle.append((connection, time.monotonic()))
+                    connection = None  # type: ignore[assignment]
+            if connection is not None:
+                connection.close()
+
+    @asynccontextmanager
+    async def lend_async(self) -> AsyncIterator[AsyncConnection[Any]]:
+        """Lend a connection to a handler in the loop."""
+        connection = _take(self._idle_async)
+        if connection is None:
+            connection = await connect_async(self._conninfo, "rota job")
+        kept = {name: getattr(connection, name) for name in _LENT}
+        is_kept = False
+        try:
+            yield connection
+        finally:
+            try:
+                if self._may_keep(connection, self._idle_async):
+                    with suppress(psycopg.Error):
+                        await connection.execute(_RESET)
+                        for name, value in kept.items():
+                            setattr(connection, name, value)
+                        await connection.set_isolation_level(None)
+                        await connection.set_read_only(None)
+                        await connection.set_deferrable(None)
+                        self._idle_async.append((connection, time.monotonic()))
+                        is_kept = True
+            finally:
+                if not is_kept:
+                    await connection.close()
+
+    def close(self) -> None:
+        """Close the idle connections; may be called by any thread."""
+        for idle in (self._idle, self._idle_async):
+            with suppress(IndexError):
+                while True:
+                    connection, _ = idle.pop()
+                    connection.pgconn.finish()
+
+    def _may_keep(
+        self, connection: psycopg.Connection[Any] | AsyncConnection[Any], idle: deque[Any]
+    ) -> bool:
+        return (
+            not connection.closed
+            and connection.autocommit
+            and connection.info.transaction_status is TransactionStatus.IDLE
+            and len(idle) < self._max_idle
+        )
+
+
+C = TypeVar("C", psycopg.Connection[Any], AsyncConnection[Any])
+
+
+def _take(idle: deque[tuple[C, float]]) -> C | None:
+    """Return an idle connection that still works, as far as can be told without asking."""
+    while True:
+        try:
+            connection, since = idle.pop()
+        except IndexError:
+            return None
+        if not connection.closed:
+            # A session that was ended has said so, and nothing else is to be read here.
+            is_young = time.monotonic() - since < MAX_IDLE_TIME
+            if is_young and not _is_readable(connection.fileno()):
+                return connection
+            connection.pgconn.finish()
+
+
+def _is_readable(fileno: int) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(fileno, selectors.EVENT_READ)
+        return bool(selector.select(0))

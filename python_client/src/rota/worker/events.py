@@ -1,0 +1,95 @@
+"""One log line for each thing that happens to a job or a worker, as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ..job import BaseJob
+
+logger = logging.getLogger("rota")
+
+_LEVELS = {"failed": logging.WARNING, "lost": logging.WARNING, "dead": logging.ERROR}
+
+
+def log_job(
+    event: str,
+    job: BaseJob,
+    duration: float | None = None,
+    exception: BaseException | None = None,
+    **details: Any,
+) -> None:
+    """Log one event; *details* that are None are left out."""
+    level = _LEVELS.get(event, logging.INFO)
+    if not logger.isEnabledFor(level):
+        return
+    fields = {
+        "event": event,
+        "job_type": job.job_type,
+        "job_id": job.job_id,
+        "queue": job.queue,
+        "schedule": job.definition,
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "worker": job.worker,
+        "duration": None if duration is None else round(duration, 3),
+        **details,
+    }
+    fields = {name: value for name, value in fields.items() if value is not None}
+    words = [f"{name}={_word(value)}" for name, value in fields.items() if name != "event"]
+    logger.log(
+        level, "%s %s", event, " ".join(words), exc_info=exception, extra={"rota": fields}
+    )
+
+
+def log_start(
+    worker: str,
+    database: str,
+    queues: Sequence[str],
+    job_types: Sequence[str],
+    concurrency: int,
+) -> None:
+    """Log what a worker is there for: one that runs nothing may be told from it."""
+    text = "worker %s started database=%s queues=%s job_types=%s concurrency=%s"
+    logger.info(text, worker, database, ",".join(queues), ",".join(job_types), concurrency)
+
+
+def log_stop(worker: str, running: int, grace_period: float, hears_signals: bool) -> None:
+    """Log what a worker that is told to stop still waits for."""
+    wait = way_out = ""
+    if running:
+        jobs = f"{running} running job{'s' if running > 1 else ''}"
+        wait = f": waits up to {grace_period:g} s for {jobs}"
+        way_out = "; a second signal ends the wait" if hears_signals else ""
+    logger.info("worker %s stops%s%s", worker, wait, way_out)
+
+
+class JsonFormatter(logging.Formatter):
+    """Format each record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; events of jobs keep their fields apart."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        line |= getattr(record, "rota", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=_plain)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds")
+    return str(value)
+
+
+def _word(value: Any) -> str:
+    text = _plain(value)
+    # A quoted word keeps line breaks and spaces of an error message inside one line.
+    return text if text and text.isprintable() and " " not in text else json.dumps(text)

@@ -1,0 +1,386 @@
+"""The jobs in hand: those that wait for a free place, and those whose handler runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from contextvars import Context, copy_context
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, cast
+
+from ..client.reading import Unreadable
+from ..exceptions import JobCancelled, RotaError
+from ..job import AsyncJob, BaseJob, Job, JobContext, State
+from ..registry import Registry
+from ..rows import ClaimedJob
+from .completer import Completer
+from .connection import Connection
+from .events import log_job
+from .heartbeat import Heartbeat
+from .outcomes import Failed, Outcome, outcome_of, run_async, run_sync
+
+logger = logging.getLogger("rota")
+
+AsyncHandler = Callable[[AsyncJob], Awaitable[object]]
+Task = tuple[Callable[[], Any], Callable[[Any], None]]
+RELEASE_PATIENCE = 2.0
+"""Seconds that a release may take: a worker that leaves cannot wait for ever."""
+LAST_WORDS = 1.0
+"""Seconds that a handler has to end after it was told that the grace period is over."""
+MAX_BATCH = 1000
+AHEAD = 0.2
+"""Seconds for which there shall be work at hand."""
+WINDOW = 0.05
+"""Seconds after which the rate is looked at again."""
+MAX_WAIT = 2.0
+"""Seconds after which a job that has not been started is given back."""
+LEASE_CHECK = (0.02, 1.0)
+"""Seconds, at least and at most, between two looks at the leases of what runs."""
+
+
+class Executor:
+    """Runs jobs, *concurrency* at a time; calls *on_free* when it could do with more.
+
+    A job whose handler has ended takes up no place while its end is reported, unless very many
+    wait for that.
+    """
+
+    def __init__(
+        self,
+        context: JobContext,
+        registry: Registry,
+        connection: Connection,
+        heartbeat: Heartbeat,
+        concurrency: int,
+        prefetch: Prefetch,
+        on_free: Callable[[], None],
+    ) -> None:
+        self._job_context = context
+        self._registry = registry
+        self._completer = Completer(connection, heartbeat, self._go_on)
+        self._heartbeat = heartbeat
+        self._concurrency = concurrency
+        self._prefetch = prefetch
+        self._on_free = on_free
+        self._held: deque[BaseJob] = deque()
+        self._running: dict[BaseJob, asyncio.Task[Any] | None] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self._lease_check: asyncio.TimerHandle | None = None
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
+        self._is_open = True
+        self._context = Context()
+        self.threads = Threads()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no job in hand."""
+        return not (self._held or self.running or self._releases)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the database could not be told of ends, and so may take jobs for stale."""
+        return self._completer.is_behind
+
+    @property
+    def running(self) -> int:
+        """How many handlers run, or have ended without the database knowing."""
+        return len(self._running) + len(self._completer)
+
+    @property
+    def wanted(self) -> int:
+        """How many more jobs to claim."""
+        return self._prefetch.wanted(self._places, len(self._held))
+
+    def accept(self, claims: Iterable[ClaimedJob], claimed_at: float) -> None:
+        """Take claimed jobs in hand."""
+        self._context = copy_context()
+        jobs: list[BaseJob] = []
+        for claim in claims:
+            try:
+                kind = AsyncJob if self._registry.is_async(claim.job_type) else Job
+                jobs.append(kind(claim, self._job_context, claimed_at))
+            except Exception:  # the others shall run, and this one when its lease is over
+                logger.exception("job %s cannot be taken in hand", claim.job_id)
+        self._heartbeat.add(jobs)
+        self._held.extend(jobs)
+        for job in jobs:
+            log_job("claimed", job)
+        self._start()
+        if self._held and self._prefetch.max_wait:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._prefetch.max_wait, self._give_back_late, self._held[-1])
+
+    def cancel(self, job: BaseJob) -> None:
+        """Cancel an async handler, once; a thread sees the flags of its job."""
+        task = self._running.get(job)
+        if task is not None and not task.cancelling():
+            task.cancel()
+
+    def close(self) -> None:
+        """Start no more jobs."""
+        self._is_open = False
+
+    async def give_back_held(self) -> None:
+        """Release the jobs that have not been started."""
+        jobs = list(self._held)
+        self._held.clear()
+        await self._release(jobs)
+        if self._releases:
+            await asyncio.wait(self._releases)
+
+    async def wait(self, timeout: float, give_up: asyncio.Event) -> None:
+        """Wait until all running jobs have ended, but not after *timeout* or *give_up*."""
+        waiters = [asyncio.create_task(event.wait()) for event in (self._at_rest, give_up)]
+        await asyncio.wait(waiters, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for waiter in waiters:
+            waiter.cancel()
+
+    async def stop_running(self) -> None:
+        """Tell the handlers to end, and give back what does not."""
+        for job in list(self._running):
+            job.is_stopping = True
+            self.cancel(job)
+        await self.wait(LAST_WORDS, asyncio.Event())
+        left = dict(self._running)
+        self._running.clear()  # how they end is of no interest any more
+        for task in (*left.values(), *self._releases):
+            if task is not None:
+                task.cancel()
+        self.threads.close()
+        if self._lease_check is not None:
+            self._lease_check.cancel()
+        try:
+            await self._release(list(left))
+        finally:
+            await self._completer.close()
+
+    def _go_on(self) -> None:
+        self._start()
+        if not self.running:
+            self._at_rest.set()
+        if self.wanted or self.is_idle:
+            self._on_free()
+
+    def _start(self) -> None:
+        while self._is_open and self._held and self._places:
+            job = self._held.popleft()
+            job.state = State.RUNNING
+            self._at_rest.clear()
+            self._running[job] = None
+            if isinstance(job, AsyncJob):
+                # Not in the context of the job that has just ended, where this may be called.
+                context = self._context.copy()
+                asyncio.create_task(self._run(job), context=context)  # noqa: RUF006 - see _run
+            else:
+                self._run_in_thread(cast(Job, job))
+
+    @property
+    def _places(self) -> int:
+        if self._completer.is_full:
+            return 0
+        return max(0, self._concurrency - len(self._running))
+
+    def _check_leases(self) -> None:
+        """Cancel the handlers whose lease is over, also while the database does not answer."""
+        shortest, longest = LEASE_CHECK
+        pause = longest
+        for job, task in self._running.items():
+            if job.is_lost:
+                self.cancel(job)
+            elif task is not None:
+                pause = min(pause, job.seconds_left)
+        self._lease_check = None
+        if self._running:
+            loop = asyncio.get_running_loop()
+            self._lease_check = loop.call_later(max(pause, shortest), self._check_leases)
+
+    async def _run(self, job: AsyncJob) -> None:
+        if job not in self._running:
+            return  # given back
+        self._running[job] = asyncio.current_task()  # until here the loop has kept it
+        timer, loop = self._lease_check, asyncio.get_running_loop()
+        if timer is None or timer.when() > loop.time() + max(job.seconds_left, LEASE_CHECK[0]):
+            if timer is not None:
+                timer.cancel()
+            self._check_leases()
+        began_at = time.monotonic()
+        if (outcome := _refusal(job)) is None:
+            handler = cast(AsyncHandler, self._registry[job.job_type])
+            outcome = await run_async(handler, job)
+        self._end(job, began_at, outcome)
+        self._go_on()
+
+    def _run_in_thread(self, job: Job) -> None:
+        began_at = time.monotonic()
+        if (outcome := _refusal(job)) is None:
+            function = partial(run_sync, self._registry[job.job_type], job)
+            try:
+                self.threads.run(function, partial(self._on_answer, job, began_at))
+                return
+            except Exception as error:  # no thread could be started, say
+                outcome = outcome_of(job, error)
+        self._end(job, began_at, outcome)
+
+    def _on_answer(self, job: Job, began_at: float, answer: Outcome | BaseException) -> None:
+        if isinstance(answer, BaseException):
+            answer = outcome_of(job, RuntimeError(f"the thread ended by {type(answer)!r}"))
+        self._end(job, began_at, answer)
+        self._go_on()
+
+    def _end(self, job: BaseJob, began_at: float, outcome: Outcome) -> None:
+        """Go on to report how a handler ended."""
+        if job not in self._running:
+            return  # given back
+        del self._running[job]
+        self._prefetch.count()
+        try:
+            self._completer.put(job, time.monotonic() - began_at, outcome)
+        except Exception:  # no lease may be kept for a job that nobody ends
+            logger.exception("job %s cannot be ended; its lease will run out", job.job_id)
+            self._heartbeat.remove([job])
+
+    def _give_back_late(self, last: BaseJob) -> None:
+        """Release what has waited as long as *last*: somebody else may have time for it."""
+        if last in self._held:
+            count = self._held.index(last) + 1
+            jobs = [self._held.popleft() for _ in range(count)]
+            task = asyncio.create_task(self._release(jobs, patience=None))
+            self._releases.add(task)
+            task.add_done_callback(self._on_released)
+
+    def _on_released(self, task: asyncio.Task[None]) -> None:
+        self._releases.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("jobs could not be given back: %r", error, exc_info=error)
+        self._on_free()
+
+    async def _release(
+        self, jobs: list[BaseJob], patience: float | None = RELEASE_PATIENCE
+    ) -> None:
+        if jobs:
+            try:
+                released = await self._completer.release(jobs, patience)
+            finally:  # or they would be kept for ever, and nobody runs them
+                self._heartbeat.remove(jobs)
+            for job in jobs:
+                log_job("released" if job.job_id in released else "lost", job)
+
+
+def _refusal(job: BaseJob) -> Outcome | None:
+    """Return how a job ends that should not be started."""
+    try:
+        job.check()
+    except (RotaError, JobCancelled) as error:
+        return outcome_of(job, error)
+    for name, value in (("payload", job.payload), ("stage_input", job.stage_input)):
+        if isinstance(value, Unreadable):
+            reason = f"the {name} cannot be read: {value.reason}"
+            return Failed(reason, name, "", fatal=True)
+    return None
+
+
+class Prefetch:
+    """How many claimed jobs a worker holds that cannot start at once.
+
+    They are there so that no place is free while the next claim is under way.  But a job that
+    waits here waits for this worker alone, so the worker takes no more than it is likely to
+    start soon, from the rate at which its jobs have ended lately, and gives back what has
+    waited long.  *batch* is a number of jobs that the user wants to hold anyway.
+    """
+
+    def __init__(self, batch: int | None) -> None:
+        self._batch = batch
+        self._rate = 0.0
+        self._ended = 0
+        self._since = time.monotonic()
+
+    @property
+    def max_wait(self) -> float | None:
+        """How long a job may wait to be started, unless that is the user's choice."""
+        return MAX_WAIT if self._batch is None else None
+
+    def count(self) -> None:
+        """Note that a handler has ended."""
+        self._ended += 1
+
+    def wanted(self, free: int, waiting: int) -> int:
+        """Return how many jobs to claim, with so many free places and jobs that wait."""
+        batch = self._look_ahead() if self._batch is None else self._batch
+        if free - waiting <= 0 and waiting >= batch // 2:
+            return 0
+        return min(max(free - waiting, batch), MAX_BATCH)
+
+    def _look_ahead(self) -> int:
+        elapsed = time.monotonic() - self._since
+        if elapsed >= WINDOW:
+            # What is long ago says nothing, so after a pause it begins with few again.
+            weight = min(elapsed, 0.5) + 0.5
+            self._rate = weight * self._ended / elapsed + (1.0 - weight) * self._rate
+            self._ended = 0
+            self._since += elapsed
+        return int(self._rate * AHEAD)
+
+
+class Threads:
+    """Runs functions in threads, as many at a time as are asked for.
+
+    A thread that is free takes the next function.  The threads are daemons: those of an
+    executor would keep the process from leaving.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._answers: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._is_told = False
+        self._threads = 0
+        self._unanswered = 0
+        self._busy: set[threading.Thread] = set()
+
+    def __bool__(self) -> bool:
+        """Whether a function still runs."""
+        return bool(self._busy)
+
+    def run(self, function: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Call *then* in the loop with what *function* returns or raises."""
+        if self._unanswered == self._threads:
+            target, loop = self._work, asyncio.get_running_loop()
+            threading.Thread(target=target, args=[loop], name="rota-job", daemon=True).start()
+            self._threads += 1
+        self._unanswered += 1
+        self._tasks.put((function, then))
+
+    def close(self) -> None:
+        """Let the threads end, each when its function does."""
+        for _ in range(self._threads):
+            self._tasks.put(None)
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        thread = threading.current_thread()
+        while (task := self._tasks.get()) is not None:
+            function, then = task
+            self._busy.add(thread)
+            try:
+                answer = Context().run(function)
+            except BaseException as error:  # whatever it is, somebody waits for an answer
+                answer = error
+            self._busy.discard(thread)
+            self._answers.append((then, answer))
+            if not self._is_told:  # one call for all that end before the loop gets to it
+                self._is_told = True
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(self._deliver, loop)
+            del function, then, task, answer  # not kept until the next one comes
+
+    def _deliver(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_told = False  # first: an answer that comes from now on is told again
+        while self._answers:
+            self._unanswered -= 1
+            then, answer = self._answers.popleft()
+            loop.call_soon(then, answer)

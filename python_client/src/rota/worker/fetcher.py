@@ -1,0 +1,248 @@
+"""Ask for jobs while there is a free place, and do the maintenance between.
+
+A worker claims until nothing is due, and then asks wait_for_jobs() when to claim again at the
+latest.  A queue where jobs come every few milliseconds would notify all the time, and each
+notification costs the producer something; so there the worker becomes the active poller and
+looks by itself, until it is quiet again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from math import inf
+
+import psycopg
+
+from ..client.async_client import AsyncClient
+from ..rows import ClaimedJob
+from .connection import Connection, Retry
+from .executor import Executor
+from .maintenance import Maintenance
+from .notifier import Notifier, Place
+
+PATIENCE = 5
+"""Failed claims in a row after which a loop that is to end by itself gives up."""
+ACTIVE_INTERVAL = (0.002, 0.01)
+"""Seconds between two active looks: the more jobs come, the more each look shall find."""
+BUSY_RATE = 3000.0
+"""Jobs a second from which on it is the longest."""
+RATE_WINDOW = 0.1
+"""Seconds over which these are counted."""
+ACTIVE_FROM = 0.01
+"""Seconds between two finds from which on a worker becomes active."""
+ACTIVE_UNTIL = 0.03
+"""Seconds without a find after which it is idle again."""
+LOOK_AGAIN = 0.1
+"""Seconds after the last notification until it asks when to claim."""
+SHORTEST_WAIT = (0.01, 1.0)
+"""Seconds between two claims at their time; doubled each time that one finds nothing."""
+
+
+class Fetcher:
+    """Claims over one connection; *claim* is the call for a number of jobs."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        claim: Callable[[AsyncClient, int], Awaitable[list[ClaimedJob]]],
+        maintenance: Maintenance,
+        pace: Pace,
+    ) -> None:
+        self._connection = connection
+        self._claim = claim
+        self._maintenance = maintenance
+        self._pace = pace
+        self._retry = Retry("claim", connection.state)
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        pace.start(self.wake)
+
+    def wake(self) -> None:
+        """Look again at what there is to do."""
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """Claim at once: the database is back."""
+        self._pace.come()
+
+    def stop(self) -> None:
+        """Claim no more; call `wake` in the loop's thread after it."""
+        self._is_stopping = True
+
+    async def run(self, executor: Executor, *, drain: bool, once: bool) -> None:
+        """Claim until stopped, or until nothing is due, or once and wait for the end."""
+        may_claim = True
+        while not self._is_stopping:
+            self._wake.clear()
+            await self._maintenance.run_due(
+                is_idle=executor.is_idle,
+                is_follower=self._pace.is_follower,
+                # A tick takes jobs for stale whose ends the database has not heard of yet.
+                may_tick=not executor.is_behind,
+            )
+            was_idle = executor.is_idle
+            if was_idle and not may_claim:
+                return
+            if was_idle and drain and not self._retry.failures:
+                self._pace.claim_at = 0.0  # whether more is due is asked at once
+            wanted = executor.wanted if may_claim else 0
+            if wanted and self._pace.is_due() and not self._is_stopping:
+                is_patient = not (drain or once)
+                has_claimed = await self._claim_for(executor, wanted, is_patient=is_patient)
+                may_claim = not (once and has_claimed)
+                if drain and has_claimed and was_idle and executor.is_idle:
+                    return
+            until = self._maintenance.due_at
+            if may_claim and executor.wanted:
+                until = min(until, self._pace.claim_at)
+            await self._sleep(until - time.monotonic())
+
+    async def _claim_for(self, executor: Executor, wanted: int, *, is_patient: bool) -> bool:
+        """Claim so many jobs; return whether the database answered."""
+        sent_at = time.monotonic()
+        try:
+            claims = await self._connection.call_read_committed(
+                lambda client: self._claim(client, wanted)
+            )
+        except psycopg.Error as error:
+            pause = self._retry.fail(error)
+            if self._retry.failures >= PATIENCE and not is_patient:
+                raise
+            self._pace.fail(pause)
+            return False
+        self._retry.succeed()
+        executor.accept(claims, sent_at)
+        self._pace.end(len(claims), is_full=len(claims) == wanted)
+        return True
+
+    async def _sleep(self, seconds: float) -> None:
+        alarm = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._wake.set)
+        await self._wake.wait()
+        alarm.cancel()
+
+
+class Pace:
+    """Says when to claim; *notifier* is None where wake-ups are not wanted."""
+
+    def __init__(self, notifier: Notifier | None, poll_interval: float) -> None:
+        self.claim_at = 0.0
+        """When to claim next, on the monotonic clock."""
+        self._notifier = notifier
+        self._poll_interval = poll_interval
+        self._wake: Callable[[], None] = lambda: None
+        self._must_come = self._is_notified = self._was_notified = False
+        self._is_expected = self._was_expected = False
+        self._looked_at, self._shortest_wait = -inf, SHORTEST_WAIT[0]
+        self._is_busy = False
+        self._found_at = self._others_at = self._counted_at = -inf
+        self._rate = 0.0
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Call *wake* whenever *claim_at* comes nearer."""
+        self._wake = wake
+        if self._notifier is not None:
+            self._notifier.on_notify = self._notify
+            self._notifier.on_answer = self._expect
+            self._notifier.on_change = self.come
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether another idle worker does the upkeep, and has left nothing to do."""
+        notifier = self._notifier
+        if notifier is None or notifier.place is Place.AWAY:
+            return False
+        return not notifier.has_maintenance
+
+    def is_due(self) -> bool:
+        """Return whether to claim now; a notification from now on wants another claim."""
+        now = time.monotonic()
+        if now < self.claim_at:
+            return False
+        self._must_come = False
+        self._was_notified, self._is_notified = self._is_notified, False
+        self._was_expected, self._is_expected = self._is_expected, False
+        self._looked_at = now
+        return True
+
+    def fail(self, pause: float) -> None:
+        """Note that the claim failed."""
+        self.claim_at = time.monotonic() + pause
+
+    def end(self, found: int, *, is_full: bool) -> None:
+        """Note what the claim has found; *is_full* is whether there may be more."""
+        now = time.monotonic()
+        self._count(found, now)
+        is_near = found > 0 and now - self._found_at < ACTIVE_FROM
+        if found:
+            self._found_at = now
+            self._shortest_wait = SHORTEST_WAIT[0]
+        elif self._was_expected:
+            self._shortest_wait = min(2 * self._shortest_wait, SHORTEST_WAIT[1])
+        if is_full:
+            self._is_busy = is_near
+            self.claim_at = 0.0  # as soon as there is a free place
+            if self._notifier is not None and self._notifier.wanted is not Place.AWAY:
+                self._notifier.go(Place.AWAY)
+        else:
+            pause = self._poll_interval * random.uniform(0.75, 1.25)  # noqa: S311
+            if self._notifier is not None and self._notifier.is_on:
+                pause = self._wait(self._notifier, pause, found=found, is_near=is_near)
+            self.claim_at = 0.0 if self._must_come else now + pause
+
+    def _wait(self, notifier: Notifier, pause: float, *, found: int, is_near: bool) -> float:
+        """Choose how to wait; return how long if there is neither answer nor notification."""
+        if notifier.wanted is Place.AWAY:
+            notifier.go(Place.ACTIVE if self._is_busy else Place.IDLE)
+        elif notifier.place is Place.ACTIVE:
+            return self._look_actively(notifier, pause)
+        elif is_near and self._was_notified:
+            notifier.go(Place.ACTIVE)
+        elif self._was_notified and found:
+            return min(pause, LOOK_AGAIN)
+        else:
+            notifier.go(Place.IDLE)
+        return pause
+
+    def _look_actively(self, notifier: Notifier, pause: float) -> float:
+        now = time.monotonic()
+        if now - self._found_at >= ACTIVE_UNTIL:
+            self._is_busy = False
+            notifier.go(Place.IDLE)
+            return pause
+        if now - self._others_at >= ACTIVE_UNTIL:
+            self._others_at = now
+            notifier.go(Place.ACTIVE)  # again: for jobs of types that it does not take
+        shortest, longest = ACTIVE_INTERVAL
+        return shortest + (longest - shortest) * min(self._rate / BUSY_RATE, 1.0)
+
+    def _count(self, found: int, now: float) -> None:
+        elapsed = max(now - self._counted_at, 1e-6)
+        self._rate += min(elapsed / RATE_WINDOW, 1.0) * (found / elapsed - self._rate)
+        self._counted_at = now
+
+    def _notify(self) -> None:
+        if self._notifier is not None and self._notifier.wanted is not Place.AWAY:
+            self._is_notified = True
+            self._shortest_wait = SHORTEST_WAIT[0]
+            self.come()
+
+    def _expect(self, seconds: float) -> None:
+        now = time.monotonic()
+        if seconds <= 0.0:
+            self.come()
+        elif self._notifier is not None and self._notifier.place is Place.ACTIVE:
+            self.claim_at = min(self.claim_at, now + seconds)
+            self._wake()
+        elif self.claim_at > 0.0:
+            self.claim_at = max(now + seconds, self._looked_at + self._shortest_wait)
+            self._is_expected = seconds < 0.75 * self._poll_interval
+            self._wake()
+
+    def come(self) -> None:
+        """Claim as soon as there is a free place."""
+        self._must_come = True
+        self.claim_at = 0.0
+        self._wake()

@@ -1,0 +1,158 @@
+"""The thread that keeps the leases of all jobs in hand, started or not.
+
+It has an event loop and a connection of its own and shares no lock with the worker's loop for
+longer than a look-up, so neither a blocked loop nor a handler that computes can starve it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from math import inf
+from typing import Any
+
+from ..job import BaseJob, State
+from ..rows import JobHeartbeat
+from .connection import CALL_TIMEOUT, Connection, Retry
+
+BEATS_PER_LEASE = 3
+MAX_JOBS = 1000
+BUSY_PAUSE = 0.5
+SHORTEST_LIMIT = 1.0
+"""Seconds that a heartbeat may take, however short the lease is."""
+
+
+class Heartbeat(threading.Thread):
+    """Heartbeat every third of a lease; tell *on_change* which jobs are not wanted any more."""
+
+    def __init__(self, connection: Connection, on_change: Callable[[BaseJob], None]) -> None:
+        super().__init__(name="rota-heartbeat", daemon=True)
+        self._connection = connection
+        self._on_change = on_change
+        self._retry = Retry("heartbeat", connection.state)
+        self._lock = threading.Lock()
+        self._due: dict[BaseJob, float] = {}
+        self._wakes_at = 0.0
+        self._is_stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+
+    def add(self, jobs: Iterable[BaseJob]) -> None:
+        """Keep the leases of jobs from now on."""
+        with self._lock:
+            for job in jobs:
+                due = self._due[job] = job.confirmed_at + _interval(job)
+                if due < self._wakes_at:
+                    self._wakes_at = due
+                    self._call_wake()
+
+    def remove(self, jobs: Iterable[BaseJob]) -> None:
+        """Let go of jobs."""
+        with self._lock:
+            for job in jobs:
+                self._due.pop(job, None)
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        with self._lock:
+            self._is_stopping = True
+            self._call_wake()
+
+    def run(self) -> None:
+        """Beat until stopped."""
+        asyncio.run(self._beat_until_stopped())
+
+    async def _beat_until_stopped(self) -> None:
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+        self._connection.state.on_back(self._wake_after_outage)
+        while (jobs := await self._wait()) is not None:
+            try:
+                for part in _parts(jobs):
+                    await self._beat(part)
+                self._retry.succeed()
+            except Exception as error:  # whatever it is, without this thread all leases run out
+                await self._sleep(self._retry.fail(error))
+        await self._connection.close()
+
+    async def _wait(self) -> list[BaseJob] | None:
+        """Return the jobs when one of them is due, None when there is nothing left to do."""
+        while not self._is_stopping:
+            with self._lock:
+                self._wakes_at = min(self._due.values(), default=inf)
+                pause = self._wakes_at - (now := time.monotonic())
+                if pause <= 0:
+                    # Those that are nearly due go along.
+                    return [j for j, at in self._due.items() if at - _interval(j) / 2 <= now]
+            await self._sleep(pause)
+        return None
+
+    async def _sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds if seconds < inf else None):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _wake_after_outage(self) -> None:
+        with self._lock:
+            self._call_wake()
+
+    def _call_wake(self) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the thread has ended
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def _beat(self, jobs: list[BaseJob]) -> None:
+        sent_at = time.monotonic()
+        job_ids = [job.job_id for job in jobs]
+        lease_tokens = [job.lease_token for job in jobs]
+        limit = min(max(_interval(jobs[0]), SHORTEST_LIMIT), CALL_TIMEOUT)
+        beats = await self._connection.call(
+            lambda client: client.heartbeat_jobs(job_ids, lease_tokens, lease=jobs[0].lease),
+            timeout=limit,
+        )
+        # Not by their ids: an old and a new lease may be of one job.
+        for job, beat in zip(jobs, beats, strict=True):
+            with self._lock:
+                if job not in self._due:
+                    continue  # it has ended meanwhile
+                self._due[job] = sent_at + _interval(job)
+            if self._take_answer(job, beat, sent_at):
+                self._on_change(job)
+
+    def _take_answer(self, job: BaseJob, beat: JobHeartbeat, sent_at: float) -> bool:
+        """Store what a heartbeat said; return whether the job should stop."""
+        if beat.is_lost:
+            if job.state not in (State.HELD, State.RUNNING):
+                return False  # it is gone because it has just been finished
+            job.is_told_lost = True
+            self.remove([job])
+            return True
+        if beat.locked_until is None:
+            # Another session has the row locked: ask again before long.
+            with self._lock:
+                if job in self._due:
+                    self._due[job] = sent_at + min(_interval(job), BUSY_PAUSE)
+            return False
+        job.confirmed_at = sent_at
+        job.is_cancel_requested = beat.is_cancel_requested
+        return job.is_cancel_requested
+
+
+def _interval(job: BaseJob) -> float:
+    return job.lease.total_seconds() / BEATS_PER_LEASE
+
+
+def _parts(jobs: list[BaseJob]) -> list[list[BaseJob]]:
+    """Split jobs by the length of their lease, and into parts that one call takes."""
+    by_lease: dict[Any, list[BaseJob]] = {}
+    for job in jobs:
+        by_lease.setdefault(job.lease, []).append(job)
+    return [
+        same[start : start + MAX_JOBS]
+        for same in by_lease.values()
+        for start in range(0, len(same), MAX_JOBS)
+    ]

@@ -1,0 +1,144 @@
+"""What every worker does beside its jobs: tick, and say that it is there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+from dataclasses import asdict
+from math import inf
+
+import psycopg
+
+from .._version import __version__
+from ..client.async_client import AsyncClient
+from ..exceptions import RotaError
+from ..rows import TickReport
+from .connection import Connection, Retry
+
+logger = logging.getLogger("rota")
+
+REPORT_INTERVAL = 30.0
+IDLE_REPORT_INTERVAL = 300.0
+LEAVE_TIMEOUT = 3.0
+FOLLOWER_FACTOR = 5
+"""So many times less often those look whether to tick whom wait_for_jobs() did not ask to."""
+
+
+class Ticker:
+    """Calls ``tick()`` every so many seconds, or never, and later after failures.
+
+    With *jitter* many workers do not all tick at once.
+    """
+
+    def __init__(
+        self, connection: Connection, every: float | None, *, jitter: float = 0.0
+    ) -> None:
+        self.due_at = inf if every is None else 0.0
+        """When to tick next, on the monotonic clock."""
+        self._connection = connection
+        self._every = every or 0.0
+        self._jitter = jitter
+        self._retry = Retry("tick", connection.state)
+        connection.state.on_back(self._come)
+
+    async def tick(self) -> TickReport | None:
+        """Tick once; a failure is logged, and tried again later and later."""
+        began_at = time.monotonic()
+        try:
+            report = await self._connection.call_read_committed(AsyncClient.tick)
+        except (psycopg.Error, RotaError) as error:
+            pause = self._retry.fail(error)
+            self.due_at = time.monotonic() + max(self._every, pause)
+            return None
+        self._retry.succeed()
+        # When there is more, claims get their turn between two ticks.
+        self.due_at = 0.0 if report.has_more else began_at + self._pause()
+        return report
+
+    def put_off(self, factor: float) -> None:
+        """Do not tick now, but after so many times the usual pause."""
+        self.due_at = time.monotonic() + factor * self._pause()
+
+    def _pause(self) -> float:
+        return self._every * random.uniform(1.0 - self._jitter, 1.0 + self._jitter)  # noqa: S311
+
+    def _come(self) -> None:
+        if self.due_at < inf:
+            self.due_at = 0.0
+
+
+class TickLog:
+    """Logs what ticks did, and which parts of them fail, for a process that does no more."""
+
+    def __init__(self) -> None:
+        self._broken: list[str] = []
+
+    def add(self, report: TickReport) -> None:
+        """Log what is worth it."""
+        did = {name: value for name, value in asdict(report).items() if type(value) is int}
+        if any(did.values()):
+            counts = " ".join(f"{name}={value}" for name, value in did.items() if value)
+            logger.info("tick %s", counts)
+        broken = [name for name, value in asdict(report).items() if value is None]
+        if broken != self._broken:
+            self._broken = broken
+            names = ", ".join(broken) or "none"
+            logger.warning("failing, and why is in the log of the server: %s", names)
+
+
+class Maintenance:
+    """Ticks about every *interval* seconds, or never, and reports the worker now and then."""
+
+    def __init__(
+        self, connection: Connection, worker: str, queues: list[str], interval: float | None
+    ) -> None:
+        self._connection = connection
+        self._worker = worker
+        self._queues = queues
+        self._ticker = Ticker(connection, interval, jitter=0.2)
+        self._retry = Retry("reporting the worker", connection.state)
+        self._reported_at = -inf
+        self._report_interval = REPORT_INTERVAL
+
+    @property
+    def due_at(self) -> float:
+        """When there is something to do next, on the monotonic clock."""
+        return min(self._ticker.due_at, self._reported_at + self._report_interval)
+
+    async def introduce(self) -> None:
+        """Report for the first time; any error is the caller's."""
+        await self._report()
+
+    async def run_due(self, *, is_idle: bool, is_follower: bool, may_tick: bool) -> None:
+        """Do what is due; a failure is logged, and tried again when it is due again."""
+        self._report_interval = IDLE_REPORT_INTERVAL if is_idle else REPORT_INTERVAL
+        if time.monotonic() >= self._ticker.due_at:
+            if not may_tick:
+                self._ticker.put_off(0.1)
+            elif is_idle and is_follower:
+                self._ticker.put_off(FOLLOWER_FACTOR)
+            else:
+                await self._ticker.tick()
+        if time.monotonic() >= self._reported_at + self._report_interval:
+            try:
+                await self._report()
+            except (psycopg.Error, RotaError) as error:
+                self._retry.fail(error)
+
+    async def leave(self) -> None:
+        """Report for the last time."""
+        await self._connection.call(
+            lambda client: client.deregister_worker(self._worker), timeout=LEAVE_TIMEOUT
+        )
+
+    async def _report(self) -> None:
+        self._reported_at = time.monotonic()
+        host, pid = socket.gethostname(), os.getpid()
+        await self._connection.call(
+            lambda client: client.report_worker(
+                self._worker, host, pid, __version__, self._queues
+            )
+        )

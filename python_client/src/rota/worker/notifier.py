@@ -1,0 +1,254 @@
+"""How a worker that has nothing to do is notified of jobs.
+
+The notifier has a connection of its own, on which it calls wait_for_jobs() and listens to the
+channels, and a task of its own: `go` says what to be and returns at once, so a connection that
+hangs never delays a claim.  It calls *on_notify* when it is notified, *on_answer* with the
+seconds after which to claim at the latest, and *on_change* when it is on, or not any more.
+
+Behind a pooler in transaction mode no notification would arrive and the locks would stay with
+a connection of others.  So first of all it sends itself a message by way of another
+connection; only a notifier that receives it is on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, Notify, sql
+
+from ..client.async_client import AsyncClient
+from ..exceptions import RotaError
+from ..registry import Registry
+from .connection import Connection, Retry, one_line, time_limit
+
+logger = logging.getLogger("rota")
+
+CHECK_INTERVAL = 10.0
+"""Seconds after which a silent connection is asked whether it is still there."""
+PATIENCE = 5.0
+"""Seconds that an answer may take."""
+PROBE_PATIENCE = 1.0
+PROBE_INTERVAL = 300.0
+"""Seconds until it is tried again whether messages arrive."""
+
+
+class Place(Enum):
+    """What a worker is: at work, idle, or active for all who are idle."""
+
+    AWAY = "away"
+    IDLE = "idle"
+    ACTIVE = "active"
+
+
+class Notifier:
+    """Waits for jobs of *queues*; *other* is the connection that it tries itself with."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        other: Connection,
+        queues: Sequence[str],
+        registry: Registry,
+        poll_interval: float,
+    ) -> None:
+        self._connection = connection
+        self._other = other
+        self._queues = queues
+        self._registry = registry
+        self._poll_interval = poll_interval
+        self._retry = Retry(None, connection.state)
+        self._session: AsyncConnection[Any] | None = None
+        self._channels: set[str] = set()
+        # Always the same one: a pooler may keep listening to it for us.
+        self._probe = f"rota_probe_{secrets.token_hex(6)}"
+        self._is_told_off = False
+        self._asked = asyncio.Event()
+        self._is_probed = asyncio.Event()
+        self._wanted = Place.AWAY
+        self._must_move = False
+        self.on_notify: Callable[[], None] = lambda: None
+        self.on_answer: Callable[[float], None] = lambda seconds: None
+        self.on_change: Callable[[], None] = lambda: None
+        self.is_on = False
+        self.place = Place.AWAY
+        self.has_maintenance = False
+
+    @property
+    def wanted(self) -> Place:
+        """What it is, or will be in a moment."""
+        return self._wanted
+
+    def go(self, place: Place) -> None:
+        """Be that as soon as possible; also again, to ask when to claim."""
+        self._wanted = place
+        self._must_move = True
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Listen until cancelled; whatever happens to the connection, come back."""
+        while True:
+            error: Exception | None = None
+            try:
+                async with time_limit(PATIENCE):
+                    self._session = await self._connection.open()
+                self._session.add_notify_handler(self._receive)
+                if await self._receives(self._session):
+                    self._retry.succeed()
+                    self._tell_on()
+                    await self._serve(self._session)
+                self._tell_off("no message arrives, as behind a pooler in transaction mode")
+            except asyncio.CancelledError:
+                await self._stop_waiting()
+                raise
+            except (psycopg.Error, RotaError, OSError) as exception:
+                self._tell_off(one_line(exception))
+                error = exception
+            except Exception as exception:  # without this task nothing wakes the worker
+                logger.exception("wake-ups failed")
+                error = exception
+            finally:
+                await self._close()
+            self.on_change()  # from now on by polling
+            if error is None:
+                await asyncio.sleep(PROBE_INTERVAL)
+            else:
+                await self._retry.wait(error)
+
+    async def _receives(self, session: AsyncConnection[Any]) -> bool:
+        """Return whether a message of another connection arrives; no lock is held yet."""
+        channel = sql.Identifier(self._probe)
+        self._is_probed.clear()
+        self._channels = set()
+        async with time_limit(PATIENCE):
+            await session.execute(sql.SQL("listen {}").format(channel))
+        await self._other.call(
+            lambda client: client.connection.execute(sql.SQL("notify {}").format(channel))
+        )
+        deadline = time.monotonic() + PROBE_PATIENCE
+        while not self._is_probed.is_set() and (left := deadline - time.monotonic()) > 0:
+            await receive(session, self._receive, self._is_probed, left)
+        async with time_limit(PATIENCE):
+            await session.execute(sql.SQL("unlisten {}").format(channel))
+        return self._is_probed.is_set()
+
+    async def _serve(self, connection: AsyncConnection[Any]) -> None:
+        self.is_on = True
+        self._must_move = self._wanted is not Place.AWAY
+        self.on_change()
+        while True:
+            await receive(connection, self._receive, self._asked, CHECK_INTERVAL)
+            self._asked.clear()
+            async with time_limit(PATIENCE):
+                if self._must_move:
+                    self._must_move = False
+                    await self._move(connection, self._wanted)
+                else:
+                    await connection.execute("select")
+            if self._must_move:
+                self._asked.set()
+
+    async def _move(self, connection: AsyncConnection[Any], place: Place) -> None:
+        client = AsyncClient(connection)
+        if place is Place.AWAY:
+            self.place = place
+            await client.stop_waiting()
+            return
+        waiting = await client.wait_for_jobs(
+            self._queues,
+            self._registry.job_types,
+            timedelta(seconds=min(max(self._poll_interval, 0.001), 3600.0)),
+            place is Place.ACTIVE,
+        )
+        channels = set(waiting.channels)
+        changes = [
+            sql.SQL("{} {}").format(sql.SQL(word), sql.Identifier(channel))
+            for word, some in (
+                ("listen", channels - self._channels),
+                ("unlisten", self._channels - channels),
+            )
+            for channel in sorted(some)
+        ]
+        if changes:
+            await connection.execute(sql.SQL("; ").join(changes))
+        self._channels = channels
+        self.has_maintenance = waiting.has_maintenance
+        self.place = Place.ACTIVE if waiting.is_active else Place.IDLE
+        if self._wanted is not Place.AWAY:
+            if place is self._wanted:
+                self._wanted = self.place  # another worker is active already
+            self.on_answer(waiting.look_again_in.total_seconds())
+
+    def _receive(self, notify: Notify) -> None:
+        if notify.channel == self._probe:
+            self._is_probed.set()
+        elif notify.channel in self._channels:
+            self.on_notify()
+
+    async def _stop_waiting(self) -> None:
+        """Let another be notified: what this one heard of may not be claimed any more."""
+        if self._session is not None and self.place is not Place.AWAY:
+            with suppress(psycopg.Error):
+                async with time_limit(PROBE_PATIENCE):
+                    await AsyncClient(self._session).stop_waiting()
+
+    async def _close(self) -> None:
+        self.is_on = False
+        self.place = Place.AWAY
+        self._session = None
+        await self._connection.close()
+
+    def _tell_on(self) -> None:
+        if self._is_told_off:
+            self._is_told_off = False
+            logger.info("wake-ups are on again")
+
+    def _tell_off(self, reason: str) -> None:
+        if not self._is_told_off:
+            self._is_told_off = True
+            text = "wake-ups are off: %s; polling every %g s"
+            logger.info(text, reason, self._poll_interval)
+
+
+async def receive(
+    connection: AsyncConnection[Any],
+    on_message: Callable[[Notify], None],
+    event: asyncio.Event,
+    seconds: float,
+) -> None:
+    """Wait for *event*, but not longer than that; raise if the connection is gone.
+
+    The generator of psycopg would keep the connection to itself, and have to be cancelled and
+    begun again for each statement between.
+    """
+    loop = asyncio.get_running_loop()
+    errors: list[psycopg.Error] = []
+
+    def read() -> None:
+        try:
+            connection.pgconn.consume_input()
+            while (notify := connection.pgconn.notifies()) is not None:
+                channel, message = notify.relname.decode(), notify.extra.decode()
+                on_message(Notify(channel, message, notify.be_pid))
+        except psycopg.Error as error:
+            errors.append(error)
+            event.set()
+
+    socket = connection.fileno()
+    loop.add_reader(socket, read)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+    finally:
+        loop.remove_reader(socket)
+    if errors:
+        raise errors[0]

@@ -1,0 +1,142 @@
+"""How a handler ended, and how to find that out.
+
+`run_sync` and `run_async` are the only place where whatever a handler raises is caught.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ..exceptions import FatalError, JobCancelled, RetryIn, Snooze, text_of, to_duration
+from ..job import AsyncJob, BaseJob, Job
+
+MAX_TEXT = 100_000
+"""Longer error texts are cut before they are sent; SQL cuts them again to what it keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The handler returned."""
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The handler raised; *exception* is for the log, where somebody should see it."""
+
+    error: str
+    error_type: str
+    stack: str
+    retry_in: timedelta | None = None
+    fatal: bool = False
+    exception: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    """The handler wants to be asked again later."""
+
+    delay: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The lease went to somebody else while the handler ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The worker stopped the handler in order to leave."""
+
+
+Outcome = Succeeded | Failed | Snoozed | Lost | Stopped
+
+
+def run_sync(handler: Callable[[Job], object], job: Job) -> Outcome:
+    """Run a plain function on a job; never raise."""
+    try:
+        return _returned(job, handler(job))
+    except BaseException as error:  # also SystemExit: it would leave the job without an end
+        return outcome_of(job, error)
+
+
+async def run_async(handler: Callable[[AsyncJob], Awaitable[object]], job: AsyncJob) -> Outcome:
+    """Run an ``async def`` function on a job; never raise."""
+    try:
+        return _returned(job, await handler(job))
+    except BaseException as error:  # also CancelledError: this task ends here anyway
+        return outcome_of(job, error)
+
+
+def _returned(job: BaseJob, result: object) -> Outcome:
+    """Return what a returned value means; one that shows that nothing has run is an error."""
+    if isinstance(result, BaseException):
+        return outcome_of(job, result)
+    if inspect.isawaitable(result):
+        raise TypeError("the handler returned an awaitable: declare it with async def")
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError("the handler is a generator, of which no line has run: return instead")
+    return Succeeded(result)
+
+
+def failure(error: BaseException) -> Failed:
+    """Describe an exception; never raise, though it may be built so that asking it does."""
+    try:
+        name = _name(type(error))
+        is_asked_for = isinstance(error, RetryIn | JobCancelled)
+        return Failed(
+            error=(text_of(error) or name)[:MAX_TEXT],
+            error_type=name,
+            stack=_stack(error)[-MAX_TEXT:],
+            retry_in=_delay(error) if isinstance(error, RetryIn) else None,
+            fatal=isinstance(error, FatalError),
+            exception=None if is_asked_for else error,
+        )
+    except BaseException:
+        return Failed("an exception of which nothing can be said", "unknown", "")
+
+
+def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
+    """Return what an exception that left a handler means; never raise."""
+    try:
+        if isinstance(error, Snooze):
+            return _snooze(error)
+        if job.is_ended_by(error) and job.is_lost:
+            return Lost()
+        if job.is_ended_by(error) and job.is_stopping and not job.is_cancel_requested:
+            return Stopped()
+    except BaseException:
+        return failure(error)
+    return failure(error)
+
+
+def _snooze(error: Snooze) -> Outcome:
+    delay = _delay(error)
+    if delay is None:  # of a subclass that does not call the constructor, say
+        return Failed("the snooze has no delay", _name(type(error)), _stack(error))
+    return Snoozed(delay)
+
+
+def _delay(error: Snooze | RetryIn) -> timedelta | None:
+    try:
+        return to_duration("delay", error.delay)
+    except Exception:
+        return None
+
+
+def _name(kind: type) -> str:
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
+
+
+def _stack(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:
+        return "".join(traceback.format_tb(error.__traceback__))

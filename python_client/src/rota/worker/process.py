@@ -1,0 +1,96 @@
+"""The process of a worker: its event loop, and the signals that stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
+from typing import Any, Protocol, cast
+
+LAST_WORDS = 1.0
+"""Seconds that what is left in a loop has to end after it was cancelled."""
+
+
+def loop_factory() -> Callable[[], AbstractEventLoop] | None:
+    """Return what makes a loop of uvloop where that is installed, or None for asyncio's own."""
+    try:
+        found = import_module("uvloop").new_event_loop
+    except ImportError:
+        return None
+    return cast(Callable[[], AbstractEventLoop], found)
+
+
+def run_in_loop(main: Coroutine[Any, Any, None]) -> bool:
+    """Run *main* as `asyncio.run` does; return whether all that it began has ended, too.
+
+    That would wait without end for tasks that do not let themselves be cancelled, and for the
+    threads of `asyncio.to_thread`.
+    """
+    runner = asyncio.Runner(loop_factory=loop_factory())
+    executor = ThreadPoolExecutor(thread_name_prefix="asyncio")
+    runner.get_loop().set_default_executor(executor)
+    try:
+        runner.run(main)
+    finally:
+        has_ended = _end_tasks(runner.get_loop()) and _end_threads(executor)
+        if has_ended:
+            runner.close()
+    return has_ended
+
+
+def _end_tasks(loop: AbstractEventLoop) -> bool:
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = loop.run_until_complete(asyncio.wait(left, timeout=LAST_WORDS))
+    return not left
+
+
+def _end_threads(executor: ThreadPoolExecutor) -> bool:
+    ending = threading.Thread(target=executor.shutdown, daemon=True)
+    ending.start()
+    ending.join(LAST_WORDS)
+    return not ending.is_alive()
+
+
+class Stop(Protocol):
+    """The function that is called on a signal."""
+
+    def __call__(self, *, now: bool) -> None:
+        """Stop; with *now* at once."""
+
+
+@contextmanager
+def stop_on_signals(stop: Stop) -> Iterator[bool]:
+    """Stop on the first signal, at once on the second, and let the third one kill.
+
+    Only the main thread may set signal handlers; say whether they are set.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield False
+        return
+    signals = (signal.SIGTERM, signal.SIGINT)
+    count = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        stop(now=count > 1)
+        if count > 1:
+            for each in signals:
+                signal.signal(each, signal.SIG_DFL)
+
+    # Plain handlers, not those of the loop: they run also while a handler blocks the loop.
+    before = {each: signal.signal(each, handle) for each in signals}
+    try:
+        yield True
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,127 @@
+"""A worker inside the event loop of somebody else's program: cancelled, begun twice."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from rota import AsyncJob, Client, Job, Registry, Worker
+
+SESSIONS = (
+    "select count(*) from pg_stat_activity"
+    " where application_name like 'rota %' and datname = current_database()"
+)
+
+
+def _registry(started: threading.Event) -> Registry:
+    registry = Registry()
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    @registry.handler("checks")
+    def checks(job: Job) -> None:
+        started.set()
+        while True:
+            job.check()
+            threading.Event().wait(0.02)
+
+    return registry
+
+
+async def _until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def _is_left(db: psycopg.Connection[Any]) -> None:
+    """Nothing of a worker is there any more: no session, no task, no thread."""
+    await _until(lambda: db.execute(SESSIONS).fetchone() == (0,))
+    await _until(lambda: len(asyncio.all_tasks()) == 1)
+    await _until(lambda: not [t for t in threading.enumerate() if t.name.startswith("rota")])
+    assert db.execute("select count(*) from rota.workers").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("cancels", [1, 2, 5])
+@pytest.mark.parametrize("kind", [None, "waits", "checks"])
+@pytest.mark.own_session
+def test_a_cancelled_worker_leaves(
+    client: Client, db: psycopg.Connection[Any], dsn: str, kind: str | None, cancels: int
+) -> None:
+    """With a job under way, or none; a cancel scope of anyio cancels again and again."""
+    started = threading.Event()
+    worker = Worker(dsn, _registry(started), poll_interval=0.05, grace_period=0.2)
+    if kind:
+        client.enqueue(kind, lease=timedelta(seconds=2))
+
+    async def run() -> None:
+        task = asyncio.create_task(worker.run_async())
+        await _until(lambda: db.execute("select 1 from rota.workers").fetchone())
+        if kind:
+            await _until(started.is_set)
+        for _ in range(cancels):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        client.enqueue("waits")
+        await _is_left(db)
+
+    asyncio.run(run())
+
+    rows = db.execute("select status, attempts from rota.jobs order by id").fetchall()
+    assert rows == [("queued", 0)] * (2 if kind else 1)
+
+
+@pytest.mark.own_session
+def test_a_worker_that_is_cancelled_while_it_leaves_takes_no_longer(
+    client: Client, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    """The first cancel grants the grace period, the second ends it."""
+    started = threading.Event()
+    worker = Worker(dsn, _registry(started), grace_period=60)
+    client.enqueue("waits")
+
+    async def run() -> None:
+        task = asyncio.create_task(worker.run_async())
+        await _until(started.is_set)
+        task.cancel()
+        await asyncio.sleep(0.5)
+        assert not task.done()
+        task.cancel()
+        async with asyncio.timeout(10):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await _is_left(db)
+
+    asyncio.run(run())
+
+    assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
+
+
+def test_a_worker_runs_once(dsn: str) -> None:
+    worker = Worker(dsn, _registry(threading.Event()))
+    worker.run(drain=True)
+
+    with pytest.raises(RuntimeError, match="make another one"):
+        worker.run(drain=True)
+
+
+def test_run_inside_a_loop_says_what_to_do_instead(dsn: str) -> None:
+    worker = Worker(dsn, _registry(threading.Event()))
+
+    async def run() -> None:
+        with pytest.raises(RuntimeError, match=r"await worker\.run_async"):
+            worker.run(drain=True)
+        await worker.run_async(drain=True)
+
+    asyncio.run(run())
