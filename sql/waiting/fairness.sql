@@ -161,7 +161,7 @@ declare
     c_scan constant text := 'waiting ' || _had_held.limit_name;
     v_now constant timestamptz := rota.now();
     v_known constant bigint := rota._scan_from(c_scan, v_now);
-    c_index constant regclass := 'rota.jobs_hold_idx';
+    c_index constant oid := 'rota.jobs_hold_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_has_held boolean;
 begin
@@ -260,7 +260,7 @@ declare
     v_start constant bigint := rota._scan_from(c_scan, v_now);
     v_from constant timestamptz := coalesce(
         'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
-    c_index constant regclass := 'rota.jobs_ready_idx';
+    c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_place timestamptz;
 begin
@@ -292,7 +292,7 @@ declare
     v_start constant bigint := rota._scan_from('later', v_now);
     v_from constant timestamptz := coalesce(
         'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
-    c_index constant regclass := 'rota.jobs_later_idx';
+    c_index constant oid := 'rota.jobs_later_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_ids bigint[];
 begin

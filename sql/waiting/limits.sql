@@ -421,7 +421,7 @@ create or replace function rota._take_slots(bound rota.limits, wanted integer)
     returns integer language plpgsql as $$
 declare
     c_scan constant text := 'free ' || bound.limit_name;
-    c_index constant regclass := 'rota.limit_slots_pkey';
+    c_index constant oid := 'rota.limit_slots_pkey'::regclass::oid;
     c_parts constant integer := rota._parts(bound.max_running);
     v_now constant timestamptz := rota.now();
     v_first constant bigint := rota._scan_from(c_scan, v_now);
@@ -549,7 +549,7 @@ declare
     v_start constant jsonb := rota._scan_start(c_scan)::jsonb;
     v_is_full constant boolean := rota._is_full_scan_due(
         (v_start ->> 'full_scan_at')::bigint, v_now);
-    c_index constant regclass := 'rota.jobs_hold_idx';
+    c_index constant oid := 'rota.jobs_hold_idx'::regclass::oid;
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
@@ -694,7 +694,8 @@ declare
     c_burst constant integer := coalesce(bound.burst, 1);
 begin
     gap := ceil(
-        extract(epoch from coalesce(bound.per, '1 second')) * 1000000 / bound.max_starts);
+        extract(epoch from coalesce(bound.per, '1 second')) * 1000000 / bound.max_starts
+    )::bigint;
     starts := (c_burst + 15) / 16;
     length := gap * starts;
     cells := (c_burst + starts - 1) / starts;
