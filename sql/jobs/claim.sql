@@ -15,7 +15,8 @@
  *
  * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
  * waiting work of others: a job whose limit is full leaves its lane, with a check to be done by
- * maintenance, and after max_jobs + 100 of those the claim returns what it has.
+ * maintenance, and after max_jobs + 100 of those the claim returns what it has and notifies:
+ * whoever waits for jobs of its queues claims again at once.
  *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a
@@ -280,6 +281,11 @@ begin
     end loop;
     if v_limits_to_check <> '{}' then
         perform rota._add_checks('limit', v_limits_to_check);
+    end if;
+    if v_turned_away >= 100 + _lock_due.max_jobs
+      and cardinality(v_ids) < _lock_due.max_jobs then
+        -- Behind those that were turned away there may be others that can start.
+        perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);
     end if;
     -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));

@@ -397,8 +397,7 @@ begin
     return (
         select min(n.start_at)
         from rota.limits as l
-        cross join lateral rota._next_start_at(
-            l.limit_name, l.max_starts, l.per, l.burst) as n (start_at)
+        cross join lateral rota._next_start_at(l) as n (start_at)
         where l.queue = any(_next_start_of.queues)
           and l.max_starts is not null
           and n.start_at > _next_start_of.since

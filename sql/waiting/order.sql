@@ -75,7 +75,7 @@ declare
     -- A job of a lower id that came late is found by the next full scan.
     v_start bigint := case when _open_line.ended_id is not null
         then rota._scan_from(c_scan, v_now) end;
-    c_index constant regclass := 'rota.jobs_ordering_key_idx';
+    c_index constant oid := 'rota.jobs_ordering_key_idx'::regclass::oid;
     v_walked bigint;
     v_job_id bigint;
     v_status text;

@@ -74,6 +74,7 @@ UNGUARDED = {
     "set_priority": "changes nothing that the worker relies on",
     "_place_jobs": "takes waiting rows that the caller has locked",
     "_hold_new": "takes waiting rows that the caller has locked",
+    "_open_held": "takes waiting rows that it has just locked",
     "_give_turns": "takes waiting rows that the caller has locked",
     "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
     "_settle_limit": "changes what the job counts for, and nothing that the worker relies on",

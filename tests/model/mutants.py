@@ -101,17 +101,17 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_check_before", "_check_before.after, _check_before.ordering_key) > 0", "null) > 0")
     ],
     "a limit with a slot too many": [
-        ("_issue_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
+        ("_take_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
     ],
     "a start that its rate does not count": [
         (
             "_take_starts",
-            "_take_starts.limit_name, v_cell, v_room",
-            "_take_starts.limit_name, v_cell, 0",
+            "bound.limit_name, v_cell, v_room",
+            "bound.limit_name, v_cell, 0",
         )
     ],
     "a limit that nobody tells of its room": [
-        ("_leave_limits", "perform rota._open_held(v_name, v_slots);", "null;")
+        ("_leave_limits", "perform rota._open_held(v_name);", "null;")
     ],
     "a time that nobody waits for any more": [("_enter_due", "if v_ids <> '{}'", "if false")],
     "a stage that follows whatever was said": [
