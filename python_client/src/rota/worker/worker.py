@@ -81,6 +81,7 @@ class Worker:
         self._hears_signals = False
         self._is_begun = False
         self._has_ended = True
+        self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         state = ConnectionState()
@@ -151,6 +152,7 @@ class Worker:
         notifying: asyncio.Task[None] | None = None
         if self._notifier is not None and not (drain or once):
             notifying = asyncio.create_task(self._notifier.run())
+        self._ready.set()
         try:
             await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -159,6 +161,10 @@ class Worker:
             await self._finish(asyncio.create_task(self._leave(fetching, notifying)))
         if not fetching.cancelled():
             fetching.result()  # raises what ended the loop
+
+    async def wait_until_ready(self) -> None:
+        """Wait until the worker has reached the database and asks for jobs."""
+        await self._ready.wait()
 
     def stop(self, *, now: bool = False) -> None:
         """Claim no more, give back what has not been started, and let the running jobs end.
