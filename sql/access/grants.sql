@@ -10,10 +10,7 @@
  */
 
 create or replace function rota._access()
-    returns table (access text, kind text, name text)
-    language sql
-    immutable
-as $$
+    returns table (access text, kind text, name text) language sql immutable as $$
 values
     ('producer', 'function', 'enqueue'),
     ('producer', 'function', 'enqueue_many'),
@@ -79,19 +76,12 @@ cross join unnest(
 $$;
 
 create or replace function rota.grant_statements(access text, role name)
-    returns setof text
-    language plpgsql
-    stable
-    security definer
+    returns setof text language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if grant_statements.access is null or grant_statements.access
-      not in ('producer', 'worker', 'operator', 'observer') then
-        perform rota._refuse('access', format(
-            'must be producer, worker, operator or observer, got %L',
-            left(grant_statements.access, 80)));
-    elsif grant_statements.role is null
+    perform rota._check_choice('access', access, '{producer,worker,operator,observer}');
+    if grant_statements.role is null
       or to_regrole(quote_ident(grant_statements.role)) is null then
         perform rota._refuse('role', format('%L does not exist', grant_statements.role));
     end if;

@@ -5,8 +5,11 @@
  * cannot remove what is done, and the dead index entries of all rows that went by stay in front
  * of the first live one.  So a session remembers where that was, and the next scan begins
  * there.  A row before that place, whose transaction committed late or that somebody moved, is
- * found by a full scan; those take at most a twentieth of the time.  Nothing but speed rests on
- * what is remembered: it may be lost, wrong, or another's, as behind a pooler.
+ * found by a full scan, from the start of the index: after 2 seconds at the latest, and so that
+ * they take at most a twentieth of the time.  What a scan takes is told by the index entries
+ * that it walked, of which PostgreSQL keeps count, and not by a clock, which goes on while a
+ * busy machine does something else.  Nothing but speed rests on what is remembered: it may be
+ * lost, wrong, or another's, as behind a pooler.
  *
  * The first word of a name says what is scanned and has sixteen settings of its own, so that
  * one kind of scan never drives out the memory of another.
@@ -14,10 +17,7 @@
 
 /* What was remembered under this name; null if nothing was. */
 create or replace function rota._scan_start(name text)
-    returns text
-    language plpgsql
-    stable
-as $$
+    returns text language plpgsql stable as $$
 declare
     v_text constant text := current_setting(rota._scan_setting(_scan_start.name), true);
     v_length constant integer := strpos(v_text, '#');
@@ -32,9 +32,7 @@ $$;
 
 /* A hash over name and start goes with it, so that what is another's is not taken for ours. */
 create or replace function rota._keep_scan_start(name text, start text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform set_config(
         rota._scan_setting(_keep_scan_start.name),
@@ -46,38 +44,79 @@ $$;
 
 -- The cast makes the body immutable: else it is not inlined, and planned again in each call.
 create or replace function rota._scan_setting(name text)
-    returns text
-    language sql
-    immutable
-as $$
+    returns text language sql immutable as $$
     select 'rota.scan_' || split_part(name, ' ', 1) || '_' || (hashtext(name) & 15)::text;
 $$;
 
 /*
- * When the next full scan is due, in microseconds, after one that began at that time: later the
- * longer it took, so that they take a twentieth of the time, but never later than after 2 s.
+ * When the next full scan is due, in microseconds, after one at that time that walked so many
+ * index entries, which take about a microsecond each: later the more they were, so that full
+ * scans take a twentieth of the time, but never later than after 2 s, or as is told.
  */
-create or replace function rota._next_full_scan(began_at timestamptz)
-    returns bigint
-    language plpgsql
-    stable
-as $$
-declare
-    v_cost constant numeric := extract(epoch from rota.now() - began_at);
+create or replace function rota._next_full_scan(
+    scanned_at timestamptz, walked bigint, max_pause interval default '2 seconds'
+)
+    returns bigint language plpgsql immutable as $$
 begin
-    return ((extract(epoch from began_at) + least(21 * v_cost, 2)) * 1000000)::bigint;
+    return (extract(epoch from scanned_at) * 1000000)::bigint
+        + least(20 * walked, extract(epoch from max_pause) * 1000000)::bigint;
 end;
 $$;
 
 /* Whether that time has come; one too far ahead is of a clock that went back. */
-create or replace function rota._is_full_scan_due(full_scan_at bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+create or replace function rota._is_full_scan_due(full_scan_at bigint, moment timestamptz)
+    returns boolean language plpgsql immutable as $$
 declare
-    v_now constant bigint := (extract(epoch from rota.now()) * 1000000)::bigint;
+    c_moment constant bigint := (extract(epoch from moment) * 1000000)::bigint;
 begin
-    return (full_scan_at > v_now and full_scan_at <= v_now + 60000000) is not true;
+    return (full_scan_at > c_moment and full_scan_at <= c_moment + 60000000) is not true;
+end;
+$$;
+
+/*
+ * Where a scan begins that remembers one number beside the time of its next full scan; null if
+ * that has come.
+ */
+create or replace function rota._scan_from(name text, moment timestamptz)
+    returns bigint language plpgsql stable as $$
+declare
+    c_start constant bigint[] := string_to_array(rota._scan_start(_scan_from.name), ' ');
+begin
+    if rota._is_full_scan_due(c_start[1], _scan_from.moment) then
+        return null;
+    end if;
+    return c_start[2];
+end;
+$$;
+
+/*
+ * Remember where the next scan begins, after one that walked so many entries of an index,
+ * counted from *walked_before* on.  Where a full one walks few the next is a full one again.
+ */
+create or replace function rota._keep_scan_from(
+    name text, moment timestamptz, was_full boolean, index regclass, walked_before bigint,
+    start bigint, max_pause interval default '2 seconds'
+)
+    returns void language plpgsql as $$
+declare
+    v_start bigint[];
+    v_walked bigint;
+begin
+    if _keep_scan_from.was_full then
+        v_walked := pg_stat_get_xact_tuples_returned(_keep_scan_from.index)
+            - _keep_scan_from.walked_before;
+        if v_walked < 200 then
+            return;
+        end if;
+        v_start := array[rota._next_full_scan(
+            _keep_scan_from.moment, v_walked, _keep_scan_from.max_pause)];
+    else
+        v_start := string_to_array(rota._scan_start(_keep_scan_from.name), ' ');
+        if v_start[2] = _keep_scan_from.start then
+            return;
+        end if;
+    end if;
+    v_start[2] := _keep_scan_from.start;
+    perform rota._keep_scan_start(_keep_scan_from.name, array_to_string(v_start, ' '));
 end;
 $$;

@@ -53,15 +53,10 @@ create or replace function rota.claim_jobs(
         stage_input jsonb,
         definition text,
         scheduled_for timestamptz
-    )
-    language plpgsql
-    security definer
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off set enable_sort = off
 as $$
 declare
     v_now constant timestamptz := rota.now();
@@ -165,15 +160,9 @@ comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
  * one statement is all that most claims need.
  */
 create or replace function rota._lock_head(
-    start bigint[],
-    queues text[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz
+    start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz
 )
-    returns tid[]
-    language plpgsql
-as $$
+    returns tid[] language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -236,16 +225,10 @@ $$;
  * on the way, and the walk goes on for another; but not for ever.
  */
 create or replace function rota._lock_due(
-    call text,
-    start bigint[],
-    queues text[],
-    max_jobs integer,
-    job_types text[],
+    call text, start bigint[], queues text[], max_jobs integer, job_types text[],
     due timestamptz
 )
-    returns table (locked_rows tid[], held_limits jsonb)
-    language plpgsql
-as $$
+    returns table (locked_rows tid[], held_limits jsonb) language plpgsql as $$
 declare
     v_open record;
     v_start bigint[] := _lock_due.start;
@@ -310,14 +293,9 @@ $$;
  * jobs for later are not in the lanes of such queues.
  */
 create or replace function rota._open_queues(
-    queues text[],
-    due timestamptz,
-    out open_queues text[],
-    out ends timestamptz[]
+    queues text[], due timestamptz, out open_queues text[], out ends timestamptz[]
 )
-    language plpgsql
-    stable
-as $$
+    language plpgsql stable as $$
 begin
     select
         coalesce(array_agg(c.queue), '{}'),
@@ -342,35 +320,24 @@ $$;
 
 /*
  * Walk the lanes from the lowest number up, until there are enough.  The place of the first job
- * of each is remembered; where a scan from the start of a lane found none, all that is older
- * than a tenth of a second.
+ * of each is remembered; where a full scan found none, all that is older than a tenth of a
+ * second.
  */
 create or replace function rota._lock_lanes(
-    call text,
-    start bigint[],
-    queues text[],
-    ends timestamptz[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    locked_ids bigint[]
+    call text, start bigint[], queues text[], ends timestamptz[], max_jobs integer,
+    job_types text[], due timestamptz, locked_ids bigint[]
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
     v_start bigint[] := coalesce(_lock_lanes.start, '{0,0}'::bigint[]);
-    -- A time too far ahead is of a clock that went back.
-    v_is_full constant boolean := (
-        v_start[2] > c_due and v_start[2] <= c_due + 60000000) is not true;
+    v_is_full constant boolean := rota._is_full_scan_due(v_start[2], _lock_lanes.due);
     v_next integer := 3;
     v_from bigint[] := '{-32769}'::bigint[];
     v_taken bigint[];
     v_seen bigint[] := '{}'::bigint[];
     v_used bigint[] := '{}'::bigint[];
     v_ids bigint[] := '{}'::bigint[];
-    v_cost bigint;
     c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
 begin
@@ -400,15 +367,14 @@ begin
         v_seen := v_seen || v_from;
     end loop;
 
-    -- Full scans that take long are rare.  Beside them the places are brought up to date often,
-    -- and where each scan is a full one, only what is in front has to be counted now and then.
-    v_cost := (extract(epoch from rota.now() - _lock_lanes.due) * 1000000)::bigint;
-    v_start[1] := c_due + least(21 * v_cost, 20000);
+    -- The places are brought up to date the sooner the more was walked in front of them.
+    v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked - cardinality(v_ids);
+    v_start[1] := c_due + 10000000 / (10 + greatest(v_walked, 0));
     if v_is_full then
-        v_start[2] := c_due + least(21 * v_cost, 60000000);
-        v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
-        if v_walked < 500
-          + 2 * cardinality(_lock_lanes.queues) * (_lock_lanes.max_jobs + 20) then
+        v_start[2] := rota._next_full_scan(_lock_lanes.due, v_walked);
+        if v_walked < 500 + 2 * cardinality(_lock_lanes.queues)
+          * (_lock_lanes.max_jobs + 20) - cardinality(v_ids) then
+            -- Each scan is a full one, and only what is in front is counted now and then.
             v_seen := v_used;
             v_start[1] := c_due + 1000000;
         end if;
@@ -424,10 +390,7 @@ $$;
  * lane itself.
  */
 create or replace function rota._next_lane(queues text[], lane bigint, known bigint)
-    returns bigint
-    language plpgsql
-    stable
-as $$
+    returns bigint language plpgsql stable as $$
 declare
     v_after constant integer := _next_lane.lane::integer;
     v_before constant integer := coalesce(_next_lane.known, 32768)::integer;
@@ -456,17 +419,10 @@ $$;
  * the place of the first of them, and then the ids.
  */
 create or replace function rota._lock_lane(
-    queues text[],
-    ends timestamptz[],
-    first bigint[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    locked_ids bigint[]
+    queues text[], ends timestamptz[], first bigint[], max_jobs integer, job_types text[],
+    due timestamptz, locked_ids bigint[]
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     c_queue constant text := _lock_lane.queues[1];
     c_end constant timestamptz := _lock_lane.ends[1];
@@ -516,19 +472,10 @@ $$;
  * enough.
  */
 create or replace function rota._lock_merged(
-    queues text[],
-    ends timestamptz[],
-    lane integer,
-    after_place timestamptz,
-    after_id bigint,
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    locked_ids bigint[]
+    queues text[], ends timestamptz[], lane integer, after_place timestamptz, after_id bigint,
+    max_jobs integer, job_types text[], due timestamptz, locked_ids bigint[]
 )
-    returns table (ids bigint[], place timestamptz)
-    language plpgsql
-as $$
+    returns table (ids bigint[], place timestamptz) language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -599,15 +546,9 @@ end;
 $$;
 
 create or replace function rota._check_claim(
-    worker text,
-    queues text[],
-    max_jobs integer,
-    lease interval,
-    job_types text[]
+    worker text, queues text[], max_jobs integer, lease interval, job_types text[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_text('worker', _check_claim.worker, 255);
     if _check_claim.max_jobs is null or _check_claim.max_jobs not between 1 and 1000 then

@@ -41,13 +41,9 @@ create or replace function rota.enqueue(
     if_parent_dead text default 'cancel',
     limit_key text default null
 )
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
@@ -76,7 +72,7 @@ begin
         enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
         enqueue.depends_on, enqueue.blocks, enqueue.limit_key) > 0 then
         perform rota._check_waits(
-            '', enqueue.ordering_key, enqueue.skip_dead, enqueue.depends_on,
+            '', enqueue.ordering_key, enqueue.skip_dead, enqueue.depends_on, enqueue.blocks,
             enqueue.if_parent_dead, enqueue.limit_key);
         return rota._enqueue_special(
             jsonb_build_object(
@@ -147,13 +143,10 @@ comment on function rota.enqueue(
     'started, RT003 if it has ended.';
 
 create or replace function rota.enqueue_many(jobs jsonb)
-    returns table (ordinal integer, job_id bigint, is_new boolean)
-    language plpgsql
+    returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -177,9 +170,6 @@ begin
     v_has_waits := jsonb_path_exists(enqueue_many.jobs,
         '$[*] ? (exists(@.ordering_key) || exists(@.depends_on) || exists(@.blocks)
             || exists(@.limit_key))');
-    if v_has_waits then
-        perform rota._check_all_blocks(enqueue_many.jobs);
-    end if;
     v_new_ids := array(
         select nextval('rota.jobs_id_seq')
         from generate_series(1, jsonb_array_length(enqueue_many.jobs))
@@ -238,10 +228,7 @@ comment on function rota.enqueue_many(jsonb) is
  * wrong: then they need no keys looked up, and nobody to say which of them is wrong.
  */
 create or replace function rota._are_plain_jobs(jobs jsonb)
-    returns boolean
-    language plpgsql
-    immutable
-as $$
+    returns boolean language plpgsql immutable as $$
 begin
     if jsonb_typeof(_are_plain_jobs.jobs) is distinct from 'array'
       or jsonb_array_length(_are_plain_jobs.jobs) > 10000 then
@@ -262,9 +249,7 @@ $$;
 
 /* Insert plain jobs; returns their ids in the order given. */
 create or replace function rota._insert_plain_jobs(jobs jsonb)
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_has_settings constant boolean := exists (select from rota.queues);
@@ -306,9 +291,7 @@ $$;
  * way, in the order of their keys.
  */
 create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_ids bigint[];
@@ -345,10 +328,7 @@ $$;
 
 /* The ids of the jobs now there, null where the one that was found has ended just now. */
 create or replace function rota._find_jobs(jobs jsonb, new_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
+    returns bigint[] language plpgsql stable as $$
 begin
     return array(
         -- The newest: an older snapshot may have the one that has ended, too.
@@ -365,48 +345,53 @@ begin
 end;
 $$;
 
+/* What new jobs of a batch, or jobs found by their keys, wait for, and what waits for them. */
+create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news boolean[])
+    returns void language plpgsql as $$
+declare
+    v_blocks bigint[];
+    v_parts bigint[];
+    v_are_new boolean[];
+    v_names text[];
+    v_parents bigint[];
+    v_children bigint[];
+begin
+    select
+        array_agg(n.blocks), array_agg(_link_jobs.job_ids[n.ordinal]),
+        array_agg(_link_jobs.news[n.ordinal]), array_agg(format('jobs[%s].blocks', n.ordinal))
+    into v_blocks, v_parts, v_are_new, v_names
+    from rota._new_jobs(_link_jobs.jobs) as n
+    where n.blocks is not null;
+    select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal])
+    into v_parents, v_children
+    from rota._new_jobs(_link_jobs.jobs) as n
+    cross join unnest(n.depends_on) as p (id)
+    where _link_jobs.news[n.ordinal];
+    perform rota._jobs_came_in(
+        array(
+            select i.id
+            from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
+            where i.is_new
+        ),
+        v_children, v_parents, v_blocks, v_parts, v_are_new, v_names);
+end;
+$$;
+
 /*
  * The objects as typed rows, defaults filled in.  Their keys are the arguments of enqueue();
  * and, for jobs that do not come from there, columns of jobs.
  */
 create or replace function rota._new_jobs(jobs jsonb)
     returns table (
-        ordinal bigint,
-        job_type text,
-        payload jsonb,
-        queue text,
-        run_at timestamptz,
-        delay interval,
-        priority integer,
-        max_attempts integer,
-        lease interval,
-        backoff jsonb,
-        idempotency_key text,
-        unique_for interval,
-        on_conflict text,
-        updated_at timestamptz,
-        max_wait interval,
-        ordering_key text,
-        skip_dead boolean,
-        depends_on bigint[],
-        blocks bigint,
-        if_parent_dead text,
-        limit_key text,
-        pipeline text,
-        stage text,
-        stage_input jsonb,
-        definition text,
-        scheduled_for timestamptz,
-        status text,
-        lease_token bigint,
-        last_error text,
-        error_type text,
-        failed_at timestamptz,
+        ordinal bigint, job_type text, payload jsonb, queue text, run_at timestamptz,
+        delay interval, priority integer, max_attempts integer, lease interval, backoff jsonb,
+        idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
+        max_wait interval, ordering_key text, skip_dead boolean, depends_on bigint[],
+        blocks bigint, if_parent_dead text, limit_key text, pipeline text, stage text,
+        stage_input jsonb, definition text, scheduled_for timestamptz, status text,
+        lease_token bigint, last_error text, error_type text, failed_at timestamptz,
         created_at timestamptz
-    )
-    language plpgsql
-    stable
-as $$
+    ) language plpgsql stable as $$
 begin
     return query
     select
@@ -445,9 +430,7 @@ end;
 $$;
 
 create or replace function rota._check_new_jobs(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_keys constant text[] := array[
         'job_type', 'payload', 'queue', 'run_at', 'delay', 'priority', 'max_attempts',
@@ -490,7 +473,7 @@ begin
                 n.updated_at, n.max_wait),
             rota._check_waits(
                 format('jobs[%s].', n.ordinal), n.ordering_key, n.skip_dead, n.depends_on,
-                n.if_parent_dead, n.limit_key)
+                n.blocks, n.if_parent_dead, n.limit_key)
         from rota._new_jobs(_check_new_jobs.jobs) as n;
     exception
         -- An unknown time zone is an invalid_parameter_value too, so no error is let through
@@ -512,10 +495,7 @@ $$;
 
 /* Why this is no value of the argument's type; null if it is one. */
 create or replace function rota._cast_problem(argument text, value jsonb)
-    returns text
-    language plpgsql
-    stable
-as $$
+    returns text language plpgsql stable as $$
 declare
     v_text constant text := _cast_problem.value #>> '{}';
 begin
@@ -540,21 +520,10 @@ $$;
 
 /* The rules for one new job; *prefix* says which of many it is. */
 create or replace function rota._check_new_job(
-    prefix text,
-    job_type text,
-    payload jsonb,
-    queue text,
-    run_at timestamptz,
-    delay interval,
-    priority integer,
-    max_attempts integer,
-    lease interval,
-    backoff jsonb,
-    idempotency_key text
+    prefix text, job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
+    priority integer, max_attempts integer, lease interval, backoff jsonb, idempotency_key text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_name(_check_new_job.prefix || 'job_type', _check_new_job.job_type);
     if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then

@@ -20,13 +20,9 @@ create or replace function rota.finish_job(
     result jsonb default null,
     next_stage text default null
 )
-    returns text
-    language plpgsql
-    security definer
+    returns text language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 declare
@@ -67,13 +63,9 @@ create or replace function rota.finish_jobs(
     results jsonb default null,
     next_stages text[] default null
 )
-    returns table (job_id bigint, outcome text)
-    language plpgsql
-    security definer
+    returns table (job_id bigint, outcome text) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 begin
@@ -100,16 +92,68 @@ comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
     'busy (another session has the row locked, ask again) for each in the order given; results '
     'and next_stages are as long as job_ids; raises 22023.';
 
+/* Whether a running job may go on to a stage; one that is lost is told so by its finish. */
+create or replace function rota._check_next_stage(
+    argument text, job_id bigint, lease_token bigint, next_stage text
+)
+    returns void language plpgsql as $$
+declare
+    v_pipeline text;
+begin
+    select j.pipeline
+    into v_pipeline
+    from rota.jobs as j
+    where j.id = _check_next_stage.job_id
+      and j.lease_token = _check_next_stage.lease_token
+      and j.status = 'running';
+    if not found then
+        return;
+    elsif v_pipeline is null then
+        perform rota._refuse(_check_next_stage.argument, format(
+            'goes with a job of a pipeline only, and job %s is in none',
+            _check_next_stage.job_id));
+    elsif _check_next_stage.next_stage <> 'end' and not exists (
+        select
+        from rota.pipeline_stages as p
+        where p.pipeline = v_pipeline
+          and p.stage = _check_next_stage.next_stage
+          and p.ordinal is not null
+    ) then
+        perform rota._refuse(_check_next_stage.argument, format(
+            'must be end or a stage of the pipeline %L, got %L', v_pipeline,
+            left(_check_next_stage.next_stage, 80)));
+    end if;
+end;
+$$;
+
+create or replace function rota._check_next_stages(
+    job_ids bigint[], lease_tokens bigint[], next_stages text[]
+)
+    returns void language plpgsql as $$
+begin
+    if array_ndims(_check_next_stages.next_stages) > 1
+      or array_lower(_check_next_stages.next_stages, 1) <> 1
+      or cardinality(_check_next_stages.next_stages)
+        <> cardinality(_check_next_stages.job_ids) then
+        perform rota._refuse('next_stages', format(
+            'must be a plain list as long as job_ids (%s)',
+            cardinality(_check_next_stages.job_ids)));
+    end if;
+    perform rota._check_next_stage(
+        format('next_stages[%s]', n.ordinal), n.job_id, n.lease_token, n.next_stage)
+    from unnest(
+        _check_next_stages.job_ids, _check_next_stages.lease_tokens,
+        _check_next_stages.next_stages
+    ) with ordinality as n (job_id, lease_token, next_stage, ordinal)
+    where n.next_stage is not null;
+end;
+$$;
+
 /* What finish_jobs() answers for each job, whose arguments are checked. */
 create or replace function rota._finish_running(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    results jsonb,
-    next_stages text[]
+    job_ids bigint[], lease_tokens bigint[], results jsonb, next_stages text[]
 )
-    returns text[]
-    language plpgsql
-as $$
+    returns text[] language plpgsql as $$
 declare
     v_first bigint[];
     v_newest bigint[];
@@ -158,17 +202,10 @@ $$;
  * One of a pipeline may have a stage to go to, which _end_stages() knows.
  */
 create or replace function rota._end_jobs(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    old_status text,
-    new_status text,
-    results jsonb default null,
-    next_stages text[] default null,
-    is_hasty boolean default false
+    job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
+    results jsonb default null, next_stages text[] default null, is_hasty boolean default false
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_ended bigint[];
 begin
@@ -199,25 +236,18 @@ $$;
  * A job of a pipeline is passed over, too, unless it is said to be in its last stage.
  */
 create or replace function rota._archive_jobs(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    old_status text,
-    new_status text,
-    results jsonb default null,
-    is_hasty boolean default false,
+    job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
+    results jsonb default null, is_hasty boolean default false,
     is_last_stage boolean default false
 )
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
     -- All of one claim, mostly.
     v_token constant bigint := case when _archive_jobs.lease_tokens[1]
         = all(_archive_jobs.lease_tokens) then _archive_jobs.lease_tokens[1] end;
     v_ended bigint[];
+    v_parents bigint[];
     v_leading jsonb;
     v_held_limits jsonb;
     v_waiting_kinds jsonb;
@@ -276,25 +306,20 @@ begin
             filter (where _archive_jobs.old_status in ('queued', 'failed'))
     into v_ended, v_leading, v_held_limits, v_waiting_kinds
     from ended as e;
-    if v_held_limits is not null then
-        perform rota._leave_limits(array(
-            select jsonb_array_elements_text(h.names)
-            from jsonb_array_elements(v_held_limits) as h (names)
-        ));
-    elsif v_waiting_kinds is not null and exists (select from rota.limits) then
-        perform rota._check_held_of(k.kind ->> 0, k.kind ->> 1)
-        from jsonb_array_elements(v_waiting_kinds) as k (kind);
-    end if;
-
     if v_leading is not null then
         perform rota._follow_up(v_leading);
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
-    if v_leading is not null or current_setting('transaction_isolation') <> 'read committed'
+    if current_setting('transaction_isolation') <> 'read committed'
       or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
+        v_parents := v_ended;
+    end if;
+    if num_nonnulls(v_parents, v_leading, v_held_limits) > 0
+      or v_waiting_kinds is not null and exists (select from rota.limits) then
         perform rota._jobs_ended(
-            v_ended, v_leading, _archive_jobs.old_status, _archive_jobs.new_status);
+            v_parents, v_leading, v_held_limits, v_waiting_kinds, _archive_jobs.old_status,
+            _archive_jobs.new_status);
     end if;
     return v_ended;
 end;
@@ -302,9 +327,7 @@ $$;
 
 /* The run that somebody asked for meanwhile, of ended jobs given as rows of jobs. */
 create or replace function rota._follow_up(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -329,10 +352,7 @@ end;
 $$;
 
 create or replace function rota._is_finished(job_id bigint, lease_token bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -351,9 +371,7 @@ end;
 $$;
 
 create or replace function rota._check_results(results jsonb, expected integer)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_results.results is null then
         return;

@@ -16,9 +16,7 @@ create or replace function rota.set_queue(
     ageing interval default null,
     reset boolean default false
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -29,19 +27,10 @@ begin
             format('must be at least 1, got %s', set_queue.max_attempts));
     end if;
     perform rota._check_backoff('backoff', set_queue.backoff);
-    if set_queue.keep_finished is not null then
-        perform rota._check_interval(
-            'keep_finished', set_queue.keep_finished, '0', '100 years');
-    end if;
-    if set_queue.keep_dead is not null then
-        perform rota._check_interval('keep_dead', set_queue.keep_dead, '0', '100 years');
-    end if;
-    if set_queue.ageing is not null then
-        perform rota._check_interval('ageing', set_queue.ageing, '1 second', '30 days');
-    end if;
-    if set_queue.reset is null then
-        perform rota._refuse('reset', 'must not be null');
-    end if;
+    perform rota._check_interval('keep_finished', keep_finished, '0', '100 years', true);
+    perform rota._check_interval('keep_dead', keep_dead, '0', '100 years', true);
+    perform rota._check_interval('ageing', ageing, '1 second', '30 days', true);
+    perform rota._check_given('reset', reset is not null);
 
     insert into rota.queues as q (
         queue, lease, max_attempts, backoff, keep_finished, keep_dead, ageing
@@ -74,9 +63,7 @@ comment on function rota.set_queue(
     'their defaults; raises 22023 for a bad argument.';
 
 create or replace function rota.pause_queue(queue text, reason text default null)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -100,9 +87,7 @@ comment on function rota.pause_queue(text, text) is
     'has neither settings nor jobs.';
 
 create or replace function rota.resume_queue(queue text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -125,9 +110,7 @@ comment on function rota.resume_queue(text) is
 
 /* A typing error in the name of a queue, at the moment one wants to stop it, must not pass. */
 create or replace function rota._check_known_queue(queue text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_name('queue', _check_known_queue.queue);
     if exists (select from rota.queues as q where q.queue = _check_known_queue.queue)

@@ -11,22 +11,15 @@
  *
  * Checks are due at once, and then in the order of their ids, or at a time.  While somebody
  * holds an old snapshot the index entries of all that were done stay in front; so a session
- * remembers where the first one was and begins there, and scans from the start take a twentieth
- * of the time at most.  A check that was written at a time that is still to come was deferred
- * before the clock stepped back, and is due.
+ * remembers where the first one was and begins there.  A check that was written at a time that
+ * is still to come was deferred before the clock stepped back, and is due.
  */
 
 /* Do up to max_checks due checks, each of them short; returns how many were looked at. */
 create or replace function rota._do_checks(max_checks integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
-    set lock_timeout = '100ms'
-as $$
+    returns integer language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
+    set lock_timeout = '100ms' as $$
 declare
     v_ids bigint[];
 begin
@@ -57,9 +50,7 @@ $$;
 
 /* Whether a check is due that may be done, now or after the end of this transaction. */
 create or replace function rota._has_checks(with_own boolean)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     return current_setting('transaction_isolation') = 'read committed'
       and rota._due_checks(1, _has_checks.with_own) <> '{}';
@@ -68,27 +59,20 @@ $$;
 
 /* The first due checks, of other transactions and perhaps of this one. */
 create or replace function rota._due_checks(max_checks integer, with_own boolean default false)
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_index constant oid := 'rota.pending_checks_due_at_idx'::regclass::oid;
     v_me constant xid8 := case when not _due_checks.with_own
         then pg_current_xact_id_if_assigned() end;
     v_now constant timestamptz := rota.now();
-    v_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
-    -- When a scan from the start is due, what the last one walked, the first id and time.
-    v_hint bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
-    v_is_full constant boolean := (
-        v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000 and v_hint[2] > 2000
-    ) is not true;
-    v_from_id constant bigint := case when v_is_full then 0 else v_hint[3] end;
+    -- When a scan from the start is due, the first id and the first time.
+    v_start bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
+    v_is_full constant boolean := rota._is_full_scan_due(v_start[1], v_now);
+    v_from_id constant bigint := case when v_is_full then 0 else v_start[2] end;
     v_from_time constant timestamptz := case
         when not v_is_full
-        then 'epoch'::timestamptz + v_hint[4] * interval '1 microsecond' - interval '10 ms'
+        then 'epoch'::timestamptz + v_start[3] * interval '1 microsecond' - interval '10 ms'
     end;
     v_last_id bigint;
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
@@ -100,10 +84,10 @@ begin
     v_ids := array(
         select c.id
         from rota.pending_checks as c
-        where c.due_at = '-infinity'
+        where c.due_at <= '-infinity'
           and c.id >= v_from_id
           and c.made_by is distinct from v_me
-        order by c.id
+        order by c.due_at, c.id
         limit _due_checks.max_checks
     );
     if cardinality(v_ids) < _due_checks.max_checks then
@@ -127,29 +111,25 @@ begin
     end if;
 
     if v_is_full then
-        v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
-        if v_walked <= 2000 + _due_checks.max_checks and v_hint is null then
+        v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked
+            - cardinality(v_ids || v_late_ids);
+        if v_walked < 200 then
             return v_ids || v_late_ids;
         end if;
-        v_hint := array[
-            v_moment + least(
-                (21 * extract(epoch from rota.now() - v_now) * 1000000)::bigint, 60000000),
-            v_walked - cardinality(v_ids)];
+        v_start[1] := rota._next_full_scan(v_now, v_walked);
     end if;
-    v_hint[3] := coalesce(v_ids[1], v_last_id);
-    v_hint[4] := (extract(epoch from coalesce(
+    v_start[2] := coalesce(v_ids[1], v_last_id);
+    v_start[3] := (extract(epoch from coalesce(
         (select c.due_at from rota.pending_checks as c where c.id = v_late_ids[1]),
         v_now)) * 1000000)::bigint;
-    perform rota._keep_scan_start('checks', array_to_string(v_hint, ' '));
+    perform rota._keep_scan_start('checks', array_to_string(v_start, ' '));
     return v_ids || v_late_ids;
 end;
 $$;
 
 /* Do checks that this transaction has locked; those of one subject count as one. */
 create or replace function rota._do_locked_checks(check_ids bigint[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_check record;
     v_done bigint[] := '{}'::bigint[];
@@ -181,9 +161,7 @@ $$;
 
 /* The same where one of them fails. */
 create or replace function rota._do_checks_singly(check_ids bigint[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_check rota.pending_checks;
 begin
@@ -208,9 +186,7 @@ $$;
 
 /* Look at one subject; false if it cannot be decided now. */
 create or replace function rota._do_check(kind text, subject text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     case _do_check.kind
         when 'limit' then

@@ -32,20 +32,11 @@
 /* How many rows of each kind were deleted, and whether there are more. */
 create or replace function rota._retain(is_alone boolean, is_busy boolean)
     returns table (
-        deleted jsonb,
-        partitions_created integer,
-        partitions_dropped integer,
-        has_more boolean
-    )
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set max_parallel_workers_per_gather = 0
-    set enable_hashjoin = off
-    set enable_mergejoin = off
-    set lock_timeout = '100ms'
-as $$
+        deleted jsonb, partitions_created integer, partitions_dropped integer, has_more boolean
+    ) language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set max_parallel_workers_per_gather = 0
+    set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set lock_timeout = '100ms' as $$
 declare
     c_kinds constant text[] := array[
         'jobs',
@@ -124,9 +115,7 @@ $$;
  * others somewhat longer.  A row that somebody holds stays as it is, and the tick is due.
  */
 create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_is_idle constant boolean := not _record_tick.is_busy and not exists (
@@ -174,30 +163,35 @@ $$;
 
 /* Delete up to so many rows of one kind, and return how many. */
 create or replace function rota._purge(kind text, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
+declare
+    v_now constant timestamptz := rota.now();
 begin
-    return case _purge.kind
-        when 'jobs' then rota._purge_jobs(_purge.max_rows)
-        when 'stage_runs' then rota._purge_stage_runs(_purge.max_rows)
-        when 'dependencies' then rota._purge_dependencies(_purge.max_rows)
-        when 'errors' then rota._purge_partitions('job_errors', _purge.max_rows)
-        when 'keys' then rota._purge_keys(_purge.max_rows)
-        when 'effects' then rota._purge_effects(_purge.max_rows)
-        when 'occurrences' then rota._purge_occurrences(_purge.max_rows)
-        when 'limits' then rota._purge_limits(_purge.max_rows)
-        when 'workers' then rota._purge_workers(_purge.max_rows)
-        when 'cron_runs' then rota._purge_cron_runs(_purge.max_rows)
+    return case kind
+        when 'jobs' then rota._purge_jobs(max_rows)
+        when 'stage_runs' then rota._purge_stage_runs(max_rows)
+        when 'dependencies' then rota._purge_dependencies(max_rows)
+        when 'errors' then rota._purge_partitions('job_errors', max_rows)
+        when 'keys'
+        then rota._purge_rows('idempotency_keys', 'expires_at', v_now, max_rows)
+        -- A record whose lease is held is still needed.
+        when 'effects'
+        then rota._purge_rows('effects', 'expires_at', v_now, max_rows,
+            'f.completed_at is not null or not rota._is_leased(f.job_id, f.lease_token)')
+        -- last_run_at stands for planned times that were dealt with.
+        when 'occurrences'
+        then rota._purge_rows('occurrences', 'fired_at', v_now - interval '90 days', max_rows)
+        when 'limits' then rota._purge_limits(max_rows)
+        when 'workers'
+        then rota._purge_rows('workers', 'last_seen_at', v_now - interval '1 day', max_rows)
+        when 'cron_runs' then rota._purge_cron_runs(max_rows)
     end;
 end;
 $$;
 
 /* Record what retention found; a row that another tick holds is left to that one. */
 create or replace function rota._record_retention(did_something boolean, has_more boolean)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -226,13 +220,9 @@ $$;
 
 /* Where a scan begins: at what it reached the last time, or -infinity for a full one. */
 create or replace function rota._purge_from(scan text, moment timestamptz)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
-    v_hint constant bigint[] := string_to_array(
-        rota._scan_start('purge ' || _purge_from.scan), ' ')::bigint[];
+    v_hint constant bigint[] := string_to_array(rota._scan_start(scan), ' ')::bigint[];
     v_moment constant bigint := (extract(epoch from _purge_from.moment) * 1000000)::bigint;
 begin
     if (
@@ -250,202 +240,112 @@ $$;
  * next full one is due when twenty times as long has passed.
  */
 create or replace function rota._keep_purge(
-    scan text,
-    moment timestamptz,
-    start timestamptz,
-    reached timestamptz
+    scan text, moment timestamptz, start timestamptz, reached timestamptz
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
-    v_hint bigint[] := string_to_array(
-        rota._scan_start('purge ' || _keep_purge.scan), ' ')::bigint[];
+    v_hint bigint[] := string_to_array(rota._scan_start(scan), ' ')::bigint[];
 begin
     if not isfinite(_keep_purge.start) then
         v_hint[1] := (extract(epoch from _keep_purge.moment + least(
             21 * (rota.now() - _keep_purge.moment), interval '1 hour')) * 1000000)::bigint;
     end if;
     v_hint[2] := (extract(epoch from _keep_purge.reached) * 1000000)::bigint;
-    perform rota._keep_scan_start(
-        'purge ' || _keep_purge.scan, array_to_string(v_hint, ' '));
+    perform rota._keep_scan_start(scan, array_to_string(v_hint, ' '));
 end;
 $$;
 
-create or replace function rota._purge_keys(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+/*
+ * Delete the oldest rows of a table whose time is before this and for which the condition
+ * holds, from where the last scan of this table and subject got to; returns how many.  Table,
+ * column and condition are constants of this file, and a condition may name the subject as $4.
+ * It is asked again of the locked rows: another transaction may just have changed what it is
+ * about, such as a new lease that has taken an effect over.
+ */
+create or replace function rota._purge_rows(
+    name text, time_column text, before timestamptz, max_rows integer,
+    condition text default 'true', subject text default null
+)
+    returns integer language plpgsql as $$
+-- A condition is not what anybody sends.
+-- @plpgsql_check_options: security_warnings = off
 declare
     v_now constant timestamptz := rota.now();
-    v_from constant timestamptz := rota._purge_from('keys', v_now);
-    v_rows tid[];
+    v_scan constant text := name || coalesce(' ' || hashtext(subject), '');
+    v_from constant timestamptz := rota._purge_from(v_scan, v_now);
+    -- Rows of several partitions may lie at the same ctid.
+    v_key constant text := case name when 'finished_jobs_done' then 'id' else 'ctid' end;
+    v_keys text[];
+    v_first timestamptz;
     v_last timestamptz;
     v_deleted integer;
 begin
-    select array_agg(o.ctid), max(o.expires_at)
-    into v_rows, v_last
-    from (
-        select k.ctid, k.expires_at
-        from rota.idempotency_keys as k
-        where k.expires_at < v_now
-          and k.expires_at >= v_from
-        order by k.expires_at
-        limit _purge_keys.max_rows
-        for update skip locked
-    ) as o;
-    perform rota._keep_purge('keys', v_now, v_from, coalesce(v_last, v_now));
-    delete from rota.idempotency_keys as k where k.ctid = any(v_rows);
+    execute format(
+        'select array_agg(o.key), min(o.moment), max(o.moment) from ('
+        'select f.%3$I::text as key, f.%2$I as moment from rota.%1$I as f '
+        'where f.%2$I < $1 and f.%2$I >= $2 and (%4$s) '
+        'order by f.%2$I limit $3 for update skip locked) as o',
+        name, time_column, v_key, condition)
+    into v_keys, v_first, v_last
+    using before, v_from, max_rows, subject;
+    perform rota._keep_purge(v_scan, v_now, v_from, coalesce(v_last, before));
+    execute format(
+        'delete from rota.%1$I as f where f.%3$I = any($1::%5$s[]) '
+        'and f.%2$I between $2 and $3 and (%4$s)',
+        name, time_column, v_key, condition, case v_key when 'id' then 'bigint' else 'tid' end)
+    using v_keys, v_first, v_last, subject;
     get diagnostics v_deleted = row_count;
     return v_deleted;
-end;
-$$;
-
-/* Delete records of effects; one whose lease is held is still needed. */
-create or replace function rota._purge_effects(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_now constant timestamptz := rota.now();
-    v_from constant timestamptz := rota._purge_from('effects', v_now);
-    v_rows tid[];
-    v_last timestamptz;
-    v_deleted integer;
-begin
-    select array_agg(o.ctid), max(o.expires_at)
-    into v_rows, v_last
-    from (
-        select e.ctid, e.expires_at
-        from rota.effects as e
-        where e.expires_at < v_now
-          and e.expires_at >= v_from
-          and (e.completed_at is not null or not rota._is_leased(e.job_id, e.lease_token))
-        order by e.expires_at
-        limit _purge_effects.max_rows
-        for update skip locked
-    ) as o;
-    perform rota._keep_purge('effects', v_now, v_from, coalesce(v_last, v_now));
-    -- Asked again when it is locked: a new lease may just have taken it over.
-    delete from rota.effects as e
-    where e.ctid = any(v_rows)
-      and (e.completed_at is not null or not rota._is_leased(e.job_id, e.lease_token));
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
-end;
-$$;
-
-/* Delete planned times that were dealt with; last_run_at stands for them. */
-create or replace function rota._purge_occurrences(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_now constant timestamptz := rota.now();
-    v_from constant timestamptz := rota._purge_from('occurrences', v_now);
-    v_rows tid[];
-    v_last timestamptz;
-    v_deleted integer;
-begin
-    select array_agg(o.ctid), max(o.fired_at)
-    into v_rows, v_last
-    from (
-        select f.ctid, f.fired_at
-        from rota.occurrences as f
-        where f.fired_at < v_now - interval '90 days'
-          and f.fired_at >= v_from
-        order by f.fired_at
-        limit _purge_occurrences.max_rows
-        for update skip locked
-    ) as o;
-    perform rota._keep_purge(
-        'occurrences', v_now, v_from, coalesce(v_last, v_now - interval '90 days'));
-    delete from rota.occurrences as f where f.ctid = any(v_rows);
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
-end;
-$$;
-
-create or replace function rota._purge_workers(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_rows tid[] := array(
-        select w.ctid
-        from rota.workers as w
-        where w.last_seen_at < rota.now() - interval '1 day'
-        limit _purge_workers.max_rows
-        for update skip locked
-    );
-begin
-    delete from rota.workers as w where w.ctid = any(v_rows);
-    return cardinality(v_rows);
 end;
 $$;
 
 /* How long the queue that keeps longest keeps what ended well. */
 create or replace function rota._horizon()
-    returns interval
-    language plpgsql
-    stable
-as $$
+    returns interval language plpgsql stable as $$
 begin
     return greatest('7 days', (select max(q.keep_finished) from rota.queues as q));
 end;
 $$;
 
-/* Delete ended jobs that no partition drop will take soon enough. */
+/*
+ * Delete ended jobs that no partition drop will take soon enough: of queues that keep less than
+ * the longest, dead ones, and those of all queues without a keep_dead, for which null stands.
+ */
 create or replace function rota._purge_jobs(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
+    v_horizon constant interval := rota._horizon();
     v_keep record;
     v_deleted integer := 0;
 begin
     for v_keep in
         select k.is_dead, k.queue, rota.now() - k.keep as before
-        from rota._short_keeps() as k
+        from (
+            select false as is_dead, q.queue, q.keep_finished as keep
+            from rota.queues as q
+            where q.keep_finished < v_horizon
+            union all
+            select true, q.queue, q.keep_dead
+            from rota.queues as q
+            where q.keep_dead is not null
+            union all
+            select true, null, interval '90 days'
+            union all
+            select false, h.queue, interval '7 days'
+            from (
+                select n.queue
+                from rota._history_queues('finished_jobs_done') as n (queue)
+                where v_horizon > interval '7 days'
+            ) as h
+            left join rota.queues as q on q.queue = h.queue
+            where q.keep_finished is null
+        ) as k
     loop
         v_deleted := v_deleted + rota._purge_queue(
-            v_keep.is_dead, v_keep.queue, v_keep.before, _purge_jobs.max_rows - v_deleted);
-        exit when v_deleted >= _purge_jobs.max_rows;
+            v_keep.is_dead, v_keep.queue, v_keep.before, max_rows - v_deleted);
+        exit when v_deleted >= max_rows;
     end loop;
-    return v_deleted
-        + rota._purge_partitions('finished_jobs_done', _purge_jobs.max_rows - v_deleted);
-end;
-$$;
-
-/*
- * Which queues have jobs to be deleted row by row, and how long each keeps them; null stands
- * for all queues without a keep_dead of their own.
- */
-create or replace function rota._short_keeps()
-    returns table (is_dead boolean, queue text, keep interval)
-    language plpgsql
-    stable
-as $$
-declare
-    v_horizon constant interval := rota._horizon();
-begin
-    return query
-    select false, q.queue, q.keep_finished
-    from rota.queues as q
-    where q.keep_finished < v_horizon
-    union all
-    select true, q.queue, q.keep_dead
-    from rota.queues as q
-    where q.keep_dead is not null
-    union all
-    select true, null, interval '90 days';
-    if v_horizon > interval '7 days' then
-        return query
-        select false, h.queue, interval '7 days'
-        from rota._history_queues('finished_jobs_done') as h (queue)
-        left join rota.queues as q on q.queue = h.queue
-        where q.keep_finished is null;
-    end if;
+    return v_deleted + rota._purge_partitions('finished_jobs_done', max_rows - v_deleted);
 end;
 $$;
 
@@ -454,10 +354,7 @@ $$;
  * row, since that is seldom one that was deleted.
  */
 create or replace function rota._history_queues(part text)
-    returns setof text
-    language plpgsql
-    stable
-as $$
+    returns setof text language plpgsql stable as $$
 begin
     return query execute format(
         'with recursive found (queue) as ('
@@ -472,30 +369,36 @@ begin
 end;
 $$;
 
-/* Delete ended jobs of a queue, or of all; where that fails, of each of these by itself. */
+/*
+ * Delete ended jobs of a queue, or of all; where that fails, of each of these by itself.  Other
+ * jobs may wait for them: for a dead one until it is retried, and for any if they were enqueued
+ * under an older snapshot.
+ */
 create or replace function rota._purge_queue(
-    is_dead boolean,
-    queue text,
-    before timestamptz,
-    max_rows integer
+    is_dead boolean, queue text, before timestamptz, max_rows integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
+    c_of_queue constant text := case when queue is not null then 'f.queue = $4' else
+        'not exists (select from rota.queues as q '
+        'where q.queue = f.queue and q.keep_dead is not null)' end;
+    c_unneeded constant text :=
+        ' and not exists (select from rota.dependencies as d where d.parent_id = f.id)';
     v_queue text;
     v_deleted integer := 0;
 begin
     return case
-        when _purge_queue.is_dead then rota._purge_dead(
-            _purge_queue.queue, _purge_queue.before, _purge_queue.max_rows)
-        else rota._purge_done(
-            _purge_queue.queue, _purge_queue.before, _purge_queue.max_rows)
+        when is_dead
+        then rota._purge_rows('finished_jobs_dead', 'finished_at', before, max_rows,
+            c_of_queue || c_unneeded || ' and not exists (select from rota.halted_keys as s '
+            'where s.ordering_key = f.ordering_key and s.job_id = f.id)', queue)
+        else rota._purge_rows('finished_jobs_done', 'finished_at', before, max_rows,
+            c_of_queue || c_unneeded, queue)
     end;
 exception
     when others then
-        if _purge_queue.queue is not null then
-            raise warning 'old jobs of queue % stay for now: %', _purge_queue.queue, sqlerrm;
+        if queue is not null then
+            raise warning 'old jobs of queue % stay for now: %', queue, sqlerrm;
             return 0;
         end if;
 
@@ -505,121 +408,11 @@ exception
             left join rota.queues as q on q.queue = h.queue
             where q.keep_dead is null
         loop
-            exit when v_deleted >= _purge_queue.max_rows;
+            exit when v_deleted >= max_rows;
             v_deleted := v_deleted + rota._purge_queue(
-                true, v_queue, _purge_queue.before, _purge_queue.max_rows - v_deleted);
+                true, v_queue, before, max_rows - v_deleted);
         end loop;
         return v_deleted;
-end;
-$$;
-
-/* Delete succeeded and cancelled jobs of a queue that ended before this. */
-create or replace function rota._purge_done(queue text, before timestamptz, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_now constant timestamptz := rota.now();
-    v_scan constant text := 'done_' || (hashtext(_purge_done.queue) & 2147483647);
-    v_from constant timestamptz := rota._purge_from(v_scan, v_now);
-    v_ids bigint[];
-    v_first timestamptz;
-    v_last timestamptz;
-    v_deleted integer;
-begin
-    select array_agg(o.id), min(o.finished_at), max(o.finished_at)
-    into v_ids, v_first, v_last
-    from (
-        select f.id, f.finished_at
-        from rota.finished_jobs_done as f
-        where f.queue = _purge_done.queue
-          and f.finished_at < _purge_done.before
-          and f.finished_at >= v_from
-          -- A job that was enqueued under an older snapshot may wait for it.
-          and not exists (
-            select
-            from rota.dependencies as d
-            where d.parent_id = f.id
-          )
-        order by f.finished_at
-        limit _purge_done.max_rows
-        for update skip locked
-    ) as o;
-    perform rota._keep_purge(v_scan, v_now, v_from, coalesce(v_last, _purge_done.before));
-    delete from rota.finished_jobs_done as f
-    where f.id = any(v_ids)
-      and f.finished_at between v_first and v_last;
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
-end;
-$$;
-
-/* Delete dead jobs that ended before this, of a queue or of those without a keep_dead. */
-create or replace function rota._purge_dead(queue text, before timestamptz, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
-declare
-    v_now constant timestamptz := rota.now();
-    v_scan constant text :=
-        'dead_' || coalesce((hashtext(_purge_dead.queue) & 2147483647)::text, 'rest');
-    v_from constant timestamptz := rota._purge_from(v_scan, v_now);
-    v_rows tid[];
-    v_last timestamptz;
-    v_deleted integer;
-begin
-    if _purge_dead.queue is not null then
-        select array_agg(o.ctid), max(o.finished_at)
-        into v_rows, v_last
-        from (
-            select f.ctid, f.finished_at
-            from rota.finished_jobs_dead as f
-            where f.queue = _purge_dead.queue
-              and f.finished_at < _purge_dead.before
-              and f.finished_at >= v_from
-              -- Another job, or its ordering key, may wait for the retry.
-              and not exists (select from rota.dependencies as d where d.parent_id = f.id)
-              and not exists (
-                select
-                from rota.halted_keys as s
-                where s.ordering_key = f.ordering_key
-                  and s.job_id = f.id
-              )
-            order by f.finished_at
-            limit _purge_dead.max_rows
-            for update skip locked
-        ) as o;
-    else
-        select array_agg(o.ctid), max(o.finished_at)
-        into v_rows, v_last
-        from (
-            select f.ctid, f.finished_at
-            from rota.finished_jobs_dead as f
-            where f.finished_at < _purge_dead.before
-              and f.finished_at >= v_from
-              and not exists (
-                select
-                from rota.queues as q
-                where q.queue = f.queue
-                  and q.keep_dead is not null
-              )
-              -- Another job, or its ordering key, may wait for the retry.
-              and not exists (select from rota.dependencies as d where d.parent_id = f.id)
-              and not exists (
-                select
-                from rota.halted_keys as s
-                where s.ordering_key = f.ordering_key
-                  and s.job_id = f.id
-              )
-            order by f.finished_at
-            limit _purge_dead.max_rows
-            for update skip locked
-        ) as o;
-    end if;
-    perform rota._keep_purge(v_scan, v_now, v_from, coalesce(v_last, _purge_dead.before));
-    delete from rota.finished_jobs_dead as f where f.ctid = any(v_rows);
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
 end;
 $$;
 
@@ -628,34 +421,22 @@ $$;
  * their pipeline.  So of one job the oldest go first, and its latest result is the one left.
  */
 create or replace function rota._purge_stage_runs(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
-    v_now constant timestamptz := rota.now();
     v_pipeline text;
-    v_before timestamptz;
-    v_rows tid[];
+    v_keep interval;
     v_deleted integer := 0;
 begin
-    for v_pipeline, v_before in
-        select p.pipeline, v_now - max(coalesce(q.keep_finished, '7 days'))
+    for v_pipeline, v_keep in
+        select p.pipeline, max(coalesce(q.keep_finished, '7 days'))
         from rota.pipeline_stages as p
         left join rota.queues as q on q.queue = p.queue
         group by p.pipeline
     loop
-        v_rows := array(
-            select r.ctid
-            from rota.stage_runs as r
-            where r.pipeline = v_pipeline
-              and r.finished_at < v_before
-            order by r.finished_at
-            limit _purge_stage_runs.max_rows - v_deleted
-            for update skip locked
-        );
-        delete from rota.stage_runs as r where r.ctid = any(v_rows);
-        v_deleted := v_deleted + cardinality(v_rows);
-        exit when v_deleted >= _purge_stage_runs.max_rows;
+        v_deleted := v_deleted + rota._purge_rows(
+            'stage_runs', 'finished_at', rota.now() - v_keep, max_rows - v_deleted,
+            'f.pipeline = $4', v_pipeline);
+        exit when v_deleted >= max_rows;
     end loop;
     return v_deleted;
 end;
@@ -664,9 +445,7 @@ $$;
 /* What is partitioned by time: by so many days, so many partitions ahead, kept so long. */
 create or replace function rota._partitioned_tables()
     returns table (name text, time_column text, days integer, ahead integer, keep interval)
-    language plpgsql
-    stable
-as $$
+    language plpgsql stable as $$
 begin
     return query
     select 'finished_jobs_done', 'finished_at', 1, 7, rota._horizon()
@@ -678,10 +457,7 @@ $$;
 
 /* The partitions of a table that lie wholly before this day, oldest first. */
 create or replace function rota._old_partitions(parent text, days integer, before date)
-    returns setof regclass
-    language plpgsql
-    stable
-as $$
+    returns setof regclass language plpgsql stable as $$
 begin
     return query
     select c.oid::regclass
@@ -700,43 +476,26 @@ $$;
  * or in one that should have been dropped a day ago.
  */
 create or replace function rota._purge_partitions(parent text, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
-    v_now constant timestamptz := rota.now();
-    v_default constant text := _purge_partitions.parent || '_default';
-    v_from constant timestamptz := rota._purge_from(v_default, v_now);
     v_table record;
-    v_rows tid[];
-    v_last timestamptz;
     v_partition regclass;
     v_deleted integer;
 begin
-    select t.time_column, t.days, v_now - t.keep as before
+    select t.time_column, t.days, rota.now() - t.keep as before
     into strict v_table
     from rota._partitioned_tables() as t
     where t.name = _purge_partitions.parent;
-
-    execute format(
-        'select array_agg(o.ctid), max(o.%2$I) from ('
-        'select f.ctid, f.%2$I from rota.%1$I as f where f.%2$I < $1 and f.%2$I >= $2 '
-        'order by f.%2$I limit $3 for update skip locked) as o',
-        v_default, v_table.time_column)
-    into v_rows, v_last
-    using v_table.before, v_from, _purge_partitions.max_rows;
-    perform rota._keep_purge(v_default, v_now, v_from, coalesce(v_last, v_table.before));
-    execute format('delete from rota.%I as f where f.ctid = any($1)', v_default) using v_rows;
-    get diagnostics v_deleted = row_count;
+    v_deleted := rota._purge_rows(
+        parent || '_default', v_table.time_column, v_table.before, max_rows);
 
     for v_partition in
-        select rota._old_partitions(_purge_partitions.parent, v_table.days,
-            (v_table.before at time zone 'UTC')::date - 1)
+        select rota._old_partitions(
+            parent, v_table.days, (v_table.before at time zone 'UTC')::date - 1)
     loop
         exit when v_deleted >= _purge_partitions.max_rows;
         begin
-            v_deleted := v_deleted
-                + rota._purge_partition(v_partition, _purge_partitions.max_rows - v_deleted);
+            v_deleted := v_deleted + rota._purge_partition(v_partition, max_rows - v_deleted);
         exception
             when others then
                 raise warning 'rows of % stay for now: %', v_partition, sqlerrm;
@@ -748,13 +507,11 @@ $$;
 
 /* Delete rows of a partition as they lie in it; what is remembered is the number of a page. */
 create or replace function rota._purge_partition(partition regclass, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_zero constant timestamptz := timestamptz 'epoch';
     v_now constant timestamptz := rota.now();
-    v_scan constant text := _purge_partition.partition::oid::text;
+    v_scan constant text := 'partition ' || partition::oid;
     v_from constant timestamptz := rota._purge_from(v_scan, v_now);
     v_page bigint := case when isfinite(v_from)
         then (extract(epoch from v_from) * 1000000)::bigint else 0 end;
@@ -781,9 +538,7 @@ $$;
  * a job that ends meanwhile may be on its way to the default partition.  Returns how many.
  */
 create or replace function rota._create_partitions(with_current boolean default false)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_today constant date := ((rota.now() + '1 minute') at time zone 'UTC')::date;
     v_table record;
@@ -823,14 +578,9 @@ $$;
 
 /* The partition of some days; returns how many were made. */
 create or replace function rota._create_partition(
-    parent text,
-    time_column text,
-    day date,
-    days integer
+    parent text, time_column text, day date, days integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 -- It makes a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -870,9 +620,7 @@ $$;
 
 /* Drop partitions that lie wholly behind what is kept; returns how many. */
 create or replace function rota._drop_partitions()
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 -- It drops a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare

@@ -31,9 +31,7 @@ create or replace function rota.schedule_job(
     starts_at timestamptz default null,
     ends_at timestamptz default null
 )
-    returns table (outcome text, next_run_at timestamptz)
-    language plpgsql
-    security definer
+    returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -46,10 +44,21 @@ begin
         perform rota._refuse_schedule(schedule_job.schedule, format(
             'names only times that the clocks of %s always skip', schedule_job.time_zone));
     end if;
-    perform rota._check_policies(
-        schedule_job.catch_up, schedule_job.catch_up_window, schedule_job.catch_up_max,
-        schedule_job.overlap, schedule_job.jitter, schedule_job.starts_at,
-        schedule_job.ends_at);
+    perform rota._check_choice('catch_up', catch_up, '{skip,one,all}');
+    perform rota._check_number('catch_up_max', catch_up_max, 1, 1000);
+    perform rota._check_choice('overlap', overlap, '{allow,skip,queue}');
+    perform rota._check_interval(
+        'catch_up_window', catch_up_window, '1 second', '100 years', true);
+    perform rota._check_interval('jitter', jitter, '0', '1 day');
+    if starts_at is not null then
+        perform rota._check_run_at('starts_at', starts_at);
+    end if;
+    if ends_at is not null then
+        perform rota._check_run_at('ends_at', ends_at);
+    end if;
+    if ends_at <= starts_at then
+        perform rota._refuse('ends_at', 'must be later than starts_at');
+    end if;
 
     return query
     select d.outcome, d.next_run_at
@@ -83,51 +92,8 @@ comment on function rota.schedule_job(
     'this name, and return created, changed or unchanged, and the time of the next; raises '
     'RT006 for a bad schedule, 22023.';
 
-create or replace function rota._check_policies(
-    catch_up text,
-    catch_up_window interval,
-    catch_up_max integer,
-    overlap text,
-    jitter interval,
-    starts_at timestamptz,
-    ends_at timestamptz
-)
-    returns void
-    language plpgsql
-as $$
-begin
-    if (_check_policies.catch_up in ('skip', 'one', 'all')) is not true then
-        perform rota._refuse('catch_up', format(
-            'must be skip, one or all, got %L', left(_check_policies.catch_up, 80)));
-    elsif (_check_policies.catch_up_max between 1 and 1000) is not true then
-        perform rota._refuse('catch_up_max', format('must be 1 to 1000, got %s',
-            coalesce(_check_policies.catch_up_max::text, 'null')));
-    elsif (_check_policies.overlap in ('allow', 'skip', 'queue')) is not true then
-        perform rota._refuse('overlap', format(
-            'must be allow, skip or queue, got %L', left(_check_policies.overlap, 80)));
-    end if;
-    if _check_policies.catch_up_window is not null then
-        perform rota._check_interval(
-            'catch_up_window', _check_policies.catch_up_window, '1 second', '100 years');
-    end if;
-    perform rota._check_interval('jitter', _check_policies.jitter, '0', '1 day');
-
-    if _check_policies.starts_at is not null then
-        perform rota._check_run_at('starts_at', _check_policies.starts_at);
-    end if;
-    if _check_policies.ends_at is not null then
-        perform rota._check_run_at('ends_at', _check_policies.ends_at);
-        if _check_policies.ends_at <= _check_policies.starts_at then
-            perform rota._refuse('ends_at', 'must be later than starts_at');
-        end if;
-    end if;
-end;
-$$;
-
 create or replace function rota._put_definition(new rota.job_definitions)
-    returns table (outcome text, next_run_at timestamptz)
-    language plpgsql
-as $$
+    returns table (outcome text, next_run_at timestamptz) language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_old rota.job_definitions;
@@ -140,7 +106,20 @@ begin
                 'anchored_at', coalesce(new.starts_at, v_now)));
             outcome := 'created';
             next_run_at := rota._plan_next(new, v_now);
-            exit when rota._insert_definition(new, next_run_at, v_now);
+            insert into rota.job_definitions (
+                name, job_type, queue, payload, schedule, time_zone, priority, max_attempts,
+                lease, backoff, catch_up, catch_up_window, catch_up_max, overlap, jitter,
+                starts_at, ends_at, anchored_at, next_run_at, created_at, updated_at
+            )
+            values (
+                new.name, new.job_type, new.queue, new.payload, new.schedule, new.time_zone,
+                new.priority, new.max_attempts, new.lease, new.backoff, new.catch_up,
+                new.catch_up_window, new.catch_up_max, new.overlap, new.jitter, new.starts_at,
+                new.ends_at, new.anchored_at, _put_definition.next_run_at, v_now, v_now
+            )
+            on conflict do nothing;
+            -- Else somebody else has just taken the name.
+            exit when found;
         elsif rota._is_same(v_old, new) then
             outcome := 'unchanged';
             next_run_at := v_old.next_run_at;
@@ -158,61 +137,24 @@ begin
 end;
 $$;
 
-/* Whether two definitions say the same. */
+/* Whether two definitions say the same; the rest of a row says how far it has come. */
 create or replace function rota._is_same(old rota.job_definitions, new rota.job_definitions)
-    returns boolean
-    language plpgsql
-    immutable
-as $$
+    returns boolean language plpgsql stable as $$
+declare
+    c_progress constant text[] := '{is_enabled,disabled_at,disabled_by,last_error,anchored_at,'
+        'next_run_at,last_run_at,last_job_id,created_at,updated_at}'::text[];
 begin
-    return (
-        old.job_type, old.queue, old.payload, old.schedule, old.time_zone, old.priority,
-        old.max_attempts, old.lease, old.backoff, old.catch_up, old.catch_up_window,
-        old.catch_up_max, old.overlap, old.jitter, old.starts_at, old.ends_at
-    ) is not distinct from (
-        new.job_type, new.queue, new.payload, new.schedule, new.time_zone, new.priority,
-        new.max_attempts, new.lease, new.backoff, new.catch_up, new.catch_up_window,
-        new.catch_up_max, new.overlap, new.jitter, new.starts_at, new.ends_at
-    );
-end;
-$$;
-
-/* False if somebody else has the name. */
-create or replace function rota._insert_definition(
-    new rota.job_definitions,
-    next_run_at timestamptz,
-    created_at timestamptz
-)
-    returns boolean
-    language plpgsql
-as $$
-begin
-    insert into rota.job_definitions (
-        name, job_type, queue, payload, schedule, time_zone, priority, max_attempts, lease,
-        backoff, catch_up, catch_up_window, catch_up_max, overlap, jitter, starts_at, ends_at,
-        anchored_at, next_run_at, created_at, updated_at
-    )
-    values (
-        new.name, new.job_type, new.queue, new.payload, new.schedule, new.time_zone,
-        new.priority, new.max_attempts, new.lease, new.backoff, new.catch_up,
-        new.catch_up_window, new.catch_up_max, new.overlap, new.jitter, new.starts_at,
-        new.ends_at, new.anchored_at, _insert_definition.next_run_at,
-        _insert_definition.created_at, _insert_definition.created_at
-    )
-    on conflict do nothing;
-    return found;
+    -- The kind is generated, and so is not there before the row is written.
+    return to_jsonb(old) - c_progress - 'kind'::text
+        = to_jsonb(new) - c_progress - 'kind'::text;
 end;
 $$;
 
 /* Make the definition *old*, whose row the caller holds, say what *new* says. */
 create or replace function rota._change_definition(
-    new rota.job_definitions,
-    old rota.job_definitions,
-    changed_at timestamptz
+    new rota.job_definitions, old rota.job_definitions, changed_at timestamptz
 )
-    returns timestamptz
-    language plpgsql
-as $$
+    returns timestamptz language plpgsql as $$
 declare
     v_has_new_times constant boolean :=
         (new.schedule, new.time_zone, new.starts_at, new.ends_at)
@@ -249,29 +191,15 @@ begin
         updated_at = changed_at
     where d.name = old.name;
     if v_is_enabled and v_next_run_at is null then
-        perform rota._note_schedule(new.name);
+        -- Its last job may be about to end, without knowing that somebody waits for that.
+        perform rota._add_checks('schedule', array[new.name]);
     end if;
     return v_next_run_at;
 end;
 $$;
 
-/*
- * A definition that is left without a next time has its last job looked at again: it may have
- * been about to end, and then it did not know that somebody waits for that.
- */
-create or replace function rota._note_schedule(name text)
-    returns void
-    language plpgsql
-as $$
-begin
-    perform rota._add_checks('schedule', array[_note_schedule.name]);
-end;
-$$;
-
 create or replace function rota.unschedule_job(name text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -286,9 +214,7 @@ comment on function rota.unschedule_job(text) is
     'Forget a schedule; the jobs that it has made stay; raises RT005, 22023.';
 
 create or replace function rota.enable_schedule(name text)
-    returns timestamptz
-    language plpgsql
-    security definer
+    returns timestamptz language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -310,7 +236,7 @@ begin
         updated_at = rota.now()
     where d.name = enable_schedule.name;
     if v_next_run_at is null then
-        perform rota._note_schedule(enable_schedule.name);
+        perform rota._add_checks('schedule', array[name]);
     end if;
     return v_next_run_at;
 end;
@@ -322,9 +248,7 @@ comment on function rota.enable_schedule(text) is
     'any more, 22023.';
 
 create or replace function rota.disable_schedule(name text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -344,9 +268,7 @@ comment on function rota.disable_schedule(text) is
     'Let a schedule make no more jobs until enable_schedule(); raises RT005, 22023.';
 
 create or replace function rota._hold_definition(name text)
-    returns rota.job_definitions
-    language plpgsql
-as $$
+    returns rota.job_definitions language plpgsql as $$
 declare
     v_definition rota.job_definitions;
 begin
@@ -363,9 +285,7 @@ end;
 $$;
 
 create or replace function rota.run_schedule_now(name text)
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -407,13 +327,9 @@ comment on function rota.run_schedule_now(text) is
 
 /* Now, or the first moment after it that is not a planned time and has no job yet. */
 create or replace function rota._free_time(
-    definition rota.job_definitions,
-    parsed rota.parsed_schedule
+    definition rota.job_definitions, parsed rota.parsed_schedule
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_free timestamptz := rota.now();
 begin

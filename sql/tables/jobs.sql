@@ -108,10 +108,11 @@ create unique index jobs_idempotency_key_idx
     on rota.jobs (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
     where idempotency_key is not null;
 
--- In which order the jobs of a key run, and that no two of them are at it.
+-- In which order the jobs of a key run, and which one is at it.  A unique index would compare
+-- each new entry with those of all heads that were there while somebody holds an old snapshot.
 create index jobs_ordering_key_idx on rota.jobs (ordering_key, id)
-    where ordering_key is not null;
-create unique index jobs_ordering_key_head_idx on rota.jobs (ordering_key)
+    where ordering_key is not null and status = 'blocked';
+create index jobs_ordering_key_head_idx on rota.jobs (ordering_key, id)
     where ordering_key is not null and status <> 'blocked';
 
 -- Whether a schedule has a live job.

@@ -25,183 +25,14 @@
  * A parent with many children tells them by a check, in chunks.
  */
 
-/* Refuse what could close a cycle; *prefix* says which of many it is. */
-create or replace function rota._check_blocks(
-    prefix text,
-    depends_on bigint[],
-    blocks bigint,
-    ordering_key text
-)
-    returns void
-    language plpgsql
-as $$
-begin
-    if _check_blocks.blocks is not null
-      and num_nonnulls(_check_blocks.depends_on, _check_blocks.ordering_key) > 0 then
-        raise exception using
-            errcode = 'invalid_parameter_value',
-            message = format('%sblocks must not be given with depends_on or ordering_key',
-                _check_blocks.prefix),
-            hint = 'Make a part of several steps a pipeline: start_pipeline() has before, too.';
-    end if;
-end;
-$$;
-
-/* The same for a batch. */
-create or replace function rota._check_all_blocks(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
-begin
-    if jsonb_path_exists(_check_all_blocks.jobs, '$[*].blocks ? (@ != null)') then
-        perform rota._check_blocks(
-            format('jobs[%s].', n.ordinal), n.depends_on, n.blocks, n.ordering_key)
-        from rota._new_jobs(_check_all_blocks.jobs) as n
-        order by n.ordinal;
-    end if;
-end;
-$$;
-
-/* What a job that was just enqueued, or found by its key, waits for, and what waits for it. */
-create or replace function rota._link_job(
-    job_id bigint,
-    is_new boolean,
-    depends_on bigint[],
-    blocks bigint
-)
-    returns void
-    language plpgsql
-as $$
-begin
-    if _link_job.blocks is not null then
-        perform rota._block_children(
-            array[_link_job.blocks], array[_link_job.job_id], array[_link_job.is_new],
-            array['blocks']);
-    end if;
-    if _link_job.is_new then
-        perform rota._jobs_came_in(
-            array[_link_job.job_id],
-            array(select _link_job.job_id from unnest(_link_job.depends_on)),
-            _link_job.depends_on);
-    end if;
-end;
-$$;
-
-/* The same for a batch. */
-create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news boolean[])
-    returns void
-    language plpgsql
-as $$
-declare
-    v_blocks bigint[];
-    v_parts bigint[];
-    v_are_new boolean[];
-    v_names text[];
-    v_after bigint[];
-    v_children bigint[];
-begin
-    select
-        array_agg(n.blocks), array_agg(_link_jobs.job_ids[n.ordinal]),
-        array_agg(_link_jobs.news[n.ordinal]), array_agg(format('jobs[%s].blocks', n.ordinal))
-    into v_blocks, v_parts, v_are_new, v_names
-    from rota._new_jobs(_link_jobs.jobs) as n
-    where n.blocks is not null;
-    select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal])
-    into v_after, v_children
-    from rota._new_jobs(_link_jobs.jobs) as n
-    cross join unnest(n.depends_on) as p (id)
-    where _link_jobs.news[n.ordinal];
-
-    if v_blocks is not null then
-        perform rota._block_children(v_blocks, v_parts, v_are_new, v_names);
-    end if;
-    perform rota._jobs_came_in(
-        array(
-            select i.id
-            from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
-            where i.is_new
-        ),
-        v_children, v_after);
-end;
-$$;
-
-/*
- * Hook of jobs/: these are new, and each of child_ids waits for the one of parent_ids at the
- * same place.  What waits for nothing starts, and the others leave their checks.
- */
-create or replace function rota._jobs_came_in(
-    job_ids bigint[],
-    child_ids bigint[] default null,
-    parent_ids bigint[] default null
-)
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
-declare
-    v_unknown bigint;
-    v_waiting bigint[];
-    v_keyed bigint[];
-    v_free bigint[];
-begin
-    if _jobs_came_in.parent_ids <> '{}' then
-        select min(e.parent_id) filter (where e.status is null)
-        into v_unknown
-        from rota._parent_statuses(_jobs_came_in.parent_ids) as e;
-        if v_unknown is not null then
-            perform rota._raise_not_found(v_unknown);
-        end if;
-        insert into rota.dependencies as d (parent_id, job_id)
-        select distinct p.id, p.job_id
-        from unnest(_jobs_came_in.parent_ids, _jobs_came_in.child_ids) as p (id, job_id)
-        join rota._parent_statuses(_jobs_came_in.parent_ids) as e on e.parent_id = p.id
-        where e.status <> 'succeeded'
-        order by 1, 2
-        on conflict do nothing;
-    end if;
-
-    select
-        array_agg(b.id) filter (where b.is_keyed),
-        array_agg(b.id) filter (where not b.is_keyed and not b.is_waiting),
-        array_agg(b.id) filter (where b.is_waiting)
-    into v_keyed, v_free, v_waiting
-    from (
-        select
-            j.id, j.ordering_key is not null as is_keyed,
-            exists (select from rota.dependencies as d where d.job_id = j.id) as is_waiting
-        from rota.jobs as j
-        where j.id = any(_jobs_came_in.job_ids)
-          and j.status = 'blocked'
-    ) as b;
-    if v_free is not null then
-        perform rota._open_jobs(v_free);
-    end if;
-    if v_keyed is not null then
-        perform rota._enter_lines(v_keyed);
-    end if;
-    if v_waiting is not null then
-        perform rota._add_checks(
-            'job', array(select format('%s all', w.id) from unnest(v_waiting) as w (id)));
-    end if;
-end;
-$$;
-
 /*
  * Let the jobs in *before* wait for the parts at the same place, and keep them from being
  * opened until this transaction ends.
  */
 create or replace function rota._block_children(
-    blocks bigint[],
-    parts bigint[],
-    are_new boolean[],
-    arguments text[]
+    blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
 )
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_held bigint[];
     v_job_id bigint;
@@ -255,14 +86,9 @@ $$;
 
 /* Refuse parts, found by their keys, that wait for anything themselves or did not succeed. */
 create or replace function rota._check_parts(
-    blocks bigint[],
-    parts bigint[],
-    are_new boolean[],
-    arguments text[]
+    blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_part record;
 begin
@@ -299,12 +125,8 @@ $$;
 
 /* How parents are or ended, all of one snapshot; null for one that is in neither table. */
 create or replace function rota._parent_statuses(parent_ids bigint[])
-    returns table (parent_id bigint, status text, ordering_key text)
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns table (parent_id bigint, status text, ordering_key text) language plpgsql stable
+    set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     return query
     select p.id, coalesce(j.status, f.status), coalesce(j.ordering_key, f.ordering_key)
@@ -321,11 +143,7 @@ $$;
 
 /* These jobs, without runs that go on, have ended: tell those that wait for them. */
 create or replace function rota._parents_ended(parent_ids bigint[], status text)
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_few bigint[];
     v_many bigint[];
@@ -367,11 +185,7 @@ $$;
 
 /* Delete the edges of these parents; returns their children. */
 create or replace function rota._delete_edges(parent_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_children bigint[];
 begin
@@ -395,11 +209,7 @@ $$;
  * look at again.
  */
 create or replace function rota._open_children(job_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_ids bigint[];
     v_keys text[];
@@ -464,12 +274,8 @@ $$;
  * end, 'id all' and then 'id below' at all of them.  False if that is not to be known now.
  */
 create or replace function rota._check_job(subject text)
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_id constant bigint := split_part(_check_job.subject, ' ', 1)::bigint;
     c_from constant text := split_part(_check_job.subject, ' ', 2);
@@ -561,12 +367,8 @@ $$;
  * that stands how it ended, where it may not be kept.
  */
 create or replace function rota._check_parent(subject text)
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_id constant bigint := split_part(_check_parent.subject, ' ', 1)::bigint;
     c_after constant bigint :=
@@ -636,11 +438,7 @@ $$;
  * locked.  Their edges stay for a retry.
  */
 create or replace function rota._cancel_children(job_ids bigint[], parent_id bigint)
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     c_status constant text := (
         select s.status from rota._parent_statuses(array[_cancel_children.parent_id]) as s);
@@ -682,12 +480,8 @@ $$;
  * a time; and theirs in turn.  One whose idempotency key is taken stays as it is.
  */
 create or replace function rota._check_retry(subject text)
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_id constant bigint := split_part(_check_retry.subject, ' ', 1)::bigint;
     c_after constant bigint := split_part(_check_retry.subject, ' ', 2)::bigint;
@@ -731,12 +525,8 @@ $$;
  * call looks at a part of all jobs that wait or waited; a session goes on where it was.
  */
 create or replace function rota._purge_dependencies(max_rows integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_jobs constant integer := 2000;
     v_after bigint := coalesce(rota._scan_start('edges')::bigint, 0);

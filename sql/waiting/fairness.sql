@@ -25,36 +25,11 @@
  */
 
 /*
- * Jobs came in, came back or were changed: give them their places, and hold those that have to
- * wait.  To be called in the transaction that wrote them; plain jobs are left alone.
+ * Give waiting jobs of whatever kind their places, and hold those that have to wait; those that
+ * a limit lets in ask no limit again.
  */
-create or replace function rota._enter_lanes(job_ids bigint[])
-    returns void
-    language plpgsql
-as $$
-declare
-    v_ids bigint[] := array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(_enter_lanes.job_ids)
-          and (num_nonnulls(j.limit_key, j.own_place, j.hold, j.opened_for) > 0
-            or exists (select from rota.limits as l where l.job_type = j.job_type)
-            or exists (
-                select from rota.queues as q where q.queue = j.queue and q.ageing is not null)
-            or exists (select from rota.fair_queues as f where f.queue = j.queue))
-    );
-begin
-    if v_ids <> '{}' then
-        perform rota._place_jobs(v_ids);
-    end if;
-end;
-$$;
-
-/* The same for jobs of whatever kind; those that a limit lets in ask no limit again. */
 create or replace function rota._place_jobs(job_ids bigint[], opened_for text default null)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_waiting constant text[] := '{queued,failed}'::text[];
     v_now constant timestamptz := rota.now();
@@ -125,18 +100,13 @@ $$;
  * the others: none if jobs are held already, else as many as could start at once.
  */
 create or replace function rota._hold_new(
-    queue text,
-    job_type text,
-    limit_key text,
-    lane integer,
-    job_ids bigint[]
+    queue text, job_type text, limit_key text, lane integer, job_ids bigint[]
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_limit record;
     v_room integer;
+    v_first timestamptz;
     v_ids bigint[] := _hold_new.job_ids;
 begin
     for v_limit in
@@ -148,6 +118,7 @@ begin
         if v_room > 0 and rota._had_held(v_limit.limit_name) then
             v_room := 0;
         elsif v_room > 0 and v_limit.limit_name like 'key %' then
+            v_first := rota._first_place(_hold_new.queue, _hold_new.lane);
             v_room := v_room - (
                 select count(*)::integer
                 from (
@@ -160,8 +131,7 @@ begin
                       and coalesce(j.hold, '') <> 'time'
                       and j.hold is null
                       and j.status in ('queued', 'failed')
-                      and coalesce(j.own_place, j.run_at)
-                        >= rota._first_place(_hold_new.queue, _hold_new.lane)
+                      and coalesce(j.own_place, j.run_at) >= v_first
                       and j.id <> all(v_ids)
                     order by coalesce(j.own_place, j.run_at) desc
                     limit v_room
@@ -197,37 +167,32 @@ $$;
 
 /* Whether a limit has held jobs, or had when that was found out at some expense. */
 create or replace function rota._had_held(limit_name text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_scan constant text := 'waiting ' || _had_held.limit_name;
-    v_began_at constant timestamptz := rota.now();
-    v_start constant bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
+    v_now constant timestamptz := rota.now();
+    v_known constant bigint := rota._scan_from(c_scan, v_now);
+    c_index constant regclass := 'rota.jobs_hold_idx';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_has_held boolean;
 begin
-    if not rota._is_full_scan_due(v_start[1]) then
-        return v_start[2] = 1;
+    if v_known is not null then
+        return v_known = 1;
     end if;
     v_has_held := rota._has_held(_had_held.limit_name);
-    if rota.now() > v_began_at + interval '1 millisecond' then
-        perform rota._keep_scan_start(c_scan, format(
-            '%s %s', rota._next_full_scan(v_began_at), v_has_held::integer));
-    end if;
+    perform rota._keep_scan_from(
+        c_scan, v_now, true, c_index, v_walked, v_has_held::integer,
+        -- Without need a job is held until the next tick, or claimed and turned away.
+        case when v_has_held then interval '2 seconds' else '1 minute' end);
     return v_has_held;
 end;
 $$;
 
 /* Give due jobs of one key their places. */
 create or replace function rota._give_turns(
-    queue text,
-    limit_key text,
-    lane integer,
-    job_ids bigint[]
+    queue text, limit_key text, lane integer, job_ids bigint[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_key constant text := coalesce(_give_turns.limit_key, '');
     v_first timestamptz;
@@ -275,17 +240,15 @@ begin
         opened_for = null,
         own_lane = null,
         own_place = coalesce(v_last, v_first)
-            + (v_jobs + n.ordinal - 1) / v_weight * interval '1 microsecond'
-    from unnest(_give_turns.job_ids) with ordinality as n (id, ordinal)
-    where j.id = n.id;
+            + (v_jobs + array_position(_give_turns.job_ids, j.id) - 1) / v_weight
+                * interval '1 microsecond'
+    where j.id = any(_give_turns.job_ids);
 end;
 $$;
 
 /* Jobs of keys wait in a queue: from now on all its jobs have places. */
 create or replace function rota._note_fair_queue(queue text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if exists (select from rota.fair_queues as f where f.queue = _note_fair_queue.queue)
       or not pg_try_advisory_xact_lock(1919907962, hashtext(_note_fair_queue.queue)) then
@@ -301,22 +264,18 @@ $$;
 
 /* The place of the first job of a lane, or now if it is empty. */
 create or replace function rota._first_place(queue text, lane integer)
-    returns timestamptz
-    language plpgsql
-as $$
+    returns timestamptz language plpgsql as $$
 declare
     c_scan constant text := format('lane %s %s', _first_place.lane, _first_place.queue);
-    v_began_at constant timestamptz := rota.now();
-    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
-    v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
-    v_from constant timestamptz := case
-        when v_is_full then timestamptz '-infinity'
-        else 'epoch'::timestamptz + v_start[2] * interval '1 microsecond'
-    end;
     v_now constant timestamptz := rota.now();
+    v_start constant bigint := rota._scan_from(c_scan, v_now);
+    v_from constant timestamptz := coalesce(
+        'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
+    c_index constant regclass := 'rota.jobs_ready_idx';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_place timestamptz;
 begin
-    v_place := (
+    v_place := least(v_now, (
         select coalesce(j.own_place, j.run_at)
         from rota.jobs as j
         where j.queue = _first_place.queue
@@ -326,39 +285,27 @@ begin
           and coalesce(j.own_place, j.run_at) >= v_from
         order by coalesce(j.own_place, j.run_at)
         limit 1
-    );
-    v_place := least(v_place, v_now);
-    if v_is_full and rota.now() > v_began_at + interval '1 millisecond' then
-        v_start[1] := rota._next_full_scan(v_began_at);
-    end if;
-    if v_start[1] is not null then
-        v_start[2] := (extract(epoch from v_place) * 1000000)::bigint;
-        perform rota._keep_scan_start(c_scan, array_to_string(v_start, ' '));
-    end if;
+    ));
+    perform rota._keep_scan_from(
+        c_scan, v_now, v_start is null, c_index, v_walked,
+        (extract(epoch from v_place) * 1000000)::bigint, '1 minute');
     return v_place;
 end;
 $$;
 
 /* Let up to max_jobs jobs whose time has come into their lanes; returns how many. */
 create or replace function rota._enter_due(max_jobs integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns integer language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
+    as $$
 declare
-    v_ids bigint[];
-    v_began_at constant timestamptz := rota.now();
-    v_start bigint[] := string_to_array(rota._scan_start('later'), ' ')::bigint[];
-    v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
-    v_from constant timestamptz := case
-        when v_is_full then timestamptz '-infinity'
-        else 'epoch'::timestamptz + v_start[2] * interval '1 microsecond'
-    end;
     v_now constant timestamptz := rota.now();
+    v_start constant bigint := rota._scan_from('later', v_now);
+    v_from constant timestamptz := coalesce(
+        'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
+    c_index constant regclass := 'rota.jobs_later_idx';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_ids bigint[];
 begin
     v_ids := array(
         select j.id
@@ -371,10 +318,11 @@ begin
         limit _enter_due.max_jobs
         for update skip locked
     );
-    v_start[1] := case when v_is_full then rota._next_full_scan(v_began_at) else v_start[1] end;
-    v_start[2] := (extract(epoch from coalesce(
-        (select j.run_at from rota.jobs as j where j.id = v_ids[1]), v_now)) * 1000000)::bigint;
-    perform rota._keep_scan_start('later', array_to_string(v_start, ' '));
+    perform rota._keep_scan_from(
+        'later', v_now, v_start is null, c_index, v_walked,
+        (extract(epoch from coalesce(
+            (select j.run_at from rota.jobs as j where j.id = v_ids[1]), v_now))
+            * 1000000)::bigint);
     if v_ids <> '{}' then
         perform rota._place_jobs(v_ids);
         perform rota._notify_for(v_ids);
@@ -385,23 +333,20 @@ $$;
 
 /* Whether the time of a job has come that is kept out of its lane until then. */
 create or replace function rota._has_later_due()
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
-    v_start constant bigint[] := string_to_array(rota._scan_start('later'), ' ')::bigint[];
+    v_now constant timestamptz := rota.now();
+    v_from constant timestamptz := coalesce(
+        'epoch'::timestamptz + rota._scan_from('later', v_now) * interval '1 microsecond',
+        '-infinity');
 begin
     return exists (
         select
         from rota.jobs as j
         where j.hold = 'time'
           and j.status in ('queued', 'failed')
-          and j.run_at <= rota.now()
-          and j.run_at >= case
-            when rota._is_full_scan_due(v_start[1]) then timestamptz '-infinity'
-            else 'epoch'::timestamptz + v_start[2] * interval '1 microsecond'
-          end
+          and j.run_at <= v_now
+          and j.run_at >= v_from
     );
 end;
 $$;
@@ -411,9 +356,7 @@ $$;
  * subject is the queue and the id that the last step has come to.
  */
 create or replace function rota._check_queue(subject text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_queue constant text := split_part(_check_queue.subject, ' ', 1);
     c_after constant bigint := coalesce(

@@ -1,27 +1,128 @@
 /*
- * waiting/hooks.sql -- where jobs/ tells that jobs came in, and that they ended.
+ * waiting/hooks.sql -- where jobs/ tells that jobs came in, wait and ended.
  *
- * These are the ways through which jobs/ reaches what waits: it knows nothing of lines,
- * parents and schedules, and all that depends on a job coming or going begins here.
+ * jobs/ knows nothing of parents, lines, slots and schedules: all that depends on a job coming
+ * or going begins here.  Besides, a claim asks waiting/limits.sql which jobs and queues its
+ * limits let in, and an ending asks waiting/pipelines.sql whether a job has a next stage.
  */
 
 /*
- * Hook of jobs/: these have ended, without runs that go on; *jobs* are the rows, as they were,
- * of those that lead to something.
+ * These jobs are new, or were retried.  Each of child_ids waits for the one of
+ * parent_ids at the same place; and each of *blocks* for the one of *parts*, of which those of
+ * are_new are new, and which *arguments* has named.  What waits for nothing starts, and the
+ * others leave their checks.  Of a job that was retried, and had halted its key, that key is
+ * given, and its line goes on.
+ */
+create or replace function rota._jobs_came_in(
+    job_ids bigint[], child_ids bigint[] default null, parent_ids bigint[] default null,
+    blocks bigint[] default null, parts bigint[] default null, are_new boolean[] default null,
+    arguments text[] default null, halted_key text default null
+)
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+    v_unknown bigint;
+    v_waiting bigint[];
+    v_keyed bigint[];
+    v_free bigint[];
+begin
+    if blocks is not null then
+        perform rota._block_children(blocks, parts, are_new, arguments);
+    end if;
+    if halted_key is not null and current_setting('transaction_isolation') = 'read committed'
+      and rota._open_line(halted_key, _jobs_came_in.job_ids[1], 32) then
+        return;
+    elsif _jobs_came_in.parent_ids <> '{}' then
+        select min(e.parent_id) filter (where e.status is null)
+        into v_unknown
+        from rota._parent_statuses(_jobs_came_in.parent_ids) as e;
+        if v_unknown is not null then
+            perform rota._raise_not_found(v_unknown);
+        end if;
+        insert into rota.dependencies as d (parent_id, job_id)
+        select distinct p.id, p.job_id
+        from unnest(_jobs_came_in.parent_ids, _jobs_came_in.child_ids) as p (id, job_id)
+        join rota._parent_statuses(_jobs_came_in.parent_ids) as e on e.parent_id = p.id
+        where e.status <> 'succeeded'
+        order by 1, 2
+        on conflict do nothing;
+    end if;
+
+    select
+        array_agg(b.id) filter (where b.is_keyed),
+        array_agg(b.id) filter (where not b.is_keyed and not b.is_waiting),
+        array_agg(b.id) filter (where b.is_waiting)
+    into v_keyed, v_free, v_waiting
+    from (
+        select
+            j.id, j.ordering_key is not null as is_keyed,
+            exists (select from rota.dependencies as d where d.job_id = j.id) as is_waiting
+        from rota.jobs as j
+        where j.id = any(_jobs_came_in.job_ids)
+          and j.status = 'blocked'
+    ) as b;
+    if v_free is not null then
+        perform rota._open_jobs(v_free);
+    end if;
+    if v_keyed is not null then
+        perform rota._enter_lines(v_keyed);
+    end if;
+    if v_waiting is not null then
+        perform rota._add_checks(
+            'job', array(select format('%s all', w.id) from unnest(v_waiting) as w (id)));
+    end if;
+end;
+$$;
+
+/*
+ * Jobs wait for their time, for a retry or with another priority than before, or have come back
+ * with the slots that they held: give them their places, and hold those that have to wait.  To
+ * be called in the transaction that wrote them; plain jobs are left alone.
+ */
+create or replace function rota._enter_lanes(job_ids bigint[], left_limits text[] default null)
+    returns void language plpgsql as $$
+declare
+    v_ids bigint[] := array(
+        select j.id
+        from rota.jobs as j
+        where j.id = any(_enter_lanes.job_ids)
+          and (num_nonnulls(j.limit_key, j.own_place, j.hold, j.opened_for) > 0
+            or exists (select from rota.limits as l where l.job_type = j.job_type)
+            or exists (
+                select from rota.queues as q where q.queue = j.queue and q.ageing is not null)
+            or exists (select from rota.fair_queues as f where f.queue = j.queue))
+    );
+begin
+    if left_limits <> '{}' then
+        perform rota._leave_limits(left_limits);
+    end if;
+    if v_ids <> '{}' then
+        perform rota._place_jobs(v_ids);
+    end if;
+end;
+$$;
+
+/*
+ * These jobs have ended.  *parents* are those that others may wait for; *jobs* are
+ * the rows, as they were, of those that lead to something; *held_limits* are lists of the slots
+ * that they had; *waiting_kinds* are the pairs of type and limit key of those that had none.
  */
 create or replace function rota._jobs_ended(
-    job_ids bigint[],
-    jobs jsonb,
-    old_status text,
+    parents bigint[], jobs jsonb, held_limits jsonb, waiting_kinds jsonb, old_status text,
     new_status text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
-    if _jobs_ended.jobs is not null then
-        perform rota._leave_lines(
-            _jobs_ended.jobs, _jobs_ended.old_status, _jobs_ended.new_status);
+    if held_limits is not null then
+        perform rota._leave_limits(array(
+            select jsonb_array_elements_text(h.names)
+            from jsonb_array_elements(_jobs_ended.held_limits) as h (names)
+        ));
+    else
+        perform rota._check_held_of(k.kind ->> 0, k.kind ->> 1)
+        from jsonb_array_elements(_jobs_ended.waiting_kinds) as k (kind);
+    end if;
+    if jobs is not null then
+        perform rota._leave_lines(jobs, old_status, new_status);
         -- What follows the last job of a schedule is planned by its end.
         perform rota._add_checks('schedule', array(
             select e.definition
@@ -33,6 +134,8 @@ begin
                 or current_setting('transaction_isolation') <> 'read committed')
         ));
     end if;
-    perform rota._parents_ended(_jobs_ended.job_ids, _jobs_ended.new_status);
+    if parents is not null then
+        perform rota._parents_ended(parents, new_status);
+    end if;
 end;
 $$;

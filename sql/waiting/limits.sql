@@ -34,9 +34,7 @@ create or replace function rota.set_limit(
     weight integer default null,
     reset boolean default false
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -104,19 +102,10 @@ comment on function rota.set_limit(
     'last of them; raises 22023.';
 
 create or replace function rota._check_set_limit(
-    queue text,
-    job_type text,
-    limit_key text,
-    max_running integer,
-    max_starts integer,
-    per interval,
-    burst integer,
-    weight integer,
-    reset boolean
+    queue text, job_type text, limit_key text, max_running integer, max_starts integer,
+    per interval, burst integer, weight integer, reset boolean
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if num_nonnulls(
         _check_set_limit.queue, _check_set_limit.job_type, _check_set_limit.limit_key) <> 1 then
@@ -163,9 +152,7 @@ $$;
 
 /* No time may be out of range.  What was set before counts too, so this looks at the row. */
 create or replace function rota._check_burst(bound rota.limits)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_gap constant interval := rota._gap(bound.max_starts, bound.per);
     c_most constant bigint := 1 + floor(
@@ -180,10 +167,7 @@ $$;
 
 /* The names of the limits that may be meant for a key: its own and that of its class. */
 create or replace function rota._key_limits(limit_key text)
-    returns text[]
-    language plpgsql
-    immutable
-as $$
+    returns text[] language plpgsql immutable as $$
 begin
     return array_remove(array[
         'key ' || _key_limits.limit_key,
@@ -195,16 +179,9 @@ $$;
 /* Which limits jobs of this kind count for, but for that of the queue: of key and type. */
 create or replace function rota._limits_of(job_type text, limit_key text)
     returns table (
-        limit_name text,
-        max_running integer,
-        max_starts integer,
-        per interval,
-        burst integer,
+        limit_name text, max_running integer, max_starts integer, per interval, burst integer,
         is_settled boolean
-    )
-    language plpgsql
-    stable
-as $$
+    ) language plpgsql stable as $$
 begin
     if _limits_of.limit_key is not null then
         return query
@@ -221,18 +198,10 @@ $$;
 
 /* What is set for a limit: for that of a key its own setting, else that of its class. */
 create or replace function rota._bound(
-    name text,
-    out limit_name text,
-    out max_running integer,
-    out max_starts integer,
-    out per interval,
-    out burst integer,
-    out weight integer,
-    out is_settled boolean
+    name text, out limit_name text, out max_running integer, out max_starts integer,
+    out per interval, out burst integer, out weight integer, out is_settled boolean
 )
-    language plpgsql
-    stable
-as $$
+    language plpgsql stable as $$
 declare
     c_key constant text := substring(_bound.name, '^key (.*)$');
 begin
@@ -259,14 +228,10 @@ $$;
  * limits that jobs left their lanes for have to be checked after the commit.
  */
 create or replace function rota._admit_jobs(
-    job_ids bigint[],
-    out ids bigint[],
-    out held_limits jsonb,
-    out full_queues text[],
+    job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
     out limits_to_check text[]
 )
-    language plpgsql
-as $$
+    language plpgsql as $$
 declare
     v_limit record;
     v_wanted bigint[];
@@ -370,10 +335,7 @@ $$;
 
 /* Whether a limit seems to have room; a claim that goes on takes it for certain. */
 create or replace function rota._has_room(limit_name text)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_bound record;
 begin
@@ -391,18 +353,12 @@ $$;
 
 /* How many slots are free, up to that many. */
 create or replace function rota._free_slots(
-    limit_name text,
-    max_running integer,
-    max_slots integer,
-    is_careful boolean default false
+    limit_name text, max_running integer, max_slots integer, is_careful boolean default false
 )
-    returns integer
-    language plpgsql
-    stable
-as $$
+    returns integer language plpgsql stable as $$
 declare
-    v_start constant bigint[] := string_to_array(
-        rota._scan_start('free ' || _free_slots.limit_name), ' ')::bigint[];
+    v_first constant bigint := case when not _free_slots.is_careful
+        then rota._scan_from('free ' || _free_slots.limit_name, rota.now()) end;
     v_free integer;
 begin
     if not rota._is_issued_for(_free_slots.limit_name, _free_slots.max_running) then
@@ -414,10 +370,7 @@ begin
             select
             from rota.limit_slots as s
             where s.limit_name = _free_slots.limit_name
-              and s.version >= case
-                when _free_slots.is_careful or rota._is_full_scan_due(v_start[1]) then 0
-                else v_start[2]
-              end
+              and s.version >= coalesce(v_first, 0)
             order by s.version
             limit _free_slots.max_slots
         ) as f
@@ -440,20 +393,14 @@ $$;
 
 /* Into how many parts this many slots are split, and how many a part has. */
 create or replace function rota._parts(max_running integer)
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 begin
     return greatest(least(_parts.max_running, 64), _parts.max_running / 256);
 end;
 $$;
 
 create or replace function rota._part_slots(part integer, max_running integer)
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 declare
     c_parts constant integer := rota._parts(_part_slots.max_running);
 begin
@@ -467,10 +414,7 @@ $$;
 
 /* Whether all that is issued of a limit is for this setting; else it has to be adjusted. */
 create or replace function rota._is_issued_for(limit_name text, max_running integer)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return not exists (
         select
@@ -488,19 +432,15 @@ $$;
 
 /* Take up to that many slots that nobody else has locked; returns how many. */
 create or replace function rota._take_slots(
-    limit_name text,
-    max_running integer,
-    wanted integer
+    limit_name text, max_running integer, wanted integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_scan constant text := 'free ' || _take_slots.limit_name;
-    v_start bigint[] := string_to_array(rota._scan_start(c_scan), ' ')::bigint[];
-    v_is_full constant boolean := rota._is_full_scan_due(v_start[1]);
-    v_first constant bigint := case when v_is_full then 0 else v_start[2] end;
-    v_began_at constant timestamptz := rota.now();
+    v_now constant timestamptz := rota.now();
+    v_first constant bigint := rota._scan_from(c_scan, v_now);
+    c_index constant regclass := 'rota.limit_slots_pkey';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_count integer;
     v_oldest bigint;
 begin
@@ -513,7 +453,7 @@ begin
             select f.ctid
             from rota.limit_slots as f
             where f.limit_name = _take_slots.limit_name
-              and f.version >= v_first
+              and f.version >= coalesce(v_first, 0)
             order by f.version
             limit _take_slots.wanted
             for update skip locked
@@ -522,15 +462,10 @@ begin
     )
     select count(*)::integer, min(t.version) into v_count, v_oldest from taken as t;
 
-    if v_is_full then
-        v_start[1] := rota._next_full_scan(v_began_at);
-        v_start[2] := coalesce(
-            v_oldest, (select q.last_value from rota.limit_slots_version_seq as q));
-        perform rota._keep_scan_start(c_scan, array_to_string(v_start, ' '));
-    elsif v_oldest > v_start[2] then
-        v_start[2] := v_oldest;
-        perform rota._keep_scan_start(c_scan, array_to_string(v_start, ' '));
-    end if;
+    perform rota._keep_scan_from(
+        c_scan, v_now, v_first is null, c_index, v_walked,
+        coalesce(
+            v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
     if v_count < _take_slots.wanted then
         v_count := v_count + rota._issue_slots(
             _take_slots.limit_name, _take_slots.max_running, _take_slots.wanted - v_count);
@@ -545,13 +480,9 @@ $$;
  * issues it; who does not get the lock goes on to another part.
  */
 create or replace function rota._issue_slots(
-    limit_name text,
-    max_running integer,
-    wanted integer
+    limit_name text, max_running integer, wanted integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_parts constant integer := rota._parts(_issue_slots.max_running);
     c_first constant integer := floor(random() * c_parts)::integer;
@@ -590,9 +521,7 @@ end;
 $$;
 
 create or replace function rota._lock_part(limit_name text, part integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     return pg_try_advisory_xact_lock(
         1919907960, hashtext(_lock_part.part || ' ' || _lock_part.limit_name));
@@ -601,9 +530,7 @@ $$;
 
 /* Slots are free again: new rows, behind all others. */
 create or replace function rota._give_slots(limit_names text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     insert into rota.limit_slots (limit_name)
     select n.limit_name
@@ -617,9 +544,7 @@ $$;
  * which of those have workers.
  */
 create or replace function rota._leave_limits(limit_names text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_name text;
     v_slots integer;
@@ -649,18 +574,17 @@ $$;
  * claims would have to walk past them.
  */
 create or replace function rota._open_held(
-    limit_name text,
-    max_jobs integer,
-    is_check boolean default false
+    limit_name text, max_jobs integer, is_check boolean default false
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_scan constant text := 'held ' || _open_held.limit_name;
+    v_now constant timestamptz := rota.now();
     v_start constant jsonb := rota._scan_start(c_scan)::jsonb;
-    v_is_full constant boolean := rota._is_full_scan_due((v_start ->> 'full_scan_at')::bigint);
-    v_began_at constant timestamptz := rota.now();
+    v_is_full constant boolean := rota._is_full_scan_due(
+        (v_start ->> 'full_scan_at')::bigint, v_now);
+    c_index constant regclass := 'rota.jobs_hold_idx';
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
     v_room integer := _open_held.max_jobs;
@@ -716,7 +640,9 @@ begin
     end if;
     if v_opened <> '{}' or v_is_full then
         perform rota._keep_scan_start(c_scan, jsonb_build_object(
-            'full_scan_at', case when v_is_full then rota._next_full_scan(v_began_at)
+            'full_scan_at', case when v_is_full
+                then rota._next_full_scan(
+                    v_now, pg_stat_get_xact_tuples_returned(c_index) - v_walked)
                 else (v_start ->> 'full_scan_at')::bigint end,
             'kinds', v_kinds)::text);
     end if;
@@ -729,15 +655,9 @@ $$;
  * lanes up to that of the first held one already, and at most 100 in one step.
  */
 create or replace function rota._room_of_kind(
-    limit_name text,
-    queue text,
-    job_type text,
-    max_jobs integer
+    limit_name text, queue text, job_type text, max_jobs integer
 )
-    returns integer
-    language plpgsql
-    stable
-as $$
+    returns integer language plpgsql stable as $$
 declare
     v_priority constant smallint := (
         select j.priority
@@ -770,10 +690,7 @@ $$;
 
 /* The queues and types that have held jobs of a limit, at most 20. */
 create or replace function rota._held_kinds(limit_name text)
-    returns table (queue text, job_type text)
-    language plpgsql
-    stable
-as $$
+    returns table (queue text, job_type text) language plpgsql stable as $$
 declare
     v_queue text := '';
     v_job_type text := '';
@@ -797,10 +714,7 @@ end;
 $$;
 
 create or replace function rota._has_held(limit_name text)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -814,10 +728,7 @@ $$;
 
 /* The time from one start to the next at this rate, in whole microseconds. */
 create or replace function rota._gap(max_starts integer, per interval)
-    returns interval
-    language plpgsql
-    immutable
-as $$
+    returns interval language plpgsql immutable as $$
 begin
     return ceil(extract(epoch from coalesce(_gap.per, '1 second')) * 1000000 / _gap.max_starts)
         ::float8 * interval '1 microsecond';
@@ -829,17 +740,10 @@ $$;
  * how many cells back a start may come from; of the last one only what is left of the burst.
  */
 create or replace function rota._cells(
-    max_starts integer,
-    per interval,
-    burst integer,
-    out length bigint,
-    out starts integer,
-    out cells integer,
-    out oldest_starts integer
+    max_starts integer, per interval, burst integer, out length bigint, out starts integer,
+    out cells integer, out oldest_starts integer
 )
-    language plpgsql
-    immutable
-as $$
+    language plpgsql immutable as $$
 declare
     c_burst constant integer := coalesce(_cells.burst, 1);
 begin
@@ -856,15 +760,9 @@ $$;
  * the next statement all that started in it.
  */
 create or replace function rota._take_starts(
-    limit_name text,
-    max_starts integer,
-    per interval,
-    burst integer,
-    wanted integer
+    limit_name text, max_starts integer, per interval, burst integer, wanted integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_rate record;
     v_now bigint;
@@ -901,15 +799,9 @@ $$;
 
 /* When the next job may start at a rate, as far as is committed; not after now if one may. */
 create or replace function rota._next_start_at(
-    limit_name text,
-    max_starts integer,
-    per interval,
-    burst integer
+    limit_name text, max_starts integer, per interval, burst integer
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_rate record;
     v_now bigint;
@@ -943,9 +835,7 @@ $$;
  * and everybody who runs now will see it when he ends.
  */
 create or replace function rota._check_limit(subject text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_horizon constant xid8 := substring(_check_limit.subject, '^([0-9]+) ')::xid8;
     c_name constant text := regexp_replace(_check_limit.subject, '^[0-9]+ ', '');
@@ -1028,9 +918,7 @@ $$;
 
 /* Have a limit checked at that time at the latest, unless it is going to be. */
 create or replace function rota._check_later(limit_name text, due_at timestamptz)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if not rota._has_check(_check_later.limit_name, _check_later.due_at) then
         perform rota._add_checks(
@@ -1041,10 +929,7 @@ $$;
 
 /* Whether such a check is going to be done after now and by that time. */
 create or replace function rota._has_check(subject text, due_at timestamptz)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -1063,9 +948,7 @@ $$;
  * ones looked at.
  */
 create or replace function rota._check_held_of(job_type text, limit_key text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._add_checks('limit', array(
         select l.limit_name
@@ -1076,9 +959,7 @@ $$;
 
 /* The limit of a class changed: have each key looked at that has held jobs. */
 create or replace function rota._check_class(limit_name text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_prefix constant text := left(_check_class.limit_name, -1);
     v_name text := c_prefix;
@@ -1108,9 +989,7 @@ $$;
  * until every transaction from before has ended.
  */
 create or replace function rota._settle_limit(limit_name text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_limit rota.limits;
     v_ids bigint[];
@@ -1177,10 +1056,7 @@ $$;
 
 /* What runs without a slot of this limit, though it counts for it; up to 1000. */
 create or replace function rota._uncounted(bound rota.limits)
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
+    returns bigint[] language plpgsql stable as $$
 begin
     return array(
         select j.id
@@ -1206,9 +1082,7 @@ $$;
 
 /* Slots that are in use already, whatever the capacity: _settle_slots() makes up for them. */
 create or replace function rota._issue_taken(limit_name text, slots integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     if not rota._lock_part(_issue_taken.limit_name, -1) then
         return false;
@@ -1228,9 +1102,7 @@ $$;
  * were not issued, then from free slots, and else from those that are given back later.
  */
 create or replace function rota._settle_slots(limit_name text, max_running integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_surplus integer;
     v_moved integer;
@@ -1297,9 +1169,7 @@ $$;
 
 /* Delete what no limit needs any more: starts of long ago, slots of limits out of use. */
 create or replace function rota._purge_limits(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_rows integer;
     v_name text;
@@ -1332,9 +1202,7 @@ $$;
 
 /* Take back all that was issued of a limit, if nothing of it is in use. */
 create or replace function rota._purge_slots(limit_name text)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_issued bigint;
     v_rows integer;

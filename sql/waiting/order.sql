@@ -10,85 +10,115 @@
  * id the head, unless somebody has locked that job.  A producer that finds no live job of the
  * key makes its own job the head.  All else is left to a check, and upkeep opens what it finds.
  *
- * That no two open transactions make a head of one key, and so none waits in the unique index:
- * the one that ends a head, or takes away the row in halted_keys, needs nothing, because the
- * others see the old head or that row until it commits, and leave the key alone.  Everybody
- * else first tries the advisory lock of the key, never waits for it, keeps it to the end of his
- * transaction, and looks with a snapshot that is younger than the lock.
+ * That no two transactions make a head of one key: the one that ends a head, or takes away the
+ * row in halted_keys, needs nothing, because the others see the old head or that row until it
+ * commits, and leave the key alone.  Everybody else first tries the advisory lock of the key,
+ * never waits for it, keeps it to the end of his transaction, and looks with a snapshot that is
+ * younger than the lock.
  *
  * That no job is forgotten: one that comes in behind others leaves a check.  After the commit
  * upkeep finds a head whose end is still to come, and that will see the job; or a head whose
- * end is under way, and looks again later; or none, and opens the line.
+ * end is under way, and looks again later; or none, and opens the line.  Where vacuum is held
+ * up and many entries of jobs that are gone are in front, who ends a head begins behind them,
+ * and leaves a check if he finds no job there: one of a lower id may have come in since.
  */
 
 /* Open the first of a line, if it has no head; false if it is not to be known now. */
 create or replace function rota._check_order(ordering_key text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
-    v_head_id bigint;
+    v_head_id constant bigint := rota._line_head(_check_order.ordering_key, 0);
 begin
     -- Without the lock of the key, which only who may have to open it needs.
-    select j.id
-    into v_head_id
-    from rota.jobs as j
-    where j.ordering_key = _check_order.ordering_key
-      and j.status <> 'blocked';
-    if found then
+    if v_head_id is not null then
         return rota._still_to_end(array[v_head_id]) <> '{}';
     end if;
-    return rota._open_line(_check_order.ordering_key, false, 1000);
+    return rota._open_line(_check_order.ordering_key, null, 1000);
+end;
+$$;
+
+/*
+ * The head of a line, if its id is greater than this one.  From the newest entry on: those of
+ * heads that have ended are in front of it.
+ */
+create or replace function rota._line_head(ordering_key text, after_id bigint)
+    returns bigint language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
+begin
+    return (
+        -- By a range of one key, so that no planner walks the primary key.
+        select j.id
+        from rota.jobs as j
+        where j.ordering_key >= _line_head.ordering_key
+          and j.ordering_key <= _line_head.ordering_key
+          and j.id > _line_head.after_id
+          and j.status <> 'blocked'
+        order by j.ordering_key desc, j.id desc
+        limit 1
+    );
 end;
 $$;
 
 /*
  * Make the first job of a line its head, if the line has none; false where it has to be looked
- * at again, because somebody else is at it.  Whoever does not own the place of the head takes
- * the lock of the key for it, at most so many in his transaction.
+ * at again, because somebody else is at it.  Who has just ended the head, of that id, owns its
+ * place; whoever does not takes the lock of the key for it, at most so many in his transaction.
  */
 create or replace function rota._open_line(
-    ordering_key text,
-    is_owner boolean,
-    max_locks integer
+    ordering_key text, ended_id bigint, max_locks integer
 )
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
+    c_scan constant text := 'line ' || _open_line.ordering_key;
+    v_now constant timestamptz := rota.now();
+    -- A job of a lower id that came late is found by the next full scan.
+    v_start bigint := case when _open_line.ended_id is not null
+        then rota._scan_from(c_scan, v_now) end;
+    c_index constant regclass := 'rota.jobs_ordering_key_idx';
+    v_walked bigint;
     v_job_id bigint;
-    v_key text;
     v_status text;
     v_parent_id bigint;
 begin
-    if not _open_line.is_owner
+    if _open_line.ended_id is null
       and not rota._try_lock_key(_open_line.ordering_key, _open_line.max_locks) then
         return false;
     end if;
 
-    select j.id
-    into v_job_id
-    from rota.jobs as j
-    where j.ordering_key = _open_line.ordering_key
-      and j.status <> 'blocked';
-    if found then
+    v_job_id := rota._line_head(_open_line.ordering_key, coalesce(_open_line.ended_id, 0));
+    if v_job_id is not null then
         return rota._still_to_end(array[v_job_id]) <> '{}';
     elsif exists (
         select from rota.halted_keys as s where s.ordering_key = _open_line.ordering_key
     ) then
         return true;
     end if;
-    -- Of several keys, so that no planner walks the primary key.
-    select j.id, j.ordering_key
-    into v_job_id, v_key
-    from rota.jobs as j
-    where j.ordering_key >= _open_line.ordering_key
-    order by j.ordering_key, j.id
-    limit 1;
-    if v_key is distinct from _open_line.ordering_key then
+    if v_start > _open_line.ended_id then
+        v_start := _open_line.ended_id;
+    end if;
+    v_walked := pg_stat_get_xact_tuples_returned(c_index);
+    v_job_id := (
+        -- By a range of one key, so that no planner walks the primary key.
+        select j.id
+        from rota.jobs as j
+        where j.ordering_key >= _open_line.ordering_key
+          and j.ordering_key <= _open_line.ordering_key
+          and j.status = 'blocked'
+          and j.id >= coalesce(v_start, 0)
+        order by j.ordering_key, j.id
+        limit 1
+    );
+    if _open_line.ended_id is not null then
+        perform rota._keep_scan_from(
+            c_scan, v_now, v_start is null, c_index, v_walked,
+            coalesce(v_job_id, v_start, _open_line.ended_id));
+    end if;
+    if v_job_id is null then
+        if v_start is not null then
+            perform rota._add_checks(
+                'order', array[_open_line.ordering_key], v_now + interval '2 seconds');
+        end if;
         return true;
     end if;
 
@@ -123,9 +153,7 @@ $$;
  * where no statement can see what was committed before the lock.
  */
 create or replace function rota._try_lock_key(ordering_key text, max_locks integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_held constant text := current_setting('rota.locked_keys', true);
     c_count constant integer := coalesce(substring(c_held from '^[0-9]{1,6}$'), '0')::integer;
@@ -143,11 +171,7 @@ $$;
 
 /* Let blocked jobs, which the caller has locked, start when they are due. */
 create or replace function rota._open_jobs(job_ids bigint[])
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     update rota.jobs as j
     set status = 'queued',
@@ -164,12 +188,8 @@ $$;
  * other job, and leave a check for the others.
  */
 create or replace function rota._enter_lines(job_ids bigint[])
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_key text;
     v_job_id bigint;
@@ -205,30 +225,24 @@ end;
 $$;
 
 /*
- * Whether a key is not halted and has no job in front of this one.  From the newest entry on:
- * those of jobs that have ended are in front, and where there is one it is just before this.
+ * Whether a key is not halted and has no head, nor a job in front of this one.  From the newest
+ * entry on: those of jobs that have ended are in front of it.
  */
 create or replace function rota._is_line_empty(ordering_key text, job_id bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
-    return not exists (
+    return rota._line_head(_is_line_empty.ordering_key, 0) is null and not exists (
         select from rota.halted_keys as s where s.ordering_key = _is_line_empty.ordering_key
     ) and (
-        -- Of several keys, so that no planner walks the primary key.
-        select j.ordering_key
-        from rota.jobs as j
-        where j.ordering_key <= _is_line_empty.ordering_key
-          and (j.ordering_key, j.id) < (_is_line_empty.ordering_key, _is_line_empty.job_id)
-        order by j.ordering_key desc, j.id desc
-        limit 1
-    ) is distinct from _is_line_empty.ordering_key and (
+        -- By a range of one key, so that no planner walks the primary key.
         select j.id
         from rota.jobs as j
-        where j.ordering_key = _is_line_empty.ordering_key
-          and j.status <> 'blocked'
+        where j.ordering_key >= _is_line_empty.ordering_key
+          and j.ordering_key <= _is_line_empty.ordering_key
+          and j.status = 'blocked'
+          and j.id < _is_line_empty.job_id
+        order by j.ordering_key desc, j.id desc
+        limit 1
     ) is null;
 end;
 $$;
@@ -238,11 +252,10 @@ $$;
  * other the next becomes the head.
  */
 create or replace function rota._leave_lines(jobs jsonb, old_status text, new_status text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_key text;
+    v_job_id bigint;
     v_behind text[] := '{}'::text[];
 begin
     insert into rota.halted_keys (ordering_key, job_id, halted_since)
@@ -252,18 +265,19 @@ begin
       and not e.skip_dead
     on conflict do nothing;
 
-    for v_key in
-        select distinct e.ordering_key
+    for v_key, v_job_id in
+        select e.ordering_key, max(e.id)
         from jsonb_populate_recordset(null::rota.jobs, _leave_lines.jobs) as e
         where e.ordering_key is not null
           and (_leave_lines.new_status <> 'dead' or e.skip_dead)
+        group by e.ordering_key
     loop
         -- An older snapshot does not show who is next.
         if current_setting('transaction_isolation') <> 'read committed'
           or not (
             case
                 when _leave_lines.old_status = 'blocked' then rota._check_order(v_key)
-                else rota._open_line(v_key, true, 32)
+                else rota._open_line(v_key, v_job_id, 32)
             end
           ) then
             v_behind := v_behind || v_key;
@@ -276,9 +290,7 @@ end;
 $$;
 
 create or replace function rota.resume_ordering_key(ordering_key text)
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -297,7 +309,7 @@ begin
     end if;
 
     if current_setting('transaction_isolation') = 'read committed' then
-        perform rota._open_line(resume_ordering_key.ordering_key, true, 32);
+        perform rota._open_line(resume_ordering_key.ordering_key, v_job_id, 32);
     end if;
     -- A job that came in meanwhile saw that the key was halted.
     perform rota._add_checks('order', array[resume_ordering_key.ordering_key]);
@@ -314,10 +326,7 @@ comment on function rota.resume_ordering_key(text) is
  * the beginning are those of the dead.
  */
 create or replace function rota._newest_parent(job_id bigint)
-    returns bigint
-    language plpgsql
-    stable
-as $$
+    returns bigint language plpgsql stable as $$
 begin
     return (
         select d.parent_id
@@ -335,11 +344,7 @@ $$;
  * mark of a lock is locked for a moment, and by the end of this function is not any more.
  */
 create or replace function rota._still_to_end(job_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_free bigint[];
     v_marked bigint[];

@@ -12,21 +12,11 @@ REFERENCE = Path(__file__).resolve().parents[2] / "sql/README.md"
 # By these jobs/ tells what waits that a job came in, begins, stops or ended, or asks for it.
 HOOKS = {
     "_admit_jobs",
-    "_check_all_blocks",
-    "_check_blocks",
-    "_check_held_of",
-    "_check_next_stage",
-    "_check_next_stages",
     "_end_stages",
     "_enter_lanes",
     "_has_room",
     "_jobs_came_in",
     "_jobs_ended",
-    "_leave_limits",
-    "_link_job",
-    "_link_jobs",
-    "_newest_parent",
-    "_open_line",
 }
 # Parts that still know of each other.
 TANGLED = [["jobs/enqueue", "jobs/keys"], ["waiting/fairness", "waiting/limits"]]
@@ -57,7 +47,7 @@ def test_no_part_calls_itself_over_others(functions: dict[str, set[str]]) -> Non
 
 
 def test_a_claim_reaches_few_functions(functions: dict[str, set[str]]) -> None:
-    assert len(call_graph.reached(functions, "claim_jobs")) <= 46
+    assert len(call_graph.reached(functions, "claim_jobs")) <= 48
 
 
 def test_the_reference_prints_the_graph() -> None:

@@ -167,8 +167,8 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "v_start[2] > c_due and v_start[2] <= c_due + 60000000) is not true",
-            "v_start[2] > 0) is not true",
+            "rota._is_full_scan_due(v_start[2], _lock_lanes.due);",
+            "v_start[2] is null;",
         ),
     ),
     mutant(

@@ -1,13 +1,19 @@
 """A mutant: the product with one guard taken out, and who should notice.
 
 The text that is taken out must stand in its file once.  So a list that has fallen behind the
-product says so, and no mutant is the product itself.
+product says so, and no mutant is the product itself.  How the lines of the SQL are broken does
+not matter.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+# The name of a function before that of its argument may be left out where that is plain.
+TOKEN = re.compile(r"(?!rota\.)\w{4,}\.(?=\w)|\w+|\s+|.")
+WORD = re.compile(r"\w$|^\w")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +27,7 @@ class Edit:
     def problem(self, root: Path) -> str | None:
         """Say why it cannot be applied to the tree at *root*, if it cannot."""
         try:
-            found = (root / self.path).read_text().count(self.old)
+            found = len(self._places(root))
         except FileNotFoundError:
             return f"there is no {self.path}"
         if found != 1:
@@ -32,10 +38,34 @@ class Edit:
         """Change the file below *root*."""
         if problem := self.problem(root):
             raise ValueError(problem)
-        file = root / self.path
-        file.write_text(file.read_text().replace(self.old, self.new))
+        file, [(start, end)] = root / self.path, self._places(root)
+        text = file.read_text()
+        new = self.new.strip() if self.path.endswith(".sql") else self.new
+        file.write_text(text[:start] + new + text[end:])
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
             compiled.unlink()
+
+    def _places(self, root: Path) -> list[tuple[int, int]]:
+        text = (root / self.path).read_text()
+        pattern = in_sql(self.old) if self.path.endswith(".sql") else re.escape(self.old)
+        return [found.span() for found in re.finditer(pattern, text)]
+
+
+def in_sql(text: str) -> str:
+    """Return the pattern of a piece of SQL, however its lines are broken."""
+    pattern, before = "", ""
+    for token in TOKEN.findall(text.strip()):
+        if token.isspace():
+            before += " "
+            continue
+        if before.endswith(" "):
+            pattern += r"\s+" if WORD.search(before.strip()) and WORD.match(token) else r"\s*"
+        elif token in ")]" or before in ("(", "["):
+            pattern += r"\s*"
+        is_left_out = token.endswith(".") and token != "."
+        pattern += f"(?:{re.escape(token)})?" if is_left_out else re.escape(token)
+        before = token
+    return pattern
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,13 +146,8 @@ ONCE = (
         "sql/jobs/test_effects.py races/test_effects.py",
         sql(
             "maintenance/retention",
-            "not rota._is_leased(e.job_id, e.lease_token))\n        order by",
-            "true)\n        order by",
-        ),
-        sql(
-            "maintenance/retention",
-            "not rota._is_leased(e.job_id, e.lease_token));",
-            "true);",
+            "or not rota._is_leased(f.job_id, f.lease_token)",
+            "or true",
         ),
     ),
     mutant(
@@ -161,18 +156,18 @@ ONCE = (
         "races/test_effects.py",
         sql(
             "maintenance/retention",
-            "not rota._is_leased(e.job_id, e.lease_token));",
-            "true);",
+            "between $2 and $3 and (%4$s)",
+            "between $2 and $3",
         ),
     ),
     mutant(
         "two-heads",
-        "No index keeps two jobs of an ordering key from running at once.",
-        "sql/tables/test_jobs.py sql/waiting/test_order.py races/test_waiting.py",
+        "A job that came late, with a lower id than the head, becomes a second head.",
+        "sql/waiting/test_order.py races/test_waiting.py races/test_pairs.py",
         sql(
-            "tables/jobs",
-            "create unique index jobs_ordering_key_head_idx",
-            "create index jobs_ordering_key_head_idx",
+            "waiting/order",
+            "rota._line_head(_is_line_empty.ordering_key, 0) is null and",
+            "",
         ),
     ),
     mutant(
@@ -182,12 +177,14 @@ ONCE = (
         sql(
             "waiting/order",
             """\
-    where j.ordering_key >= _open_line.ordering_key
-    order by j.ordering_key, j.id
+          and j.status = 'blocked'
+          and j.id >= coalesce(v_start, 0)
+        order by j.ordering_key, j.id
 """,
             """\
-    where j.ordering_key = _open_line.ordering_key
-    order by j.ordering_key, j.id desc
+          and j.status = 'blocked'
+          and j.id >= coalesce(v_start, 0)
+        order by j.ordering_key desc, j.id desc
 """,
         ),
     ),
@@ -237,7 +234,7 @@ ONCE = (
         "parent-ends-unheard",
         "A job that waits for others leaves no check, and a parent may end without seeing it.",
         "races/test_waiting.py",
-        sql("waiting/dependencies", "if v_waiting is not null then", "if false then"),
+        sql("waiting/hooks", "if v_waiting is not null then", "if false then"),
     ),
     mutant(
         "one-token-for-two-stages",
@@ -308,8 +305,8 @@ ONCE = (
         "sql/waiting/test_limits_open.py races/test_limits.py",
         sql(
             "waiting/limits",
-            "continue when not rota._lock_part(_issue_slots",
-            "continue when 1 = 0 and rota._lock_part(_issue_slots",
+            "v_issued);\n        continue when not rota._lock_part(",
+            "v_issued);\n        continue when 1 = 0 and rota._lock_part(",
         ),
     ),
     mutant(

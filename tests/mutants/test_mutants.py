@@ -33,6 +33,27 @@ def test_every_mutant_can_be_made_of_the_product() -> None:
     assert len(ALL) >= 100
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "where j.id = 1\n  and exists (\n    select from a\n  )\nfor update",
+        "where j.id = 1 and exists (select from a) for update",
+    ],
+)
+def test_a_piece_of_sql_is_found_however_its_lines_are_broken(
+    text: str, tmp_path: Path
+) -> None:
+    part = tmp_path / "sql/part.sql"
+    part.parent.mkdir()
+    part.write_text(f"-- Why.\n{text}\n")
+
+    sql("part", "    and exists (select\n from a)\n", "\n").apply(tmp_path)
+
+    assert part.read_text().split("\n", 1)[0] == "-- Why."
+    assert " ".join(part.read_text().split()) == "-- Why. where j.id = 1 for update"
+    assert sql("part", "whe re", "").problem(tmp_path)
+
+
 def test_readme_tells_of_each_mutant_which_test_killed_it() -> None:
     assert [*last_killers(ROOT / "tests")] == [mutant.name for mutant in ALL]
 

@@ -94,7 +94,7 @@ UPKEEP = (
         "key-purged-early",
         "Retention deletes keys that are still unique.",
         "sql/jobs/test_keys.py",
-        sql("maintenance/retention", "where k.expires_at < v_now\n", "where true\n"),
+        sql("maintenance/retention", "'where f.%2$I < $1 and f", "'where f"),
     ),
     mutant(
         "retention-never-has-more",
@@ -118,8 +118,8 @@ UPKEEP = (
         "sql/maintenance/test_retention.py",
         sql(
             "maintenance/retention",
-            "exit when v_deleted >= _purge_partitions.max_rows;",
-            "exit;",
+            "exit when v_deleted >= _purge_partitions.max_rows;\n        begin",
+            "exit;\n        begin",
         ),
     ),
     mutant(
@@ -233,13 +233,11 @@ UPKEEP = (
         sql(
             "base/clock",
             """\
-    stable
-    security definer
+    returns timestamptz language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
 """,
             """\
-    stable
-    security definer
+    returns timestamptz language plpgsql stable security definer
 """,
         ),
     ),
@@ -252,15 +250,12 @@ UPKEEP = (
             """\
     message text default null
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
 """,
             """\
     message text default null
 )
-    returns void
-    language plpgsql
+    returns void language plpgsql
 """,
         ),
     ),

@@ -24,6 +24,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from mutants.mutant import in_sql
+
 GATE = 1
 # The number of the pause to wait at, counted from 1 in the order in which the session comes
 # by; 0 counts without waiting and tells each place in a notice.
@@ -167,9 +169,11 @@ def mutate(db: psycopg.Connection[Any], function: str, old: str, new: str) -> No
     """Replace a piece of a function in this database, to see whether the tests notice."""
     bodies = {name: (body, source) for name, body, source, _ in db.execute(FUNCTIONS)}
     body, source = bodies[function]
-    if body.count(old) != 1:
-        raise ValueError(f"{function} has {body.count(old)} times {old!r}")
-    db.execute(source.replace(body, body.replace(old, new)))
+    found = [*re.finditer(in_sql(old), body)]
+    if len(found) != 1:
+        raise ValueError(f"{function} has {len(found)} times {old!r}")
+    start, end = found[0].span()
+    db.execute(source.replace(body, body[:start] + new.strip() + body[end:]))
 
 
 def some_of(mutants: Iterable[str]) -> list[Any]:

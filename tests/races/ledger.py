@@ -36,7 +36,7 @@ OPERATIONS = {
     "sweep": "select rota.sweep_stale_leases() as swept",
     "cancel": f"select rota.cancel_job({JOB}) as answer",
     "retry forced": f"select rota.retry_job({JOB}, true) as answer",
-    "purge": "select rota._purge_effects(1000) as purged",
+    "purge": "select rota._purge('effects', 1000) as purged",
 }
 _NEW = [
     "select rota.set_queue("

@@ -343,7 +343,7 @@ def test_a_record_that_is_taken_over_while_retention_looks_at_it_stays(
 
     db.execute("select pg_advisory_lock(%s)", [GATE])
     a.fetch(ARM, [2])
-    pending = a.start("select rota._purge_effects(10)")
+    pending = a.start("select rota._purge('effects', 10)")
     pending.wait_blocked()
     held = Lease(b, is_new=False)
     # A goes by the clock that it saw at first, so a second over is one of before.

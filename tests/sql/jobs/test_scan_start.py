@@ -284,7 +284,7 @@ def test_claim_jobs_does_not_walk_what_is_gone_under_a_held_snapshot(
 
 
 def test_claim_jobs_brings_its_place_up_to_date_though_a_full_look_is_not_due(db, connect):
-    """A full look that took long keeps the next away, and meanwhile many jobs go by."""
+    """A full scan that walked much keeps the next away, and meanwhile many jobs go by."""
     holder = connect()
     holder.execute("begin isolation level repeatable read")
     holder.execute("select 1 from rota.jobs").fetchall()
@@ -293,20 +293,13 @@ def test_claim_jobs_brings_its_place_up_to_date_though_a_full_look_is_not_due(db
     for _ in range(2):
         call(db, "finish_jobs", **owners(*claim(db, max_jobs=1000)))
     db.execute("discard all")
-    # Time goes by a thousand times faster, so the look takes seconds.
-    db.execute("""
-        create or replace function rota.now() returns timestamptz language plpgsql stable
-        as $$ begin
-            return '2040-01-01'::timestamptz + 1000 * (clock_timestamp() - '2026-01-01');
-        end $$
-    """)
 
     claim(db, max_jobs=10)
 
     until, full, _lane, place = scalar(
         db, "select string_to_array(rota._scan_start($$claim 'w' {default}  $$), ' ')::bigint[]"
     )[:4]
-    assert full - until > 1_000_000
+    assert full - until > 20_000
     assert place > 0
     holder.execute("rollback")
 

@@ -494,11 +494,11 @@ def test_rows_of_partitions_go_also_where_no_tick_is_alone(db, clock):
 def test_a_purge_begins_where_the_last_one_ended(db):
     db.execute(EXPIRED["keys"], (10,))
     db.execute(
-        "select rota._keep_purge('keys', rota.now() - interval '1 s', '-infinity',"
+        "select rota._keep_purge('idempotency_keys', rota.now() - interval '1 s', '-infinity',"
         " rota.now() - interval '1 hour' + interval '5.5 s')"
     )
 
-    value(db, "_purge_keys", max_rows=1000)
+    value(db, "_purge", kind="keys", max_rows=1000)
 
     left = rows(db, "select idempotency_key::int from rota.idempotency_keys order by 1")
     assert [key for (key,) in left] == [1, 2, 3, 4, 5]
@@ -509,20 +509,20 @@ def test_a_purge_finds_what_lies_behind_its_start_in_time(db, clock):
     db.execute(EXPIRED["keys"], (10,))
     begun = now - timedelta(seconds=1)
     clock.set(now)
-    db.execute("select rota._keep_purge('keys', %s, '-infinity', %s)", (begun, now))
+    db.execute("select rota._keep_purge('idempotency_keys', %s, '-infinity', %s)", (begun, now))
 
-    assert value(db, "_purge_keys", max_rows=1000) == 0
+    assert value(db, "_purge", kind="keys", max_rows=1000) == 0
     clock.set(now + timedelta(seconds=21))
-    assert value(db, "_purge_keys", max_rows=1000) == 10
+    assert value(db, "_purge", kind="keys", max_rows=1000) == 10
 
 
 def test_a_purge_starts_over_when_the_clock_was_set_back(db, clock):
     now = clock.now()
-    db.execute("select rota._keep_purge('keys', %s, '-infinity', %s)", (now, now))
+    db.execute("select rota._keep_purge('idempotency_keys', %s, '-infinity', %s)", (now, now))
     clock.set(now - timedelta(days=1))
     db.execute(EXPIRED["keys"], (10,))
 
-    assert value(db, "_purge_keys", max_rows=1000) == 10
+    assert value(db, "_purge", kind="keys", max_rows=1000) == 10
 
 
 def test_queues_that_keep_less_are_purged_among_those_that_keep_long(db, clock):

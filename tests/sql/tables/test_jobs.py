@@ -43,14 +43,6 @@ def test_jobs_refuse_two_live_jobs_of_one_key(db):
         db.execute("update rota.jobs set idempotency_key = 'k' where id = %s", (other,))
 
 
-def test_jobs_refuse_two_heads_of_one_ordering_key(db):
-    running(db, ordering_key="k")
-    behind = enqueue(db, ordering_key="k")
-
-    with raises("23505"):
-        db.execute("update rota.jobs set status = 'queued' where id = %s", (behind,))
-
-
 @pytest.mark.parametrize("first", [2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 6])
 def test_jobs_live_their_whole_life_with_ids_of_any_size(db, first):
     db.execute(f"alter sequence rota.jobs_id_seq restart with {first}")
