@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 CALL_TIMEOUT = 30.0
 """Seconds that a call may take."""
+MAX_DOUBLINGS = 4
+"""So many times in a row a call that had no answer is given twice the time."""
 CANCEL_TIMEOUT = 1.0
 """Seconds that the server has to confirm the end of a call that was cancelled."""
 MAX_IDLE_TIME = 60.0
@@ -212,6 +214,7 @@ class Connection:
         self._opened_at = 0.0
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
+        self._unanswered = 0
         self._is_default_refused = False
 
     async def call(
@@ -220,14 +223,18 @@ class Connection:
         """Run *action*; after a database error the next call opens a new connection."""
         async with self._turn:
             try:
-                async with time_limit(timeout):
+                # A call that takes long would never end if it were cut off in time each time.
+                async with time_limit(timeout * 2.0 ** min(self._unanswered, MAX_DOUBLINGS)):
                     value = await action(AsyncClient(await self.open()))
             except (psycopg.Error, asyncio.CancelledError) as error:
-                if isinstance(error, psycopg.Error) and is_lost(error):
+                if isinstance(error, NoAnswerError):
+                    self._unanswered += 1
+                elif isinstance(error, psycopg.Error) and is_lost(error):
                     self.state.lost(error, self._opened_at)
                 # Also when it seems usable: after a failover it may lead to a standby.
                 await self.close()
                 raise
+            self._unanswered = 0
             self.state.works(self._opened_at)
             return value
 

@@ -49,7 +49,8 @@ class Worker:
     half of them have started; without it, what is likely to start within 0.2 seconds.
     *lease*, a timedelta or seconds, is for jobs that bring none of their own.  After `stop`,
     running jobs have *grace_period* seconds to end.  Without *tick* the maintenance is left to
-    others.  Without *listen* no job wakes it, and it only polls.
+    others.  Without *listen* no job wakes it, and it only polls; *listen_conninfo* leads past
+    a pooler, through which no notification comes.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Worker:
         tick_interval: float = 1.0,
         grace_period: float = 20.0,
         listen: bool = True,
+        listen_conninfo: str | None = None,
     ) -> None:
         _check_settings(
             registry, name, queues, concurrency, batch, lease,
@@ -97,7 +99,7 @@ class Worker:
         self._notifier: Notifier | None = None
         if listen:
             self._notifier = Notifier(
-                Connection(conninfo, "rota notifier", state),
+                Connection(listen_conninfo or conninfo, "rota notifier", state),
                 self._connection,
                 self._queues,
                 registry,
