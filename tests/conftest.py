@@ -69,6 +69,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Escape what no process can send to another: a log that tells of half a character."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode())
+        for name, text in report.sections
+    ]
+    return report
+
+
 @pytest.fixture(scope="session")
 def sql_dir() -> Path:
     return ROOT / "sql"
