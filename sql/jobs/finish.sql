@@ -282,8 +282,11 @@ begin
       or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
         v_parents := v_ended;
     end if;
-    if num_nonnulls(v_parents, v_leading, v_held_limits) > 0
-      or v_waiting_kinds is not null and exists (select from rota.limits) then
+    -- By itself, since to ask a table costs more than the rest, and most have no such kinds.
+    if v_waiting_kinds is not null then
+        if not exists (select from rota.limits) then v_waiting_kinds := null; end if;
+    end if;
+    if num_nonnulls(v_parents, v_leading, v_held_limits, v_waiting_kinds) > 0 then
         perform rota._jobs_ended(v_parents, v_leading, v_held_limits, v_waiting_kinds,
             old_status, new_status);
     end if;
