@@ -123,6 +123,8 @@ $$;
 create or replace function rota._channel(key integer, slot integer)
     returns text language plpgsql immutable as $$
 begin
-    return format('rota_%s_%s', to_hex(_channel.key), _channel.slot);
+    return format('rota_%s_%s',
+        case when _channel.key = hashtext('') then 'maintenance' else to_hex(_channel.key) end,
+        _channel.slot);
 end;
 $$;
