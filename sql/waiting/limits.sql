@@ -181,7 +181,7 @@ $$;
 create or replace function rota._bound(name text)
     returns rota.limits language plpgsql stable as $$
 declare
-    v_bound rota.limits;
+    v_bound record;
 begin
     select l.*
     into v_bound
