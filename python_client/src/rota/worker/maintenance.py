@@ -24,6 +24,9 @@ REPORT_INTERVAL = 30.0
 IDLE_REPORT_INTERVAL = 300.0
 LEAVE_TIMEOUT = 3.0
 HURRY_INTERVAL = 0.1
+OUTAGE_PAUSE = 10.0
+"""Seconds after an outage until a tick, which takes back what other workers run: the longest
+pause after which they try to connect again, and tell that they live."""
 FOLLOWER_FACTOR = 5
 """So many times less often those look whether to tick whom wait_for_jobs() did not ask to."""
 
@@ -41,10 +44,10 @@ class Ticker:
         """When to tick next, on the monotonic clock."""
         self._connection = connection
         self._every = every or 0.0
-        self._ticked_at = -inf
+        self._ticked_at = self._not_before = -inf
         self._jitter = jitter
         self._retry = Retry("tick", connection.state)
-        connection.state.on_back(self._come)
+        connection.state.on_back(self._let_others_come)
 
     async def tick(self) -> TickReport | None:
         """Tick once; a failure is logged, and tried again later and later."""
@@ -63,7 +66,8 @@ class Ticker:
     def hurry(self) -> None:
         """Tick at once, but in a row of such wishes only every tenth of a second."""
         if self.due_at < inf:
-            self.due_at = min(self.due_at, self._ticked_at + HURRY_INTERVAL)
+            earliest = max(self._ticked_at + HURRY_INTERVAL, self._not_before)
+            self.due_at = min(self.due_at, earliest)
 
     def put_off(self, factor: float) -> None:
         """Do not tick now, but after so many times the usual pause."""
@@ -72,9 +76,9 @@ class Ticker:
     def _pause(self) -> float:
         return self._every * random.uniform(1.0 - self._jitter, 1.0 + self._jitter)  # noqa: S311
 
-    def _come(self) -> None:
-        if self.due_at < inf:
-            self.due_at = 0.0
+    def _let_others_come(self) -> None:
+        self._not_before = time.monotonic() + OUTAGE_PAUSE
+        self.due_at = max(self.due_at, self._not_before)
 
 
 class TickLog:
