@@ -142,7 +142,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("record_effect", "and rota._is_leased(", "and false and rota._is_leased(")
     ],
     "a planned time that is skipped for nobody": [
-        ("_outcomes", "when _outcomes.is_live then 'skipped'", "when false then ''")
+        ("_plan_due", "when v_group.is_live then 'skipped'", "when false then ''")
     ],
     "a late tick that makes up for all": [
         ("_plan_occurrences", "then catch_up_max else 1 end", "then catch_up_max else 2 end")

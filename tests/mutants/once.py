@@ -423,7 +423,7 @@ ONCE = (
         "overlap-not-skipped",
         "A schedule that shall skip makes a job beside the live one.",
         "sql/schedules/test_occurrences.py",
-        sql("schedules/occurrences", "when _outcomes.is_live then 'skipped'", ""),
+        sql("schedules/occurrences", "when v_group.is_live then 'skipped'", ""),
     ),
     mutant(
         "ticks-wait-for-ticks",
