@@ -570,7 +570,9 @@ begin
         -- Slots before jobs: a claim takes both.
         v_room := coalesce(
             v_room, rota._free_slots(rota._bound(_open_held.limit_name), 1000), 1000);
-        select coalesce(j.own_lane, j.priority) as lane, coalesce(j.own_place, j.run_at) as place
+        select
+            coalesce(j.own_lane, j.priority) as lane,
+            coalesce(j.own_place, j.run_at) as place
         into v_first
         from rota.jobs as j
         where j.hold = _open_held.limit_name
