@@ -181,7 +181,7 @@ $$;
 create or replace function rota._bound(name text)
     returns rota.limits language plpgsql stable as $$
 declare
-    v_bound rota.limits;
+    v_bound record;
 begin
     select
         _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
