@@ -192,7 +192,7 @@ WORKER = (
         "One payload that Python cannot read costs all jobs of its claim.",
         "client/test_poison.py",
         client(
-            "client/reading",
+            "client/statement",
             '                return Unreadable(f"{type(error).__name__}: {error}")\n',
             "                raise error\n",
         ),

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .client.checks import check_name
+from .client.values import check_name
 
 Handler = Callable[[Any], object]
 H = TypeVar("H", bound=Handler)

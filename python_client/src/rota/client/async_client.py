@@ -18,10 +18,16 @@ from psycopg.types.json import Jsonb
 
 from .. import rows
 from ..exceptions import translate
-from .checks import check_connection, of_one_job
-from .reading import factory, read_forgiving
-from .statement import UNSET, Unset, blame, call, given
-from .values import clean_text, to_endings, to_job, to_jsonb, to_result
+from .statement import UNSET, Unset, blame, call, factory, given, read_forgiving
+from .values import (
+    check_connection,
+    clean_text,
+    of_one_job,
+    to_endings,
+    to_job,
+    to_jsonb,
+    to_result,
+)
 
 Row = TypeVar("Row")
 

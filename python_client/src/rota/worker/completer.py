@@ -21,9 +21,8 @@ from typing import Any
 
 import psycopg
 
-from ..client.checks import check_stage
 from ..client.statement import UNSET
-from ..client.values import dump_result, join_endings, to_array
+from ..client.values import check_stage, dump_result, join_endings, to_array
 from ..exceptions import InvalidArgumentError, RotaError
 from ..job import BaseJob, State
 from ..rows import EndedJob

@@ -14,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 
-from ..client.reading import Unreadable
+from ..client.statement import Unreadable
 from ..exceptions import JobCancelled, RotaError
 from ..job import AsyncJob, BaseJob, Job, JobContext, State
 from ..registry import Registry

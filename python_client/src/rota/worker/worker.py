@@ -21,7 +21,7 @@ from math import inf
 import psycopg
 
 from ..client.async_client import AsyncClient
-from ..client.checks import check_name, check_range
+from ..client.values import check_name, check_range
 from ..exceptions import RotaError, to_duration
 from ..job import BaseJob, JobContext
 from ..registry import Registry
