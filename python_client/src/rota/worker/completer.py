@@ -40,6 +40,8 @@ PAUSE = 0.005
 """Seconds between two calls, in which more jobs may end: each call costs as much as ten."""
 BUSY_PAUSE = 0.5
 """Seconds until a job whose row another session has locked is reported again."""
+LAST_REPORT = 1.5
+"""Seconds that the last report of a worker that leaves may take."""
 RELEASE_PAUSE = 0.1
 """The same for one that is given back, maybe by a worker that leaves."""
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
@@ -139,7 +141,12 @@ class Completer:
         self._add(report)
 
     async def close(self) -> None:
-        """Report no more; what could not be reported is left to the end of its lease."""
+        """Report no more, but let a call that is under way come to its end.
+
+        What could not be reported is left to the end of its lease.
+        """
+        if self._flush is not None:
+            await asyncio.wait([self._flush], timeout=LAST_REPORT)
         for job, report in self._reports.items():
             logger.warning("job %s: its end could not be reported", job.job_id)
             log_job("lost", job, report.duration)
