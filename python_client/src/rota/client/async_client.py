@@ -270,7 +270,7 @@ class AsyncClient:
     async def snooze_job(
         self, job_id: int, lease_token: int, delay: timedelta
     ) -> datetime | None:
-        """Put a job off without burning an attempt; None if it was cancelled by request."""
+        """Put a job off without using an attempt; None if it was cancelled by request."""
         value: datetime | None = await self._value(
             "snooze_job", job_id=job_id, lease_token=lease_token, delay=delay
         )
@@ -279,7 +279,7 @@ class AsyncClient:
     async def release_jobs(
         self, job_ids: Sequence[int], lease_tokens: Sequence[int]
     ) -> list[rows.ReleasedJob]:
-        """Give jobs back without burning an attempt."""
+        """Give jobs back without using an attempt."""
         return await self._rows(
             rows.ReleasedJob,
             "release_jobs",
