@@ -183,15 +183,14 @@ create or replace function rota._bound(name text)
 declare
     v_bound rota.limits;
 begin
-    select l.*
+    select
+        _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
+        l.burst, l.weight, l.created_at, l.updated_at, l.is_settled, l.settled_xid
     into v_bound
     from rota.limits as l
     where l.limit_name in (_bound.name, substring(_bound.name, '^key [^:]*:') || '*')
     order by l.limit_name = _bound.name desc
     limit 1;
-    if found then
-        v_bound.limit_name := _bound.name;
-    end if;
     return v_bound;
 end;
 $$;

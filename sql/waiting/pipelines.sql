@@ -314,6 +314,7 @@ create or replace function rota.restart_pipeline(job_id bigint, stage text)
 as $$
 declare
     v_job rota.finished_jobs;
+    v_pipeline text;
     v_is_live boolean;
     v_stage rota.pipeline_stages;
 begin
@@ -324,20 +325,17 @@ begin
     for v_round in 1..3 loop
         select f.* into v_job from rota.finished_jobs as f where f.id = restart_pipeline.job_id;
         v_is_live := not found;
+        v_pipeline := v_job.pipeline;
         if v_is_live then
-            v_job := null;
-            select j.id, j.pipeline
-            into v_job.id, v_job.pipeline
-            from rota.jobs as j
-            where j.id = restart_pipeline.job_id;
+            select j.pipeline into v_pipeline from rota.jobs as j where j.id = job_id;
             continue when not found;
         end if;
-        if v_job.pipeline is null then
+        if v_pipeline is null then
             perform rota._refuse('job_id', format(
                 'must be a job of a pipeline, and job %s is in none', job_id));
-        elsif not rota._is_defined(v_job.pipeline) then
+        elsif not rota._is_defined(v_pipeline) then
             perform rota._refuse('job_id', format(
-                'must be a job of a pipeline that is defined, and %L is not', v_job.pipeline));
+                'must be a job of a pipeline that is defined, and %L is not', v_pipeline));
         end if;
         exit when v_is_live;
         v_stage := rota._pipeline_stage(v_job.pipeline, restart_pipeline.stage);
@@ -365,7 +363,7 @@ begin
         end if;
     end loop;
 
-    if v_job.id is null then
+    if v_pipeline is null then
         perform rota._raise_not_found(job_id);
     end if;
     raise exception using
