@@ -184,13 +184,13 @@ async def time_limit(seconds: float) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        for _ in range(cancels):
-            task.uncancel()
-        if cancels and task.cancelling() <= others:
+        if cancels and task.cancelling() - cancels <= others:
             raise NoAnswerError(f"no answer within {seconds:g} seconds") from None
         raise
     finally:
         timer.cancel()
+        for _ in range(cancels):  # the task itself was not meant
+            task.uncancel()
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:
