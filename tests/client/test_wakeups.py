@@ -21,7 +21,7 @@ from client.workers import BackgroundWorker, wait_until
 from faults.pooler import find_pgbouncer
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.worker import notifier
-from rota.worker.fetcher import Pace
+from rota.worker.fetcher import Poller
 from rota.worker.notifier import Place
 
 Background = Callable[..., BackgroundWorker]
@@ -452,20 +452,20 @@ def test_what_comes_while_a_claim_is_under_way_brings_another_claim(event: str) 
     listener: Any = SimpleNamespace(
         is_on=True, place=Place.IDLE, wanted=Place.IDLE, go=lambda place: None
     )
-    pace = Pace(listener, NEVER)
-    pace.start(lambda: None)
-    assert pace.is_due()
+    poller = Poller(listener, NEVER)
+    poller.start(lambda: None)
+    assert poller.is_due()
 
     {
         "notification": lambda: listener.on_notify(),
         "answer": lambda: listener.on_answer(0.0),
         "change": lambda: listener.on_change(),
     }[event]()
-    pace.end(0, is_full=False)
+    poller.end(0, is_full=False)
 
-    assert pace.is_due()
-    pace.end(0, is_full=False)
-    assert not pace.is_due()
+    assert poller.is_due()
+    poller.end(0, is_full=False)
+    assert not poller.is_due()
 
 
 def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,14 +475,14 @@ def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPat
     listener: Any = SimpleNamespace(
         is_on=True, place=Place.IDLE, wanted=Place.IDLE, go=lambda place: None
     )
-    pace = Pace(listener, 1.0)
-    pace.start(lambda: None)
+    poller = Poller(listener, 1.0)
+    poller.start(lambda: None)
     waits = []
     for seconds in (5.0, 0.001, 0.001, 0.001):
-        assert pace.is_due()
-        pace.end(0, is_full=False)
+        assert poller.is_due()
+        poller.end(0, is_full=False)
         listener.on_answer(seconds)
-        waits.append(round(pace.claim_at - now, 3))
-        now = pace.claim_at
+        waits.append(round(poller.claim_at - now, 3))
+        now = poller.claim_at
 
     assert waits == [5.0, 0.01, 0.02, 0.04]

@@ -74,7 +74,7 @@ class Notifier:
         self._channels: set[str] = set()
         # Always the same one: a pooler may keep listening to it for us.
         self._probe = f"rota_probe_{secrets.token_hex(6)}"
-        self._is_told_off = False
+        self._is_off_logged = False
         self._asked = asyncio.Event()
         self._is_probed = asyncio.Event()
         self._wanted = Place.AWAY
@@ -108,14 +108,14 @@ class Notifier:
                 self._session.add_notify_handler(self._receive)
                 if await self._receives(self._session):
                     self._retry.succeed()
-                    self._tell_on()
+                    self._log_on()
                     await self._serve(self._session)
-                self._tell_off("no message arrives, as behind a pooler in transaction mode")
+                self._log_off("no message arrives, as behind a pooler in transaction mode")
             except asyncio.CancelledError:
                 await self._stop_waiting()
                 raise
             except (psycopg.Error, RotaError, OSError) as exception:
-                self._tell_off(one_line(exception))
+                self._log_off(one_line(exception))
                 error = exception
             except Exception as exception:  # without this task nothing wakes the worker
                 logger.exception("wake-ups failed")
@@ -215,14 +215,14 @@ class Notifier:
         self._session = None
         await self._connection.close()
 
-    def _tell_on(self) -> None:
-        if self._is_told_off:
-            self._is_told_off = False
+    def _log_on(self) -> None:
+        if self._is_off_logged:
+            self._is_off_logged = False
             logger.info("wake-ups are on again")
 
-    def _tell_off(self, reason: str) -> None:
-        if not self._is_told_off:
-            self._is_told_off = True
+    def _log_off(self, reason: str) -> None:
+        if not self._is_off_logged:
+            self._is_off_logged = True
             text = "wake-ups are off: %s; polling every %g s"
             logger.info(text, reason, self._poll_interval)
 
