@@ -167,6 +167,18 @@ def test_the_next_of_an_ordering_key_starts_at_once(
     wait_until(lambda: len(starts.at) == 5, "five in order")
 
 
+def test_a_check_that_somebody_left_is_done_at_once(db: Db, background: Background) -> None:
+    background(Starts().registry, poll_interval=NEVER, tick_interval=NEVER)
+    wait_for_sleepers(db, 1)
+
+    def is_first_done() -> bool:
+        # Between its locks and its LISTEN a worker cannot be notified, so once is not enough.
+        db.execute("select rota._add_checks('order', '{k}')")
+        return bool(value(db, "select min(id) > 1 from rota.pending_checks"))
+
+    wait_until(is_first_done, "a tick")
+
+
 def test_a_worker_that_leaves_lets_the_others_sleep_on(
     client: Client, db: Db, background: Background
 ) -> None:

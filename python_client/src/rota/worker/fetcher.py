@@ -58,11 +58,15 @@ class Fetcher:
         self._retry = Retry("claim", connection.state)
         self._wake = asyncio.Event()
         self._is_stopping = False
-        poller.start(self.wake)
+        poller.start(self.wake, self._hurry_maintenance)
 
     def wake(self) -> None:
         """Look again at what there is to do."""
         self._wake.set()
+
+    def _hurry_maintenance(self) -> None:
+        self._maintenance.hurry()
+        self.wake()
 
     def hurry(self) -> None:
         """Claim at once: the database is back."""
@@ -140,11 +144,14 @@ class Poller:
         self._found_at = self._others_at = self._counted_at = -inf
         self._rate = 0.0
 
-    def start(self, wake: Callable[[], None]) -> None:
-        """Call *wake* whenever *claim_at* comes nearer."""
+    def start(
+        self, wake: Callable[[], None], on_maintenance: Callable[[], None] = lambda: None
+    ) -> None:
+        """Call *wake* whenever *claim_at* comes nearer, and the other when a tick is due."""
         self._wake = wake
         if self._notifier is not None:
             self._notifier.on_notify = self._notify
+            self._notifier.on_maintenance = on_maintenance
             self._notifier.on_answer = self._expect
             self._notifier.on_change = self.come
 

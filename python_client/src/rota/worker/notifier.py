@@ -2,8 +2,9 @@
 
 The notifier has a connection of its own, on which it calls wait_for_jobs() and listens to the
 channels, and a task of its own: `go` says what to be and returns at once, so a connection that
-hangs never delays a claim.  It calls *on_notify* when it is notified, *on_answer* with the
-seconds after which to claim at the latest, and *on_change* when it is on, or not any more.
+hangs never delays a claim.  It calls *on_notify* when it is notified of jobs, *on_maintenance*
+when of a check to be done by ``tick()``, *on_answer* with the seconds after which to claim at
+the latest, and *on_change* when it is on, or not any more.
 
 Behind a pooler in transaction mode no notification would arrive and the locks would stay with
 a connection of others.  So first of all it sends itself a message by way of another
@@ -40,6 +41,8 @@ PATIENCE = 5.0
 PROBE_PATIENCE = 1.0
 PROBE_INTERVAL = 300.0
 """Seconds until it is tried again whether messages arrive."""
+MAINTENANCE = "rota_maintenance_"
+"""How the channel begins on which any worker is notified of a check to be done."""
 
 
 class Place(Enum):
@@ -77,6 +80,7 @@ class Notifier:
         self._wanted = Place.AWAY
         self._must_move = False
         self.on_notify: Callable[[], None] = lambda: None
+        self.on_maintenance: Callable[[], None] = lambda: None
         self.on_answer: Callable[[float], None] = lambda seconds: None
         self.on_change: Callable[[], None] = lambda: None
         self.is_on = False
@@ -191,7 +195,11 @@ class Notifier:
     def _receive(self, notify: Notify) -> None:
         if notify.channel == self._probe:
             self._is_probed.set()
-        elif notify.channel in self._channels:
+        elif notify.channel not in self._channels:
+            return
+        elif notify.channel.startswith(MAINTENANCE):
+            self.on_maintenance()
+        else:
             self.on_notify()
 
     async def _stop_waiting(self) -> None:
