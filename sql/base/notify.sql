@@ -114,5 +114,8 @@ $$;
 /* The channel of a listen slot, which needs no quotes. */
 create or replace function rota._channel(key integer, slot integer)
     returns text language plpgsql immutable as $$
-begin return format('rota_%s_%s', to_hex(key), slot); end;
+begin
+    return format('rota_%s_%s',
+        case when key = hashtext('') then 'maintenance' else to_hex(key) end, slot);
+end;
 $$;

@@ -7,7 +7,8 @@
  *   2. When a claim brought fewer than wanted, call wait_for_jobs() with the same queues and
  *      job types, and LISTEN to each of its channels; to repeat that does no harm.
  *   3. Sleep until a notification arrives, but not longer than look_again_in.  Go to 1.
- *   4. If has_maintenance, call tick() too, about once a second.
+ *   4. If has_maintenance, call tick() too, about once a second; and when notified on a channel
+ *      that begins with rota_maintenance: a check is to be done.
  *   5. Call stop_waiting() when all places are taken, and before leaving: another worker is
  *      notified instead.  What is notified after that is for others.
  *   6. Behind a pooler in transaction mode no notification arrives: claim about once a second.

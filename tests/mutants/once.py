@@ -350,6 +350,26 @@ ONCE = (
         ),
     ),
     mutant(
+        "held-let-in-without-count",
+        "Each end lets a job into the lane of a queue without workers.",
+        "sql/waiting/test_limits_open.py",
+        sql(
+            "waiting/limits",
+            "limit least(100, v_room - v_open.jobs)",
+            "limit least(100, v_room)",
+        ),
+    ),
+    mutant(
+        "turned-away-unheard",
+        "A claim turns many away and finds nothing, and nobody looks again.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "jobs/claim",
+            "perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);",
+            "null;",
+        ),
+    ),
+    mutant(
         "turned-away-unchecked",
         "A claim turns jobs away and leaves no check.",
         "races/test_limits.py sql/waiting/test_limits.py",

@@ -299,3 +299,23 @@ def test_a_slot_goes_to_another_if_the_job_that_it_was_for_is_held_again(db):
     call(db, "tick")
 
     assert [job.job_id for job in claim(db)] == [last]
+
+
+def test_jobs_that_no_worker_takes_do_not_come_into_their_lane_one_by_one(db):
+    """Each end lets in as many of each queue as slots are free, those before them counted."""
+    limit(db, job_type="x", max_running=2)
+    call(db, "tick")
+    for queue in ("default", "idle"):
+        for _ in range(20):
+            enqueue(db, queue=queue)
+    jobs = claim(db, max_jobs=2)
+    assert len(jobs) == 2
+    call(db, "tick")
+
+    for _ in range(10):
+        value(db, "finish_job", **owner(jobs.pop(0)))
+        jobs += claim(db, max_jobs=1)
+
+    assert len(jobs) == 2
+    opened = "select count(*) from rota.jobs where queue = 'idle' and opened_for is not null"
+    assert scalar(db, opened) <= 2
