@@ -305,8 +305,8 @@ ONCE = (
         "sql/waiting/test_limits_open.py races/test_limits.py",
         sql(
             "waiting/limits",
-            "continue when not rota._lock_part(bound.limit_name, v_part",
-            "continue when 1 = 0 and rota._lock_part(bound.limit_name, v_part",
+            "v_issued);\n        continue when not rota._lock_part(",
+            "v_issued);\n        continue when 1 = 0 and rota._lock_part(",
         ),
     ),
     mutant(
