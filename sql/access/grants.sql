@@ -10,10 +10,7 @@
  */
 
 create or replace function rota._access()
-    returns table (access text, kind text, name text)
-    language sql
-    immutable
-as $$
+    returns table (access text, kind text, name text) language sql immutable as $$
 values
     ('producer', 'function', 'enqueue'),
     ('producer', 'function', 'enqueue_many'),
@@ -79,10 +76,7 @@ cross join unnest(
 $$;
 
 create or replace function rota.grant_statements(access text, role name)
-    returns setof text
-    language plpgsql
-    stable
-    security definer
+    returns setof text language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin

@@ -5,14 +5,8 @@
  * base/queue_rights.sql asks them.
  */
 
-create or replace function rota.grant_queue(
-    role name,
-    queue text,
-    access text default 'worker'
-)
-    returns boolean
-    language plpgsql
-    security definer
+create or replace function rota.grant_queue(role name, queue text, access text default 'worker')
+    returns boolean language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -42,9 +36,7 @@ create or replace function rota.revoke_queue(
     queue text,
     access text default 'worker'
 )
-    returns boolean
-    language plpgsql
-    security definer
+    returns boolean language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -65,9 +57,7 @@ comment on function rota.revoke_queue(name, text, text) is
     'there is none; false if there was nothing to take; for the owner alone; raises 22023.';
 
 create or replace function rota._check_queue_grant(role name, queue text, access text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if to_regrole(quote_ident(_check_queue_grant.role)) is null then
         perform rota._refuse('role', format('%L does not exist', _check_queue_grant.role));

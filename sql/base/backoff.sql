@@ -19,10 +19,7 @@
  */
 
 create or replace function rota._backoff(policy jsonb, attempt integer)
-    returns interval
-    language plpgsql
-    volatile
-as $$
+    returns interval language plpgsql volatile as $$
 declare
     v_kind constant text := coalesce(_backoff.policy ->> 'kind', 'exponential');
     v_base constant float8 := rota._bounded(
@@ -61,10 +58,7 @@ $$;
 
 /* A JSON number within bounds; anything else is the fallback. */
 create or replace function rota._bounded(value jsonb, fallback float8, low float8, high float8)
-    returns float8
-    language plpgsql
-    immutable
-as $$
+    returns float8 language plpgsql immutable as $$
 begin
     if jsonb_typeof(_bounded.value) is distinct from 'number' then
         return _bounded.fallback;
@@ -77,9 +71,7 @@ end;
 $$;
 
 create or replace function rota._check_backoff(argument text, backoff jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_key text;
     v_value jsonb;
@@ -122,10 +114,7 @@ end;
 $$;
 
 create or replace function rota._backoff_problem(key text, value jsonb)
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 begin
     if _backoff_problem.key = 'delay_seconds' then
         if jsonb_typeof(_backoff_problem.value) <> 'array'

@@ -7,9 +7,7 @@
  */
 
 create or replace function rota._refuse(argument text, problem text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     raise exception using
         errcode = 'invalid_parameter_value',
@@ -18,9 +16,7 @@ end;
 $$;
 
 create or replace function rota._check_given(argument text, is_given boolean)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if not is_given then
         perform rota._refuse(argument, 'must not be null');
@@ -29,14 +25,9 @@ end;
 $$;
 
 create or replace function rota._check_number(
-    argument text,
-    value integer,
-    lowest integer,
-    highest integer
+    argument text, value integer, lowest integer, highest integer
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if (value between lowest and highest) is not true then
         perform rota._refuse(argument, format('must be %s to %s, got %s',
@@ -47,9 +38,7 @@ $$;
 
 /* One of some words; *choices* are in the order in which the message names them. */
 create or replace function rota._check_choice(argument text, value text, choices text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if (value = any(choices)) is not true then
         perform rota._refuse(argument, format('must be %s or %s, got %L',
@@ -60,9 +49,7 @@ end;
 $$;
 
 create or replace function rota._check_name(argument text, name text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_name.name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$' then
         return;
@@ -75,9 +62,7 @@ end;
 $$;
 
 create or replace function rota._check_names(argument text, names text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_names.names is null
       or cardinality(_check_names.names) not between 1 and 1000 then
@@ -94,9 +79,7 @@ end;
 $$;
 
 create or replace function rota._check_text(argument text, value text, longest integer)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     -- The bytes first: there can be megabytes, and characters have to be counted.
     if octet_length(_check_text.value) <= 4 * _check_text.longest
@@ -114,9 +97,7 @@ $$;
  * form, as in [0, 0]; so what is far too long need not be made a text to be refused.
  */
 create or replace function rota._check_size(argument text, value jsonb, advice text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_size constant text := case
         when pg_column_size(_check_size.value) > 5242880
@@ -133,15 +114,10 @@ end;
 $$;
 
 create or replace function rota._check_interval(
-    argument text,
-    value interval,
-    shortest interval,
-    longest interval,
+    argument text, value interval, shortest interval, longest interval,
     may_be_null boolean default false
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     -- Twice: an infinite one has no seconds, and the seconds of '1 year -330 days' are few.
     if value >= shortest and value <= longest
@@ -160,19 +136,14 @@ $$;
  * so, and '1 month -29 days' is a positive interval that ends in the past in February.
  */
 create or replace function rota._exact(duration interval)
-    returns interval
-    language plpgsql
-    immutable
-as $$
+    returns interval language plpgsql immutable as $$
 begin
     return make_interval(secs => extract(epoch from _exact.duration)::float8);
 end;
 $$;
 
 create or replace function rota._check_lease(argument text, lease interval)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if lease is not null then
         perform rota._check_interval(argument, lease, '1 millisecond', '30 days');
@@ -181,9 +152,7 @@ end;
 $$;
 
 create or replace function rota._check_run_at(argument text, run_at timestamptz)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if (run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00') is not true then
         perform rota._refuse(argument, format(
@@ -193,9 +162,7 @@ end;
 $$;
 
 create or replace function rota._check_priority(argument text, priority integer)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_number(argument, priority, -32768, 32767);
 end;
@@ -203,17 +170,10 @@ $$;
 
 /* What a new job may have to wait for; *prefix* says which of many it is. */
 create or replace function rota._check_waits(
-    prefix text,
-    ordering_key text,
-    skip_dead boolean,
-    depends_on bigint[],
-    blocks bigint,
-    if_parent_dead text,
-    limit_key text
+    prefix text, ordering_key text, skip_dead boolean, depends_on bigint[], blocks bigint,
+    if_parent_dead text, limit_key text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_waits.ordering_key is not null then
         perform rota._check_text(
@@ -251,9 +211,7 @@ end;
 $$;
 
 create or replace function rota._check_job_id(job_id bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if job_id is null then
         perform rota._refuse('job_id', 'must not be null');
@@ -263,9 +221,7 @@ $$;
 
 /* The job of a worker, which is not there if it is in a queue that he is kept from. */
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_job_id(_check_job_ref.job_id);
     if _check_job_ref.lease_token is null then
@@ -277,13 +233,9 @@ end;
 $$;
 
 create or replace function rota._check_job_refs(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    prefix text default ''
+    job_ids bigint[], lease_tokens bigint[], prefix text default ''
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if array_ndims(_check_job_refs.job_ids) > 1
       or array_ndims(_check_job_refs.lease_tokens) > 1
@@ -321,10 +273,7 @@ $$;
  * not work there.
  */
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
+    returns bigint[] language plpgsql stable as $$
 declare
     v_foreign constant bigint[] := rota._foreign_jobs(_newest_refs.job_ids);
 begin
@@ -363,9 +312,7 @@ $$;
  * whoever has locked the row after that.
  */
 create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_held bigint[] := '{}'::bigint[];
 begin
@@ -401,10 +348,7 @@ end;
 $$;
 
 create or replace function rota._is_running(job_id bigint, lease_token bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -423,9 +367,7 @@ $$;
  * back since, and is RT002.
  */
 create or replace function rota._raise_lost(job_id bigint, lease_token bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_status text;
     v_lease_token bigint;
@@ -461,9 +403,7 @@ end;
 $$;
 
 create or replace function rota._raise_not_found(job_id bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     raise exception using
         errcode = 'RT001',

@@ -20,18 +20,14 @@
 
 /* Notify up to max_slots waiting workers of a queue, unless one of its workers polls. */
 create or replace function rota._notify(queue text, max_slots integer default 1)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._notify_key(hashtext(_notify.queue), _notify.max_slots);
 end;
 $$;
 
 create or replace function rota._notify_key(key integer, max_slots integer)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     -- Nothing can come between the two halves of such a line, so no lock is left behind.
     if not (pg_try_advisory_lock(1919907936, _notify_key.key)
@@ -45,13 +41,9 @@ $$;
 
 /* Notify the holders of the lowest listen slots of a queue, of those above one number. */
 create or replace function rota._notify_slots(
-    key integer,
-    max_slots integer,
-    above integer default -1
+    key integer, max_slots integer, above integer default -1
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_notified integer := 0;
 begin
@@ -73,11 +65,7 @@ $$;
 
 /* Notify for jobs that may be claimable now: as many workers as there are such jobs. */
 create or replace function rota._notify_for(job_ids bigint[])
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     c_waiting constant text[] := '{queued,failed}'::text[];
 begin
@@ -103,9 +91,7 @@ $$;
 
 /* The same for new jobs in the form of enqueue_many(), without looking them up. */
 create or replace function rota._notify_for_new(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if pg_try_advisory_lock(1919907936, hashtext(''))
       and pg_advisory_unlock(1919907936, hashtext('')) then
@@ -127,10 +113,7 @@ $$;
 
 /* A poll sees in time what is due later than this, as polls are a second apart. */
 create or replace function rota._soon()
-    returns interval
-    language plpgsql
-    immutable
-as $$
+    returns interval language plpgsql immutable as $$
 begin
     return interval '2 seconds';
 end;
@@ -138,10 +121,7 @@ $$;
 
 /* The channel of a listen slot, which needs no quotes. */
 create or replace function rota._channel(key integer, slot integer)
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 begin
     return format('rota_%s_%s', to_hex(_channel.key), _channel.slot);
 end;

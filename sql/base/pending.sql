@@ -10,13 +10,9 @@
 
 /* Leave a check of each subject, due at once where no time is given; waits for nobody. */
 create or replace function rota._add_checks(
-    kind text,
-    subjects text[],
-    due_at timestamptz default null
+    kind text, subjects text[], due_at timestamptz default null
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     insert into rota.pending_checks (kind, subject, due_at)
     select distinct

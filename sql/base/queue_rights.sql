@@ -19,10 +19,7 @@
  * usual case, and pays for one scan of the few rights that there are.
  */
 create or replace function rota._allowed_queues(access text)
-    returns text[]
-    language plpgsql
-    stable
-as $$
+    returns text[] language plpgsql stable as $$
 declare
     v_role constant name := nullif(current_setting('role'), 'none')::name;
     v_queues text[];
@@ -43,10 +40,7 @@ $$;
 
 /* The queues that a role was granted, itself or as a member of others; null if it never was. */
 create or replace function rota._granted_queues(role name, access text)
-    returns text[]
-    language plpgsql
-    stable
-as $$
+    returns text[] language plpgsql stable as $$
 declare
     v_queues constant text[] := (
         select case
@@ -70,9 +64,7 @@ $$;
 
 /* Refuse queues in which whoever calls may not do this. */
 create or replace function rota._check_queues(access text, queues text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_allowed constant text[] := rota._allowed_queues(_check_queues.access);
     v_queue text;
@@ -95,24 +87,9 @@ begin
 end;
 $$;
 
-/* Refuse a queue to whoever may not enqueue to it, as part of a statement. */
-create or replace function rota._checked_queue(queue text)
-    returns text
-    language plpgsql
-as $$
-begin
-    if _checked_queue.queue <> all(rota._allowed_queues('producer')) then
-        perform rota._check_queues('producer', array[_checked_queue.queue]);
-    end if;
-    return _checked_queue.queue;
-end;
-$$;
-
-/* The same for new jobs in the form of enqueue_many(). */
+/* The same for those who enqueue jobs in the form of enqueue_many(). */
 create or replace function rota._check_queues_of(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if rota._allowed_queues('producer') is not null then
         perform rota._check_queues('producer', array(
@@ -125,10 +102,7 @@ $$;
 
 /* The same for jobs that are there. */
 create or replace function rota._check_queues_of_jobs(job_ids bigint[])
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off as $$
 begin
     if rota._allowed_queues('producer') is not null then
         perform rota._check_queues('producer', array(
@@ -142,11 +116,7 @@ $$;
 
 /* Of these jobs those that are of queues in which whoever calls may not work. */
 create or replace function rota._foreign_jobs(job_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    stable
-    set enable_seqscan = off
-as $$
+    returns bigint[] language plpgsql stable set enable_seqscan = off as $$
 declare
     v_allowed constant text[] := rota._allowed_queues('worker');
 begin

@@ -17,10 +17,7 @@
 
 /* What was remembered under this name; null if nothing was. */
 create or replace function rota._scan_start(name text)
-    returns text
-    language plpgsql
-    stable
-as $$
+    returns text language plpgsql stable as $$
 declare
     v_text constant text := current_setting(rota._scan_setting(_scan_start.name), true);
     v_length constant integer := strpos(v_text, '#');
@@ -35,9 +32,7 @@ $$;
 
 /* A hash over name and start goes with it, so that what is another's is not taken for ours. */
 create or replace function rota._keep_scan_start(name text, start text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform set_config(
         rota._scan_setting(_keep_scan_start.name),
@@ -49,10 +44,7 @@ $$;
 
 -- The cast makes the body immutable: else it is not inlined, and planned again in each call.
 create or replace function rota._scan_setting(name text)
-    returns text
-    language sql
-    immutable
-as $$
+    returns text language sql immutable as $$
     select 'rota.scan_' || split_part(name, ' ', 1) || '_' || (hashtext(name) & 15)::text;
 $$;
 
@@ -62,14 +54,9 @@ $$;
  * scans take a twentieth of the time, but never later than after 2 s, or as is told.
  */
 create or replace function rota._next_full_scan(
-    scanned_at timestamptz,
-    walked bigint,
-    max_pause interval default '2 seconds'
+    scanned_at timestamptz, walked bigint, max_pause interval default '2 seconds'
 )
-    returns bigint
-    language plpgsql
-    immutable
-as $$
+    returns bigint language plpgsql immutable as $$
 begin
     return (extract(epoch from scanned_at) * 1000000)::bigint
         + least(20 * walked, extract(epoch from max_pause) * 1000000)::bigint;
@@ -78,10 +65,7 @@ $$;
 
 /* Whether that time has come; one too far ahead is of a clock that went back. */
 create or replace function rota._is_full_scan_due(full_scan_at bigint, moment timestamptz)
-    returns boolean
-    language plpgsql
-    immutable
-as $$
+    returns boolean language plpgsql immutable as $$
 declare
     c_moment constant bigint := (extract(epoch from moment) * 1000000)::bigint;
 begin
@@ -94,10 +78,7 @@ $$;
  * that has come.
  */
 create or replace function rota._scan_from(name text, moment timestamptz)
-    returns bigint
-    language plpgsql
-    stable
-as $$
+    returns bigint language plpgsql stable as $$
 declare
     c_start constant bigint[] := string_to_array(rota._scan_start(_scan_from.name), ' ');
 begin
@@ -113,17 +94,10 @@ $$;
  * counted from *walked_before* on.  Where a full one walks few the next is a full one again.
  */
 create or replace function rota._keep_scan_from(
-    name text,
-    moment timestamptz,
-    was_full boolean,
-    index regclass,
-    walked_before bigint,
-    start bigint,
-    max_pause interval default '2 seconds'
+    name text, moment timestamptz, was_full boolean, index regclass, walked_before bigint,
+    start bigint, max_pause interval default '2 seconds'
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_start bigint[];
     v_walked bigint;

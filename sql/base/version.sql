@@ -6,10 +6,7 @@
  */
 
 create or replace function rota.version()
-    returns text
-    language sql
-    immutable
-    security definer
+    returns text language sql immutable security definer
     set search_path = pg_catalog, pg_temp
 as $$
 select '0.1.0'

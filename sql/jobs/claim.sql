@@ -53,43 +53,31 @@ create or replace function rota.claim_jobs(
         stage_input jsonb,
         definition text,
         scheduled_for timestamptz
-    )
-    language plpgsql
-    security definer
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off set enable_sort = off
 as $$
 declare
     v_now constant timestamptz := rota.now();
     v_call constant text := format('claim %L %s %s %s',
         claim_jobs.worker, claim_jobs.queues, claim_jobs.lease, claim_jobs.job_types);
     v_start constant bigint[] := string_to_array(rota._scan_start(v_call), ' ')::bigint[];
+    c_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
+    v_is_configured constant boolean := exists (
+        select
+        from rota.configured_names as c
+        where c.name = any(array_append(claim_jobs.queues, 'access worker'))
+    );
     v_rows tid[] := rota._lock_head(
-        v_start, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
+        v_start, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now, c_moment,
+        v_is_configured);
     v_held_limits jsonb;
     v_lease interval;
+    v_leases jsonb;
 begin
-    if cardinality(v_rows) < claim_jobs.max_jobs is not false and (
-        -- All that is due, if the scan was from the start of the only lane.
-        v_rows <> '{}' and v_start[4] = 0 and not exists (
-            select
-            from rota.jobs as j
-            where j.queue = claim_jobs.queues[1]
-              and coalesce(j.own_lane, j.priority) > v_start[3]::integer
-              and j.hold is null
-              and j.status in ('queued', 'failed')
-        )
-    ) is not true or exists (select from rota.limits) and exists (
-        select
-        from rota.jobs as j
-        where j.ctid = any(v_rows)
-          and (j.limit_key is not null
-            or exists (select from rota.limits as l where l.job_type = j.job_type))
-    ) then
+    if cardinality(v_rows) = claim_jobs.max_jobs is not true
+      and rota._is_all_due(v_rows, v_start, claim_jobs.queues[1]) is not true then
         if v_start is null or claim_jobs.max_jobs between 1 and 1000 is not true
           or current_setting('transaction_isolation') <> 'read committed' then
             perform rota._check_claim(
@@ -103,10 +91,23 @@ begin
             v_now) as d;
         if v_rows = '{}' then
             return;
+        elsif v_held_limits is not null then
+            v_held_limits := (
+                select jsonb_object_agg(
+                    h.id, array(select jsonb_array_elements_text(h.limit_names))::text)
+                from jsonb_each(v_held_limits) as h (id, limit_names)
+            );
         end if;
     end if;
     if claim_jobs.lease is not null then
         v_lease := rota._exact(claim_jobs.lease);
+    elsif v_is_configured then
+        v_leases := (
+            select jsonb_object_agg(q.queue, q.lease)
+            from rota.queues as q
+            where q.queue = any(claim_jobs.queues)
+              and q.lease is not null
+        );
     end if;
 
     return query
@@ -115,23 +116,11 @@ begin
         set status = 'running',
             -- No number or lease that somebody wrote by hand may stop the jobs beside it.
             attempts = least(j.attempts, 2147483646) + 1,
-            lease_token = greatest(
-                least(j.lease_token, 9223372036854775806) + 1,
-                (extract(epoch from v_now) * 1000000)::bigint),
+            lease_token = greatest(least(j.lease_token, 9223372036854775806) + 1, c_moment),
             locked_by = claim_jobs.worker,
             locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
-                j.lease, v_lease,
-                -- For one queue it is read once.
-                case when cardinality(claim_jobs.queues) = 1
-                    then (
-                        select q.lease from rota.queues as q
-                        where q.queue = claim_jobs.queues[1])
-                    else (
-                        select q.lease from rota.queues as q where q.queue = j.queue)
-                end,
-                '1 minute'))),
-            held_limits = case when v_held_limits ? j.id::text then array(
-                select jsonb_array_elements_text(v_held_limits -> j.id::text)) end,
+                j.lease, v_lease, (v_leases ->> j.queue)::interval, '1 minute'))),
+            held_limits = (v_held_limits ->> j.id::text)::text[],
             opened_for = null,
             progress_percent = null,
             progress_message = null,
@@ -165,34 +154,35 @@ comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
  * one statement is all that most claims need.
  */
 create or replace function rota._lock_head(
-    start bigint[],
-    queues text[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz
+    start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz,
+    due_micros bigint, is_configured boolean
 )
-    returns tid[]
-    language plpgsql
-as $$
--- It locks rows, which plpgsql_check does not see in an array.
+    returns tid[] language plpgsql as $$
+-- It locks rows, which plpgsql_check does not see in a subquery.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    c_due constant bigint := (extract(epoch from _lock_head.due) * 1000000)::bigint;
-    v_queue constant text := _lock_head.queues[1];
+    v_rows tid[];
+    v_has_limits boolean;
 begin
     if (
-        _lock_head.start[1] > c_due and _lock_head.start[1] <= c_due + 60000000
+        _lock_head.start[1] > _lock_head.due_micros
+        and _lock_head.start[1] <= _lock_head.due_micros + 60000000
         and cardinality(_lock_head.start) >= 5
         and cardinality(_lock_head.queues) = 1
         and _lock_head.max_jobs between 1 and 1000
         and current_setting('transaction_isolation') = 'read committed'
     ) is not true then
         return null;
+    elsif _lock_head.is_configured and not rota._is_open(_lock_head.queues[1]) then
+        return null;
     end if;
-    return array(
+
+    select array_agg(h.ctid), exists (select from rota.limits)
+    into v_rows, v_has_limits
+    from (
         select j.ctid
         from rota.jobs as j
-        where j.queue = v_queue
+        where j.queue = _lock_head.queues[1]
           and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer
           and j.hold is null
           and j.status in ('queued', 'failed')
@@ -204,21 +194,10 @@ begin
                 else 'epoch'::timestamptz + _lock_head.start[4] * interval '1 microsecond'
             end, _lock_head.start[5])
           and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
-          and (
-            not exists (select from rota.queue_grants)
-            or coalesce(
-                v_queue = any((select rota._allowed_queues('worker'))::text[]), true))
-          and not exists (select from rota.limits as l where l.queue = v_queue)
-          and not exists (
-            select
-            from rota.queues as q
-            where q.queue = v_queue
-              and (q.is_paused or q.ageing is not null)
-          )
           and not exists (
             select
             from rota.jobs as u
-            where u.queue = v_queue
+            where u.queue = _lock_head.queues[1]
               and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer
               and u.hold is null
               and u.status in ('queued', 'failed')
@@ -226,7 +205,49 @@ begin
         order by coalesce(j.own_place, j.run_at), j.id
         limit _lock_head.max_jobs
         for update of j skip locked
-    );
+    ) as h;
+    if v_has_limits and exists (
+        select
+        from rota.jobs as j
+        where j.ctid = any(v_rows)
+          and (j.limit_key is not null
+            or exists (select from rota.limits as l where l.job_type = j.job_type))
+    ) then
+        return null;
+    end if;
+    return v_rows;
+end;
+$$;
+
+/* Whether a claim may take from a queue what comes first in its lanes: most settings say so. */
+create or replace function rota._is_open(queue text)
+    returns boolean language plpgsql stable as $$
+begin
+    return coalesce(_is_open.queue = any(rota._allowed_queues('worker')), true)
+        and not exists (select from rota.limits as l where l.queue = _is_open.queue)
+        and not exists (
+            select
+            from rota.queues as q
+            where q.queue = _is_open.queue
+              and (q.is_paused or q.ageing is not null)
+        );
+end;
+$$;
+
+/* Whether rows from the head of a lane, fewer than were wanted, are all that is due. */
+create or replace function rota._is_all_due(found_rows tid[], start bigint[], queue text)
+    returns boolean language plpgsql stable as $$
+begin
+    -- They are if the scan was from the start of the only lane.
+    return _is_all_due.start[4] = 0 and cardinality(_is_all_due.found_rows) > 0
+        and not exists (
+            select
+            from rota.jobs as j
+            where j.queue = _is_all_due.queue
+              and coalesce(j.own_lane, j.priority) > _is_all_due.start[3]::integer
+              and j.hold is null
+              and j.status in ('queued', 'failed')
+        );
 end;
 $$;
 
@@ -236,16 +257,10 @@ $$;
  * on the way, and the walk goes on for another; but not for ever.
  */
 create or replace function rota._lock_due(
-    call text,
-    start bigint[],
-    queues text[],
-    max_jobs integer,
-    job_types text[],
+    call text, start bigint[], queues text[], max_jobs integer, job_types text[],
     due timestamptz
 )
-    returns table (locked_rows tid[], held_limits jsonb)
-    language plpgsql
-as $$
+    returns table (locked_rows tid[], held_limits jsonb) language plpgsql as $$
 declare
     v_open record;
     v_start bigint[] := _lock_due.start;
@@ -310,14 +325,9 @@ $$;
  * jobs for later are not in the lanes of such queues.
  */
 create or replace function rota._open_queues(
-    queues text[],
-    due timestamptz,
-    out open_queues text[],
-    out ends timestamptz[]
+    queues text[], due timestamptz, out open_queues text[], out ends timestamptz[]
 )
-    language plpgsql
-    stable
-as $$
+    language plpgsql stable as $$
 begin
     select
         coalesce(array_agg(c.queue), '{}'),
@@ -346,18 +356,10 @@ $$;
  * second.
  */
 create or replace function rota._lock_lanes(
-    call text,
-    start bigint[],
-    queues text[],
-    ends timestamptz[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    locked_ids bigint[]
+    call text, start bigint[], queues text[], ends timestamptz[], max_jobs integer,
+    job_types text[], due timestamptz, locked_ids bigint[]
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
     v_start bigint[] := coalesce(_lock_lanes.start, '{0,0}'::bigint[]);
@@ -420,10 +422,7 @@ $$;
  * lane itself.
  */
 create or replace function rota._next_lane(queues text[], lane bigint, known bigint)
-    returns bigint
-    language plpgsql
-    stable
-as $$
+    returns bigint language plpgsql stable as $$
 declare
     v_after constant integer := _next_lane.lane::integer;
     v_before constant integer := coalesce(_next_lane.known, 32768)::integer;
@@ -452,17 +451,10 @@ $$;
  * the place of the first of them, and then the ids.
  */
 create or replace function rota._lock_lane(
-    queues text[],
-    ends timestamptz[],
-    first bigint[],
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    locked_ids bigint[]
+    queues text[], ends timestamptz[], first bigint[], max_jobs integer, job_types text[],
+    due timestamptz, locked_ids bigint[]
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     c_queue constant text := _lock_lane.queues[1];
     c_end constant timestamptz := _lock_lane.ends[1];
@@ -512,19 +504,10 @@ $$;
  * enough.
  */
 create or replace function rota._lock_merged(
-    queues text[],
-    ends timestamptz[],
-    lane integer,
-    after_place timestamptz,
-    after_id bigint,
-    max_jobs integer,
-    job_types text[],
-    due timestamptz,
-    locked_ids bigint[]
+    queues text[], ends timestamptz[], lane integer, after_place timestamptz, after_id bigint,
+    max_jobs integer, job_types text[], due timestamptz, locked_ids bigint[]
 )
-    returns table (ids bigint[], place timestamptz)
-    language plpgsql
-as $$
+    returns table (ids bigint[], place timestamptz) language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -595,15 +578,9 @@ end;
 $$;
 
 create or replace function rota._check_claim(
-    worker text,
-    queues text[],
-    max_jobs integer,
-    lease interval,
-    job_types text[]
+    worker text, queues text[], max_jobs integer, lease interval, job_types text[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_text('worker', _check_claim.worker, 255);
     if _check_claim.max_jobs is null or _check_claim.max_jobs not between 1 and 1000 then

@@ -14,13 +14,9 @@ create or replace function rota.retry_job(
     force boolean default false,
     with_dependants boolean default false
 )
-    returns text
-    language plpgsql
-    security definer
+    returns text language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_status text;
@@ -66,9 +62,7 @@ comment on function rota.retry_job(bigint, boolean, boolean) is
 
 /* A live job, back to the head of its lane; whoever ran it has lost the lease. */
 create or replace function rota._requeue(job_id bigint)
-    returns text
-    language plpgsql
-as $$
+    returns text language plpgsql as $$
 declare
     v_held_limits constant text[] := (
         select j.held_limits from rota.jobs as j where j.id = _requeue.job_id);
@@ -106,9 +100,7 @@ $$;
  * which needs a token of its own.
  */
 create or replace function rota._revive(job_id bigint)
-    returns text
-    language plpgsql
-as $$
+    returns text language plpgsql as $$
 declare
     -- From the end of the index: the entries at the beginning are those of the dead.
     v_has_parents constant boolean := (
@@ -166,9 +158,7 @@ $$;
 
 /* Why an ended job cannot come back: a live one of its type, or pipeline, has its key. */
 create or replace function rota._raise_taken(job_id bigint, job jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_key constant text := _raise_taken.job ->> 'idempotency_key';
     v_pipeline constant text := 'pipeline ' || (_raise_taken.job ->> 'pipeline');
@@ -192,13 +182,9 @@ end;
 $$;
 
 create or replace function rota.cancel_job(job_id bigint, reason text default null)
-    returns text
-    language plpgsql
-    security definer
+    returns text language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 declare
@@ -237,14 +223,9 @@ comment on function rota.cancel_job(bigint, text) is
     'return running; raises RT001 if there is no such job, RT003 if it ended otherwise.';
 
 create or replace function rota._cancel(
-    job_id bigint,
-    lease_token bigint,
-    status text,
-    reason text
+    job_id bigint, lease_token bigint, status text, reason text
 )
-    returns text
-    language plpgsql
-as $$
+    returns text language plpgsql as $$
 begin
     update rota.jobs as j
     set cancel_requested_at = case
@@ -270,13 +251,9 @@ end;
 $$;
 
 create or replace function rota.set_priority(job_id bigint, priority integer)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
     perform rota._check_job_id(set_priority.job_id);
@@ -303,13 +280,9 @@ create or replace function rota.reschedule_job(
     run_at timestamptz default null,
     delay interval default null
 )
-    returns timestamptz
-    language plpgsql
-    security definer
+    returns timestamptz language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_status text;
@@ -352,9 +325,7 @@ comment on function rota.reschedule_job(bigint, timestamptz, interval) is
     'job, RT003 if it has ended, RT008 if it is running, 22023.';
 
 create or replace function rota._raise_running(job_id bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     raise exception using
         errcode = 'RT008',
@@ -366,9 +337,7 @@ $$;
 
 /* For a job that is not in the live table: it has ended, or it does not exist. */
 create or replace function rota._raise_not_live(job_id bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_status text;
 begin

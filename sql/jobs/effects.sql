@@ -25,13 +25,9 @@ create or replace function rota.record_effect(
     if_unknown text default 'skip',
     keep interval default '180 days'
 )
-    returns boolean
-    language plpgsql
-    security definer
+    returns boolean language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now constant timestamptz := rota.now();
@@ -102,13 +98,9 @@ create or replace function rota.complete_effect(
     lease_token bigint,
     result jsonb default null
 )
-    returns text
-    language plpgsql
-    security definer
+    returns text language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_is_leased boolean;
@@ -159,13 +151,9 @@ create or replace function rota.withdraw_effect(
     job_id bigint,
     lease_token bigint
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_is_leased boolean;
@@ -194,14 +182,9 @@ comment on function rota.withdraw_effect(text, text, bigint, bigint) is
     'lease is lost, RT011 if it does not hold the record, RT001, RT003, 22023.';
 
 create or replace function rota.effect_result(scope text, key text)
-    returns table (is_done boolean, result jsonb)
-    language plpgsql
-    stable
-    security definer
+    returns table (is_done boolean, result jsonb) language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
     perform rota._check_effect(effect_result.scope, effect_result.key);
@@ -219,9 +202,7 @@ comment on function rota.effect_result(text, text) is
     'record; raises 22023.';
 
 create or replace function rota._check_effect(scope text, key text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_name('scope', _check_effect.scope);
     perform rota._check_text('key', _check_effect.key, 255);
@@ -230,10 +211,7 @@ $$;
 
 /* Whether a job runs under this token; a lease that is over but not taken back is held. */
 create or replace function rota._is_leased(job_id bigint, lease_token bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -247,9 +225,7 @@ $$;
 
 /* The same, and it stays so until the end of the transaction. */
 create or replace function rota._lock_lease(job_id bigint, lease_token bigint)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     perform
     from rota.jobs as j
@@ -262,9 +238,7 @@ end;
 $$;
 
 create or replace function rota._raise_in_progress(effect rota.effects)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     raise exception using
         errcode = 'RT010',
@@ -275,15 +249,9 @@ end;
 $$;
 
 create or replace function rota._raise_not_held(
-    scope text,
-    key text,
-    job_id bigint,
-    lease_token bigint,
-    is_leased boolean
+    scope text, key text, job_id bigint, lease_token bigint, is_leased boolean
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if not _raise_not_held.is_leased then
         perform rota._raise_lost(_raise_not_held.job_id, _raise_not_held.lease_token);

@@ -26,13 +26,9 @@ create or replace function rota.end_jobs(endings jsonb)
         run_at timestamptz,
         error_code text,
         message text
-    )
-    language plpgsql
-    security definer
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 begin
@@ -55,15 +51,9 @@ comment on function rota.end_jobs(jsonb) is
 /* The answers to endings, of which none keeps another from being stored. */
 create or replace function rota._end_each(endings jsonb)
     returns table (
-        job_id bigint,
-        lease_token bigint,
-        answer text,
-        run_at timestamptz,
-        error_code text,
+        job_id bigint, lease_token bigint, answer text, run_at timestamptz, error_code text,
         message text
-    )
-    language plpgsql
-as $$
+    ) language plpgsql as $$
 declare
     c_count constant integer := jsonb_array_length(_end_each.endings);
 begin
@@ -105,10 +95,7 @@ $$;
 
 /* A text as a number, or null. */
 create or replace function rota._to_bigint(value text)
-    returns bigint
-    language plpgsql
-    immutable
-as $$
+    returns bigint language plpgsql immutable as $$
 begin
     return case when value ~ '^-?[0-9]{1,18}$' then value::bigint end;
 end;
@@ -117,8 +104,7 @@ $$;
 /* The answers to endings that are all stored or, if one raises an error, none. */
 create or replace function rota._end_together(endings jsonb)
     returns table (job_id bigint, lease_token bigint, answer text, run_at timestamptz)
-    language plpgsql
-as $$
+    language plpgsql as $$
 #variable_conflict use_column
 declare
     v_ids bigint[];
@@ -243,10 +229,7 @@ $$;
 
 /* Whether an ending is a success with nothing else to be checked: most are. */
 create or replace function rota._is_plain_ending(ending jsonb)
-    returns boolean
-    language plpgsql
-    immutable
-as $$
+    returns boolean language plpgsql immutable as $$
 begin
     return case when jsonb_typeof(ending) = 'object' then
         ending ->> 'outcome' = 'succeeded'
@@ -258,9 +241,7 @@ end;
 $$;
 
 create or replace function rota._check_ending(ending jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_outcome constant text := case jsonb_typeof(ending)
         when 'object' then ending ->> 'outcome' end;

@@ -14,9 +14,12 @@
  * ended meanwhile, all that was inserted is given up and the whole done again: to insert one
  * more key while holding later ones would be the other direction.
  *
- * Last of all a due job asks whether a worker waits.  The question of _notify()
- * (base/notify.sql) stands here once more, because where none is to be notified it then costs
- * no call.
+ * What each call costs is mostly the start of statements and expressions, which PostgreSQL
+ * prepares anew in each transaction, and the settings of the function.  So enqueue() asks in
+ * one expression whether a job is a plain one, and in one statement whether anything is set for
+ * it (base/configured.sql).  It leaves the planner's settings to the functions that look for
+ * jobs.  And the first question of _notify() (base/notify.sql) stands here once more, because
+ * where nobody waits it then costs no call.
  */
 
 create or replace function rota.enqueue(
@@ -41,98 +44,103 @@ create or replace function rota.enqueue(
     if_parent_dead text default 'cancel',
     limit_key text default null
 )
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
     set plan_cache_mode = force_generic_plan
 as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
 declare
-    v_has_places boolean;
     v_now constant timestamptz := rota.now();
+    v_is_configured boolean;
+    v_max_attempts integer;
+    v_lease interval;
+    v_run_at timestamptz;
     v_job_id bigint;
 begin
     -- Most jobs have no more than this, and one expression costs less than the checks' calls.
+    -- Counted repeats would make the match of the pattern ten times as long.
     if (enqueue.job_type || ' ' || enqueue.queue
-            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62} [A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$'
+            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]* [A-Za-z0-9][A-Za-z0-9_.:/-]*$'
+        and octet_length(enqueue.job_type) <= 63
+        and octet_length(enqueue.queue) <= 63
         and jsonb_typeof(enqueue.payload) = 'object'
         and pg_column_size(enqueue.payload) <= 5242880
         and octet_length(enqueue.payload::text) <= 1048576
         and enqueue.priority between -32768 and 32767
+        and enqueue.on_conflict = 'keep'
+        and not enqueue.skip_dead
+        and enqueue.if_parent_dead = 'cancel'
         and num_nonnulls(enqueue.run_at, enqueue.delay, enqueue.max_attempts, enqueue.lease,
-            enqueue.backoff, enqueue.idempotency_key) = 0) is not true then
+            enqueue.backoff, enqueue.idempotency_key, enqueue.unique_for, enqueue.updated_at,
+            enqueue.max_wait, enqueue.ordering_key, enqueue.depends_on, enqueue.blocks,
+            enqueue.limit_key) = 0) is not true then
         perform rota._check_new_job(
             '', enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at,
             enqueue.delay, enqueue.priority, enqueue.max_attempts, enqueue.lease,
             enqueue.backoff, enqueue.idempotency_key);
+        -- Whatever else is said of the job takes another way; this one stays short.
+        if (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
+          is distinct from ('keep', false, 'cancel') or num_nonnulls(
+            enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
+            enqueue.depends_on, enqueue.blocks, enqueue.limit_key) > 0 then
+            perform rota._check_waits(
+                '', enqueue.ordering_key, enqueue.skip_dead, enqueue.depends_on,
+                enqueue.blocks, enqueue.if_parent_dead, enqueue.limit_key);
+            return rota._enqueue_special(
+                jsonb_build_object(
+                    'job_type', enqueue.job_type, 'payload', enqueue.payload,
+                    'queue', enqueue.queue, 'run_at', enqueue.run_at,
+                    'delay', enqueue.delay, 'priority', enqueue.priority,
+                    'max_attempts', enqueue.max_attempts, 'lease', enqueue.lease,
+                    'backoff', enqueue.backoff,
+                    'idempotency_key', enqueue.idempotency_key,
+                    'ordering_key', enqueue.ordering_key, 'skip_dead', enqueue.skip_dead,
+                    'depends_on', enqueue.depends_on,
+                    'if_parent_dead', enqueue.if_parent_dead,
+                    'limit_key', enqueue.limit_key),
+                enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at,
+                enqueue.max_wait, enqueue.depends_on, enqueue.blocks);
+        end if;
+        v_lease := rota._exact(enqueue.lease);
+        v_run_at := coalesce(enqueue.run_at, v_now + rota._exact(enqueue.delay));
     end if;
-    -- Whatever else is said of the job takes another way; this one stays as short as it can be.
-    if (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
-      is distinct from ('keep', false, 'cancel') or num_nonnulls(
-        enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
-        enqueue.depends_on, enqueue.blocks, enqueue.limit_key) > 0 then
-        perform rota._check_waits(
-            '', enqueue.ordering_key, enqueue.skip_dead, enqueue.depends_on, enqueue.blocks,
-            enqueue.if_parent_dead, enqueue.limit_key);
-        return rota._enqueue_special(
-            jsonb_build_object(
-                'job_type', enqueue.job_type, 'payload', enqueue.payload,
-                'queue', enqueue.queue, 'run_at', enqueue.run_at, 'delay', enqueue.delay,
-                'priority', enqueue.priority, 'max_attempts', enqueue.max_attempts,
-                'lease', enqueue.lease, 'backoff', enqueue.backoff,
-                'idempotency_key', enqueue.idempotency_key,
-                'ordering_key', enqueue.ordering_key, 'skip_dead', enqueue.skip_dead,
-                'depends_on', enqueue.depends_on, 'if_parent_dead', enqueue.if_parent_dead,
-                'limit_key', enqueue.limit_key),
-            enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at, enqueue.max_wait,
-            enqueue.depends_on, enqueue.blocks);
+
+    v_is_configured := exists (
+        select
+        from rota.configured_names as c
+        where c.name = any(
+            array['access producer', enqueue.queue, 'type ' || enqueue.job_type])
+    );
+    if v_is_configured then
+        perform rota._check_queues('producer', array[enqueue.queue]);
+        v_max_attempts := (
+            select q.max_attempts from rota.queues as q where q.queue = enqueue.queue);
     end if;
     loop
         insert into rota.jobs as j (
             queue, job_type, payload, priority, max_attempts, lease, backoff,
             idempotency_key, status, run_at, created_at, updated_at
         ) values (
-            case when exists (select from rota.queue_grants as g where g.access = 'producer')
-                then rota._checked_queue(enqueue.queue) else enqueue.queue end,
-            enqueue.job_type, enqueue.payload, enqueue.priority,
-            coalesce(enqueue.max_attempts, (
-                select q.max_attempts from rota.queues as q where q.queue = enqueue.queue), 10),
-            case when enqueue.lease is not null then rota._exact(enqueue.lease) end,
-            enqueue.backoff, enqueue.idempotency_key, 'queued',
-            case when enqueue.delay is not null then v_now + rota._exact(enqueue.delay)
-                else coalesce(enqueue.run_at, v_now) end, v_now, v_now
+            enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
+            coalesce(enqueue.max_attempts, v_max_attempts, 10), v_lease, enqueue.backoff,
+            enqueue.idempotency_key, 'queued', coalesce(v_run_at, v_now), v_now, v_now
         )
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing
-        returning j.id, exists (
-                select from rota.limits as l where l.job_type = enqueue.job_type
-            ) or exists (
-                select from rota.fair_queues as f where f.queue = enqueue.queue
-            ) or exists (
-                select from rota.queues as q
-                where q.queue = enqueue.queue and q.ageing is not null
-            ) into v_job_id, v_has_places;
-        if v_has_places then
-            perform rota._enter_lanes(array[v_job_id]);
+        returning j.id
+        into v_job_id;
+        if v_job_id is null then
+            v_job_id := rota._find_keyed(enqueue.idempotency_key, enqueue.job_type);
+        elsif v_is_configured then
+            perform rota._enter_new(v_job_id);
         end if;
         exit when v_job_id is not null;
-        select j.id
-        into v_job_id
-        from rota.jobs as j
-        where j.idempotency_key = enqueue.idempotency_key
-          and coalesce('pipeline ' || j.pipeline, j.job_type) = enqueue.job_type;
-        exit when found;
     end loop;
-    if coalesce(enqueue.run_at, v_now + enqueue.delay, v_now) < v_now + rota._soon()
-      and not (pg_try_advisory_lock(1919907936, hashtext(enqueue.queue))
-        and pg_advisory_unlock(1919907936, hashtext(enqueue.queue)))
-      and pg_try_advisory_lock_shared(1919907937, hashtext(enqueue.queue))
-      and pg_advisory_unlock_shared(1919907937, hashtext(enqueue.queue)) then
-        perform rota._notify_slots(hashtext(enqueue.queue), 1);
+    if not (pg_try_advisory_lock(1919907936, hashtext(enqueue.queue))
+        and pg_advisory_unlock(1919907936, hashtext(enqueue.queue))) then
+        perform rota._notify(enqueue.queue)
+        where coalesce(v_run_at, v_now) < v_now + rota._soon();
     end if;
     return v_job_id;
 end;
@@ -146,14 +154,33 @@ comment on function rota.enqueue(
     'RT001 for an unknown job in depends_on or blocks, RT013 if the job in blocks has '
     'started, RT003 if it has ended.';
 
+/* _enter_lanes() for a caller that did not set the planner right, which costs each call. */
+create or replace function rota._enter_new(job_id bigint)
+    returns void language plpgsql set enable_seqscan = off set jit = off as $$
+begin
+    perform rota._enter_lanes(array[_enter_new.job_id]);
+end;
+$$;
+
+/* The live job of a key; null if there is none. */
+create or replace function rota._find_keyed(idempotency_key text, key_scope text)
+    returns bigint language plpgsql stable set enable_seqscan = off set jit = off as $$
+begin
+    return (
+        -- The newest: an older snapshot may have the one that has ended, too.
+        select max(j.id)
+        from rota.jobs as j
+        where j.idempotency_key = _find_keyed.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = _find_keyed.key_scope
+    );
+end;
+$$;
+
 create or replace function rota.enqueue_many(jobs jsonb)
-    returns table (ordinal integer, job_id bigint, is_new boolean)
-    language plpgsql
+    returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -235,10 +262,7 @@ comment on function rota.enqueue_many(jsonb) is
  * wrong: then they need no keys looked up, and nobody to say which of them is wrong.
  */
 create or replace function rota._are_plain_jobs(jobs jsonb)
-    returns boolean
-    language plpgsql
-    immutable
-as $$
+    returns boolean language plpgsql immutable as $$
 begin
     if jsonb_typeof(_are_plain_jobs.jobs) is distinct from 'array'
       or jsonb_array_length(_are_plain_jobs.jobs) > 10000 then
@@ -259,9 +283,7 @@ $$;
 
 /* Insert plain jobs; returns their ids in the order given. */
 create or replace function rota._insert_plain_jobs(jobs jsonb)
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_has_settings constant boolean := exists (select from rota.queues);
@@ -303,9 +325,7 @@ $$;
  * way, in the order of their keys.
  */
 create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_ids bigint[];
@@ -342,10 +362,7 @@ $$;
 
 /* The ids of the jobs now there, null where the one that was found has ended just now. */
 create or replace function rota._find_jobs(jobs jsonb, new_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
+    returns bigint[] language plpgsql stable as $$
 begin
     return array(
         -- The newest: an older snapshot may have the one that has ended, too.
@@ -364,9 +381,7 @@ $$;
 
 /* What new jobs of a batch, or jobs found by their keys, wait for, and what waits for them. */
 create or replace function rota._link_jobs(jobs jsonb, job_ids bigint[], news boolean[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_blocks bigint[];
     v_parts bigint[];
@@ -402,42 +417,15 @@ $$;
  */
 create or replace function rota._new_jobs(jobs jsonb)
     returns table (
-        ordinal bigint,
-        job_type text,
-        payload jsonb,
-        queue text,
-        run_at timestamptz,
-        delay interval,
-        priority integer,
-        max_attempts integer,
-        lease interval,
-        backoff jsonb,
-        idempotency_key text,
-        unique_for interval,
-        on_conflict text,
-        updated_at timestamptz,
-        max_wait interval,
-        ordering_key text,
-        skip_dead boolean,
-        depends_on bigint[],
-        blocks bigint,
-        if_parent_dead text,
-        limit_key text,
-        pipeline text,
-        stage text,
-        stage_input jsonb,
-        definition text,
-        scheduled_for timestamptz,
-        status text,
-        lease_token bigint,
-        last_error text,
-        error_type text,
-        failed_at timestamptz,
+        ordinal bigint, job_type text, payload jsonb, queue text, run_at timestamptz,
+        delay interval, priority integer, max_attempts integer, lease interval, backoff jsonb,
+        idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
+        max_wait interval, ordering_key text, skip_dead boolean, depends_on bigint[],
+        blocks bigint, if_parent_dead text, limit_key text, pipeline text, stage text,
+        stage_input jsonb, definition text, scheduled_for timestamptz, status text,
+        lease_token bigint, last_error text, error_type text, failed_at timestamptz,
         created_at timestamptz
-    )
-    language plpgsql
-    stable
-as $$
+    ) language plpgsql stable as $$
 begin
     return query
     select
@@ -476,9 +464,7 @@ end;
 $$;
 
 create or replace function rota._check_new_jobs(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_keys constant text[] := array[
         'job_type', 'payload', 'queue', 'run_at', 'delay', 'priority', 'max_attempts',
@@ -543,10 +529,7 @@ $$;
 
 /* Why this is no value of the argument's type; null if it is one. */
 create or replace function rota._cast_problem(argument text, value jsonb)
-    returns text
-    language plpgsql
-    stable
-as $$
+    returns text language plpgsql stable as $$
 declare
     v_text constant text := _cast_problem.value #>> '{}';
 begin
@@ -571,21 +554,10 @@ $$;
 
 /* The rules for one new job; *prefix* says which of many it is. */
 create or replace function rota._check_new_job(
-    prefix text,
-    job_type text,
-    payload jsonb,
-    queue text,
-    run_at timestamptz,
-    delay interval,
-    priority integer,
-    max_attempts integer,
-    lease interval,
-    backoff jsonb,
-    idempotency_key text
+    prefix text, job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
+    priority integer, max_attempts integer, lease interval, backoff jsonb, idempotency_key text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_name(_check_new_job.prefix || 'job_type', _check_new_job.job_type);
     if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then

@@ -21,13 +21,9 @@ create or replace function rota.fail_job(
     retry_in interval default null,
     fatal boolean default false
 )
-    returns table (status text, run_at timestamptz)
-    language plpgsql
-    security definer
+    returns table (status text, run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 begin
@@ -68,17 +64,10 @@ comment on function rota.fail_job(bigint, bigint, text, text, text, interval, bo
  * Of several jobs each is already locked, so that nobody waits for a row while he holds others.
  */
 create or replace function rota._fail_running(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    errors text[],
-    error_types text[],
-    stacks text[],
-    retry_ins interval[],
-    fatals boolean[]
+    job_ids bigint[], lease_tokens bigint[], errors text[], error_types text[], stacks text[],
+    retry_ins interval[], fatals boolean[]
 )
-    returns table (job_id bigint, status text, run_at timestamptz)
-    language plpgsql
-as $$
+    returns table (job_id bigint, status text, run_at timestamptz) language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_job rota.jobs;
@@ -193,10 +182,7 @@ $$;
 
 /* What a failure came to that is reported again because its answer was lost. */
 create or replace function rota._failed_before(job_id bigint, lease_token bigint, error text)
-    returns table (status text, run_at timestamptz)
-    language plpgsql
-    stable
-as $$
+    returns table (status text, run_at timestamptz) language plpgsql stable as $$
 begin
     return query
     select r.status, case when r.status = 'failed' then r.run_at end
@@ -223,13 +209,9 @@ end;
 $$;
 
 create or replace function rota.snooze_job(job_id bigint, lease_token bigint, delay interval)
-    returns timestamptz
-    language plpgsql
-    security definer
+    returns timestamptz language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 declare
@@ -256,13 +238,9 @@ comment on function rota.snooze_job(bigint, bigint, interval) is
     'was cancelled by request; raises RT002 if the lease is lost, RT001, RT003, 22023.';
 
 create or replace function rota.release_jobs(job_ids bigint[], lease_tokens bigint[])
-    returns table (job_id bigint, is_released boolean)
-    language plpgsql
-    security definer
+    returns table (job_id bigint, is_released boolean) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 declare
@@ -300,13 +278,9 @@ comment on function rota.release_jobs(bigint[], bigint[]) is
  * row while he holds others.
  */
 create or replace function rota._give_back(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    run_ats timestamptz[] default null
+    job_ids bigint[], lease_tokens bigint[], run_ats timestamptz[] default null
 )
-    returns table (job_id bigint, next_run_at timestamptz)
-    language plpgsql
-as $$
+    returns table (job_id bigint, next_run_at timestamptz) language plpgsql as $$
 declare
     v_cancelled_ids bigint[];
     v_cancelled_tokens bigint[];

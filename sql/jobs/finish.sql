@@ -20,13 +20,9 @@ create or replace function rota.finish_job(
     result jsonb default null,
     next_stage text default null
 )
-    returns text
-    language plpgsql
-    security definer
+    returns text language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 declare
@@ -67,13 +63,9 @@ create or replace function rota.finish_jobs(
     results jsonb default null,
     next_stages text[] default null
 )
-    returns table (job_id bigint, outcome text)
-    language plpgsql
-    security definer
+    returns table (job_id bigint, outcome text) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 begin
@@ -102,14 +94,9 @@ comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
 
 /* Whether a running job may go on to a stage; one that is lost is told so by its finish. */
 create or replace function rota._check_next_stage(
-    argument text,
-    job_id bigint,
-    lease_token bigint,
-    next_stage text
+    argument text, job_id bigint, lease_token bigint, next_stage text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_pipeline text;
 begin
@@ -140,13 +127,9 @@ end;
 $$;
 
 create or replace function rota._check_next_stages(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    next_stages text[]
+    job_ids bigint[], lease_tokens bigint[], next_stages text[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if array_ndims(_check_next_stages.next_stages) > 1
       or array_lower(_check_next_stages.next_stages, 1) <> 1
@@ -168,14 +151,9 @@ $$;
 
 /* What finish_jobs() answers for each job, whose arguments are checked. */
 create or replace function rota._finish_running(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    results jsonb,
-    next_stages text[]
+    job_ids bigint[], lease_tokens bigint[], results jsonb, next_stages text[]
 )
-    returns text[]
-    language plpgsql
-as $$
+    returns text[] language plpgsql as $$
 declare
     v_first bigint[];
     v_newest bigint[];
@@ -224,17 +202,10 @@ $$;
  * One of a pipeline may have a stage to go to, which _end_stages() knows.
  */
 create or replace function rota._end_jobs(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    old_status text,
-    new_status text,
-    results jsonb default null,
-    next_stages text[] default null,
-    is_hasty boolean default false
+    job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
+    results jsonb default null, next_stages text[] default null, is_hasty boolean default false
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_ended bigint[];
 begin
@@ -265,19 +236,11 @@ $$;
  * A job of a pipeline is passed over, too, unless it is said to be in its last stage.
  */
 create or replace function rota._archive_jobs(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    old_status text,
-    new_status text,
-    results jsonb default null,
-    is_hasty boolean default false,
+    job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
+    results jsonb default null, is_hasty boolean default false,
     is_last_stage boolean default false
 )
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
     -- All of one claim, mostly.
@@ -364,9 +327,7 @@ $$;
 
 /* The run that somebody asked for meanwhile, of ended jobs given as rows of jobs. */
 create or replace function rota._follow_up(jobs jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -391,10 +352,7 @@ end;
 $$;
 
 create or replace function rota._is_finished(job_id bigint, lease_token bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -413,9 +371,7 @@ end;
 $$;
 
 create or replace function rota._check_results(results jsonb, expected integer)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _check_results.results is null then
         return;

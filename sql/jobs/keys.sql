@@ -29,17 +29,10 @@
  * the form of _new_jobs().
  */
 create or replace function rota._enqueue_special(
-    job jsonb,
-    unique_for interval,
-    on_conflict text,
-    updated_at timestamptz,
-    max_wait interval,
-    depends_on bigint[],
-    blocks bigint
+    job jsonb, unique_for interval, on_conflict text, updated_at timestamptz, max_wait interval,
+    depends_on bigint[], blocks bigint
 )
-    returns bigint
-    language plpgsql
-as $$
+    returns bigint language plpgsql set enable_seqscan = off set jit = off as $$
 declare
     v_key constant text := _enqueue_special.job ->> 'idempotency_key';
     v_job_id bigint;
@@ -75,16 +68,10 @@ $$;
  * Find or insert the one job of a key, then ask the memory of the key, then change the job.
  */
 create or replace function rota._enqueue_keyed(
-    job jsonb,
-    unique_for interval,
-    on_conflict text,
-    updated_at timestamptz,
-    max_wait interval,
+    job jsonb, unique_for interval, on_conflict text, updated_at timestamptz, max_wait interval,
     may_wait boolean
 )
-    returns table (job_id bigint, is_new boolean)
-    language plpgsql
-as $$
+    returns table (job_id bigint, is_new boolean) language plpgsql as $$
 declare
     v_key constant text := _enqueue_keyed.job ->> 'idempotency_key';
     v_scope constant text := coalesce('pipeline ' || (_enqueue_keyed.job ->> 'pipeline'),
@@ -140,13 +127,9 @@ $$;
  * somebody else has it locked and it may not wait.
  */
 create or replace function rota._lock_keyed(
-    idempotency_key text,
-    key_scope text,
-    may_wait boolean
+    idempotency_key text, key_scope text, may_wait boolean
 )
-    returns bigint
-    language plpgsql
-as $$
+    returns bigint language plpgsql as $$
 declare
     v_job_id bigint;
 begin
@@ -183,15 +166,10 @@ $$;
 
 /* Take the key for a new event; false if it is still unique, or has seen this version. */
 create or replace function rota._hold_key(
-    idempotency_key text,
-    key_scope text,
-    job_id bigint,
-    unique_for interval,
+    idempotency_key text, key_scope text, job_id bigint, unique_for interval,
     updated_at timestamptz
 )
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_unique_until constant timestamptz := v_now + rota._exact(_hold_key.unique_for);
@@ -223,14 +201,9 @@ $$;
  * a time was given.
  */
 create or replace function rota._update_keyed(
-    job_id bigint,
-    job jsonb,
-    is_rerun boolean,
-    max_wait interval
+    job_id bigint, job jsonb, is_rerun boolean, max_wait interval
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_payload constant jsonb := _update_keyed.job -> 'payload';
@@ -262,9 +235,7 @@ $$;
 
 /* Wait until nobody has the live job of a key locked, and let go of it again. */
 create or replace function rota._wait_for_key(idempotency_key text, key_scope text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform
     from rota.jobs as j
@@ -280,9 +251,7 @@ $$;
 
 /* enqueue_many() for a batch with rules for its keys. */
 create or replace function rota._enqueue_many_keyed(jobs jsonb)
-    returns table (ordinal integer, job_id bigint, is_new boolean)
-    language plpgsql
-as $$
+    returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql as $$
 declare
     v_ids bigint[];
     v_news boolean[];
@@ -328,16 +297,10 @@ end;
 $$;
 
 create or replace function rota._check_key_rule(
-    prefix text,
-    idempotency_key text,
-    unique_for interval,
-    on_conflict text,
-    updated_at timestamptz,
-    max_wait interval
+    prefix text, idempotency_key text, unique_for interval, on_conflict text,
+    updated_at timestamptz, max_wait interval
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_is_plain constant boolean := _check_key_rule.on_conflict is not distinct from 'keep'
         and _check_key_rule.unique_for is null and _check_key_rule.updated_at is null

@@ -17,13 +17,10 @@ create or replace function rota.heartbeat(
     lease_token bigint,
     lease interval default null
 )
-    returns table (locked_until timestamptz, is_cancel_requested boolean)
-    language plpgsql
+    returns table (locked_until timestamptz, is_cancel_requested boolean) language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now timestamptz;
@@ -66,13 +63,9 @@ create or replace function rota.heartbeat_jobs(
         locked_until timestamptz,
         is_lost boolean,
         is_cancel_requested boolean
-    )
-    language plpgsql
-    security definer
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
     set enable_bitmapscan = off
 as $$
 declare
@@ -117,10 +110,7 @@ comment on function rota.heartbeat_jobs(bigint[], bigint[], interval) is
 
 /* The length of a lease where neither job nor caller says one. */
 create or replace function rota._queue_lease(queue text)
-    returns interval
-    language plpgsql
-    stable
-as $$
+    returns interval language plpgsql stable as $$
 begin
     return coalesce(
         (select q.lease from rota.queues as q where q.queue = _queue_lease.queue),
@@ -134,13 +124,9 @@ create or replace function rota.set_progress(
     percent numeric,
     message text default null
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
     perform rota._check_job_ref(set_progress.job_id, set_progress.lease_token);

@@ -16,9 +16,7 @@ create or replace function rota.set_queue(
     ageing interval default null,
     reset boolean default false
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -65,9 +63,7 @@ comment on function rota.set_queue(
     'their defaults; raises 22023 for a bad argument.';
 
 create or replace function rota.pause_queue(queue text, reason text default null)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -91,9 +87,7 @@ comment on function rota.pause_queue(text, text) is
     'has neither settings nor jobs.';
 
 create or replace function rota.resume_queue(queue text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -116,9 +110,7 @@ comment on function rota.resume_queue(text) is
 
 /* A typing error in the name of a queue, at the moment one wants to stop it, must not pass. */
 create or replace function rota._check_known_queue(queue text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_name('queue', _check_known_queue.queue);
     if exists (select from rota.queues as q where q.queue = _check_known_queue.queue)

@@ -44,9 +44,7 @@ create or replace function rota.finish_and_claim(
         stage_input jsonb,
         definition text,
         scheduled_for timestamptz
-    )
-    language plpgsql
-    security definer
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin

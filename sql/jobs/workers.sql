@@ -12,9 +12,7 @@ create or replace function rota.report_worker(
     version text,
     queues text[]
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -44,9 +42,7 @@ comment on function rota.report_worker(text, text, integer, text, text[]) is
     'Say that a worker is there, for people who look at rota.workers; raises 22023.';
 
 create or replace function rota.deregister_worker(worker text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin

@@ -17,15 +17,9 @@
 
 /* Do up to max_checks due checks, each of them short; returns how many were looked at. */
 create or replace function rota._do_checks(max_checks integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
-    set lock_timeout = '100ms'
-as $$
+    returns integer language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
+    set lock_timeout = '100ms' as $$
 declare
     v_ids bigint[];
 begin
@@ -56,9 +50,7 @@ $$;
 
 /* Whether a check is due that may be done, now or after the end of this transaction. */
 create or replace function rota._has_checks(with_own boolean)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     return current_setting('transaction_isolation') = 'read committed'
       and rota._due_checks(1, _has_checks.with_own) <> '{}';
@@ -67,12 +59,8 @@ $$;
 
 /* The first due checks, of other transactions and perhaps of this one. */
 create or replace function rota._due_checks(max_checks integer, with_own boolean default false)
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_index constant oid := 'rota.pending_checks_due_at_idx'::regclass::oid;
     v_me constant xid8 := case when not _due_checks.with_own
@@ -141,9 +129,7 @@ $$;
 
 /* Do checks that this transaction has locked; those of one subject count as one. */
 create or replace function rota._do_locked_checks(check_ids bigint[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_check record;
     v_done bigint[] := '{}'::bigint[];
@@ -175,9 +161,7 @@ $$;
 
 /* The same where one of them fails. */
 create or replace function rota._do_checks_singly(check_ids bigint[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_check rota.pending_checks;
 begin
@@ -202,9 +186,7 @@ $$;
 
 /* Look at one subject; false if it cannot be decided now. */
 create or replace function rota._do_check(kind text, subject text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     case _do_check.kind
         when 'limit' then

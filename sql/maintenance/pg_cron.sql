@@ -12,9 +12,7 @@
  */
 
 create or replace function rota.start_ticker(every interval default '1 second')
-    returns text
-    language plpgsql
-    security definer
+    returns text language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -48,9 +46,7 @@ comment on function rota.start_ticker(interval) is
     '22023, 0A000.';
 
 create or replace function rota.stop_ticker()
-    returns boolean
-    language plpgsql
-    security definer
+    returns boolean language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -74,9 +70,7 @@ comment on function rota.stop_ticker() is
 
 /* Wait for another who starts or stops: pg_cron fails on an entry that is just going. */
 create or replace function rota._lock_ticker()
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
 end;
@@ -84,10 +78,7 @@ $$;
 
 /* Whether pg_cron is in this database, with names and a log, for the owner of rota to use. */
 create or replace function rota._has_cron()
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -102,10 +93,7 @@ $$;
 
 /* The version of the pg_cron of this database, else of the one that could be there. */
 create or replace function rota._cron_version()
-    returns text
-    language plpgsql
-    stable
-as $$
+    returns text language plpgsql stable as $$
 begin
     return coalesce(
         (select e.extversion from pg_extension as e where e.extname = 'pg_cron'),
@@ -116,10 +104,7 @@ $$;
 
 /* What to tell a pg_cron of this version, such as 1.4-1, to make it tick so often. */
 create or replace function rota._cron_entry(version text, every interval)
-    returns table (schedule text, command text)
-    language plpgsql
-    immutable
-as $$
+    returns table (schedule text, command text) language plpgsql immutable as $$
 declare
     c_with_seconds constant integer[] := array[1, 5];
     v_version constant integer[] :=
@@ -150,10 +135,7 @@ $$;
 
 /* Raises 0A000, with the remedy, if pg_cron cannot do it here. */
 create or replace function rota._check_cron(schedule text, command text)
-    returns void
-    language plpgsql
-    stable
-as $$
+    returns void language plpgsql stable as $$
 declare
     v_problem text;
     v_remedy text;
@@ -209,10 +191,7 @@ $$;
 
 /* Which database pg_cron is loaded for: null if it is not, empty if that may not be known. */
 create or replace function rota._cron_database()
-    returns text
-    language plpgsql
-    stable
-as $$
+    returns text language plpgsql stable as $$
 begin
     return current_setting('cron.database_name', true);
 exception

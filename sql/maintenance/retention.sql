@@ -32,21 +32,11 @@
 /* How many rows of each kind were deleted, and whether there are more. */
 create or replace function rota._retain(is_alone boolean, is_busy boolean)
     returns table (
-        deleted jsonb,
-        partitions_created integer,
-        partitions_dropped integer,
-        has_more boolean
-    )
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set max_parallel_workers_per_gather = 0
-    set enable_bitmapscan = off
-    set enable_hashjoin = off
-    set enable_mergejoin = off
-    set lock_timeout = '100ms'
-as $$
+        deleted jsonb, partitions_created integer, partitions_dropped integer, has_more boolean
+    ) language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set max_parallel_workers_per_gather = 0
+    set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set lock_timeout = '100ms' as $$
 declare
     c_kinds constant text[] := array[
         'jobs',
@@ -125,9 +115,7 @@ $$;
  * others somewhat longer.  A row that somebody holds stays as it is, and the tick is due.
  */
 create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_is_idle constant boolean := not _record_tick.is_busy and not exists (
@@ -175,9 +163,7 @@ $$;
 
 /* Delete up to so many rows of one kind, and return how many. */
 create or replace function rota._purge(kind text, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -205,9 +191,7 @@ $$;
 
 /* Record what retention found; a row that another tick holds is left to that one. */
 create or replace function rota._record_retention(did_something boolean, has_more boolean)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -236,10 +220,7 @@ $$;
 
 /* Where a scan begins: at what it reached the last time, or -infinity for a full one. */
 create or replace function rota._purge_from(scan text, moment timestamptz)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_hint constant bigint[] := string_to_array(rota._scan_start(scan), ' ')::bigint[];
     v_moment constant bigint := (extract(epoch from _purge_from.moment) * 1000000)::bigint;
@@ -259,14 +240,9 @@ $$;
  * next full one is due when twenty times as long has passed.
  */
 create or replace function rota._keep_purge(
-    scan text,
-    moment timestamptz,
-    start timestamptz,
-    reached timestamptz
+    scan text, moment timestamptz, start timestamptz, reached timestamptz
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_hint bigint[] := string_to_array(rota._scan_start(scan), ' ')::bigint[];
 begin
@@ -287,16 +263,10 @@ $$;
  * about, such as a new lease that has taken an effect over.
  */
 create or replace function rota._purge_rows(
-    name text,
-    time_column text,
-    before timestamptz,
-    max_rows integer,
-    condition text default 'true',
-    subject text default null
+    name text, time_column text, before timestamptz, max_rows integer,
+    condition text default 'true', subject text default null
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 -- A condition is not what anybody sends.
 -- @plpgsql_check_options: security_warnings = off
 declare
@@ -331,10 +301,7 @@ $$;
 
 /* How long the queue that keeps longest keeps what ended well. */
 create or replace function rota._horizon()
-    returns interval
-    language plpgsql
-    stable
-as $$
+    returns interval language plpgsql stable as $$
 begin
     return greatest('7 days', (select max(q.keep_finished) from rota.queues as q));
 end;
@@ -345,9 +312,7 @@ $$;
  * the longest, dead ones, and those of all queues without a keep_dead, for which null stands.
  */
 create or replace function rota._purge_jobs(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_horizon constant interval := rota._horizon();
     v_keep record;
@@ -389,10 +354,7 @@ $$;
  * row, since that is seldom one that was deleted.
  */
 create or replace function rota._history_queues(part text)
-    returns setof text
-    language plpgsql
-    stable
-as $$
+    returns setof text language plpgsql stable as $$
 begin
     return query execute format(
         'with recursive found (queue) as ('
@@ -413,14 +375,9 @@ $$;
  * under an older snapshot.
  */
 create or replace function rota._purge_queue(
-    is_dead boolean,
-    queue text,
-    before timestamptz,
-    max_rows integer
+    is_dead boolean, queue text, before timestamptz, max_rows integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_of_queue constant text := case when queue is not null then 'f.queue = $4' else
         'not exists (select from rota.queues as q '
@@ -464,9 +421,7 @@ $$;
  * their pipeline.  So of one job the oldest go first, and its latest result is the one left.
  */
 create or replace function rota._purge_stage_runs(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_pipeline text;
     v_keep interval;
@@ -490,9 +445,7 @@ $$;
 /* What is partitioned by time: by so many days, so many partitions ahead, kept so long. */
 create or replace function rota._partitioned_tables()
     returns table (name text, time_column text, days integer, ahead integer, keep interval)
-    language plpgsql
-    stable
-as $$
+    language plpgsql stable as $$
 begin
     return query
     select 'finished_jobs_done', 'finished_at', 1, 7, rota._horizon()
@@ -504,10 +457,7 @@ $$;
 
 /* The partitions of a table that lie wholly before this day, oldest first. */
 create or replace function rota._old_partitions(parent text, days integer, before date)
-    returns setof regclass
-    language plpgsql
-    stable
-as $$
+    returns setof regclass language plpgsql stable as $$
 begin
     return query
     select c.oid::regclass
@@ -526,9 +476,7 @@ $$;
  * or in one that should have been dropped a day ago.
  */
 create or replace function rota._purge_partitions(parent text, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_table record;
     v_partition regclass;
@@ -559,9 +507,7 @@ $$;
 
 /* Delete rows of a partition as they lie in it; what is remembered is the number of a page. */
 create or replace function rota._purge_partition(partition regclass, max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_zero constant timestamptz := timestamptz 'epoch';
     v_now constant timestamptz := rota.now();
@@ -592,9 +538,7 @@ $$;
  * a job that ends meanwhile may be on its way to the default partition.  Returns how many.
  */
 create or replace function rota._create_partitions(with_current boolean default false)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_today constant date := ((rota.now() + '1 minute') at time zone 'UTC')::date;
     v_table record;
@@ -634,14 +578,9 @@ $$;
 
 /* The partition of some days; returns how many were made. */
 create or replace function rota._create_partition(
-    parent text,
-    time_column text,
-    day date,
-    days integer
+    parent text, time_column text, day date, days integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 -- It makes a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare
@@ -681,9 +620,7 @@ $$;
 
 /* Drop partitions that lie wholly behind what is kept; returns how many. */
 create or replace function rota._drop_partitions()
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 -- It drops a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare

@@ -16,15 +16,10 @@
  */
 
 create or replace function rota.sweep_stale_leases(max_jobs integer default 1000)
-    returns integer
-    language plpgsql
-    security definer
+    returns integer language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off set enable_sort = off
 as $$
 begin
     perform rota._check_number('max_jobs', max_jobs, 1, 10000);
@@ -43,9 +38,7 @@ comment on function rota.sweep_stale_leases(integer) is
     'and return how many; raises 22023.';
 
 create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_since constant timestamptz := rota._swept_until(v_now, _sweep.is_one_by_one);
@@ -92,10 +85,7 @@ $$;
  * is due: then the sweep does it.
  */
 create or replace function rota._has_stale_leases()
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_now constant timestamptz := rota.now();
     v_since timestamptz := timestamptz '-infinity';
@@ -118,10 +108,7 @@ $$;
 
 /* Before that no lease is looked for; '-infinity' when it is time for a look from the start. */
 create or replace function rota._swept_until(moment timestamptz, is_careful boolean)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_hint constant bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
     v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
@@ -136,14 +123,8 @@ end;
 $$;
 
 /* The hint: when a look from the start is due, until when was swept, what the last walked. */
-create or replace function rota._keep_sweep(
-    moment timestamptz,
-    was_full boolean,
-    walked bigint
-)
-    returns void
-    language plpgsql
-as $$
+create or replace function rota._keep_sweep(moment timestamptz, was_full boolean, walked bigint)
+    returns void language plpgsql as $$
 declare
     v_hint bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
 begin
@@ -164,9 +145,7 @@ $$;
  * ended in the same way, the job may be what kills its workers, and the backoff holds.
  */
 create or replace function rota._sweep_one(job rota.jobs)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_policy constant jsonb := coalesce(
         job.backoff, (select q.backoff from rota.queues as q where q.queue = job.queue));

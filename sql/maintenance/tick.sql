@@ -31,9 +31,7 @@ create or replace function rota.tick()
         partitions_dropped integer,
         was_skipped boolean,
         has_more boolean
-    )
-    language plpgsql
-    security definer
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -113,14 +111,8 @@ comment on function rota.tick() is
  * looking at each part.
  */
 create or replace function rota._has_maintenance()
-    returns boolean
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    returns boolean language plpgsql stable set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -142,10 +134,7 @@ $$;
 
 /* Whether a tick was recorded in the last ten seconds; where nothing happens none is. */
 create or replace function rota._was_ticked()
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -167,8 +156,7 @@ create or replace procedure rota.tick_loop(
     duration interval default '55 seconds',
     every interval default '1 second'
 )
-    language plpgsql
-as $$
+    language plpgsql as $$
 declare
     v_seconds numeric;
     v_every numeric;

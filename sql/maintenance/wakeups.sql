@@ -44,9 +44,7 @@ create or replace function rota.wait_for_jobs(
         look_again_in interval,
         has_maintenance boolean,
         is_active boolean
-    )
-    language plpgsql
-    security definer
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -99,9 +97,7 @@ comment on function rota.wait_for_jobs(text[], text[], interval, boolean) is
     '22023.';
 
 create or replace function rota.stop_waiting()
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -125,16 +121,10 @@ comment on function rota.stop_waiting() is
  * active poller, and give up what was held before instead.
  */
 create or replace function rota._take_listen_slots(
-    queues text[],
-    active boolean,
-    out channels text[],
-    out slots integer[],
-    out has_changed boolean,
-    out is_active boolean,
-    out is_first boolean
+    queues text[], active boolean, out channels text[], out slots integer[],
+    out has_changed boolean, out is_active boolean, out is_first boolean
 )
-    language plpgsql
-as $$
+    language plpgsql as $$
 declare
     v_held text[];
     v_kept text[] := '{}'::text[];
@@ -204,9 +194,7 @@ $$;
 
 /* The locks of this session: kind 0 idle lock, 1 active poller, 2 and more the listen slots. */
 create or replace function rota._held_locks()
-    returns table (kind integer, key integer)
-    language plpgsql
-as $$
+    returns table (kind integer, key integer) language plpgsql as $$
 begin
     return query
     select
@@ -221,9 +209,7 @@ end;
 $$;
 
 create or replace function rota._give_up(kind integer, key integer)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if _give_up.kind = 0 then
         perform pg_advisory_unlock_shared(1919907936, _give_up.key);
@@ -239,20 +225,11 @@ $$;
  * transaction after it, and until when a look takes long.
  */
 create or replace function rota._look_again_in(
-    queues text[],
-    moment timestamptz,
-    until timestamptz,
-    has_changed boolean,
-    channels text[]
+    queues text[], moment timestamptz, until timestamptz, has_changed boolean, channels text[]
 )
-    returns interval
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns interval language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
+    as $$
 declare
     c_now constant bigint := (extract(epoch from moment) * 1000000)::bigint;
     c_text constant text := current_setting('rota.waiting', true);
@@ -311,9 +288,7 @@ end;
 $$;
 
 create or replace function rota._keep_waiting(state text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform set_config('rota.waiting', state, false);
 end;
@@ -324,15 +299,9 @@ $$;
  * lane.  True also where a queue has more lanes than are looked at.
  */
 create or replace function rota._is_other_due(queue text, job_types text[], due timestamptz)
-    returns boolean
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql stable set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
+    as $$
 declare
     v_lane integer := -32769;
 begin
@@ -370,14 +339,9 @@ $$;
 
 /* When something comes due between these times that no session notifies of. */
 create or replace function rota._next_due_at(
-    queues text[],
-    since timestamptz,
-    until timestamptz
+    queues text[], since timestamptz, until timestamptz
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_next timestamptz := least(
         until, rota._next_check_at(queues, since), rota._next_start_of(queues, since));
@@ -393,10 +357,7 @@ $$;
 
 /* When the time of a job of these queues comes, or of a check that may let one in. */
 create or replace function rota._next_check_at(queues text[], since timestamptz)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 begin
     return least(
         (
@@ -438,10 +399,7 @@ $$;
 
 /* The next start at a rate of one of these queues. */
 create or replace function rota._next_start_of(queues text[], since timestamptz)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 begin
     return (
         select min(n.start_at)
@@ -456,15 +414,8 @@ end;
 $$;
 
 /* The first run_at between these times in the common line of a queue. */
-create or replace function rota._next_run_at(
-    queue text,
-    after timestamptz,
-    before timestamptz
-)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+create or replace function rota._next_run_at(queue text, after timestamptz, before timestamptz)
+    returns timestamptz language plpgsql stable as $$
 declare
     v_lane bigint := -32769::bigint;
     v_run_at timestamptz;

@@ -9,13 +9,9 @@
 
 /* The first match at or after *wall*, which is a whole second; null beyond the year 9998. */
 create or replace function rota._next_wall(
-    parsed rota.parsed_schedule,
-    wall timestamp without time zone
+    parsed rota.parsed_schedule, wall timestamp without time zone
 )
-    returns timestamp without time zone
-    language plpgsql
-    immutable
-as $$
+    returns timestamp without time zone language plpgsql immutable as $$
 declare
     v_today constant date := _next_wall.wall::date;
     v_second integer := rota._next_second(
@@ -32,10 +28,7 @@ $$;
 
 /* The first matching day at or after *day*. */
 create or replace function rota._next_day(parsed rota.parsed_schedule, day date)
-    returns date
-    language plpgsql
-    immutable
-as $$
+    returns date language plpgsql immutable as $$
 declare
     v_year integer := extract(year from _next_day.day)::integer;
     v_month integer := extract(month from _next_day.day)::integer;
@@ -67,14 +60,9 @@ $$;
 
 /* The days that match in a month that begins on weekday *first* (0 is Sunday). */
 create or replace function rota._days_of_month(
-    parsed rota.parsed_schedule,
-    first integer,
-    length integer
+    parsed rota.parsed_schedule, first integer, length integer
 )
-    returns bigint
-    language plpgsql
-    immutable
-as $$
+    returns bigint language plpgsql immutable as $$
 declare
     c_each_week constant bigint := 270549121::bigint;  -- bits 0, 7, 14, 21, 28
     v_month constant bigint := (2::bigint << length) - 2;
@@ -118,10 +106,7 @@ $$;
 
 /* The same within a day, in seconds since its begin; null if none is left. */
 create or replace function rota._next_second(parsed rota.parsed_schedule, second integer)
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 declare
     v_hour integer := _next_second.second / 3600;
     v_minute integer := _next_second.second / 60 % 60;
@@ -147,10 +132,7 @@ $$;
 
 /* A logarithm of a power of two is exact enough to round. */
 create or replace function rota._lowest_bit(bits bigint)
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 begin
     return round(
         ln((_lowest_bit.bits & -_lowest_bit.bits)::float8) / ln(2::float8))::integer;

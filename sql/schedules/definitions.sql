@@ -31,9 +31,7 @@ create or replace function rota.schedule_job(
     starts_at timestamptz default null,
     ends_at timestamptz default null
 )
-    returns table (outcome text, next_run_at timestamptz)
-    language plpgsql
-    security definer
+    returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -95,9 +93,7 @@ comment on function rota.schedule_job(
     'RT006 for a bad schedule, 22023.';
 
 create or replace function rota._put_definition(new rota.job_definitions)
-    returns table (outcome text, next_run_at timestamptz)
-    language plpgsql
-as $$
+    returns table (outcome text, next_run_at timestamptz) language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_old rota.job_definitions;
@@ -143,10 +139,7 @@ $$;
 
 /* Whether two definitions say the same; the rest of a row says how far it has come. */
 create or replace function rota._is_same(old rota.job_definitions, new rota.job_definitions)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     c_progress constant text[] := '{is_enabled,disabled_at,disabled_by,last_error,anchored_at,'
         'next_run_at,last_run_at,last_job_id,created_at,updated_at}'::text[];
@@ -159,13 +152,9 @@ $$;
 
 /* Make the definition *old*, whose row the caller holds, say what *new* says. */
 create or replace function rota._change_definition(
-    new rota.job_definitions,
-    old rota.job_definitions,
-    changed_at timestamptz
+    new rota.job_definitions, old rota.job_definitions, changed_at timestamptz
 )
-    returns timestamptz
-    language plpgsql
-as $$
+    returns timestamptz language plpgsql as $$
 declare
     v_has_new_times constant boolean :=
         (new.schedule, new.time_zone, new.starts_at, new.ends_at)
@@ -210,9 +199,7 @@ end;
 $$;
 
 create or replace function rota.unschedule_job(name text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -227,9 +214,7 @@ comment on function rota.unschedule_job(text) is
     'Forget a schedule; the jobs that it has made stay; raises RT005, 22023.';
 
 create or replace function rota.enable_schedule(name text)
-    returns timestamptz
-    language plpgsql
-    security definer
+    returns timestamptz language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -263,9 +248,7 @@ comment on function rota.enable_schedule(text) is
     'any more, 22023.';
 
 create or replace function rota.disable_schedule(name text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -285,9 +268,7 @@ comment on function rota.disable_schedule(text) is
     'Let a schedule make no more jobs until enable_schedule(); raises RT005, 22023.';
 
 create or replace function rota._hold_definition(name text)
-    returns rota.job_definitions
-    language plpgsql
-as $$
+    returns rota.job_definitions language plpgsql as $$
 declare
     v_definition rota.job_definitions;
 begin
@@ -304,9 +285,7 @@ end;
 $$;
 
 create or replace function rota.run_schedule_now(name text)
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -348,13 +327,9 @@ comment on function rota.run_schedule_now(text) is
 
 /* Now, or the first moment after it that is not a planned time and has no job yet. */
 create or replace function rota._free_time(
-    definition rota.job_definitions,
-    parsed rota.parsed_schedule
+    definition rota.job_definitions, parsed rota.parsed_schedule
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_free timestamptz := rota.now();
 begin

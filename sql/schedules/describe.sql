@@ -7,10 +7,7 @@
  */
 
 create or replace function rota.describe_schedule(schedule text)
-    returns text
-    language plpgsql
-    immutable
-    security definer
+    returns text language plpgsql immutable security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -37,10 +34,7 @@ comment on function rota.describe_schedule(text) is
 
 /* 5 minutes, or just minute where there is one. */
 create or replace function rota._describe_period(seconds bigint)
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 declare
     v_unit constant bigint := case
         when _describe_period.seconds % 86400 = 0 and _describe_period.seconds > 86400
@@ -61,14 +55,9 @@ $$;
 
 /* Evenly spaced: every 5 minutes from 09:00 to 17:55; few: at 09:00 and 17:30; else numbers. */
 create or replace function rota._describe_times(
-    hours integer[],
-    minutes integer[],
-    seconds integer[]
+    hours integer[], minutes integer[], seconds integer[]
 )
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 declare
     v_format constant text := case _describe_times.seconds
         when '{0}' then 'HH24:MI' else 'HH24:MI:SS' end;
@@ -112,14 +101,9 @@ $$;
 
 /* Such as every 15 minutes of the hours 9, 12 and 15. */
 create or replace function rota._describe_numbers(
-    hours integer[],
-    minutes integer[],
-    seconds integer[]
+    hours integer[], minutes integer[], seconds integer[]
 )
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 declare
     v_each_minute constant boolean := cardinality(_describe_numbers.minutes) = 60;
     v_each_hour constant boolean := cardinality(_describe_numbers.hours) = 24;
@@ -148,10 +132,7 @@ $$;
 
 /* The same share of each whole, from its beginning: every minute, every 15 minutes. */
 create or replace function rota._describe_share(unit text, numbers integer[])
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 declare
     v_step constant integer := rota._step(_describe_share.numbers);
 begin
@@ -165,10 +146,7 @@ end;
 $$;
 
 create or replace function rota._describe_values(unit text, numbers integer[])
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 begin
     return _describe_values.unit
         || case cardinality(_describe_values.numbers) when 1 then ' ' else 's ' end
@@ -178,10 +156,7 @@ $$;
 
 /* With a space in front; nothing if it is every day and *times* say so. */
 create or replace function rota._describe_days(parsed rota.parsed_schedule, times text)
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 declare
     c_months constant text[] := '{January,February,March,April,May,June,July,August,'
         'September,October,November,December}'::text[];
@@ -225,15 +200,8 @@ end;
 $$;
 
 /* On days 1 and 15 and on the last day; or without the prefix, day 1, 15 or the last day. */
-create or replace function rota._describe_month_days(
-    days bigint,
-    prefix text,
-    conjunction text
-)
-    returns text
-    language plpgsql
-    immutable
-as $$
+create or replace function rota._describe_month_days(days bigint, prefix text, conjunction text)
+    returns text language plpgsql immutable as $$
 declare
     v_days constant integer[] := rota._bits(_describe_month_days.days & 4294967294);
 begin
@@ -252,10 +220,7 @@ $$;
 
 /* On Monday to Friday and on the last Sunday of the month. */
 create or replace function rota._describe_weekdays(weekdays bigint, of_month text)
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 declare
     c_names constant text[] := '{Monday,Tuesday,Wednesday,Thursday,Friday,Saturday,'
         'Sunday}'::text[];
@@ -288,10 +253,7 @@ $$;
 
 /* Ascending numbers as items, three and more that follow each other as one: 1 to 5. */
 create or replace function rota._describe_runs(numbers integer[], names text[])
-    returns text[]
-    language plpgsql
-    immutable
-as $$
+    returns text[] language plpgsql immutable as $$
 declare
     v_items text[] := '{}'::text[];
     v_first integer;
@@ -318,10 +280,7 @@ $$;
 
 /* Null if it is empty. */
 create or replace function rota._describe_list(items text[], conjunction text)
-    returns text
-    language plpgsql
-    immutable
-as $$
+    returns text language plpgsql immutable as $$
 declare
     v_last constant integer := cardinality(_describe_list.items);
 begin
@@ -335,10 +294,7 @@ end;
 $$;
 
 create or replace function rota._bits(bits bigint)
-    returns integer[]
-    language plpgsql
-    immutable
-as $$
+    returns integer[] language plpgsql immutable as $$
 begin
     return array(
         select n from generate_series(0, 62) as n where _bits.bits >> n & 1 = 1 order by n);
@@ -347,10 +303,7 @@ $$;
 
 /* The distance of evenly spaced numbers; null if there is one number, or none such. */
 create or replace function rota._step(numbers integer[])
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 declare
     v_step constant integer := _step.numbers[2] - _step.numbers[1];
 begin

@@ -20,10 +20,7 @@ create or replace function rota.next_run(
     after timestamptz default null,
     starts_at timestamptz default null
 )
-    returns timestamptz
-    language plpgsql
-    stable
-    security definer
+    returns timestamptz language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -58,10 +55,7 @@ create or replace function rota.upcoming_runs(
         local_time timestamp without time zone,
         utc_offset interval,
         clock_change text
-    )
-    language plpgsql
-    stable
-    security definer
+    ) language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -116,14 +110,9 @@ comment on function rota.upcoming_runs(text, text, timestamptz, integer, text) i
 
 /* Null, moved (its time is skipped that day), or first or second of a time that comes twice. */
 create or replace function rota._clock_note(
-    parsed rota.parsed_schedule,
-    time_zone text,
-    run_at timestamptz
+    parsed rota.parsed_schedule, time_zone text, run_at timestamptz
 )
-    returns text
-    language plpgsql
-    stable
-as $$
+    returns text language plpgsql stable as $$
 declare
     v_wall constant timestamp without time zone := run_at at time zone time_zone;
 begin
@@ -143,10 +132,7 @@ $$;
 
 /* Whether the wall clock shows once more what it shows at *instant*. */
 create or replace function rota._comes_again(time_zone text, instant timestamptz)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_change constant timestamptz := rota._clock_change(
         time_zone, instant, instant + interval '26 hours');
@@ -158,15 +144,9 @@ $$;
 
 /* The first time later than *after*. */
 create or replace function rota._next_occurrence(
-    parsed rota.parsed_schedule,
-    time_zone text,
-    after timestamptz,
-    anchored_at timestamptz
+    parsed rota.parsed_schedule, time_zone text, after timestamptz, anchored_at timestamptz
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_fire timestamptz;
 begin
@@ -193,14 +173,9 @@ $$;
 
 /* Of jobs of fixed time: once for each wall time named, and not before the clock is there. */
 create or replace function rota._next_fixed(
-    parsed rota.parsed_schedule,
-    time_zone text,
-    after timestamptz
+    parsed rota.parsed_schedule, time_zone text, after timestamptz
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_wall timestamp without time zone := interval '1 second'
         + date_trunc('second', _next_fixed.after at time zone time_zone);
@@ -218,14 +193,9 @@ $$;
 
 /* Of the others: whenever the wall clock shows what is named. */
 create or replace function rota._next_shown(
-    parsed rota.parsed_schedule,
-    time_zone text,
-    after timestamptz
+    parsed rota.parsed_schedule, time_zone text, after timestamptz
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_from timestamptz := date_trunc('second', _next_shown.after) + interval '1 second';
     v_last constant timestamp without time zone :=
@@ -259,17 +229,10 @@ $$;
 
 /* The newest *max_fires* times from *first*, which is one, to *until*, the oldest in front. */
 create or replace function rota._occurrences_until(
-    parsed rota.parsed_schedule,
-    time_zone text,
-    anchored_at timestamptz,
-    first timestamptz,
-    until timestamptz,
-    max_fires integer
+    parsed rota.parsed_schedule, time_zone text, anchored_at timestamptz, first timestamptz,
+    until timestamptz, max_fires integer
 )
-    returns timestamptz[]
-    language plpgsql
-    stable
-as $$
+    returns timestamptz[] language plpgsql stable as $$
 declare
     v_fires timestamptz[] := array[]::timestamptz[];
     v_until timestamptz := _occurrences_until.until;
@@ -294,17 +257,10 @@ $$;
  * by halving.
  */
 create or replace function rota._last_fire(
-    parsed rota.parsed_schedule,
-    time_zone text,
-    anchored_at timestamptz,
-    first timestamptz,
-    until timestamptz,
-    back interval
+    parsed rota.parsed_schedule, time_zone text, anchored_at timestamptz, first timestamptz,
+    until timestamptz, back interval
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_low timestamptz := _last_fire.until - back;
     v_high timestamptz := _last_fire.until;
@@ -342,9 +298,7 @@ end;
 $$;
 
 create or replace function rota._raise_no_schedule(name text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_given('name', name is not null);
     raise exception using

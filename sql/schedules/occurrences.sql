@@ -16,14 +16,9 @@
  */
 
 create or replace function rota._fire_schedules(max_jobs integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns integer language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
+    as $$
 declare
     v_now constant timestamptz := rota.now();
     v_names text[];
@@ -58,9 +53,7 @@ end;
 $$;
 
 create or replace function rota._fire_one_by_one(due timestamptz, max_jobs integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_name text;
     v_fired integer := 0;
@@ -102,9 +95,7 @@ $$;
  * data may be better soon.
  */
 create or replace function rota._put_aside(name text, code text, problem text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if left(_put_aside.code, 2) not in ('22', '23', '42', '54', 'RT') then
         raise warning 'schedule % could not be fired and will be tried again: %',
@@ -125,9 +116,7 @@ $$;
 
 /* Fire a definition that is about to change, if it is due, and return what it is then. */
 create or replace function rota._fire_late(definition rota.job_definitions)
-    returns rota.job_definitions
-    language plpgsql
-as $$
+    returns rota.job_definitions language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
@@ -157,13 +146,8 @@ $$;
  * else.
  */
 create or replace function rota._fire(names text[], due timestamptz, max_jobs integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-as $$
+    returns integer language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
     v_names text[];
     v_times timestamptz[];
@@ -209,15 +193,9 @@ $$;
 /* A row for each planned time that is dealt with, of as many definitions as _fire() takes. */
 create or replace function rota._plan_due(names text[], due timestamptz, max_jobs integer)
     returns table (
-        name text,
-        scheduled_for timestamptz,
-        outcome text,
-        last_run_at timestamptz,
+        name text, scheduled_for timestamptz, outcome text, last_run_at timestamptz,
         next_run_at timestamptz
-    )
-    language plpgsql
-    stable
-as $$
+    ) language plpgsql stable as $$
 declare
     v_live constant text[] := rota._live_definitions(_plan_due.names);
     v_group record;
@@ -263,10 +241,7 @@ $$;
 
 /* Those with a live job, of definitions to which that matters; to `after` only the last one. */
 create or replace function rota._live_definitions(names text[])
-    returns text[]
-    language plpgsql
-    stable
-as $$
+    returns text[] language plpgsql stable as $$
 begin
     return array(
         select j.definition
@@ -299,20 +274,12 @@ $$;
  * end of the job before has but one time, which cannot be missed, only come later.
  */
 create or replace function rota._plan_occurrences(
-    schedule text,
-    time_zone text,
-    anchored_at timestamptz,
-    first timestamptz,
-    ends_at timestamptz,
-    catch_up text,
-    catch_up_window interval,
-    catch_up_max integer,
+    schedule text, time_zone text, anchored_at timestamptz, first timestamptz,
+    ends_at timestamptz, catch_up text, catch_up_window interval, catch_up_max integer,
     due timestamptz
 )
     returns table (occurrences timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
-    language plpgsql
-    stable
-as $$
+    language plpgsql stable as $$
 declare
     v_parsed constant rota.parsed_schedule := rota._parse_schedule(_plan_occurrences.schedule);
     v_until constant timestamptz := least(_plan_occurrences.due, _plan_occurrences.ends_at);
@@ -355,15 +322,9 @@ $$;
 
 /* What becomes of each of the times; of those that were missed the first stands for all. */
 create or replace function rota._outcomes(
-    first timestamptz,
-    occurrences timestamptz[],
-    overlap text,
-    is_live boolean
+    first timestamptz, occurrences timestamptz[], overlap text, is_live boolean
 )
-    returns table (scheduled_for timestamptz, outcome text)
-    language plpgsql
-    immutable
-as $$
+    returns table (scheduled_for timestamptz, outcome text) language plpgsql immutable as $$
 begin
     if _outcomes.first <> all(_outcomes.occurrences) then
         scheduled_for := _outcomes.first;
@@ -385,15 +346,9 @@ $$;
 
 /* Put in the jobs of planned times that are theirs already. */
 create or replace function rota._make_jobs(
-    names text[],
-    times timestamptz[],
-    ids bigint[],
-    is_manual boolean,
-    made_at timestamptz
+    names text[], times timestamptz[], ids bigint[], is_manual boolean, made_at timestamptz
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_blocked bigint[];
 begin
@@ -437,15 +392,9 @@ $$;
 
 /* Write into the definitions what was dealt with, and what is next. */
 create or replace function rota._move_on(
-    names text[],
-    lasts timestamptz[],
-    nexts timestamptz[],
-    made_names text[],
-    made_ids bigint[]
+    names text[], lasts timestamptz[], nexts timestamptz[], made_names text[], made_ids bigint[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     with moved as (
         update rota.job_definitions as d
@@ -486,9 +435,7 @@ $$;
  * known just now.  Whoever ends a live one later finds that its end is waited for.
  */
 create or replace function rota._check_schedule(name text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_definition rota.job_definitions;
     v_next_run_at timestamptz;
@@ -524,14 +471,8 @@ $$;
  * The first planned time later than *after* and than all that was dealt with; null after the
  * end.  Of `after 10 minutes` it may be *after* itself, and is null while the last job is live.
  */
-create or replace function rota._plan_next(
-    definition rota.job_definitions,
-    after timestamptz
-)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+create or replace function rota._plan_next(definition rota.job_definitions, after timestamptz)
+    returns timestamptz language plpgsql stable as $$
 declare
     v_parsed constant rota.parsed_schedule := rota._parse_schedule(definition.schedule);
     v_ended_at timestamptz;
@@ -561,10 +502,7 @@ end;
 $$;
 
 create or replace function rota._is_live(job_id bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (select from rota.jobs as j where j.id = _is_live.job_id);
 end;
@@ -572,12 +510,8 @@ $$;
 
 /* When a job ended; null while it is live, now if its end is forgotten. */
 create or replace function rota._ended_at(job_id bigint)
-    returns timestamptz
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns timestamptz language plpgsql stable set enable_seqscan = off
+    set enable_bitmapscan = off as $$
 begin
     -- Stable, so that both looks see the same: it may be retried in between.
     if rota._is_live(_ended_at.job_id) then

@@ -16,10 +16,7 @@
  */
 
 create or replace function rota._parse_schedule(schedule text)
-    returns rota.parsed_schedule
-    language plpgsql
-    immutable
-as $$
+    returns rota.parsed_schedule language plpgsql immutable as $$
 declare
     v_length constant integer := char_length(_parse_schedule.schedule);
     v_words text[];
@@ -65,10 +62,7 @@ end;
 $$;
 
 create or replace function rota._refuse_schedule(schedule text, problem text)
-    returns void
-    language plpgsql
-    immutable
-as $$
+    returns void language plpgsql immutable as $$
 begin
     raise exception using
         errcode = 'RT006',
@@ -86,10 +80,7 @@ $$;
 
 /* In capitals, for names may be written either way; @daily and the like written out. */
 create or replace function rota._schedule_words(schedule text)
-    returns text[]
-    language plpgsql
-    immutable
-as $$
+    returns text[] language plpgsql immutable as $$
 declare
     c_space constant text := E' \t\n\r\f\x0b';
     v_text constant text := upper(btrim(_schedule_words.schedule, c_space) collate "C");
@@ -110,10 +101,7 @@ end;
 $$;
 
 create or replace function rota._parse_period(schedule text, words text[])
-    returns interval
-    language plpgsql
-    immutable
-as $$
+    returns interval language plpgsql immutable as $$
 declare
     v_match constant text[] := regexp_match(
         array_to_string(_parse_period.words[2:], ' '),
@@ -137,10 +125,7 @@ end;
 $$;
 
 create or replace function rota._parse_field(schedule text, field text, value text)
-    returns bigint
-    language plpgsql
-    immutable
-as $$
+    returns bigint language plpgsql immutable as $$
 declare
     v_term text;
     v_bits bigint;
@@ -173,10 +158,7 @@ $$;
 
 -- A star, 5, 1-5, a step of a star or a range, or 5/15, which is 5-59/15; null if it is none.
 create or replace function rota._parse_range(field text, term text)
-    returns bigint
-    language plpgsql
-    immutable
-as $$
+    returns bigint language plpgsql immutable as $$
 declare
     v_parts constant text[] := regexp_match(
         _parse_range.term, '^(?:([*])|([0-9A-Z]+)(?:-([0-9A-Z]+))?)(?:/([0-9]+))?$');
@@ -217,10 +199,7 @@ $$;
 
 /* The number of a number or name, null if it is none; it may lie outside of the field. */
 create or replace function rota._parse_value(field text, value text)
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 begin
     if _parse_value.value ~ '^0*[0-9]{1,2}$' then
         return right(_parse_value.value, 2)::integer;
@@ -236,10 +215,7 @@ $$;
 
 /* `MON#2`, `1#2`, or `5L`, the last Friday; null if it is none. */
 create or replace function rota._parse_nth_weekday(term text)
-    returns bigint
-    language plpgsql
-    immutable
-as $$
+    returns bigint language plpgsql immutable as $$
 declare
     v_parts constant text[] := regexp_match(
         _parse_nth_weekday.term, '^(?:([0-9]+)L|([0-9]+|[A-Z]+)#0*([1-5]))$');
@@ -255,10 +231,7 @@ $$;
 
 /* Months have 28 forms, by length and first weekday, and each comes about in 40 years. */
 create or replace function rota._is_possible(parsed rota.parsed_schedule)
-    returns boolean
-    language plpgsql
-    immutable
-as $$
+    returns boolean language plpgsql immutable as $$
 begin
     for v_month in 1..12 loop
         continue when parsed.months >> v_month & 1 = 0;

@@ -11,14 +11,9 @@
 
 /* The first instant after *after* and up to *until* with a new offset; null if none. */
 create or replace function rota._clock_change(
-    time_zone text,
-    after timestamptz,
-    until timestamptz
+    time_zone text, after timestamptz, until timestamptz
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_offset constant interval := (_clock_change.after at time zone time_zone)
         - (_clock_change.after at time zone 'UTC');
@@ -45,14 +40,8 @@ end;
 $$;
 
 /* The first instant at which the wall clock shows *wall*, or more because it skipped it. */
-create or replace function rota._first_instant(
-    time_zone text,
-    wall timestamp without time zone
-)
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+create or replace function rota._first_instant(time_zone text, wall timestamp without time zone)
+    returns timestamptz language plpgsql stable as $$
 declare
     v_instant constant timestamptz := _first_instant.wall at time zone time_zone;
     v_change constant timestamptz := rota._clock_change(
@@ -79,10 +68,7 @@ $$;
  * leap seconds, which no clock on a wall does.
  */
 create or replace function rota._check_time_zone(argument text, time_zone text)
-    returns void
-    language plpgsql
-    stable
-as $$
+    returns void language plpgsql stable as $$
 begin
     if _check_time_zone.time_zone in ('UTC', 'GMT') then
         return;

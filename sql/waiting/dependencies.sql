@@ -30,16 +30,9 @@
  * opened until this transaction ends.
  */
 create or replace function rota._block_children(
-    blocks bigint[],
-    parts bigint[],
-    are_new boolean[],
-    arguments text[]
+    blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
 )
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_held bigint[];
     v_job_id bigint;
@@ -93,14 +86,9 @@ $$;
 
 /* Refuse parts, found by their keys, that wait for anything themselves or did not succeed. */
 create or replace function rota._check_parts(
-    blocks bigint[],
-    parts bigint[],
-    are_new boolean[],
-    arguments text[]
+    blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_part record;
 begin
@@ -137,12 +125,8 @@ $$;
 
 /* How parents are or ended, all of one snapshot; null for one that is in neither table. */
 create or replace function rota._parent_statuses(parent_ids bigint[])
-    returns table (parent_id bigint, status text, ordering_key text)
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns table (parent_id bigint, status text, ordering_key text) language plpgsql stable
+    set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     return query
     select p.id, coalesce(j.status, f.status), coalesce(j.ordering_key, f.ordering_key)
@@ -159,11 +143,7 @@ $$;
 
 /* These jobs, without runs that go on, have ended: tell those that wait for them. */
 create or replace function rota._parents_ended(parent_ids bigint[], status text)
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_few bigint[];
     v_many bigint[];
@@ -205,11 +185,7 @@ $$;
 
 /* Delete the edges of these parents; returns their children. */
 create or replace function rota._delete_edges(parent_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_children bigint[];
 begin
@@ -233,11 +209,7 @@ $$;
  * look at again.
  */
 create or replace function rota._open_children(job_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_ids bigint[];
     v_keys text[];
@@ -302,12 +274,8 @@ $$;
  * end, 'id all' and then 'id below' at all of them.  False if that is not to be known now.
  */
 create or replace function rota._check_job(subject text)
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_id constant bigint := split_part(_check_job.subject, ' ', 1)::bigint;
     c_from constant text := split_part(_check_job.subject, ' ', 2);
@@ -399,12 +367,8 @@ $$;
  * that stands how it ended, where it may not be kept.
  */
 create or replace function rota._check_parent(subject text)
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_id constant bigint := split_part(_check_parent.subject, ' ', 1)::bigint;
     c_after constant bigint :=
@@ -474,11 +438,7 @@ $$;
  * locked.  Their edges stay for a retry.
  */
 create or replace function rota._cancel_children(job_ids bigint[], parent_id bigint)
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     c_status constant text := (
         select s.status from rota._parent_statuses(array[_cancel_children.parent_id]) as s);
@@ -520,12 +480,8 @@ $$;
  * a time; and theirs in turn.  One whose idempotency key is taken stays as it is.
  */
 create or replace function rota._check_retry(subject text)
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_id constant bigint := split_part(_check_retry.subject, ' ', 1)::bigint;
     c_after constant bigint := split_part(_check_retry.subject, ' ', 2)::bigint;
@@ -569,12 +525,8 @@ $$;
  * call looks at a part of all jobs that wait or waited; a session goes on where it was.
  */
 create or replace function rota._purge_dependencies(max_rows integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_jobs constant integer := 2000;
     v_after bigint := coalesce(rota._scan_start('edges')::bigint, 0);

@@ -29,9 +29,7 @@
  * a limit lets in ask no limit again.
  */
 create or replace function rota._place_jobs(job_ids bigint[], opened_for text default null)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_waiting constant text[] := '{queued,failed}'::text[];
     v_now constant timestamptz := rota.now();
@@ -102,15 +100,9 @@ $$;
  * the others: none if jobs are held already, else as many as could start at once.
  */
 create or replace function rota._hold_new(
-    queue text,
-    job_type text,
-    limit_key text,
-    lane integer,
-    job_ids bigint[]
+    queue text, job_type text, limit_key text, lane integer, job_ids bigint[]
 )
-    returns bigint[]
-    language plpgsql
-as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_limit record;
     v_room integer;
@@ -175,9 +167,7 @@ $$;
 
 /* Whether a limit has held jobs, or had when that was found out at some expense. */
 create or replace function rota._had_held(limit_name text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_scan constant text := 'waiting ' || _had_held.limit_name;
     v_now constant timestamptz := rota.now();
@@ -200,14 +190,9 @@ $$;
 
 /* Give due jobs of one key their places. */
 create or replace function rota._give_turns(
-    queue text,
-    limit_key text,
-    lane integer,
-    job_ids bigint[]
+    queue text, limit_key text, lane integer, job_ids bigint[]
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_key constant text := coalesce(_give_turns.limit_key, '');
     v_first timestamptz;
@@ -263,9 +248,7 @@ $$;
 
 /* Jobs of keys wait in a queue: from now on all its jobs have places. */
 create or replace function rota._note_fair_queue(queue text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if exists (select from rota.fair_queues as f where f.queue = _note_fair_queue.queue)
       or not pg_try_advisory_xact_lock(1919907962, hashtext(_note_fair_queue.queue)) then
@@ -281,9 +264,7 @@ $$;
 
 /* The place of the first job of a lane, or now if it is empty. */
 create or replace function rota._first_place(queue text, lane integer)
-    returns timestamptz
-    language plpgsql
-as $$
+    returns timestamptz language plpgsql as $$
 declare
     c_scan constant text := format('lane %s %s', _first_place.lane, _first_place.queue);
     v_now constant timestamptz := rota.now();
@@ -314,14 +295,9 @@ $$;
 
 /* Let up to max_jobs jobs whose time has come into their lanes; returns how many. */
 create or replace function rota._enter_due(max_jobs integer)
-    returns integer
-    language plpgsql
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns integer language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
+    as $$
 declare
     v_now constant timestamptz := rota.now();
     v_start constant bigint := rota._scan_from('later', v_now);
@@ -357,10 +333,7 @@ $$;
 
 /* Whether the time of a job has come that is kept out of its lane until then. */
 create or replace function rota._has_later_due()
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_now constant timestamptz := rota.now();
     v_from constant timestamptz := coalesce(
@@ -383,9 +356,7 @@ $$;
  * subject is the queue and the id that the last step has come to.
  */
 create or replace function rota._check_queue(subject text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_queue constant text := split_part(_check_queue.subject, ' ', 1);
     c_after constant bigint := coalesce(

@@ -14,20 +14,11 @@
  * given, and its line goes on.
  */
 create or replace function rota._jobs_came_in(
-    job_ids bigint[],
-    child_ids bigint[] default null,
-    parent_ids bigint[] default null,
-    blocks bigint[] default null,
-    parts bigint[] default null,
-    are_new boolean[] default null,
-    arguments text[] default null,
-    halted_key text default null
+    job_ids bigint[], child_ids bigint[] default null, parent_ids bigint[] default null,
+    blocks bigint[] default null, parts bigint[] default null, are_new boolean[] default null,
+    arguments text[] default null, halted_key text default null
 )
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_unknown bigint;
     v_waiting bigint[];
@@ -87,13 +78,8 @@ $$;
  * with the slots that they held: give them their places, and hold those that have to wait.  To
  * be called in the transaction that wrote them; plain jobs are left alone.
  */
-create or replace function rota._enter_lanes(
-    job_ids bigint[],
-    left_limits text[] default null
-)
-    returns void
-    language plpgsql
-as $$
+create or replace function rota._enter_lanes(job_ids bigint[], left_limits text[] default null)
+    returns void language plpgsql as $$
 declare
     v_ids bigint[] := array(
         select j.id
@@ -121,16 +107,10 @@ $$;
  * that they had; *waiting_kinds* are the pairs of type and limit key of those that had none.
  */
 create or replace function rota._jobs_ended(
-    parents bigint[],
-    jobs jsonb,
-    held_limits jsonb,
-    waiting_kinds jsonb,
-    old_status text,
+    parents bigint[], jobs jsonb, held_limits jsonb, waiting_kinds jsonb, old_status text,
     new_status text
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if held_limits is not null then
         perform rota._leave_limits(array(

@@ -34,9 +34,7 @@ create or replace function rota.set_limit(
     weight integer default null,
     reset boolean default false
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -104,19 +102,10 @@ comment on function rota.set_limit(
     'last of them; raises 22023.';
 
 create or replace function rota._check_set_limit(
-    queue text,
-    job_type text,
-    limit_key text,
-    max_running integer,
-    max_starts integer,
-    per interval,
-    burst integer,
-    weight integer,
-    reset boolean
+    queue text, job_type text, limit_key text, max_running integer, max_starts integer,
+    per interval, burst integer, weight integer, reset boolean
 )
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if num_nonnulls(
         _check_set_limit.queue, _check_set_limit.job_type, _check_set_limit.limit_key) <> 1 then
@@ -163,9 +152,7 @@ $$;
 
 /* No time may be out of range.  What was set before counts too, so this looks at the row. */
 create or replace function rota._check_burst(bound rota.limits)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_gap constant interval := rota._gap(bound.max_starts, bound.per);
     c_most constant bigint := 1 + floor(
@@ -180,10 +167,7 @@ $$;
 
 /* The names of the limits that may be meant for a key: its own and that of its class. */
 create or replace function rota._key_limits(limit_key text)
-    returns text[]
-    language plpgsql
-    immutable
-as $$
+    returns text[] language plpgsql immutable as $$
 begin
     return array_remove(array[
         'key ' || _key_limits.limit_key,
@@ -195,16 +179,9 @@ $$;
 /* Which limits jobs of this kind count for, but for that of the queue: of key and type. */
 create or replace function rota._limits_of(job_type text, limit_key text)
     returns table (
-        limit_name text,
-        max_running integer,
-        max_starts integer,
-        per interval,
-        burst integer,
+        limit_name text, max_running integer, max_starts integer, per interval, burst integer,
         is_settled boolean
-    )
-    language plpgsql
-    stable
-as $$
+    ) language plpgsql stable as $$
 begin
     if _limits_of.limit_key is not null then
         return query
@@ -221,18 +198,10 @@ $$;
 
 /* What is set for a limit: for that of a key its own setting, else that of its class. */
 create or replace function rota._bound(
-    name text,
-    out limit_name text,
-    out max_running integer,
-    out max_starts integer,
-    out per interval,
-    out burst integer,
-    out weight integer,
-    out is_settled boolean
+    name text, out limit_name text, out max_running integer, out max_starts integer,
+    out per interval, out burst integer, out weight integer, out is_settled boolean
 )
-    language plpgsql
-    stable
-as $$
+    language plpgsql stable as $$
 declare
     c_key constant text := substring(_bound.name, '^key (.*)$');
 begin
@@ -259,14 +228,10 @@ $$;
  * limits that jobs left their lanes for have to be checked after the commit.
  */
 create or replace function rota._admit_jobs(
-    job_ids bigint[],
-    out ids bigint[],
-    out held_limits jsonb,
-    out full_queues text[],
+    job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
     out limits_to_check text[]
 )
-    language plpgsql
-as $$
+    language plpgsql as $$
 declare
     v_limit record;
     v_wanted bigint[];
@@ -370,10 +335,7 @@ $$;
 
 /* Whether a limit seems to have room; a claim that goes on takes it for certain. */
 create or replace function rota._has_room(limit_name text)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 declare
     v_bound record;
 begin
@@ -391,15 +353,9 @@ $$;
 
 /* How many slots are free, up to that many. */
 create or replace function rota._free_slots(
-    limit_name text,
-    max_running integer,
-    max_slots integer,
-    is_careful boolean default false
+    limit_name text, max_running integer, max_slots integer, is_careful boolean default false
 )
-    returns integer
-    language plpgsql
-    stable
-as $$
+    returns integer language plpgsql stable as $$
 declare
     v_first constant bigint := case when not _free_slots.is_careful
         then rota._scan_from('free ' || _free_slots.limit_name, rota.now()) end;
@@ -437,20 +393,14 @@ $$;
 
 /* Into how many parts this many slots are split, and how many a part has. */
 create or replace function rota._parts(max_running integer)
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 begin
     return greatest(least(_parts.max_running, 64), _parts.max_running / 256);
 end;
 $$;
 
 create or replace function rota._part_slots(part integer, max_running integer)
-    returns integer
-    language plpgsql
-    immutable
-as $$
+    returns integer language plpgsql immutable as $$
 declare
     c_parts constant integer := rota._parts(_part_slots.max_running);
 begin
@@ -464,10 +414,7 @@ $$;
 
 /* Whether all that is issued of a limit is for this setting; else it has to be adjusted. */
 create or replace function rota._is_issued_for(limit_name text, max_running integer)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return not exists (
         select
@@ -485,13 +432,9 @@ $$;
 
 /* Take up to that many slots that nobody else has locked; returns how many. */
 create or replace function rota._take_slots(
-    limit_name text,
-    max_running integer,
-    wanted integer
+    limit_name text, max_running integer, wanted integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_scan constant text := 'free ' || _take_slots.limit_name;
     v_now constant timestamptz := rota.now();
@@ -537,13 +480,9 @@ $$;
  * issues it; who does not get the lock goes on to another part.
  */
 create or replace function rota._issue_slots(
-    limit_name text,
-    max_running integer,
-    wanted integer
+    limit_name text, max_running integer, wanted integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_parts constant integer := rota._parts(_issue_slots.max_running);
     c_first constant integer := floor(random() * c_parts)::integer;
@@ -582,9 +521,7 @@ end;
 $$;
 
 create or replace function rota._lock_part(limit_name text, part integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     return pg_try_advisory_xact_lock(
         1919907960, hashtext(_lock_part.part || ' ' || _lock_part.limit_name));
@@ -593,9 +530,7 @@ $$;
 
 /* Slots are free again: new rows, behind all others. */
 create or replace function rota._give_slots(limit_names text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     insert into rota.limit_slots (limit_name)
     select n.limit_name
@@ -609,9 +544,7 @@ $$;
  * which of those have workers.
  */
 create or replace function rota._leave_limits(limit_names text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_name text;
     v_slots integer;
@@ -641,13 +574,9 @@ $$;
  * claims would have to walk past them.
  */
 create or replace function rota._open_held(
-    limit_name text,
-    max_jobs integer,
-    is_check boolean default false
+    limit_name text, max_jobs integer, is_check boolean default false
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     c_scan constant text := 'held ' || _open_held.limit_name;
     v_now constant timestamptz := rota.now();
@@ -726,15 +655,9 @@ $$;
  * lanes up to that of the first held one already, and at most 100 in one step.
  */
 create or replace function rota._room_of_kind(
-    limit_name text,
-    queue text,
-    job_type text,
-    max_jobs integer
+    limit_name text, queue text, job_type text, max_jobs integer
 )
-    returns integer
-    language plpgsql
-    stable
-as $$
+    returns integer language plpgsql stable as $$
 declare
     v_priority constant smallint := (
         select j.priority
@@ -767,10 +690,7 @@ $$;
 
 /* The queues and types that have held jobs of a limit, at most 20. */
 create or replace function rota._held_kinds(limit_name text)
-    returns table (queue text, job_type text)
-    language plpgsql
-    stable
-as $$
+    returns table (queue text, job_type text) language plpgsql stable as $$
 declare
     v_queue text := '';
     v_job_type text := '';
@@ -794,10 +714,7 @@ end;
 $$;
 
 create or replace function rota._has_held(limit_name text)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -811,10 +728,7 @@ $$;
 
 /* The time from one start to the next at this rate, in whole microseconds. */
 create or replace function rota._gap(max_starts integer, per interval)
-    returns interval
-    language plpgsql
-    immutable
-as $$
+    returns interval language plpgsql immutable as $$
 begin
     return ceil(extract(epoch from coalesce(_gap.per, '1 second')) * 1000000 / _gap.max_starts)
         ::float8 * interval '1 microsecond';
@@ -826,17 +740,10 @@ $$;
  * how many cells back a start may come from; of the last one only what is left of the burst.
  */
 create or replace function rota._cells(
-    max_starts integer,
-    per interval,
-    burst integer,
-    out length bigint,
-    out starts integer,
-    out cells integer,
-    out oldest_starts integer
+    max_starts integer, per interval, burst integer, out length bigint, out starts integer,
+    out cells integer, out oldest_starts integer
 )
-    language plpgsql
-    immutable
-as $$
+    language plpgsql immutable as $$
 declare
     c_burst constant integer := coalesce(_cells.burst, 1);
 begin
@@ -853,15 +760,9 @@ $$;
  * the next statement all that started in it.
  */
 create or replace function rota._take_starts(
-    limit_name text,
-    max_starts integer,
-    per interval,
-    burst integer,
-    wanted integer
+    limit_name text, max_starts integer, per interval, burst integer, wanted integer
 )
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_rate record;
     v_now bigint;
@@ -898,15 +799,9 @@ $$;
 
 /* When the next job may start at a rate, as far as is committed; not after now if one may. */
 create or replace function rota._next_start_at(
-    limit_name text,
-    max_starts integer,
-    per interval,
-    burst integer
+    limit_name text, max_starts integer, per interval, burst integer
 )
-    returns timestamptz
-    language plpgsql
-    stable
-as $$
+    returns timestamptz language plpgsql stable as $$
 declare
     v_rate record;
     v_now bigint;
@@ -940,9 +835,7 @@ $$;
  * and everybody who runs now will see it when he ends.
  */
 create or replace function rota._check_limit(subject text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_horizon constant xid8 := substring(_check_limit.subject, '^([0-9]+) ')::xid8;
     c_name constant text := regexp_replace(_check_limit.subject, '^[0-9]+ ', '');
@@ -1025,9 +918,7 @@ $$;
 
 /* Have a limit checked at that time at the latest, unless it is going to be. */
 create or replace function rota._check_later(limit_name text, due_at timestamptz)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     if not rota._has_check(_check_later.limit_name, _check_later.due_at) then
         perform rota._add_checks(
@@ -1038,10 +929,7 @@ $$;
 
 /* Whether such a check is going to be done after now and by that time. */
 create or replace function rota._has_check(subject text, due_at timestamptz)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -1060,9 +948,7 @@ $$;
  * ones looked at.
  */
 create or replace function rota._check_held_of(job_type text, limit_key text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._add_checks('limit', array(
         select l.limit_name
@@ -1073,9 +959,7 @@ $$;
 
 /* The limit of a class changed: have each key looked at that has held jobs. */
 create or replace function rota._check_class(limit_name text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_prefix constant text := left(_check_class.limit_name, -1);
     v_name text := c_prefix;
@@ -1105,9 +989,7 @@ $$;
  * until every transaction from before has ended.
  */
 create or replace function rota._settle_limit(limit_name text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_limit rota.limits;
     v_ids bigint[];
@@ -1174,10 +1056,7 @@ $$;
 
 /* What runs without a slot of this limit, though it counts for it; up to 1000. */
 create or replace function rota._uncounted(bound rota.limits)
-    returns bigint[]
-    language plpgsql
-    stable
-as $$
+    returns bigint[] language plpgsql stable as $$
 begin
     return array(
         select j.id
@@ -1203,9 +1082,7 @@ $$;
 
 /* Slots that are in use already, whatever the capacity: _settle_slots() makes up for them. */
 create or replace function rota._issue_taken(limit_name text, slots integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 begin
     if not rota._lock_part(_issue_taken.limit_name, -1) then
         return false;
@@ -1225,9 +1102,7 @@ $$;
  * were not issued, then from free slots, and else from those that are given back later.
  */
 create or replace function rota._settle_slots(limit_name text, max_running integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_surplus integer;
     v_moved integer;
@@ -1294,9 +1169,7 @@ $$;
 
 /* Delete what no limit needs any more: starts of long ago, slots of limits out of use. */
 create or replace function rota._purge_limits(max_rows integer)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_rows integer;
     v_name text;
@@ -1329,9 +1202,7 @@ $$;
 
 /* Take back all that was issued of a limit, if nothing of it is in use. */
 create or replace function rota._purge_slots(limit_name text)
-    returns integer
-    language plpgsql
-as $$
+    returns integer language plpgsql as $$
 declare
     v_issued bigint;
     v_rows integer;

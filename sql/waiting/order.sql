@@ -25,9 +25,7 @@
 
 /* Open the first of a line, if it has no head; false if it is not to be known now. */
 create or replace function rota._check_order(ordering_key text)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     v_head_id constant bigint := rota._line_head(_check_order.ordering_key, 0);
 begin
@@ -44,13 +42,8 @@ $$;
  * heads that have ended are in front of it.
  */
 create or replace function rota._line_head(ordering_key text, after_id bigint)
-    returns bigint
-    language plpgsql
-    stable
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns bigint language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 begin
     return (
         -- By a range of one key, so that no planner walks the primary key.
@@ -72,16 +65,10 @@ $$;
  * place; whoever does not takes the lock of the key for it, at most so many in his transaction.
  */
 create or replace function rota._open_line(
-    ordering_key text,
-    ended_id bigint,
-    max_locks integer
+    ordering_key text, ended_id bigint, max_locks integer
 )
-    returns boolean
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     c_scan constant text := 'line ' || _open_line.ordering_key;
     v_now constant timestamptz := rota.now();
@@ -166,9 +153,7 @@ $$;
  * where no statement can see what was committed before the lock.
  */
 create or replace function rota._try_lock_key(ordering_key text, max_locks integer)
-    returns boolean
-    language plpgsql
-as $$
+    returns boolean language plpgsql as $$
 declare
     c_held constant text := current_setting('rota.locked_keys', true);
     c_count constant integer := coalesce(substring(c_held from '^[0-9]{1,6}$'), '0')::integer;
@@ -186,11 +171,7 @@ $$;
 
 /* Let blocked jobs, which the caller has locked, start when they are due. */
 create or replace function rota._open_jobs(job_ids bigint[])
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     update rota.jobs as j
     set status = 'queued',
@@ -207,12 +188,8 @@ $$;
  * other job, and leave a check for the others.
  */
 create or replace function rota._enter_lines(job_ids bigint[])
-    returns void
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set enable_sort = off
-as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
 declare
     v_key text;
     v_job_id bigint;
@@ -252,10 +229,7 @@ $$;
  * entry on: those of jobs that have ended are in front of it.
  */
 create or replace function rota._is_line_empty(ordering_key text, job_id bigint)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return rota._line_head(_is_line_empty.ordering_key, 0) is null and not exists (
         select from rota.halted_keys as s where s.ordering_key = _is_line_empty.ordering_key
@@ -278,9 +252,7 @@ $$;
  * other the next becomes the head.
  */
 create or replace function rota._leave_lines(jobs jsonb, old_status text, new_status text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     v_key text;
     v_job_id bigint;
@@ -318,9 +290,7 @@ end;
 $$;
 
 create or replace function rota.resume_ordering_key(ordering_key text)
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -356,10 +326,7 @@ comment on function rota.resume_ordering_key(text) is
  * the beginning are those of the dead.
  */
 create or replace function rota._newest_parent(job_id bigint)
-    returns bigint
-    language plpgsql
-    stable
-as $$
+    returns bigint language plpgsql stable as $$
 begin
     return (
         select d.parent_id
@@ -377,11 +344,7 @@ $$;
  * mark of a lock is locked for a moment, and by the end of this function is not any more.
  */
 create or replace function rota._still_to_end(job_ids bigint[])
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_free bigint[];
     v_marked bigint[];

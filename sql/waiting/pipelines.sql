@@ -17,9 +17,7 @@
  */
 
 create or replace function rota.define_pipeline(pipeline text, stages jsonb)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -63,9 +61,7 @@ comment on function rota.define_pipeline(text, jsonb) is
  * jobs reads the stages, and takes no lock.
  */
 create or replace function rota._lock_pipeline(pipeline text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform pg_advisory_xact_lock(
         hashtextextended('rota.pipeline ' || _lock_pipeline.pipeline, 0));
@@ -74,9 +70,7 @@ $$;
 
 /* Take a pipeline apart, and let the stages that do not come again lead to those that do. */
 create or replace function rota._retire_stages(pipeline text, stages text[])
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     with recursive ways (stage, next_stage) as (
         select p.stage, p.next_stage
@@ -102,9 +96,7 @@ end;
 $$;
 
 create or replace function rota.drop_pipeline(pipeline text)
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -139,13 +131,9 @@ create or replace function rota.start_pipeline(
     if_parent_dead text default 'cancel',
     limit_key text default null
 )
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_stage rota.pipeline_stages;
@@ -193,19 +181,10 @@ comment on function rota.start_pipeline(
  * Each is locked first, so that the statements after it speak of the same row.
  */
 create or replace function rota._end_stages(
-    job_ids bigint[],
-    lease_tokens bigint[],
-    old_status text,
-    new_status text,
-    results jsonb,
-    next_stages text[],
-    is_hasty boolean
+    job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
+    next_stages text[], is_hasty boolean
 )
-    returns bigint[]
-    language plpgsql
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_now constant timestamptz := rota.now();
     v_ids bigint[];
@@ -317,10 +296,7 @@ $$;
 
 /* The ids in their places, null for those that are not wanted. */
 create or replace function rota._only(job_ids bigint[], wanted bigint[])
-    returns bigint[]
-    language plpgsql
-    immutable
-as $$
+    returns bigint[] language plpgsql immutable as $$
 begin
     return array(
         select case when i.id = any(_only.wanted) then i.id end
@@ -331,13 +307,9 @@ end;
 $$;
 
 create or replace function rota.restart_pipeline(job_id bigint, stage text)
-    returns bigint
-    language plpgsql
-    security definer
+    returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_job rota.finished_jobs;
@@ -386,9 +358,7 @@ comment on function rota.restart_pipeline(bigint, text) is
 
 /* A job of a pipeline that has ended; raises RT014 if it is under way. */
 create or replace function rota._ended_run(job_id bigint)
-    returns rota.finished_jobs
-    language plpgsql
-as $$
+    returns rota.finished_jobs language plpgsql as $$
 declare
     v_job rota.finished_jobs;
     v_pipeline text;
@@ -423,9 +393,7 @@ end;
 $$;
 
 create or replace function rota._raise_under_way(job_id bigint)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     raise exception using
         errcode = 'RT014',
@@ -439,14 +407,8 @@ $$;
  * What a stage is given if an ended job goes on from there: the latest result of a stage before
  * it, or what it was given itself if that was later.
  */
-create or replace function rota._stage_input(
-    job rota.finished_jobs,
-    stage rota.pipeline_stages
-)
-    returns jsonb
-    language plpgsql
-    stable
-as $$
+create or replace function rota._stage_input(job rota.finished_jobs, stage rota.pipeline_stages)
+    returns jsonb language plpgsql stable as $$
 declare
     v_input jsonb;
 begin
@@ -482,9 +444,7 @@ $$;
 
 /* One stage of a pipeline by its name, or the first. */
 create or replace function rota._pipeline_stage(pipeline text, stage text)
-    returns rota.pipeline_stages
-    language plpgsql
-as $$
+    returns rota.pipeline_stages language plpgsql as $$
 declare
     v_stage rota.pipeline_stages;
 begin
@@ -506,9 +466,7 @@ end;
 $$;
 
 create or replace function rota._check_pipeline(pipeline text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_name('pipeline', _check_pipeline.pipeline);
     if not rota._is_defined(_check_pipeline.pipeline) then
@@ -518,10 +476,7 @@ end;
 $$;
 
 create or replace function rota._is_defined(pipeline text)
-    returns boolean
-    language plpgsql
-    stable
-as $$
+    returns boolean language plpgsql stable as $$
 begin
     return exists (
         select
@@ -535,18 +490,9 @@ $$;
 /* The objects as typed rows. */
 create or replace function rota._stages(stages jsonb)
     returns table (
-        ordinal bigint,
-        stage text,
-        job_type text,
-        queue text,
-        priority integer,
-        max_attempts integer,
-        lease interval,
-        backoff jsonb
-    )
-    language plpgsql
-    stable
-as $$
+        ordinal bigint, stage text, job_type text, queue text, priority integer,
+        max_attempts integer, lease interval, backoff jsonb
+    ) language plpgsql stable as $$
 begin
     return query
     select
@@ -564,9 +510,7 @@ end;
 $$;
 
 create or replace function rota._check_stages(stages jsonb)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 declare
     c_keys constant text[] := array[
         'stage', 'job_type', 'queue', 'priority', 'max_attempts', 'lease', 'backoff'];
@@ -613,9 +557,7 @@ end;
 $$;
 
 create or replace function rota._check_stage(prefix text, stage text)
-    returns void
-    language plpgsql
-as $$
+    returns void language plpgsql as $$
 begin
     perform rota._check_name(_check_stage.prefix || 'stage', _check_stage.stage);
     if _check_stage.stage = 'end' then

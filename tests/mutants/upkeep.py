@@ -233,13 +233,11 @@ UPKEEP = (
         sql(
             "base/clock",
             """\
-    stable
-    security definer
+    returns timestamptz language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
 """,
             """\
-    stable
-    security definer
+    returns timestamptz language plpgsql stable security definer
 """,
         ),
     ),
@@ -252,15 +250,12 @@ UPKEEP = (
             """\
     message text default null
 )
-    returns void
-    language plpgsql
-    security definer
+    returns void language plpgsql security definer
 """,
             """\
     message text default null
 )
-    returns void
-    language plpgsql
+    returns void language plpgsql
 """,
         ),
     ),

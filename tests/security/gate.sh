@@ -26,8 +26,8 @@ flatten() {
     awk -v vars="$1" -f "$root/sql/flatten.awk" "$root/sql/install.sql" | awk '
         /^create or replace function rota[.]_/ { is_private = 1; has_path = 0 }
         is_private && /set search_path/ { has_path = 1 }
-        is_private && /^as \$\$/ {
-            if (!has_path) print "    set search_path = pg_catalog, pg_temp"
+        is_private && /as \$\$$/ {
+            if (!has_path) sub(/as \$\$$/, "set search_path = pg_catalog, pg_temp as $$")
             is_private = 0
         }
         { print }' >"$flat"
