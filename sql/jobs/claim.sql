@@ -72,12 +72,23 @@ declare
     v_rows tid[] := rota._lock_head(
         v_start, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now, c_moment,
         v_is_configured);
+    v_may_be_more boolean;
     v_held_limits jsonb;
     v_lease interval;
     v_leases jsonb;
 begin
-    if cardinality(v_rows) = claim_jobs.max_jobs is not true
-      and rota._is_all_due(v_rows, v_start, claim_jobs.queues[1]) is not true then
+    if cardinality(v_rows) = claim_jobs.max_jobs is not true then
+        -- Fewer are all that is due if the scan was from the start of the only lane.
+        v_may_be_more := (v_start[4] = 0 and cardinality(v_rows) > 0 and not exists (
+            select
+            from rota.jobs as j
+            where j.queue = claim_jobs.queues[1]
+              and coalesce(j.own_lane, j.priority) > v_start[3]::integer
+              and j.hold is null
+              and j.status in ('queued', 'failed')
+        )) is not true;
+    end if;
+    if v_may_be_more then
         if v_start is null or claim_jobs.max_jobs between 1 and 1000 is not true
           or current_setting('transaction_isolation') <> 'read committed' then
             perform rota._check_claim(
@@ -206,14 +217,16 @@ begin
         limit _lock_head.max_jobs
         for update of j skip locked
     ) as h;
-    if v_has_limits and exists (
-        select
-        from rota.jobs as j
-        where j.ctid = any(v_rows)
-          and (j.limit_key is not null
-            or exists (select from rota.limits as l where l.job_type = j.job_type))
-    ) then
-        return null;
+    if v_has_limits then
+        if exists (
+            select
+            from rota.jobs as j
+            where j.ctid = any(v_rows)
+              and (j.limit_key is not null
+                or exists (select from rota.limits as l where l.job_type = j.job_type))
+        ) then
+            return null;
+        end if;
     end if;
     return v_rows;
 end;
@@ -230,23 +243,6 @@ begin
             from rota.queues as q
             where q.queue = _is_open.queue
               and (q.is_paused or q.ageing is not null)
-        );
-end;
-$$;
-
-/* Whether rows from the head of a lane, fewer than were wanted, are all that is due. */
-create or replace function rota._is_all_due(found_rows tid[], start bigint[], queue text)
-    returns boolean language plpgsql stable as $$
-begin
-    -- They are if the scan was from the start of the only lane.
-    return _is_all_due.start[4] = 0 and cardinality(_is_all_due.found_rows) > 0
-        and not exists (
-            select
-            from rota.jobs as j
-            where j.queue = _is_all_due.queue
-              and coalesce(j.own_lane, j.priority) > _is_all_due.start[3]::integer
-              and j.hold is null
-              and j.status in ('queued', 'failed')
         );
 end;
 $$;

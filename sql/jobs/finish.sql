@@ -26,6 +26,7 @@ create or replace function rota.finish_job(
     set enable_bitmapscan = off
 as $$
 declare
+    v_results jsonb;
     v_ended bigint[];
 begin
     if finish_job.job_id is null or finish_job.lease_token is null
@@ -38,11 +39,18 @@ begin
             'next_stage', finish_job.job_id, finish_job.lease_token, finish_job.next_stage);
     end if;
 
-    v_ended := rota._end_jobs(
+    if finish_job.result is not null then
+        v_results := jsonb_build_array(finish_job.result);
+    end if;
+    v_ended := rota._archive_jobs(
         array[finish_job.job_id], array[finish_job.lease_token], 'running', 'succeeded',
-        case when finish_job.result is not null then jsonb_build_array(finish_job.result) end,
-        array[finish_job.next_stage]);
-    if cardinality(v_ended) = 1 then
+        v_results);
+    if v_ended = '{}' then
+        v_ended := rota._end_stages(
+            array[finish_job.job_id], array[finish_job.lease_token], 'running', 'succeeded',
+            v_results, array[finish_job.next_stage], false);
+    end if;
+    if v_ended <> '{}' then
         return 'finished';
     elsif not rota._is_finished(finish_job.job_id, finish_job.lease_token) then
         perform rota._raise_lost(finish_job.job_id, finish_job.lease_token);
@@ -205,7 +213,7 @@ create or replace function rota._end_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
     results jsonb default null, next_stages text[] default null, is_hasty boolean default false
 )
-    returns bigint[] language plpgsql as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_ended bigint[];
 begin
@@ -226,7 +234,8 @@ $$;
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
  *
  * An index scan for `= any` goes in the order of the key, so two batches that share jobs lock
- * them in the same order and cannot deadlock; any other kind of scan would not.
+ * them in the same order and cannot deadlock; any other kind of scan would not.  So every caller
+ * has switched off the others; here it would cost each call again.
  * The pair (id, token) is matched by position, which keeps the statement free of joins whose
  * cost the planner could misjudge.
  *
@@ -240,7 +249,7 @@ create or replace function rota._archive_jobs(
     results jsonb default null, is_hasty boolean default false,
     is_last_stage boolean default false
 )
-    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     -- All of one claim, mostly.

@@ -46,7 +46,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a cancel that nobody minds": [("_fail_running", CANCELLED, "if false then")],
     "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
     "a queue whose pause is not looked for": [
-        ("_lock_head", "(q.is_paused or q.ageing is not null)", "q.ageing is not null"),
+        ("_is_open", "(q.is_paused or q.ageing is not null)", "q.ageing is not null"),
         ("_open_queues", "where q.is_paused is not true", ""),
     ],
     "a job before its time": [
