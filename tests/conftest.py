@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -67,6 +67,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         if "ROTA_TEST_SETTINGS" in os.environ and item.get_closest_marker("plain_session"):
             patch.setenv("PGOPTIONS", PLAIN_SESSION)
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape what no process can send to another: a log that tells of half a character."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode())
+        for name, text in report.sections
+    ]
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -11,55 +11,8 @@
 
 create or replace function rota._access()
     returns table (access text, kind text, name text) language sql immutable as $$
-values
-    ('producer', 'function', 'enqueue'),
-    ('producer', 'function', 'enqueue_many'),
-    ('producer', 'function', 'start_pipeline'),
-    ('worker', 'procedure', 'tick_loop'),
-    ('observer', 'view', 'job_runs'),
-    ('observer', 'view', 'queue_stats'),
-    ('observer', 'view', 'running_jobs'),
-    ('observer', 'view', 'stale_jobs'),
-    ('observer', 'view', 'dead_jobs'),
-    ('observer', 'view', 'error_groups'),
-    ('observer', 'view', 'hourly_stats'),
-    ('observer', 'view', 'workers'),
-    ('observer', 'view', 'queues'),
-    ('observer', 'view', 'job_errors'),
-    ('observer', 'view', 'effects'),
-    ('observer', 'view', 'dependencies'),
-    ('observer', 'view', 'halted_keys'),
-    ('observer', 'view', 'pipeline_stages'),
-    ('observer', 'view', 'stage_runs'),
-    ('observer', 'view', 'limits'),
-    ('observer', 'view', 'job_definitions'),
-    ('observer', 'view', 'occurrences'),
-    ('observer', 'view', 'queue_grants'),
-    ('observer', 'view', 'limit_stats'),
-    ('observer', 'view', 'ticker_health'),
-    ('operator', 'function', 'retry_job'),
-    ('operator', 'function', 'cancel_job'),
-    ('operator', 'function', 'set_priority'),
-    ('operator', 'function', 'reschedule_job'),
-    ('operator', 'function', 'pause_queue'),
-    ('operator', 'function', 'resume_queue'),
-    ('operator', 'function', 'set_queue'),
-    ('operator', 'function', 'set_limit'),
-    ('operator', 'function', 'resume_ordering_key'),
-    ('operator', 'function', 'define_pipeline'),
-    ('operator', 'function', 'drop_pipeline'),
-    ('operator', 'function', 'restart_pipeline'),
-    ('operator', 'function', 'schedule_job'),
-    ('operator', 'function', 'unschedule_job'),
-    ('operator', 'function', 'enable_schedule'),
-    ('operator', 'function', 'disable_schedule'),
-    ('operator', 'function', 'run_schedule_now'),
-    ('operator', 'function', 'tick'),
-    ('operator', 'procedure', 'tick_loop'),
-    ('operator', 'function', 'start_ticker'),
-    ('operator', 'function', 'stop_ticker'),
-    ('operator', 'function', 'sweep_stale_leases'),
-    ('operator', 'function', 'grant_statements')
+select 'producer', 'function', f.name
+from unnest('{enqueue,enqueue_many,start_pipeline}'::text[]) as f (name)
 union all
 select 'worker', 'function', f.name
 from unnest(
@@ -67,6 +20,22 @@ from unnest(
     'release_jobs,heartbeat,heartbeat_jobs,set_progress,record_effect,complete_effect,'
     'withdraw_effect,effect_result,report_worker,deregister_worker,wait_for_jobs,stop_waiting,'
     'sweep_stale_leases,tick}'::text[]) as f (name)
+union all
+select 'operator', 'function', f.name
+from unnest(
+    '{retry_job,cancel_job,set_priority,reschedule_job,pause_queue,resume_queue,set_queue,'
+    'set_limit,resume_ordering_key,define_pipeline,drop_pipeline,restart_pipeline,schedule_job,'
+    'unschedule_job,enable_schedule,disable_schedule,run_schedule_now,tick,start_ticker,'
+    'stop_ticker,sweep_stale_leases,grant_statements}'::text[]) as f (name)
+union all
+select a.access, 'procedure', 'tick_loop'
+from unnest('{worker,operator}'::text[]) as a (access)
+union all
+select 'observer', 'view', v.name
+from unnest(
+    '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,error_groups,hourly_stats,workers,'
+    'queues,job_errors,effects,dependencies,halted_keys,pipeline_stages,stage_runs,limits,'
+    'job_definitions,occurrences,queue_grants,limit_stats,ticker_health}'::text[]) as v (name)
 union all
 -- The views compute ages with now(), as whoever asks.
 select a.access, 'function', f.name

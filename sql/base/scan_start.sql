@@ -80,7 +80,8 @@ $$;
 create or replace function rota._scan_from(name text, moment timestamptz)
     returns bigint language plpgsql stable as $$
 declare
-    c_start constant bigint[] := string_to_array(rota._scan_start(_scan_from.name), ' ');
+    c_start constant bigint[] := string_to_array(
+        rota._scan_start(_scan_from.name), ' ')::bigint[];
 begin
     if rota._is_full_scan_due(c_start[1], _scan_from.moment) then
         return null;
@@ -94,7 +95,7 @@ $$;
  * counted from *walked_before* on.  Where a full one walks few the next is a full one again.
  */
 create or replace function rota._keep_scan_from(
-    name text, moment timestamptz, was_full boolean, index regclass, walked_before bigint,
+    name text, moment timestamptz, was_full boolean, index oid, walked_before bigint,
     start bigint, max_pause interval default '2 seconds'
 )
     returns void language plpgsql as $$
@@ -111,7 +112,8 @@ begin
         v_start := array[rota._next_full_scan(
             _keep_scan_from.moment, v_walked, _keep_scan_from.max_pause)];
     else
-        v_start := string_to_array(rota._scan_start(_keep_scan_from.name), ' ');
+        v_start := string_to_array(
+            rota._scan_start(_keep_scan_from.name), ' ')::bigint[];
         if v_start[2] = _keep_scan_from.start then
             return;
         end if;

@@ -15,7 +15,8 @@
  *
  * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
  * waiting work of others: a job whose limit is full leaves its lane, with a check to be done by
- * maintenance, and after max_jobs + 100 of those the claim returns what it has.
+ * maintenance, and after max_jobs + 100 of those the claim returns what it has and notifies:
+ * whoever waits for jobs of its queues claims again at once.
  *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a
@@ -67,7 +68,8 @@ declare
     v_is_configured constant boolean := exists (
         select
         from rota.configured_names as c
-        where c.name = any(array_append(claim_jobs.queues, 'access worker'))
+        where c.name = any(case when array_ndims(claim_jobs.queues) = 1
+            then array_append(claim_jobs.queues, 'access worker') end)
     );
     v_rows tid[] := rota._lock_head(
         v_start, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now, c_moment,
@@ -184,8 +186,17 @@ begin
         and current_setting('transaction_isolation') = 'read committed'
     ) is not true then
         return null;
-    elsif _lock_head.is_configured and not rota._is_open(_lock_head.queues[1]) then
-        return null;
+    elsif _lock_head.is_configured then
+        if _lock_head.queues[1] <> all(rota._allowed_queues('worker')) or exists (
+            select from rota.limits as l where l.queue = _lock_head.queues[1]
+        ) or exists (
+            select
+            from rota.queues as q
+            where q.queue = _lock_head.queues[1]
+              and (q.is_paused or q.ageing is not null)
+        ) then
+            return null;
+        end if;
     end if;
 
     select array_agg(h.ctid), exists (select from rota.limits)
@@ -229,21 +240,6 @@ begin
         end if;
     end if;
     return v_rows;
-end;
-$$;
-
-/* Whether a claim may take from a queue what comes first in its lanes: most settings say so. */
-create or replace function rota._is_open(queue text)
-    returns boolean language plpgsql stable as $$
-begin
-    return coalesce(_is_open.queue = any(rota._allowed_queues('worker')), true)
-        and not exists (select from rota.limits as l where l.queue = _is_open.queue)
-        and not exists (
-            select
-            from rota.queues as q
-            where q.queue = _is_open.queue
-              and (q.is_paused or q.ageing is not null)
-        );
 end;
 $$;
 
@@ -308,6 +304,11 @@ begin
     end loop;
     if v_limits_to_check <> '{}' then
         perform rota._add_checks('limit', v_limits_to_check);
+    end if;
+    if v_turned_away >= 100 + _lock_due.max_jobs
+      and cardinality(v_ids) < _lock_due.max_jobs then
+        -- Behind those that were turned away there may be others that can start.
+        perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);
     end if;
     -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));

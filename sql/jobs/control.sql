@@ -201,7 +201,25 @@ begin
         for update;
 
         if found then
-            return rota._cancel(cancel_job.job_id, v_lease_token, v_status, cancel_job.reason);
+            update rota.jobs as j
+            set cancel_requested_at = case
+                    when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now())
+                end,
+                cancel_reason = coalesce(left(cancel_job.reason, 1000), j.cancel_reason),
+                -- What was asked for before the cancel is cancelled with it.
+                rerun_payload = null,
+                rerun_run_at = null,
+                rerun_priority = null,
+                updated_at = case
+                    when j.status = 'running' then j.updated_at else rota.now() end
+            where j.id = cancel_job.job_id
+              and j.lease_token = v_lease_token;
+            if v_status = 'running' then
+                return 'running';
+            end if;
+            perform rota._end_jobs(
+                array[job_id], array[v_lease_token], v_status, 'cancelled');
+            return 'cancelled';
         end if;
 
         select f.status
@@ -221,34 +239,6 @@ $$;
 comment on function rota.cancel_job(bigint, text) is
     'Cancel a waiting job and return cancelled, or ask for the cancel of a running one and '
     'return running; raises RT001 if there is no such job, RT003 if it ended otherwise.';
-
-create or replace function rota._cancel(
-    job_id bigint, lease_token bigint, status text, reason text
-)
-    returns text language plpgsql as $$
-begin
-    update rota.jobs as j
-    set cancel_requested_at = case
-            when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now())
-        end,
-        cancel_reason = coalesce(left(_cancel.reason, 1000), j.cancel_reason),
-        -- What was asked for before the cancel is cancelled with it.
-        rerun_payload = null,
-        rerun_run_at = null,
-        rerun_priority = null,
-        updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
-    where j.id = _cancel.job_id
-      and j.lease_token = _cancel.lease_token;
-
-    if _cancel.status = 'running' then
-        return 'running';
-    end if;
-
-    perform rota._end_jobs(
-        array[_cancel.job_id], array[_cancel.lease_token], _cancel.status, 'cancelled');
-    return 'cancelled';
-end;
-$$;
 
 create or replace function rota.set_priority(job_id bigint, priority integer)
     returns void language plpgsql security definer

@@ -70,7 +70,11 @@ begin
     elsif (v_effect.job_id, v_effect.lease_token)
       <> (record_effect.job_id, record_effect.lease_token)
       and rota._is_leased(v_effect.job_id, v_effect.lease_token) then
-        perform rota._raise_in_progress(v_effect);
+        raise exception using
+            errcode = 'RT010',
+            message = format('effect %s %L is in progress: job %s has recorded it and still '
+                'runs', scope, key, v_effect.job_id),
+            hint = 'Try again when that job has ended.';
     elsif record_effect.if_unknown = 'skip' then
         return false;
     end if;
@@ -234,17 +238,6 @@ begin
       and j.status = 'running'
     for update;
     return found;
-end;
-$$;
-
-create or replace function rota._raise_in_progress(effect rota.effects)
-    returns void language plpgsql as $$
-begin
-    raise exception using
-        errcode = 'RT010',
-        message = format('effect %s %L is in progress: job %s has recorded it and still runs',
-            effect.scope, effect.key, effect.job_id),
-        hint = 'Try again when that job has ended.';
 end;
 $$;
 

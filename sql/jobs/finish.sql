@@ -234,8 +234,8 @@ $$;
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
  *
  * An index scan for `= any` goes in the order of the key, so two batches that share jobs lock
- * them in the same order and cannot deadlock; any other kind of scan would not.  So every caller
- * has switched off the others; here it would cost each call again.
+ * them in the same order and cannot deadlock; any other kind of scan would not.  So each caller
+ * has switched those off; here it would cost once more.
  * The pair (id, token) is matched by position, which keeps the statement free of joins whose
  * cost the planner could misjudge.
  *

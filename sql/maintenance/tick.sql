@@ -42,7 +42,13 @@ declare
 begin
     was_skipped := v_is_alone
         and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))
-        and rota._was_ticked();
+        -- In the last ten seconds; where nothing happens none is recorded.
+        and exists (
+            select
+            from rota.maintenance as u
+            where u.task = 'tick'
+              and u.done_at between rota.now() - interval '10 seconds' and rota.now()
+        );
     if was_skipped or not rota._has_maintenance() then
         return query select 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, was_skipped, false;
         return;
@@ -128,21 +134,6 @@ begin
               then interval '10 seconds'
               else '5 minutes'
           end and v_now)
-    );
-end;
-$$;
-
-/* Whether a tick was recorded in the last ten seconds; where nothing happens none is. */
-create or replace function rota._was_ticked()
-    returns boolean language plpgsql stable as $$
-declare
-    v_now constant timestamptz := rota.now();
-begin
-    return exists (
-        select
-        from rota.maintenance as u
-        where u.task = 'tick'
-          and u.done_at between v_now - interval '10 seconds' and v_now
     );
 end;
 $$;

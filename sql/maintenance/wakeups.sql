@@ -106,7 +106,7 @@ declare
     );
 begin
     perform rota._give_up(h.kind, h.key) from rota._held_locks() as h;
-    perform rota._keep_waiting('');
+    perform set_config('rota.waiting', '', false);
     -- The next worker also moves up to the slot, and so looks again until the transactions of
     -- all producers have ended that had found this session there.
     perform rota._notify_key(k.key, 1) from unnest(v_keys) as k (key);
@@ -282,15 +282,8 @@ begin
         v_state[3] := 0;
     end if;
     v_state[1] := c_now;
-    perform rota._keep_waiting(array_to_string(v_state, ' '));
+    perform set_config('rota.waiting', array_to_string(v_state, ' '), false);
     return case when v_due_at > moment then v_due_at - moment else '0' end;
-end;
-$$;
-
-create or replace function rota._keep_waiting(state text)
-    returns void language plpgsql as $$
-begin
-    perform set_config('rota.waiting', state, false);
 end;
 $$;
 
@@ -404,8 +397,7 @@ begin
     return (
         select min(n.start_at)
         from rota.limits as l
-        cross join lateral rota._next_start_at(
-            l.limit_name, l.max_starts, l.per, l.burst) as n (start_at)
+        cross join lateral rota._next_start_at(l) as n (start_at)
         where l.queue = any(_next_start_of.queues)
           and l.max_starts is not null
           and n.start_at > _next_start_of.since

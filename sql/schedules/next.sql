@@ -115,6 +115,7 @@ create or replace function rota._clock_note(
     returns text language plpgsql stable as $$
 declare
     v_wall constant timestamp without time zone := run_at at time zone time_zone;
+    v_change timestamptz;
 begin
     if parsed.kind <> 'cron' or rota._clock_change(
         time_zone, run_at - interval '26 hours', run_at + interval '26 hours') is null then
@@ -123,22 +124,10 @@ begin
         return 'moved';
     elsif rota._first_instant(time_zone, v_wall) <> run_at then
         return 'second';
-    elsif rota._comes_again(time_zone, run_at) then
-        return 'first';
     end if;
-    return null;
-end;
-$$;
-
-/* Whether the wall clock shows once more what it shows at *instant*. */
-create or replace function rota._comes_again(time_zone text, instant timestamptz)
-    returns boolean language plpgsql stable as $$
-declare
-    v_change constant timestamptz := rota._clock_change(
-        time_zone, instant, instant + interval '26 hours');
-begin
-    return v_change is not null
-        and (v_change at time zone time_zone) <= (instant at time zone time_zone);
+    -- Whether the clock shows once more what it shows then.
+    v_change := rota._clock_change(time_zone, run_at, run_at + interval '26 hours');
+    return case when (v_change at time zone time_zone) <= v_wall then 'first' end;
 end;
 $$;
 

@@ -231,8 +231,19 @@ begin
             n.name, o.scheduled_for, o.outcome, v_plan.last_run_at,
             case when not (v_group.is_live and v_group.is_after) then v_plan.next_run_at end
         from unnest(v_taken) as n (name)
-        cross join rota._outcomes(
-            v_group.next_run_at, v_plan.occurrences, v_group.overlap, v_group.is_live) as o;
+        cross join (
+            -- Of those that were missed the first stands for all.
+            select v_group.next_run_at, 'missed'
+            where v_group.next_run_at <> all(v_plan.occurrences)
+            union all
+            select p.scheduled_for, case
+                when v_group.is_live then 'skipped'
+                -- The first of several that are late is live when it is the turn of the second.
+                when v_group.overlap = 'skip' and p.number > 1 then 'skipped'
+                else 'fired'
+            end
+            from unnest(v_plan.occurrences) with ordinality as p (scheduled_for, number)
+        ) as o (scheduled_for, outcome);
         v_planned := v_planned + cardinality(v_taken) * cardinality(v_plan.occurrences);
         exit when v_planned >= _plan_due.max_jobs;
     end loop;
@@ -317,30 +328,6 @@ begin
     last_run_at := coalesce(occurrences[cardinality(occurrences)], first);
     next_run_at := case when v_next > ends_at then null else v_next end;
     return next;
-end;
-$$;
-
-/* What becomes of each of the times; of those that were missed the first stands for all. */
-create or replace function rota._outcomes(
-    first timestamptz, occurrences timestamptz[], overlap text, is_live boolean
-)
-    returns table (scheduled_for timestamptz, outcome text) language plpgsql immutable as $$
-begin
-    if _outcomes.first <> all(_outcomes.occurrences) then
-        scheduled_for := _outcomes.first;
-        outcome := 'missed';
-        return next;
-    end if;
-    for v_number in 1..cardinality(_outcomes.occurrences) loop
-        scheduled_for := _outcomes.occurrences[v_number];
-        -- The first of several that are late is live when it is the turn of the second.
-        outcome := case
-            when _outcomes.is_live then 'skipped'
-            when _outcomes.overlap = 'skip' and v_number > 1 then 'skipped'
-            else 'fired'
-        end;
-        return next;
-    end loop;
 end;
 $$;
 
@@ -456,7 +443,7 @@ begin
 
     if rota._still_to_end(array[v_definition.last_job_id]) <> '{}' then
         return true;
-    elsif rota._is_live(v_definition.last_job_id) then
+    elsif exists (select from rota.jobs as j where j.id = v_definition.last_job_id) then
         return false;
     end if;
     v_next_run_at := rota._plan_next(v_definition, '-infinity');
@@ -501,20 +488,13 @@ begin
 end;
 $$;
 
-create or replace function rota._is_live(job_id bigint)
-    returns boolean language plpgsql stable as $$
-begin
-    return exists (select from rota.jobs as j where j.id = _is_live.job_id);
-end;
-$$;
-
 /* When a job ended; null while it is live, now if its end is forgotten. */
 create or replace function rota._ended_at(job_id bigint)
     returns timestamptz language plpgsql stable set enable_seqscan = off
     set enable_bitmapscan = off as $$
 begin
     -- Stable, so that both looks see the same: it may be retried in between.
-    if rota._is_live(_ended_at.job_id) then
+    if exists (select from rota.jobs as j where j.id = _ended_at.job_id) then
         return null;
     end if;
     return coalesce((

@@ -90,7 +90,7 @@ create index jobs_hold_idx on rota.jobs
 create index jobs_later_idx on rota.jobs (run_at, id)
     where hold = 'time';
 -- How many were let in to take the free slots of a limit, and have not yet.
-create index jobs_opened_for_idx on rota.jobs (opened_for, queue, job_type, priority)
+create index jobs_opened_for_idx on rota.jobs (opened_for, queue, job_type, id)
     where opened_for is not null;
 
 -- The last place of each key of a queue, without a row of state that producers would share.

@@ -24,11 +24,8 @@
  * for the jobs that come in after it.
  */
 
-/*
- * Give waiting jobs of whatever kind their places, and hold those that have to wait; those that
- * a limit lets in ask no limit again.
- */
-create or replace function rota._place_jobs(job_ids bigint[], opened_for text default null)
+/* Give waiting jobs of whatever kind their places, and hold those that have to wait. */
+create or replace function rota._place_jobs(job_ids bigint[])
     returns void language plpgsql as $$
 declare
     c_waiting constant text[] := '{queued,failed}'::text[];
@@ -62,13 +59,6 @@ begin
 
         if v_kind.due_ids = '{}' then
             continue;
-        elsif _place_jobs.opened_for is not null then
-            -- They got their places when they came in.
-            update rota.jobs as j
-            set hold = null,
-                opened_for = _place_jobs.opened_for
-            where j.id = any(v_kind.due_ids);
-            continue;
         elsif not v_kind.has_places then
             update rota.jobs as j
             set hold = null,
@@ -96,13 +86,13 @@ end;
 $$;
 
 /*
- * Hold those of these due jobs of one kind for which no room is to be expected soon, and return
- * the others: none if jobs are held already, else as many as could start at once.
+ * Hold those of these due jobs of one kind for which no room is to be expected soon: all if jobs
+ * are held already, else all but as many as could start at once.
  */
 create or replace function rota._hold_new(
     queue text, job_type text, limit_key text, lane integer, job_ids bigint[]
 )
-    returns bigint[] language plpgsql as $$
+    returns void language plpgsql as $$
 declare
     v_limit record;
     v_room integer;
@@ -161,7 +151,6 @@ begin
         where j.id = any(v_ids[v_room + 1:]);
         v_ids := v_ids[:v_room];
     end loop;
-    return v_ids;
 end;
 $$;
 
@@ -172,7 +161,7 @@ declare
     c_scan constant text := 'waiting ' || _had_held.limit_name;
     v_now constant timestamptz := rota.now();
     v_known constant bigint := rota._scan_from(c_scan, v_now);
-    c_index constant regclass := 'rota.jobs_hold_idx';
+    c_index constant oid := 'rota.jobs_hold_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_has_held boolean;
 begin
@@ -271,7 +260,7 @@ declare
     v_start constant bigint := rota._scan_from(c_scan, v_now);
     v_from constant timestamptz := coalesce(
         'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
-    c_index constant regclass := 'rota.jobs_ready_idx';
+    c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_place timestamptz;
 begin
@@ -303,7 +292,7 @@ declare
     v_start constant bigint := rota._scan_from('later', v_now);
     v_from constant timestamptz := coalesce(
         'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
-    c_index constant regclass := 'rota.jobs_later_idx';
+    c_index constant oid := 'rota.jobs_later_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_ids bigint[];
 begin

@@ -154,13 +154,14 @@ $$;
 create or replace function rota._check_burst(bound rota.limits)
     returns void language plpgsql as $$
 declare
-    c_gap constant interval := rota._gap(bound.max_starts, bound.per);
+    c_gap constant bigint := (select c.gap from rota._cells(bound) as c);
     c_most constant bigint := 1 + floor(
-        extract(epoch from interval '100 years') / extract(epoch from c_gap))::bigint;
+        extract(epoch from interval '100 years') * 1000000 / c_gap)::bigint;
 begin
     if bound.burst > c_most then
         perform rota._refuse('burst', format(
-            'must be 1 to %s at one start in %s, got %s', c_most, c_gap, bound.burst));
+            'must be 1 to %s at one start in %s, got %s', c_most,
+            c_gap * interval '1 microsecond', bound.burst));
     end if;
 end;
 $$;
@@ -176,47 +177,39 @@ begin
 end;
 $$;
 
-/* Which limits jobs of this kind count for, but for that of the queue: of key and type. */
-create or replace function rota._limits_of(job_type text, limit_key text)
-    returns table (
-        limit_name text, max_running integer, max_starts integer, per interval, burst integer,
-        is_settled boolean
-    ) language plpgsql stable as $$
+/* What is set for a limit: for that of a key its own setting, else that of its class. */
+create or replace function rota._bound(name text)
+    returns rota.limits language plpgsql stable as $$
+declare
+    v_bound rota.limits;
 begin
-    if _limits_of.limit_key is not null then
-        return query
-        select b.limit_name, b.max_running, b.max_starts, b.per, b.burst, b.is_settled
-        from rota._bound('key ' || _limits_of.limit_key) as b
-        where num_nonnulls(b.max_running, b.max_starts) > 0;
-    end if;
-    return query
-    select l.limit_name, l.max_running, l.max_starts, l.per, l.burst, l.is_settled
+    select
+        _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
+        l.burst, l.weight, l.created_at, l.updated_at, l.is_settled, l.settled_xid
+    into v_bound
     from rota.limits as l
-    where l.job_type = _limits_of.job_type;
+    where l.limit_name in (_bound.name, substring(_bound.name, '^key [^:]*:') || '*')
+    order by l.limit_name = _bound.name desc
+    limit 1;
+    return v_bound;
 end;
 $$;
 
-/* What is set for a limit: for that of a key its own setting, else that of its class. */
-create or replace function rota._bound(
-    name text, out limit_name text, out max_running integer, out max_starts integer,
-    out per interval, out burst integer, out weight integer, out is_settled boolean
+/* The limits that jobs of this kind count for. */
+create or replace function rota._limits_of(
+    job_type text, limit_key text, queue text default null
 )
-    language plpgsql stable as $$
-declare
-    c_key constant text := substring(_bound.name, '^key (.*)$');
+    returns setof rota.limits language plpgsql stable as $$
 begin
-    if c_key is null then
-        select _bound.name, l.max_running, l.max_starts, l.per, l.burst, l.weight, l.is_settled
-        into limit_name, max_running, max_starts, per, burst, weight, is_settled
-        from rota.limits as l
-        where l.limit_name = _bound.name;
-    else
-        select _bound.name, l.max_running, l.max_starts, l.per, l.burst, l.weight, l.is_settled
-        into limit_name, max_running, max_starts, per, burst, weight, is_settled
-        from rota.limits as l
-        where l.limit_name = any(rota._key_limits(c_key))
-        order by l.limit_name = _bound.name desc
-        limit 1;
+    if _limits_of.limit_key is not null then
+        return query
+        select b.*
+        from rota._bound('key ' || _limits_of.limit_key) as b
+        where num_nonnulls(b.max_running, b.max_starts) > 0;
+    end if;
+    return query select l.* from rota.limits as l where l.job_type = _limits_of.job_type;
+    if _limits_of.queue is not null then
+        return query select l.* from rota.limits as l where l.queue = _limits_of.queue;
     end if;
 end;
 $$;
@@ -234,10 +227,11 @@ create or replace function rota._admit_jobs(
     language plpgsql as $$
 declare
     v_limit record;
+    v_bound rota.limits;
     v_wanted bigint[];
     v_refused bigint[];
-    v_room integer;
     v_slots integer;
+    v_room integer;
     v_unused text[];
 begin
     ids := _admit_jobs.job_ids;
@@ -245,27 +239,18 @@ begin
     limits_to_check := '{}';
     for v_limit in
         select
-            n.limit_name, n.max_running, n.max_starts, n.per, n.burst, n.is_settled, n.queue,
-            array_agg(
-                j.id
-                order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
-            ) as job_ids
+            l.limit_name, l.queue, (array_agg(l.l))[1] as bound,
+            array_agg(j.id order by coalesce(j.own_lane, j.priority),
+                coalesce(j.own_place, j.run_at), j.id) as job_ids
         from rota.jobs as j
         cross join lateral (
-            select l.limit_name, l.max_running, l.max_starts, l.per, l.burst, l.is_settled,
-                null as queue
-            from rota._limits_of(j.job_type, j.limit_key) as l
-            union all
-            select l.limit_name, l.max_running, l.max_starts, l.per, l.burst, l.is_settled,
-                l.queue
-            from rota.limits as l
-            where l.queue = j.queue
-        ) as n
+            select n.limit_name, n.queue, n as l
+            from rota._limits_of(j.job_type, j.limit_key, j.queue) as n
+        ) as l
         where j.id = any(_admit_jobs.job_ids)
-          and num_nonnulls(n.max_running, n.max_starts) > 0
-        group by 1, 2, 3, 4, 5, 6, 7
+        group by 1, 2
         -- A queue comes last: what it has room for shall be able to start.
-        order by n.queue is not null, n.limit_name
+        order by l.queue is not null, l.limit_name
     loop
         v_wanted := array(
             select w.id
@@ -273,21 +258,20 @@ begin
             where w.id = any(ids)
             order by w.ordinal
         );
-        v_room := case when v_limit.is_settled then cardinality(v_wanted) else 0 end;
-        if v_limit.max_running is not null and v_room > 0 then
-            v_room := rota._take_slots(v_limit.limit_name, v_limit.max_running, v_room);
+        v_bound := v_limit.bound;
+        v_room := case when v_bound.is_settled then cardinality(v_wanted) else 0 end;
+        if v_bound.max_running is not null and v_room > 0 then
+            v_room := rota._take_slots(v_bound, v_room);
         end if;
-        if v_limit.max_starts is not null and v_room > 0 then
+        if v_bound.max_starts is not null and v_room > 0 then
             v_slots := v_room;
-            v_room := rota._take_starts(
-                v_limit.limit_name, v_limit.max_starts, v_limit.per, v_limit.burst, v_room);
-            if v_limit.max_running is not null and v_slots > v_room then
+            v_room := rota._take_starts(v_bound, v_slots);
+            if v_bound.max_running is not null and v_slots > v_room then
                 perform rota._give_slots(array_fill(
                     v_limit.limit_name, array[v_slots - v_room]));
             end if;
         end if;
-
-        if v_limit.max_running is not null and v_room > 0 then
+        if v_bound.max_running is not null and v_room > 0 then
             held_limits := coalesce(held_limits, '{}') || (
                 select jsonb_object_agg(
                     w.id::text,
@@ -313,7 +297,7 @@ begin
             perform rota._give_slots(v_unused);
             limits_to_check := limits_to_check || v_unused;
         end if;
-        held_limits := held_limits - array(select r.id::text from unnest(v_refused) as r (id));
+        held_limits := held_limits - v_refused::text[];
         if v_limit.queue is not null then
             full_queues := full_queues || v_limit.queue;
         else
@@ -337,31 +321,30 @@ $$;
 create or replace function rota._has_room(limit_name text)
     returns boolean language plpgsql stable as $$
 declare
-    v_bound record;
+    v_bound constant rota.limits := rota._bound(_has_room.limit_name);
 begin
-    select b.* into v_bound from rota._bound(_has_room.limit_name) as b;
-    return v_bound.limit_name is null
-        or num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0
+    return num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0
         or v_bound.is_settled
-            and (v_bound.max_running is null
-                or rota._free_slots(v_bound.limit_name, v_bound.max_running, 1) > 0)
-            and (v_bound.max_starts is null or rota._next_start_at(
-                v_bound.limit_name, v_bound.max_starts, v_bound.per, v_bound.burst)
-                <= rota.now());
+            and (v_bound.max_running is null or rota._free_slots(v_bound, 1) > 0)
+            and (v_bound.max_starts is null or rota._next_start_at(v_bound) <= rota.now());
 end;
 $$;
 
-/* How many slots are free, up to that many. */
+/*
+ * How many slots are free, up to that many: those that are issued, from where this session
+ * takes them or, if it is careful, from the first on, and those of parts that are not.
+ */
 create or replace function rota._free_slots(
-    limit_name text, max_running integer, max_slots integer, is_careful boolean default false
+    bound rota.limits, max_slots integer, is_careful boolean default false
 )
     returns integer language plpgsql stable as $$
 declare
+    c_parts constant integer := greatest(1, rota._parts(bound.max_running));
     v_first constant bigint := case when not _free_slots.is_careful
-        then rota._scan_from('free ' || _free_slots.limit_name, rota.now()) end;
+        then rota._scan_from('free ' || bound.limit_name, rota.now()) end;
     v_free integer;
 begin
-    if not rota._is_issued_for(_free_slots.limit_name, _free_slots.max_running) then
+    if not rota._is_issued_for(bound.limit_name, bound.max_running) then
         return 0;
     end if;
     v_free := (
@@ -369,22 +352,19 @@ begin
         from (
             select
             from rota.limit_slots as s
-            where s.limit_name = _free_slots.limit_name
+            where s.limit_name = bound.limit_name
               and s.version >= coalesce(v_first, 0)
             order by s.version
             limit _free_slots.max_slots
         ) as f
     );
     if v_free < _free_slots.max_slots then
-        v_free := v_free + (
-            select coalesce(sum(rota._part_slots(p.part, _free_slots.max_running)), 0)::integer
-            from generate_series(0, rota._parts(_free_slots.max_running) - 1) as p (part)
-            where not exists (
-                select
-                from rota.limit_parts as i
-                where i.limit_name = _free_slots.limit_name
-                  and i.part = p.part
-            )
+        v_free := v_free + bound.max_running - (
+            select count(*)::integer * (bound.max_running / c_parts)
+                + (count(*) filter (where p.part < bound.max_running % c_parts))::integer
+            from rota.limit_parts as p
+            where p.limit_name = bound.limit_name
+              and p.part between 0 and c_parts - 1
         );
     end if;
     return least(v_free, _free_slots.max_slots);
@@ -430,21 +410,28 @@ begin
 end;
 $$;
 
-/* Take up to that many slots that nobody else has locked; returns how many. */
-create or replace function rota._take_slots(
-    limit_name text, max_running integer, wanted integer
-)
+/*
+ * Take up to that many slots that nobody else has locked; returns how many.  Where there are
+ * not enough, parts of the capacity are issued that were not yet.  Who has the lock of a part
+ * and then, in another statement, does not see it issued is the only one who issues it; who
+ * does not get the lock goes on to another part.
+ */
+create or replace function rota._take_slots(bound rota.limits, wanted integer)
     returns integer language plpgsql as $$
 declare
-    c_scan constant text := 'free ' || _take_slots.limit_name;
+    c_scan constant text := 'free ' || bound.limit_name;
+    c_index constant oid := 'rota.limit_slots_pkey'::regclass::oid;
+    c_parts constant integer := rota._parts(bound.max_running);
     v_now constant timestamptz := rota.now();
     v_first constant bigint := rota._scan_from(c_scan, v_now);
-    c_index constant regclass := 'rota.limit_slots_pkey';
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
-    v_count integer;
+    v_taken integer;
     v_oldest bigint;
+    v_issued integer[];
+    v_part integer;
+    v_slots integer;
 begin
-    if not rota._is_issued_for(_take_slots.limit_name, _take_slots.max_running) then
+    if not rota._is_issued_for(bound.limit_name, bound.max_running) then
         return 0;
     end if;
     with taken as (
@@ -452,7 +439,7 @@ begin
         where s.ctid = any(array(
             select f.ctid
             from rota.limit_slots as f
-            where f.limit_name = _take_slots.limit_name
+            where f.limit_name = bound.limit_name
               and f.version >= coalesce(v_first, 0)
             order by f.version
             limit _take_slots.wanted
@@ -460,61 +447,44 @@ begin
         ))
         returning s.version
     )
-    select count(*)::integer, min(t.version) into v_count, v_oldest from taken as t;
-
+    select count(*)::integer, min(t.version) into v_taken, v_oldest from taken as t;
     perform rota._keep_scan_from(
         c_scan, v_now, v_first is null, c_index, v_walked,
         coalesce(
             v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
-    if v_count < _take_slots.wanted then
-        v_count := v_count + rota._issue_slots(
-            _take_slots.limit_name, _take_slots.max_running, _take_slots.wanted - v_count);
+    if v_taken = _take_slots.wanted then
+        return v_taken;
     end if;
-    return v_count;
-end;
-$$;
 
-/*
- * Issue parts of the capacity that were not yet, and take slots of them at once.  Who has the
- * lock of a part and then, in another statement, does not see it issued is the only one who
- * issues it; who does not get the lock goes on to another part.
- */
-create or replace function rota._issue_slots(
-    limit_name text, max_running integer, wanted integer
-)
-    returns integer language plpgsql as $$
-declare
-    c_parts constant integer := rota._parts(_issue_slots.max_running);
-    c_first constant integer := floor(random() * c_parts)::integer;
-    v_issued constant integer[] := array(
+    v_issued := array(
         select p.part
         from rota.limit_parts as p
-        where p.limit_name = _issue_slots.limit_name
+        where p.limit_name = bound.limit_name
           and p.part between 0 and c_parts - 1
     );
-    v_part integer;
-    v_slots integer;
-    v_taken integer := 0;
-begin
+    if cardinality(v_issued) >= c_parts then
+        return v_taken;
+    end if;
+    v_part := floor(random() * c_parts)::integer;
     for v_step in 1..c_parts loop
-        exit when v_taken >= _issue_slots.wanted or cardinality(v_issued) >= c_parts;
-        v_part := (c_first + v_step) % c_parts;
+        exit when v_taken = _take_slots.wanted;
+        v_part := (v_part + 1) % c_parts;
         continue when v_part = any(v_issued);
-        continue when not rota._lock_part(_issue_slots.limit_name, v_part);
+        continue when not rota._lock_part(bound.limit_name, v_part);
         continue when exists (
             select
             from rota.limit_parts as p
-            where p.limit_name = _issue_slots.limit_name
+            where p.limit_name = bound.limit_name
               and p.part = v_part
         );
 
-        v_slots := rota._part_slots(v_part, _issue_slots.max_running);
+        v_slots := rota._part_slots(v_part, bound.max_running);
         insert into rota.limit_parts (limit_name, part, max_running, slots)
-        values (_issue_slots.limit_name, v_part, _issue_slots.max_running, v_slots);
+        values (bound.limit_name, v_part, bound.max_running, v_slots);
         perform rota._give_slots(array_fill(
-            _issue_slots.limit_name,
-            array[greatest(0, v_slots - (_issue_slots.wanted - v_taken))]));
-        v_taken := v_taken + least(v_slots, _issue_slots.wanted - v_taken);
+            bound.limit_name,
+            array[greatest(0, v_slots - (_take_slots.wanted - v_taken))]));
+        v_taken := least(v_taken + v_slots, _take_slots.wanted);
     end loop;
     return v_taken;
 end;
@@ -539,43 +509,38 @@ end;
 $$;
 
 /*
- * Jobs stopped running and give these slots back, one for each name: the next held jobs take
- * their lanes again, as many as there are slots, of each queue and type, since nobody knows
- * which of those have workers.
+ * Jobs stopped running and give these slots back, one for each name: held jobs take their lanes
+ * again.
  */
 create or replace function rota._leave_limits(limit_names text[])
     returns void language plpgsql as $$
 declare
     v_name text;
-    v_slots integer;
 begin
     if cardinality(_leave_limits.limit_names) > 0 is not true then
         return;
     end if;
     perform rota._give_slots(_leave_limits.limit_names);
-    for v_name, v_slots in
-        select u.limit_name, count(*)::integer
-        from unnest(_leave_limits.limit_names) as u (limit_name)
-        group by u.limit_name
+    for v_name in
+        select distinct u.limit_name from unnest(_leave_limits.limit_names) as u (limit_name)
     loop
         if v_name like 'queue %' then
             perform rota._notify(substr(v_name, 7));
         else
-            perform rota._open_held(v_name, v_slots);
+            perform rota._open_held(v_name);
         end if;
     end loop;
 end;
 $$;
 
 /*
- * Let up to max_jobs held jobs of a limit into their lanes, of each queue and type up to 20,
- * but for those that somebody has locked; returns how many.  A check counts those that are in
- * their lanes already: else each would let in as many again while no worker takes them, and
- * claims would have to walk past them.
+ * Let held jobs of a limit into their lanes, but for those that somebody has locked, until
+ * there are max_jobs, or as many as slots are free; returns how many were let in.  So many of
+ * each queue and type, of up to 20, since nobody knows which of those have workers.  Those that
+ * are in their lanes already count: else they would become more and more where no worker takes
+ * them, and claims would have to walk past them.
  */
-create or replace function rota._open_held(
-    limit_name text, max_jobs integer, is_check boolean default false
-)
+create or replace function rota._open_held(limit_name text, max_jobs integer default null)
     returns integer language plpgsql as $$
 declare
     c_scan constant text := 'held ' || _open_held.limit_name;
@@ -583,108 +548,96 @@ declare
     v_start constant jsonb := rota._scan_start(c_scan)::jsonb;
     v_is_full constant boolean := rota._is_full_scan_due(
         (v_start ->> 'full_scan_at')::bigint, v_now);
-    c_index constant regclass := 'rota.jobs_hold_idx';
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    c_index constant oid := 'rota.jobs_hold_idx'::regclass::oid;
+    v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
     v_room integer := _open_held.max_jobs;
+    v_first record;
+    v_open record;
     v_ids bigint[];
-    v_first jsonb;
     v_opened bigint[] := '{}'::bigint[];
 begin
     for v_kind in
-        select k.queue, k.job_type, k.lane, k.place
-        from jsonb_to_recordset(v_start -> 'kinds')
-            as k (queue text, job_type text, lane smallint, place timestamptz)
+        select k.queue, k.job_type, k.lane, k.place, k.open_id
+        from jsonb_to_recordset(v_start -> 'kinds') as k (
+            queue text, job_type text, lane smallint, place timestamptz, open_id bigint)
         where not v_is_full
         union all
-        select k.queue, k.job_type, '-32768', '-infinity'
+        select k.queue, k.job_type, '-32768', '-infinity', 0
         from rota._held_kinds(case when v_is_full then _open_held.limit_name end) as k
     loop
-        if _open_held.is_check then
+        -- Slots before jobs: a claim takes both.
+        v_room := coalesce(
+            v_room, rota._free_slots(rota._bound(_open_held.limit_name), 1000), 1000);
+        select coalesce(j.own_lane, j.priority) as lane, coalesce(j.own_place, j.run_at) as place
+        into v_first
+        from rota.jobs as j
+        where j.hold = _open_held.limit_name
+          and j.hold <> 'time'
+          and j.status in ('queued', 'failed')
+          and j.queue = v_kind.queue
+          and j.job_type = v_kind.job_type
+          and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
+            >= (v_kind.lane, v_kind.place)
+        order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
+        limit 1;
+        if found then
             -- Before any is locked: who ends one of these meanwhile opens the next himself.
-            v_room := rota._room_of_kind(
-                _open_held.limit_name, v_kind.queue, v_kind.job_type, _open_held.max_jobs);
-        end if;
-        v_ids := array(
-            select j.id
-            from rota.jobs as j
-            where j.hold = _open_held.limit_name
-              and j.hold <> 'time'
-              and j.status in ('queued', 'failed')
-              and j.queue = v_kind.queue
-              and j.job_type = v_kind.job_type
-              and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
-                >= (v_kind.lane, v_kind.place)
-            order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
-            limit v_room
-            for update skip locked
-        );
-        v_first := (
-            select to_jsonb(f)
+            select count(*)::integer as jobs, min(o.id) as id
+            into v_open
             from (
-                select
-                    j.queue, j.job_type, coalesce(j.own_lane, j.priority) as lane,
-                    coalesce(j.own_place, j.run_at) as place
+                select j.id
                 from rota.jobs as j
-                where j.id = v_ids[1]
-            ) as f
-        );
-        v_kinds := v_kinds || coalesce(v_first, to_jsonb(v_kind));
-        v_opened := v_opened || v_ids;
+                where j.opened_for = _open_held.limit_name
+                  and j.hold is null
+                  and j.status in ('queued', 'failed')
+                  and j.queue = v_kind.queue
+                  and j.job_type = v_kind.job_type
+                  and j.id >= v_kind.open_id
+                  and coalesce(j.own_lane, j.priority) <= v_first.lane
+                order by j.id
+                limit v_room
+            ) as o;
+            v_ids := array(
+                select j.id
+                from rota.jobs as j
+                where j.hold = _open_held.limit_name
+                  and j.hold <> 'time'
+                  and j.status in ('queued', 'failed')
+                  and j.queue = v_kind.queue
+                  and j.job_type = v_kind.job_type
+                  and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
+                    >= (v_first.lane, v_first.place)
+                order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
+                limit least(100, v_room - v_open.jobs)
+                for update skip locked
+            );
+            v_kind.lane := v_first.lane;
+            v_kind.place := v_first.place;
+            v_kind.open_id := coalesce(
+                least(v_open.id, (select min(i.id) from unnest(v_ids) as i (id))),
+                v_kind.open_id);
+            v_opened := v_opened || v_ids;
+        end if;
+        v_kinds := v_kinds || to_jsonb(v_kind);
     end loop;
 
     if v_opened <> '{}' then
-        perform rota._place_jobs(v_opened, _open_held.limit_name);
+        update rota.jobs as j
+        set hold = null,
+            opened_for = _open_held.limit_name
+        where j.id = any(v_opened);
         perform rota._notify_for(v_opened);
     end if;
-    if v_opened <> '{}' or v_is_full then
+    v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
+    if v_opened <> '{}' or v_is_full and v_walked >= 200 then
         perform rota._keep_scan_start(c_scan, jsonb_build_object(
-            'full_scan_at', case when v_is_full
-                then rota._next_full_scan(
-                    v_now, pg_stat_get_xact_tuples_returned(c_index) - v_walked)
+            'full_scan_at', case when v_is_full then rota._next_full_scan(v_now, v_walked)
                 else (v_start ->> 'full_scan_at')::bigint end,
             'kinds', v_kinds)::text);
     end if;
     return cardinality(v_opened);
-end;
-$$;
-
-/*
- * How many jobs of a kind can be let in if there are that many slots: as many as are not in the
- * lanes up to that of the first held one already, and at most 100 in one step.
- */
-create or replace function rota._room_of_kind(
-    limit_name text, queue text, job_type text, max_jobs integer
-)
-    returns integer language plpgsql stable as $$
-declare
-    v_priority constant smallint := (
-        select j.priority
-        from rota.jobs as j
-        where j.hold = _room_of_kind.limit_name
-          and j.hold <> 'time'
-          and j.status in ('queued', 'failed')
-          and j.queue = _room_of_kind.queue
-          and j.job_type = _room_of_kind.job_type
-        order by j.priority
-        limit 1
-    );
-begin
-    return least(100, _room_of_kind.max_jobs - (
-        select count(*)::integer
-        from (
-            select
-            from rota.jobs as j
-            where j.opened_for = _room_of_kind.limit_name
-              and j.hold is null
-              and j.status in ('queued', 'failed')
-              and j.queue = _room_of_kind.queue
-              and j.job_type = _room_of_kind.job_type
-              and j.priority <= v_priority
-            limit _room_of_kind.max_jobs
-        ) as o
-    ));
 end;
 $$;
 
@@ -726,30 +679,24 @@ begin
 end;
 $$;
 
-/* The time from one start to the next at this rate, in whole microseconds. */
-create or replace function rota._gap(max_starts integer, per interval)
-    returns interval language plpgsql immutable as $$
-begin
-    return ceil(extract(epoch from coalesce(_gap.per, '1 second')) * 1000000 / _gap.max_starts)
-        ::float8 * interval '1 microsecond';
-end;
-$$;
-
 /*
- * How a rate is counted: the length of a cell in microseconds, how many may start in one, and
- * how many cells back a start may come from; of the last one only what is left of the burst.
+ * How a rate is counted: the time from one start to the next and the length of a cell, in whole
+ * microseconds, how many may start in one, and how many cells back a start may come from; of
+ * the last one only what is left of the burst.
  */
 create or replace function rota._cells(
-    max_starts integer, per interval, burst integer, out length bigint, out starts integer,
-    out cells integer, out oldest_starts integer
+    bound rota.limits, out gap bigint, out length bigint, out starts integer, out cells integer,
+    out oldest_starts integer
 )
     language plpgsql immutable as $$
 declare
-    c_burst constant integer := coalesce(_cells.burst, 1);
+    c_burst constant integer := coalesce(bound.burst, 1);
 begin
+    gap := ceil(
+        extract(epoch from coalesce(bound.per, '1 second')) * 1000000 / bound.max_starts
+    )::bigint;
     starts := (c_burst + 15) / 16;
-    length := (extract(epoch from rota._gap(_cells.max_starts, _cells.per)) * 1000000)::bigint
-        * starts;
+    length := gap * starts;
     cells := (c_burst + starts - 1) / starts;
     oldest_starts := c_burst - (cells - 1) * starts;
 end;
@@ -759,9 +706,7 @@ $$;
  * Start up to that many at a rate; returns how many may.  Who has the lock of a cell sees in
  * the next statement all that started in it.
  */
-create or replace function rota._take_starts(
-    limit_name text, max_starts integer, per interval, burst integer, wanted integer
-)
+create or replace function rota._take_starts(bound rota.limits, wanted integer)
     returns integer language plpgsql as $$
 declare
     v_rate record;
@@ -770,26 +715,25 @@ declare
     v_room integer;
     v_taken integer := 0;
 begin
-    select c.* into v_rate from rota._cells(
-        _take_starts.max_starts, _take_starts.per, _take_starts.burst) as c;
+    select c.* into v_rate from rota._cells(bound) as c;
     v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
     for v_step in 1..v_rate.cells loop
         exit when v_taken >= _take_starts.wanted;
         v_cell := v_now - v_rate.cells + v_step;
         continue when not pg_try_advisory_xact_lock(
-            1919907961, hashtext(v_cell || ' ' || _take_starts.limit_name));
+            1919907961, hashtext(v_cell || ' ' || bound.limit_name));
         v_room := case when v_step = 1 then v_rate.oldest_starts
                 else v_rate.starts end - (
             select coalesce(sum(s.starts), 0)::integer
             from rota.limit_starts as s
-            where s.limit_name = _take_starts.limit_name
+            where s.limit_name = bound.limit_name
               and s.cell = v_cell
         );
         continue when v_room <= 0;
         v_room := least(v_room, _take_starts.wanted - v_taken);
         insert into rota.limit_starts (limit_name, cell, starts, purge_at)
         values (
-            _take_starts.limit_name, v_cell, v_room,
+            bound.limit_name, v_cell, v_room,
             rota.now() + v_rate.cells * v_rate.length * interval '1 microsecond');
         v_taken := v_taken + v_room;
     end loop;
@@ -798,17 +742,14 @@ end;
 $$;
 
 /* When the next job may start at a rate, as far as is committed; not after now if one may. */
-create or replace function rota._next_start_at(
-    limit_name text, max_starts integer, per interval, burst integer
-)
+create or replace function rota._next_start_at(bound rota.limits)
     returns timestamptz language plpgsql stable as $$
 declare
     v_rate record;
     v_now bigint;
     v_used integer;
 begin
-    select c.* into v_rate from rota._cells(
-        _next_start_at.max_starts, _next_start_at.per, _next_start_at.burst) as c;
+    select c.* into v_rate from rota._cells(bound) as c;
     v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
     select coalesce(sum(c.used), 0)::integer
     into v_used
@@ -816,12 +757,12 @@ begin
         select least(sum(s.starts), case when s.cell = v_now - v_rate.cells + 1
             then v_rate.oldest_starts else v_rate.starts end) as used
         from rota.limit_starts as s
-        where s.limit_name = _next_start_at.limit_name
+        where s.limit_name = bound.limit_name
           and s.cell between v_now - v_rate.cells + 1 and v_now
         group by s.cell
     ) as c;
     return case
-        when v_used < coalesce(_next_start_at.burst, 1)
+        when v_used < coalesce(bound.burst, 1)
         then 'epoch'::timestamptz + v_now * v_rate.length * interval '1 microsecond'
         else 'epoch'::timestamptz + (v_now + 1) * v_rate.length * interval '1 microsecond'
     end;
@@ -839,15 +780,15 @@ create or replace function rota._check_limit(subject text)
 declare
     c_horizon constant xid8 := substring(_check_limit.subject, '^([0-9]+) ')::xid8;
     c_name constant text := regexp_replace(_check_limit.subject, '^[0-9]+ ', '');
-    v_bound record;
+    v_bound rota.limits;
     v_free integer := 1000;
     v_next timestamptz := rota.now();
     v_opened integer;
     v_is_settled boolean;
 begin
     v_is_settled := rota._settle_limit(c_name);
+    v_bound := rota._bound(c_name);
     if c_name like 'queue %' then
-        select b.* into v_bound from rota._bound(c_name) as b;
         v_is_settled := v_is_settled and (v_bound.max_running is null
             or rota._settle_slots(c_name, v_bound.max_running));
         perform rota._notify(substr(c_name, 7));
@@ -857,7 +798,6 @@ begin
         return v_is_settled;
     end if;
 
-    select b.* into v_bound from rota._bound(c_name) as b;
     if num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0 then
         v_opened := rota._open_held(c_name, 1000);
         if v_opened > 0 then
@@ -868,27 +808,25 @@ begin
         if not v_bound.is_settled or not rota._settle_slots(c_name, v_bound.max_running) then
             return false;
         end if;
-        v_free := rota._free_slots(c_name, v_bound.max_running, 1000, true);
+        v_free := rota._free_slots(v_bound, 1000, true);
     end if;
     if v_bound.max_starts is not null then
-        v_next := rota._next_start_at(
-            c_name, v_bound.max_starts, v_bound.per, v_bound.burst);
+        v_next := rota._next_start_at(v_bound);
     end if;
 
     if v_free > 0 and v_next <= rota.now() then
         v_opened := rota._open_held(
             c_name,
             case when v_bound.max_starts is null then v_free
-                else least(v_free, coalesce(v_bound.burst, 1)) end,
-            true);
+                else least(v_free, coalesce(v_bound.burst, 1)) end);
     end if;
     if not rota._has_held(c_name) then
         return v_is_settled;
     elsif v_next > rota.now() then
         perform rota._check_later(c_name, v_next);
     elsif v_free > 0 and v_bound.max_starts is not null then
-        perform rota._check_later(
-            c_name, rota.now() + rota._gap(v_bound.max_starts, v_bound.per));
+        perform rota._check_later(c_name, rota.now() + (
+            select c.gap * interval '1 microsecond' from rota._cells(v_bound) as c));
     elsif v_opened >= 100 then
         perform rota._add_checks('limit', array[c_name]);
     elsif v_free >= 1000 then
@@ -920,26 +858,18 @@ $$;
 create or replace function rota._check_later(limit_name text, due_at timestamptz)
     returns void language plpgsql as $$
 begin
-    if not rota._has_check(_check_later.limit_name, _check_later.due_at) then
-        perform rota._add_checks(
-            'limit', array[_check_later.limit_name], _check_later.due_at);
-    end if;
-end;
-$$;
-
-/* Whether such a check is going to be done after now and by that time. */
-create or replace function rota._has_check(subject text, due_at timestamptz)
-    returns boolean language plpgsql stable as $$
-begin
-    return exists (
+    if not exists (
         select
         from rota.pending_checks as c
         where c.kind = 'limit'
-          and c.subject = _has_check.subject
+          and c.subject = _check_later.limit_name
           and c.due_at > '-infinity'
           and c.due_at > rota.now()
-          and c.due_at <= _has_check.due_at
-    );
+          and c.due_at <= _check_later.due_at
+    ) then
+        perform rota._add_checks(
+            'limit', array[_check_later.limit_name], _check_later.due_at);
+    end if;
 end;
 $$;
 
@@ -1017,15 +947,13 @@ begin
             for update skip locked
         );
         for v_name, v_slots in
-            select coalesce('key ' || j.limit_key, v_limit.limit_name), count(*)::integer
+            select
+                case when v_limit.limit_key is not null then 'key ' || j.limit_key
+                    else v_limit.limit_name end,
+                count(*)::integer
             from rota.jobs as j
             where j.id = any(v_ids)
-              and v_limit.limit_key is not null
             group by 1
-            union all
-            select v_limit.limit_name, cardinality(v_ids)
-            where v_limit.limit_key is null
-              and v_ids <> '{}'
         loop
             if not rota._issue_taken(v_name, v_slots) then
                 return false;
@@ -1204,8 +1132,7 @@ $$;
 create or replace function rota._purge_slots(limit_name text)
     returns integer language plpgsql as $$
 declare
-    v_issued bigint;
-    v_rows integer;
+    v_rows tid[];
 begin
     if (
         select bool_and(rota._lock_part(_purge_slots.limit_name, p.part))
@@ -1214,32 +1141,25 @@ begin
     ) is not true then
         return 0;
     end if;
-    begin
-        with issued as (
-            delete from rota.limit_parts as p
-            where p.limit_name = _purge_slots.limit_name
-            returning p.slots
-        )
-        select sum(i.slots) into v_issued from issued as i;
-        delete from rota.limit_slots as s
-        where s.ctid = any(array(
-            select f.ctid
-            from rota.limit_slots as f
-            where f.limit_name = _purge_slots.limit_name
-            for update skip locked
-        ));
-        get diagnostics v_rows = row_count;
-        if v_rows <> v_issued then
-            raise no_data_found;
-        end if;
-        return v_rows;
-    exception
-        when no_data_found then
-            -- Some are in use: asked again in an hour.
-            update rota.limit_parts as p
-            set checked_at = rota.now()
-            where p.limit_name = _purge_slots.limit_name;
-            return 0;
-    end;
+    v_rows := array(
+        select s.ctid
+        from rota.limit_slots as s
+        where s.limit_name = _purge_slots.limit_name
+        for update skip locked
+    );
+    if cardinality(v_rows) < (
+        select sum(p.slots)
+        from rota.limit_parts as p
+        where p.limit_name = _purge_slots.limit_name
+    ) then
+        -- Some are in use: asked again in an hour.
+        update rota.limit_parts as p
+        set checked_at = rota.now()
+        where p.limit_name = _purge_slots.limit_name;
+        return 0;
+    end if;
+    delete from rota.limit_parts as p where p.limit_name = _purge_slots.limit_name;
+    delete from rota.limit_slots as s where s.ctid = any(v_rows);
+    return cardinality(v_rows);
 end;
 $$;

@@ -18,9 +18,9 @@
  *
  * That no job is forgotten: one that comes in behind others leaves a check.  After the commit
  * upkeep finds a head whose end is still to come, and that will see the job; or a head whose
- * end is under way, and looks again later; or none, and opens the line.  Where vacuum is held up
- * and many entries of jobs that are gone are in front, who ends a head begins behind them, and
- * leaves a check if he finds no job there: one of a lower id may have come in since.
+ * end is under way, and looks again later; or none, and opens the line.  Where vacuum is held
+ * up and many entries of jobs that are gone are in front, who ends a head begins behind them,
+ * and leaves a check if he finds no job there: one of a lower id may have come in since.
  */
 
 /* Open the first of a line, if it has no head; false if it is not to be known now. */
@@ -75,7 +75,7 @@ declare
     -- A job of a lower id that came late is found by the next full scan.
     v_start bigint := case when _open_line.ended_id is not null
         then rota._scan_from(c_scan, v_now) end;
-    c_index constant regclass := 'rota.jobs_ordering_key_idx';
+    c_index constant oid := 'rota.jobs_ordering_key_idx'::regclass::oid;
     v_walked bigint;
     v_job_id bigint;
     v_status text;

@@ -101,13 +101,14 @@ create or replace function rota.drop_pipeline(pipeline text)
 as $$
 begin
     perform rota._check_name('pipeline', drop_pipeline.pipeline);
-    perform rota._lock_pipeline(drop_pipeline.pipeline);
-    perform rota._check_pipeline(drop_pipeline.pipeline);
-
+    perform rota._lock_pipeline(pipeline);
     update rota.pipeline_stages as p
     set ordinal = null
     where p.pipeline = drop_pipeline.pipeline
       and p.ordinal is not null;
+    if not found then
+        perform rota._refuse('pipeline', format('%L is not defined', pipeline));
+    end if;
 end;
 $$;
 
@@ -313,14 +314,30 @@ create or replace function rota.restart_pipeline(job_id bigint, stage text)
 as $$
 declare
     v_job rota.finished_jobs;
+    v_pipeline text;
+    v_is_live boolean;
     v_stage rota.pipeline_stages;
 begin
     perform rota._check_job_id(restart_pipeline.job_id);
     perform rota._check_name('stage', restart_pipeline.stage);
 
-    -- A job that comes back while we look, and ends again, is looked for again.
+    -- A job that comes back while we look, or ends again, is looked for again.
     for v_round in 1..3 loop
-        v_job := rota._ended_run(restart_pipeline.job_id);
+        select f.* into v_job from rota.finished_jobs as f where f.id = restart_pipeline.job_id;
+        v_is_live := not found;
+        v_pipeline := v_job.pipeline;
+        if v_is_live then
+            select j.pipeline into v_pipeline from rota.jobs as j where j.id = job_id;
+            continue when not found;
+        end if;
+        if v_pipeline is null then
+            perform rota._refuse('job_id', format(
+                'must be a job of a pipeline, and job %s is in none', job_id));
+        elsif not rota._is_defined(v_pipeline) then
+            perform rota._refuse('job_id', format(
+                'must be a job of a pipeline that is defined, and %L is not', v_pipeline));
+        end if;
+        exit when v_is_live;
         v_stage := rota._pipeline_stage(v_job.pipeline, restart_pipeline.stage);
 
         update rota.finished_jobs as f
@@ -346,8 +363,13 @@ begin
         end if;
     end loop;
 
-    perform rota._raise_under_way(restart_pipeline.job_id);
-    return null;
+    if v_pipeline is null then
+        perform rota._raise_not_found(job_id);
+    end if;
+    raise exception using
+        errcode = 'RT014',
+        message = format('job %s: its run of the pipeline is under way', job_id),
+        hint = 'Wait for its end, or cancel it first.';
 end;
 $$;
 
@@ -355,53 +377,6 @@ comment on function rota.restart_pipeline(bigint, text) is
     'Bring an ended job of a pipeline back, to go on from a stage with the latest result of a '
     'stage before it, and return its id; raises RT001 if the job or that result is not there '
     'any more, RT014 if it is under way, RT007 if its idempotency_key is taken, 22023.';
-
-/* A job of a pipeline that has ended; raises RT014 if it is under way. */
-create or replace function rota._ended_run(job_id bigint)
-    returns rota.finished_jobs language plpgsql as $$
-declare
-    v_job rota.finished_jobs;
-    v_pipeline text;
-    v_is_live boolean;
-begin
-    -- A job that comes back between the two is in neither.
-    for v_round in 1..3 loop
-        select j.pipeline, true
-        into v_pipeline, v_is_live
-        from rota.jobs as j
-        where j.id = _ended_run.job_id;
-        exit when found;
-        select f.* into v_job from rota.finished_jobs as f where f.id = _ended_run.job_id;
-        v_pipeline := v_job.pipeline;
-        exit when found;
-    end loop;
-    if v_is_live is null and v_job.id is null then
-        perform rota._raise_not_found(_ended_run.job_id);
-    end if;
-
-    if v_pipeline is null then
-        perform rota._refuse('job_id', format(
-            'must be a job of a pipeline, and job %s is in none', _ended_run.job_id));
-    elsif not rota._is_defined(v_pipeline) then
-        perform rota._refuse('job_id', format(
-            'must be a job of a pipeline that is defined, and %L is not', v_pipeline));
-    elsif v_is_live then
-        perform rota._raise_under_way(_ended_run.job_id);
-    end if;
-    return v_job;
-end;
-$$;
-
-create or replace function rota._raise_under_way(job_id bigint)
-    returns void language plpgsql as $$
-begin
-    raise exception using
-        errcode = 'RT014',
-        message = format('job %s: its run of the pipeline is under way',
-            _raise_under_way.job_id),
-        hint = 'Wait for its end, or cancel it first.';
-end;
-$$;
 
 /*
  * What a stage is given if an ended job goes on from there: the latest result of a stage before
@@ -448,7 +423,10 @@ create or replace function rota._pipeline_stage(pipeline text, stage text)
 declare
     v_stage rota.pipeline_stages;
 begin
-    perform rota._check_pipeline(_pipeline_stage.pipeline);
+    perform rota._check_name('pipeline', pipeline);
+    if not rota._is_defined(pipeline) then
+        perform rota._refuse('pipeline', format('%L is not defined', pipeline));
+    end if;
     select p.*
     into v_stage
     from rota.pipeline_stages as p
@@ -462,16 +440,6 @@ begin
             _pipeline_stage.pipeline, left(_pipeline_stage.stage, 80)));
     end if;
     return v_stage;
-end;
-$$;
-
-create or replace function rota._check_pipeline(pipeline text)
-    returns void language plpgsql as $$
-begin
-    perform rota._check_name('pipeline', _check_pipeline.pipeline);
-    if not rota._is_defined(_check_pipeline.pipeline) then
-        perform rota._refuse('pipeline', format('%L is not defined', _check_pipeline.pipeline));
-    end if;
 end;
 $$;
 
@@ -529,7 +497,9 @@ begin
     where case jsonb_typeof(e.stage) when 'object' then e.stage - c_keys <> '{}' else true end;
 
     begin
-        perform rota._check_stage(format('stages[%s].', s.ordinal), s.stage),
+        perform rota._check_name(format('stages[%s].stage', s.ordinal), s.stage),
+            case when s.stage = 'end' then rota._refuse(format('stages[%s].stage', s.ordinal),
+                'must not be end, which as a next_stage means none') end,
             rota._check_new_job(
                 format('stages[%s].', s.ordinal), s.job_type, '{}', s.queue, null, null,
                 coalesce(s.priority, 0), s.max_attempts, s.lease, s.backoff, null)
@@ -553,16 +523,5 @@ begin
     from rota._stages(_check_stages.stages) as s
     group by s.stage
     having count(*) > 1;
-end;
-$$;
-
-create or replace function rota._check_stage(prefix text, stage text)
-    returns void language plpgsql as $$
-begin
-    perform rota._check_name(_check_stage.prefix || 'stage', _check_stage.stage);
-    if _check_stage.stage = 'end' then
-        perform rota._refuse(_check_stage.prefix || 'stage',
-            'must not be end, which as a next_stage means none');
-    end if;
 end;
 $$;

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+import rota
 from rota import schema
 from rota.__main__ import main
 
@@ -138,3 +139,15 @@ def test_install_puts_no_older_functions_over_newer_ones(
     db.execute("reassign owned by rota_installer to current_user")
     assert main(["install", "--force", "-d", dsn]) == 0
     assert db.execute("select rota.version()").fetchone() != ("99.1.0",)
+
+
+@pytest.mark.own_session
+def test_a_program_installs_over_its_own_connection(
+    empty_database: Callable[[str], str], request: pytest.FixtureRequest
+) -> None:
+    own = _empty(empty_database, request)
+    with psycopg.connect(own) as connection, pytest.raises(ValueError, match="autocommit"):
+        rota.install(connection)
+    with psycopg.connect(own, autocommit=True) as connection:
+        rota.install(connection)
+        assert rota.Client(connection).version() == rota.__version__

@@ -187,7 +187,9 @@ def test_a_stage_input_that_python_cannot_read_makes_its_job_dead(
 
 def test_client_drives_a_run_by_hand(client: Client) -> None:
     client.define_pipeline("p", [{**STAGES[0], "lease": timedelta(minutes=5)}, *STAGES[1:]])
-    run_id = client.start_pipeline("p", {"n": 1}, "two", delay=timedelta(0), depends_on=[])
+    run_id = client.start_pipeline(
+        "p", {"n": 1}, stage="two", delay=timedelta(0), depends_on=[]
+    )
     (job,) = client.claim_jobs("w")
     assert (job.job_id, job.pipeline, job.stage) == (run_id, "p", "two")
     with pytest.raises(rota.RunInProgressError):

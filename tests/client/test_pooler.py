@@ -1,6 +1,7 @@
 """Client, worker and command line behind pgbouncer in transaction mode."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from client.workers import BackgroundWorker, wait_until
 from faults.pooler import find_pgbouncer, pooled
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
@@ -104,3 +106,21 @@ def test_workers_that_share_two_sessions_and_their_hints_get_every_job_once(
     assert sorted(done) == list(range(len(jobs)))
     used = "select count(*) from rota.finished_jobs where attempts = 1"
     assert db.execute(used).fetchone() == (len(jobs),)
+
+
+@pytest.mark.own_session
+def test_a_worker_behind_a_pooler_is_woken_past_it(
+    client: Client, db: psycopg.Connection[Any], dsn: str, pooler: str
+) -> None:
+    registry, started = Registry(), threading.Event()
+    registry.add("a", lambda job: started.set())
+    options: Any = {"poll_interval": 60.0, "listen_conninfo": dsn}
+    worker = BackgroundWorker(pooler, registry, **options)
+    try:
+        waits = "select count(*) from pg_locks where locktype = 'advisory' and granted"
+        wait_until(lambda: db.execute(waits).fetchone() != (0,), "a worker that waits")
+        client.enqueue("a")
+
+        assert started.wait(20)
+    finally:
+        worker.stop(now=True)

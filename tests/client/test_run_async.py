@@ -125,3 +125,16 @@ def test_run_inside_a_loop_says_what_to_do_instead(dsn: str) -> None:
         await worker.run_async(drain=True)
 
     asyncio.run(run())
+
+
+def test_a_worker_says_when_it_is_ready(db: psycopg.Connection[Any], dsn: str) -> None:
+    async def run() -> None:
+        worker = Worker(dsn, _registry(threading.Event()))
+        task = asyncio.create_task(worker.run_async())
+        async with asyncio.timeout(30):
+            await worker.wait_until_ready()
+        assert db.execute("select count(*) from rota.workers").fetchone() == (1,)
+        worker.stop()
+        await task
+
+    asyncio.run(run())

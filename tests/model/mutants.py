@@ -46,7 +46,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a cancel that nobody minds": [("_fail_running", CANCELLED, "if false then")],
     "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
     "a queue whose pause is not looked for": [
-        ("_is_open", "(q.is_paused or q.ageing is not null)", "q.ageing is not null"),
+        ("_lock_head", "(q.is_paused or q.ageing is not null)", "q.ageing is not null"),
         ("_open_queues", "where q.is_paused is not true", ""),
     ],
     "a job before its time": [
@@ -101,17 +101,17 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_check_before", "_check_before.after, _check_before.ordering_key) > 0", "null) > 0")
     ],
     "a limit with a slot too many": [
-        ("_issue_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
+        ("_take_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
     ],
     "a start that its rate does not count": [
         (
             "_take_starts",
-            "_take_starts.limit_name, v_cell, v_room",
-            "_take_starts.limit_name, v_cell, 0",
+            "bound.limit_name, v_cell, v_room",
+            "bound.limit_name, v_cell, 0",
         )
     ],
     "a limit that nobody tells of its room": [
-        ("_leave_limits", "perform rota._open_held(v_name, v_slots);", "null;")
+        ("_leave_limits", "perform rota._open_held(v_name);", "null;")
     ],
     "a time that nobody waits for any more": [("_enter_due", "if v_ids <> '{}'", "if false")],
     "a stage that follows whatever was said": [
@@ -142,7 +142,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("record_effect", "and rota._is_leased(", "and false and rota._is_leased(")
     ],
     "a planned time that is skipped for nobody": [
-        ("_outcomes", "when _outcomes.is_live then 'skipped'", "when false then ''")
+        ("_plan_due", "when v_group.is_live then 'skipped'", "when false then ''")
     ],
     "a late tick that makes up for all": [
         ("_plan_occurrences", "then catch_up_max else 1 end", "then catch_up_max else 2 end")

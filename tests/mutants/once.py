@@ -305,8 +305,8 @@ ONCE = (
         "sql/waiting/test_limits_open.py races/test_limits.py",
         sql(
             "waiting/limits",
-            "v_issued);\n        continue when not rota._lock_part(",
-            "v_issued);\n        continue when 1 = 0 and rota._lock_part(",
+            "continue when not rota._lock_part(bound.limit_name, v_part",
+            "continue when 1 = 0 and rota._lock_part(bound.limit_name, v_part",
         ),
     ),
     mutant(
@@ -345,7 +345,7 @@ ONCE = (
         "sql/waiting/test_limits_open.py sql/waiting/test_limits.py",
         sql(
             "waiting/limits",
-            "            perform rota._open_held(v_name, v_slots);\n",
+            "            perform rota._open_held(v_name);\n",
             "            null;\n",
         ),
     ),
@@ -375,8 +375,8 @@ ONCE = (
         "sql/waiting/test_limits.py",
         sql(
             "waiting/limits",
-            "            _take_starts.limit_name, v_cell, v_room,\n",
-            "            _take_starts.limit_name, v_cell, 0,\n",
+            "            bound.limit_name, v_cell, v_room,\n",
+            "            bound.limit_name, v_cell, 0,\n",
         ),
     ),
     mutant(
@@ -423,7 +423,7 @@ ONCE = (
         "overlap-not-skipped",
         "A schedule that shall skip makes a job beside the live one.",
         "sql/schedules/test_occurrences.py",
-        sql("schedules/occurrences", "when _outcomes.is_live then 'skipped'", ""),
+        sql("schedules/occurrences", "when v_group.is_live then 'skipped'", ""),
     ),
     mutant(
         "ticks-wait-for-ticks",

@@ -11,11 +11,10 @@ UPKEEP = (
         "sql/maintenance/test_tick.py",
         sql(
             "maintenance/tick",
-            """\
-        and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))
-        and rota._was_ticked();""",
-            """\
-        and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0));""",
+            "and exists (\n            select\n            from rota.maintenance as u\n"
+            "            where u.task = 'tick'\n              and u.done_at between rota.now()",
+            "and not exists (\n            select\n            from rota.maintenance as u\n"
+            "            where false\n              and u.done_at between rota.now()",
         ),
     ),
     mutant(
@@ -126,7 +125,7 @@ UPKEEP = (
         "nobody-is-rung",
         "A job comes, and the workers sleep on until their next poll.",
         "sql/maintenance/test_wakeups.py",
-        sql("jobs/enqueue", "perform rota._notify_slots(hashtext(enqueue.queue), 1);", "null;"),
+        sql("jobs/enqueue", "perform rota._notify(enqueue.queue)\n", "perform\n"),
     ),
     mutant(
         "everybody-is-rung",
@@ -210,8 +209,8 @@ UPKEEP = (
         "sql/access/test_grants.py contract/test_docs.py",
         sql(
             "access/grants",
-            "('operator', 'function', 'cancel_job')",
-            "('observer', 'function', 'cancel_job')",
+            "select 'operator', 'function', f.name",
+            "select 'observer', 'function', f.name",
         ),
     ),
     mutant(

@@ -136,7 +136,7 @@ MUTANTS = {
     ),
     "a slot that is free and nobody is told": (
         "limits",
-        [("_leave_limits", "perform rota._open_held(v_name, v_slots);", "null;")],
+        [("_leave_limits", "perform rota._open_held(v_name);", "null;")],
         "is left",
     ),
 }

@@ -49,7 +49,7 @@ from .rows import (
     UpcomingRun,
     Waiting,
 )
-from .schema import sql_dir
+from .schema import install, sql_dir
 from .worker.events import JsonFormatter
 from .worker.worker import Worker
 
@@ -98,6 +98,7 @@ __all__ = [
     "Waiting",
     "Worker",
     "__version__",
+    "install",
     "sql_dir",
 ]
 

@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 from psycopg import AsyncConnection, Connection
 
 from .client.async_client import AsyncClient
+from .client.connecting import one_line
 from .client.statement import UNSET, Unset
 from .client.sync_client import Client
 from .client.values import storable
 from .effects import WITHDRAW_ON, Effect, Errors, record, record_async
 from .exceptions import JobCancelled, JobFinishedError, LeaseLostError
 from .rows import ClaimedJob
-from .worker.connection import PASSING, JobConnections, is_lost, one_line, time_limit
+from .worker.connection import PASSING, JobConnections, is_lost, time_limit
 
 logger = logging.getLogger("rota")
 

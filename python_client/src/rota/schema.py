@@ -32,6 +32,20 @@ def sql_dir() -> Path:
     raise FileNotFoundError("the SQL parts of rota are neither in the package nor beside it")
 
 
+def install(
+    connection: Connection[Any], *, with_roles: bool = False, with_cron: bool = False
+) -> None:
+    """Install rota over a connection, or bring it up to date, in a transaction of its own.
+
+    *with_roles* creates the four roles, and *with_cron* lets pg_cron tick.
+    """
+    if not connection.autocommit:
+        raise ValueError(
+            "the script has a transaction of its own: connect with autocommit=True"
+        )
+    run_script(connection, "install.sql", {"with_roles": with_roles, "with_cron": with_cron})
+
+
 def run_script(connection: Connection[Any], name: str, options: Mapping[str, bool]) -> None:
     """Run one of the SQL scripts; *options* are its psql variables.
 

@@ -824,3 +824,19 @@ def test_enqueue_commits_though_somebody_has_filled_the_queue_of_messages(admin,
         assert scalar(db, "select count(*) from rota.jobs") == 3
         for connection in connections:
             connection.close()
+
+
+def test_claim_that_turned_many_away_has_somebody_look_again(db, connect):
+    """Else what can start behind them would wait for the next poll."""
+    for _ in range(105):
+        enqueue(db, "x")
+    other = enqueue(db, "y")
+    call(db, "set_limit", job_type="x", max_running=0)
+    call(db, "tick")
+    sleeper = Sleeper(connect())
+    sleeper.heard()
+
+    assert claim(db) == []
+    assert sleeper.rung() == ["default"]
+    assert [job.job_id for job in claim(db)] == [other]
+    assert sleeper.rung() == []

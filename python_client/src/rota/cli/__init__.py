@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import psycopg
 
+from ..client.connecting import one_line
 from ..exceptions import RotaError
-from .output import CommandError, hint_for, hint_to_connect, reason_of
+from .output import CommandError, hint_for, hint_to_connect
 from .parser import make_parser
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: Exception, hint: str | None, code: int) -> int:
-    print(f"rota: {reason_of(error)}" + (f" ({hint})" if hint else ""), file=sys.stderr)
+    print(f"rota: {one_line(error)}" + (f" ({hint})" if hint else ""), file=sys.stderr)
     return code
 
 

@@ -17,6 +17,7 @@ from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
+from ..client.connecting import connect, named
 from ..client.sync_client import Client
 from ..exceptions import (
     BadScheduleError,
@@ -27,7 +28,6 @@ from ..exceptions import (
     UnknownQueueError,
     UnknownScheduleError,
 )
-from ..worker.connection import connect, named
 from ..worker.events import JsonFormatter
 
 LOCK_TIMEOUT = "set local lock_timeout = '5s'"
@@ -90,12 +90,6 @@ def acting(connection: Connection[Any]) -> Iterator[Client]:
     with connection.transaction():
         connection.execute(LOCK_TIMEOUT)
         yield Client(connection)
-
-
-def reason_of(error: Exception) -> str:
-    """Return what an error says, in one line and without what Postgres adds."""
-    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    return " ".join((primary or str(error)).split())
 
 
 def set_up_log(log_format: str = "text", log_level: str = "info") -> None:

@@ -131,6 +131,8 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--name", help="(default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between two claims while nothing is due")
     add.add_argument("--no-listen", action="store_true", help="poll only: let no job wake it")
+    what = "where notifications come, past a pooler (default: the database)"
+    add.add_argument("--listen-url", metavar="URL", help=what)
     add.add_argument("--no-tick", action="store_true", help="leave the maintenance to others")
     number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
     number(float, "--grace-period", 20.0, "seconds that running jobs get after SIGTERM")

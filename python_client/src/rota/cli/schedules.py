@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 import psycopg
 from psycopg import Connection
 
+from ..client.connecting import one_line
 from ..client.sync_client import Client
 from ..exceptions import BadScheduleError, RotaError, UnknownScheduleError
 from ..rows import ScheduleChange, UpcomingRun
@@ -30,7 +31,6 @@ from .output import (
     print_json,
     print_record,
     print_table,
-    reason_of,
     span,
     table_lines,
     text_of,
@@ -156,7 +156,7 @@ def _switch(
             except RotaError as error:
                 code = 1
                 hint = hint_for(error, arguments)
-                print(f"rota: {reason_of(error)} ({hint})", file=sys.stderr)
+                print(f"rota: {one_line(error)} ({hint})", file=sys.stderr)
     if not names:
         print(f"all schedules are {'enabled' if is_enabled else 'disabled'} already")
     return code
@@ -196,7 +196,7 @@ def show(arguments: argparse.Namespace) -> None:
             words = client.describe_schedule(row["schedule"])
             runs = upcoming(client, row, 5)
         except (BadScheduleError, psycopg.DataError) as error:
-            problem = reason_of(error)
+            problem = one_line(error)
         occurrences = connection.execute(OCCURRENCES, [name]).fetchall()
         if arguments.json:
             said: dict[str, Any] = {"description": words, "problem": problem}
@@ -318,7 +318,7 @@ def _put_all(connection: Connection[Any], crontab: Crontab) -> dict[str, Row]:
             with connection.transaction():
                 connection.execute("select rota.next_run('@daily', %s)", [zone])
         except (RotaError, psycopg.DataError) as error:
-            problems[line] = reason_of(error)
+            problems[line] = one_line(error)
             bad_zones.add(zone)
 
     rows = {}
@@ -332,7 +332,7 @@ def _put_all(connection: Connection[Any], crontab: Crontab) -> dict[str, Row]:
                 rows[entry.name] = _put(connection, entry)
         except (RotaError, psycopg.DataError) as error:
             hint = error.hint if isinstance(error, RotaError) else None
-            problems[entry.line] = reason_of(error) + (f" ({hint})" if hint else "")
+            problems[entry.line] = one_line(error) + (f" ({hint})" if hint else "")
     return rows
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 
+from ..client.connecting import named
 from ..registry import Registry
 from ..worker.worker import Worker
 from .output import UsageError, conninfo, set_up_log
@@ -34,6 +35,7 @@ def work(arguments: argparse.Namespace) -> int:
             tick_interval=arguments.tick_interval,
             grace_period=arguments.grace_period,
             listen=not arguments.no_listen,
+            listen_conninfo=arguments.listen_url and named(arguments.listen_url),
         )
     except ValueError as error:
         raise UsageError(str(error)) from None

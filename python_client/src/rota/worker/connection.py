@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 import selectors
 import threading
 import time
@@ -22,11 +21,10 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, IsolationLevel
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.errors import Diagnostic
 from psycopg.pq import TransactionStatus
 
 from ..client.async_client import AsyncClient
+from ..client.connecting import connect, connect_async, one_line
 from ..exceptions import IsolationLevelError
 
 logger = logging.getLogger("rota")
@@ -35,6 +33,8 @@ T = TypeVar("T")
 
 CALL_TIMEOUT = 30.0
 """Seconds that a call may take."""
+MAX_DOUBLINGS = 4
+"""So many times in a row a call that had no answer is given twice the time."""
 CANCEL_TIMEOUT = 1.0
 """Seconds that the server has to confirm the end of a call that was cancelled."""
 MAX_IDLE_TIME = 60.0
@@ -44,23 +44,16 @@ UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 """What a call raises that may go through later; in a failover the database is read-only."""
 
-# Settings of the client's side only: a pooler refuses startup options.
-_SOCKET = {
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
-_DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
-_BARE_NAME = re.compile(r"[^=/:@]+")
-_LENT = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold")
+_SETTINGS = (
+    "autocommit", "isolation_level", "read_only", "deferrable", "prepare_threshold",
+    "row_factory", "cursor_factory", "server_cursor_factory",
+)  # fmt: skip
+"""What a handler may change in a connection itself; then nobody else gets it."""
 # As discard all, but for the plans of our functions, which would cost more than the rest.
 _RESET = (
     "close all; set session authorization default; reset all; deallocate all; unlisten *;"
     " select pg_advisory_unlock_all(); discard temp; discard sequences"
 )
-_LENT_MODES = ("isolation_level", "read_only", "deferrable")
 
 
 class NoAnswerError(psycopg.OperationalError):
@@ -73,60 +66,6 @@ def is_lost(error: BaseException) -> bool:
         return False
     state = error.sqlstate
     return state is None or state.startswith("08") or state in UNREACHABLE
-
-
-def named(database: str) -> str:
-    """Return a connection string for what may, as in psql, be the bare name of a database.
-
-    A URL for SQLAlchemy names a driver, which libpq does not understand.
-    """
-    database = _DRIVER.sub(r"\1://", database)
-    return make_conninfo(dbname=database) if _BARE_NAME.fullmatch(database) else database
-
-
-def settings(conninfo: str, name: str) -> dict[str, Any]:
-    """Return the arguments of a connection; what *conninfo* says goes first."""
-    chosen = {**_SOCKET, "fallback_application_name": name, **conninfo_to_dict(conninfo)}
-    # Prepared statements break behind a pooler in transaction mode.
-    return {**chosen, "autocommit": True, "prepare_threshold": None}
-
-
-def connect(conninfo: str, name: str = "rota") -> psycopg.Connection[Any]:
-    """Open a connection in autocommit mode, fit for a pooler."""
-    connection = psycopg.connect("", **settings(conninfo, name))
-    connection.add_notice_handler(_WarningLog().add)
-    return connection
-
-
-async def connect_async(conninfo: str, name: str = "rota") -> AsyncConnection[Any]:
-    """Open an async connection in autocommit mode, fit for a pooler."""
-    connection = await AsyncConnection.connect("", **settings(conninfo, name))
-    connection.add_notice_handler(_WarningLog().add)
-    return connection
-
-
-class _WarningLog:
-    """Logs what maintenance has to say: a schedule that it disabled, a part that failed."""
-
-    def __init__(self) -> None:
-        self._logged_at: dict[str, float] = {}
-
-    def add(self, notice: Diagnostic) -> None:
-        """Log a warning of the server, the same one once in a minute."""
-        if notice.severity_nonlocalized != "WARNING":
-            return
-        now, message = time.monotonic(), notice.message_primary or ""
-        if now - self._logged_at.get(message, -60.0) >= 60.0:
-            logger.warning("database: %s", message)
-            if len(self._logged_at) >= 100:
-                self._logged_at.clear()
-            self._logged_at[message] = now
-
-
-def one_line(error: BaseException) -> str:
-    """Return what an error says, without the line that Postgres shows for it."""
-    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    return " ".join((primary or str(error) or type(error).__name__).split())
 
 
 class ConnectionState:
@@ -275,6 +214,7 @@ class Connection:
         self._opened_at = 0.0
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
+        self._unanswered = 0
         self._is_default_refused = False
 
     async def call(
@@ -283,14 +223,18 @@ class Connection:
         """Run *action*; after a database error the next call opens a new connection."""
         async with self._turn:
             try:
-                async with time_limit(timeout):
+                # A call that takes long would never end if it were cut off in time each time.
+                async with time_limit(timeout * 2.0 ** min(self._unanswered, MAX_DOUBLINGS)):
                     value = await action(AsyncClient(await self.open()))
             except (psycopg.Error, asyncio.CancelledError) as error:
-                if isinstance(error, psycopg.Error) and is_lost(error):
+                if isinstance(error, NoAnswerError):
+                    self._unanswered += 1
+                elif isinstance(error, psycopg.Error) and is_lost(error):
                     self.state.lost(error, self._opened_at)
                 # Also when it seems usable: after a failover it may lead to a standby.
                 await self.close()
                 raise
+            self._unanswered = 0
             self.state.works(self._opened_at)
             return value
 
@@ -341,9 +285,9 @@ class JobConnections:
     """
 
     def __init__(self, conninfo: str, max_idle: int, state: ConnectionState) -> None:
+        self.state = state
         self._conninfo = conninfo
         self._max_idle = max_idle
-        self.state = state
         self._idle: deque[tuple[psycopg.Connection[Any], float]] = deque()
         self._idle_async: deque[tuple[AsyncConnection[Any], float]] = deque()
         state.on_back(self.close)  # an old one may lead to a standby
@@ -352,20 +296,16 @@ class JobConnections:
     def lend(self) -> Iterator[psycopg.Connection[Any]]:
         """Lend a connection to a handler in a thread."""
         connection = _take(self._idle) or connect(self._conninfo, "rota job")
-        kept = {name: getattr(connection, name) for name in _LENT}
+        settings = _settings_of(connection)
         try:
             yield connection
         finally:
-            if self._may_keep(connection, self._idle):
-                with suppress(psycopg.Error):
+            is_kept = False
+            with suppress(psycopg.Error):
+                if self._may_keep(connection, settings):
                     connection.execute(_RESET)
-                    for name, value in kept.items():
-                        setattr(connection, name, value)
-                    for mode in _LENT_MODES:
-                        setattr(connection, mode, None)
-                    self._idle.append((connection, time.monotonic()))
-                    connection = None  # type: ignore[assignment]
-            if connection is not None:
+                    is_kept = _keep(connection, self._idle, self._max_idle)
+            if not is_kept:
                 connection.close()
 
     @asynccontextmanager
@@ -374,22 +314,16 @@ class JobConnections:
         connection = _take(self._idle_async)
         if connection is None:
             connection = await connect_async(self._conninfo, "rota job")
-        kept = {name: getattr(connection, name) for name in _LENT}
+        settings = _settings_of(connection)
         is_kept = False
         try:
             yield connection
         finally:
             try:
-                if self._may_keep(connection, self._idle_async):
-                    with suppress(psycopg.Error):
+                with suppress(psycopg.Error):
+                    if self._may_keep(connection, settings):
                         await connection.execute(_RESET)
-                        for name, value in kept.items():
-                            setattr(connection, name, value)
-                        await connection.set_isolation_level(None)
-                        await connection.set_read_only(None)
-                        await connection.set_deferrable(None)
-                        self._idle_async.append((connection, time.monotonic()))
-                        is_kept = True
+                        is_kept = _keep(connection, self._idle_async, self._max_idle)
             finally:
                 if not is_kept:
                     await connection.close()
@@ -403,32 +337,38 @@ class JobConnections:
                     connection.pgconn.finish()
 
     def _may_keep(
-        self, connection: psycopg.Connection[Any] | AsyncConnection[Any], idle: deque[Any]
+        self, connection: psycopg.Connection[Any] | AsyncConnection[Any], settings: list[Any]
     ) -> bool:
-        return (
-            not connection.closed
-            and connection.autocommit
-            and connection.info.transaction_status is TransactionStatus.IDLE
-            and len(idle) < self._max_idle
-        )
+        """Whether a connection is as it was when it was lent, but for its session."""
+        is_idle = connection.info.transaction_status is TransactionStatus.IDLE
+        return is_idle and not connection.closed and _settings_of(connection) == settings
 
 
 C = TypeVar("C", psycopg.Connection[Any], AsyncConnection[Any])
 
 
+def _settings_of(connection: psycopg.Connection[Any] | AsyncConnection[Any]) -> list[Any]:
+    return [getattr(connection, name) for name in _SETTINGS]
+
+
+def _keep(connection: C, idle: deque[tuple[C, float]], max_idle: int) -> bool:
+    if len(idle) >= max_idle:
+        return False
+    idle.append((connection, time.monotonic()))
+    return True
+
+
 def _take(idle: deque[tuple[C, float]]) -> C | None:
     """Return an idle connection that still works, as far as can be told without asking."""
-    while True:
-        try:
+    while idle:
+        with suppress(IndexError):  # another thread was quicker
             connection, since = idle.pop()
-        except IndexError:
-            return None
-        if not connection.closed:
-            # A session that was ended has said so, and nothing else is to be read here.
             is_young = time.monotonic() - since < MAX_IDLE_TIME
-            if is_young and not _is_readable(connection.fileno()):
+            # A session that was ended has said so, and nothing else is to be read here.
+            if not connection.closed and is_young and not _is_readable(connection.fileno()):
                 return connection
             connection.pgconn.finish()
+    return None
 
 
 def _is_readable(fileno: int) -> bool:

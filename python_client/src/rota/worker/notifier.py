@@ -26,9 +26,10 @@ import psycopg
 from psycopg import AsyncConnection, Notify, sql
 
 from ..client.async_client import AsyncClient
+from ..client.connecting import one_line
 from ..exceptions import RotaError
 from ..registry import Registry
-from .connection import Connection, Retry, one_line, time_limit
+from .connection import Connection, Retry, time_limit
 
 logger = logging.getLogger("rota")
 

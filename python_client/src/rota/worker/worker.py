@@ -49,7 +49,8 @@ class Worker:
     half of them have started; without it, what is likely to start within 0.2 seconds.
     *lease*, a timedelta or seconds, is for jobs that bring none of their own.  After `stop`,
     running jobs have *grace_period* seconds to end.  Without *tick* the maintenance is left to
-    others.  Without *listen* no job wakes it, and it only polls.
+    others.  Without *listen* no job wakes it, and it only polls; *listen_conninfo* leads past
+    a pooler, through which no notification comes.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Worker:
         tick_interval: float = 1.0,
         grace_period: float = 20.0,
         listen: bool = True,
+        listen_conninfo: str | None = None,
     ) -> None:
         _check_settings(
             registry, name, queues, concurrency, batch, lease,
@@ -81,6 +83,7 @@ class Worker:
         self._hears_signals = False
         self._is_begun = False
         self._has_ended = True
+        self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         state = ConnectionState()
@@ -96,7 +99,7 @@ class Worker:
         self._notifier: Notifier | None = None
         if listen:
             self._notifier = Notifier(
-                Connection(conninfo, "rota notifier", state),
+                Connection(listen_conninfo or conninfo, "rota notifier", state),
                 self._connection,
                 self._queues,
                 registry,
@@ -151,6 +154,7 @@ class Worker:
         notifying: asyncio.Task[None] | None = None
         if self._notifier is not None and not (drain or once):
             notifying = asyncio.create_task(self._notifier.run())
+        self._ready.set()
         try:
             await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -159,6 +163,10 @@ class Worker:
             await self._finish(asyncio.create_task(self._leave(fetching, notifying)))
         if not fetching.cancelled():
             fetching.result()  # raises what ended the loop
+
+    async def wait_until_ready(self) -> None:
+        """Wait until the worker has reached the database and asks for jobs."""
+        await self._ready.wait()
 
     def stop(self, *, now: bool = False) -> None:
         """Claim no more, give back what has not been started, and let the running jobs end.

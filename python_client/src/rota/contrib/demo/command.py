@@ -15,7 +15,7 @@ from types import FrameType
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from ...worker.connection import connect, named
+from ...client.connecting import connect, named
 from .display import Display, make_console
 from .place import CannotPlayError, clean, given_database, own_server
 from .play import play

@@ -10,10 +10,10 @@ from typing import Any
 
 from psycopg import Connection
 
+from ...client.connecting import connect
 from ...client.sync_client import Client
 from ...schema import run_script
 from ...testing import EmbeddedPostgres
-from ...worker.connection import connect
 from .shop import SHOP_TABLES
 from .story import QUEUE, SCOPE, WORKERS
 

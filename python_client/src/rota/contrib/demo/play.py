@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from email import message_from_bytes
 from pathlib import Path
 
-from ...worker.connection import connect
+from ...client.connecting import connect
 from . import story
 from .display import Display
 from .mail import message_id

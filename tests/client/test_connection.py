@@ -117,3 +117,25 @@ def test_waiting_ends_when_the_database_is_back(caplog: pytest.LogCaptureFixture
 
     assert time.monotonic() - begun < 4
     assert len(caplog.messages) == 2
+
+
+def test_a_call_that_had_no_answer_gets_more_time(dsn: str) -> None:
+    """Else one that takes long, such as a large batch, would never come to its end."""
+    seconds = 0.5
+
+    async def take_long(client: AsyncClient) -> None:
+        await client.connection.execute("select pg_sleep(%s)", [seconds])
+
+    async def call() -> int:
+        connection = Connection(dsn, "rota completer", ConnectionState())
+        refusals = 0
+        while True:
+            try:
+                await connection.call(take_long, timeout=0.2)
+            except NoAnswerError:
+                refusals += 1
+            else:
+                await connection.close()
+                return refusals
+
+    assert 1 <= asyncio.run(call()) <= 3

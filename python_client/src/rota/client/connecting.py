@@ -1,0 +1,80 @@
+"""Open connections that are fit for a pooler, and tell what went wrong in one line."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import Diagnostic
+
+logger = logging.getLogger("rota")
+
+# Settings of the client's side only: a pooler refuses startup options.
+_SOCKET = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
+_BARE_NAME = re.compile(r"[^=/:@]+")
+
+
+def named(database: str) -> str:
+    """Return a connection string for what may, as in psql, be the bare name of a database.
+
+    A URL for SQLAlchemy names a driver, which libpq does not understand.
+    """
+    database = _DRIVER.sub(r"\1://", database)
+    return make_conninfo(dbname=database) if _BARE_NAME.fullmatch(database) else database
+
+
+def settings(conninfo: str, name: str) -> dict[str, Any]:
+    """Return the arguments of a connection; what *conninfo* says goes first."""
+    chosen = {**_SOCKET, "fallback_application_name": name, **conninfo_to_dict(conninfo)}
+    # Prepared statements break behind a pooler in transaction mode.
+    return {**chosen, "autocommit": True, "prepare_threshold": None}
+
+
+def connect(conninfo: str, name: str = "rota") -> psycopg.Connection[Any]:
+    """Open a connection in autocommit mode, fit for a pooler."""
+    connection = psycopg.connect("", **settings(conninfo, name))
+    connection.add_notice_handler(_WarningLog().add)
+    return connection
+
+
+async def connect_async(conninfo: str, name: str = "rota") -> AsyncConnection[Any]:
+    """Open an async connection in autocommit mode, fit for a pooler."""
+    connection = await AsyncConnection.connect("", **settings(conninfo, name))
+    connection.add_notice_handler(_WarningLog().add)
+    return connection
+
+
+class _WarningLog:
+    """Logs what maintenance has to say: a schedule that it disabled, a part that failed."""
+
+    def __init__(self) -> None:
+        self._logged_at: dict[str, float] = {}
+
+    def add(self, notice: Diagnostic) -> None:
+        """Log a warning of the server, the same one once in a minute."""
+        if notice.severity_nonlocalized != "WARNING":
+            return
+        now, message = time.monotonic(), notice.message_primary or ""
+        if now - self._logged_at.get(message, -60.0) >= 60.0:
+            logger.warning("database: %s", message)
+            if len(self._logged_at) >= 100:
+                self._logged_at.clear()
+            self._logged_at[message] = now
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says, without the line that Postgres shows for it."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return " ".join((primary or str(error) or type(error).__name__).split())
