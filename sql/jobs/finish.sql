@@ -258,8 +258,6 @@ declare
     v_ended bigint[];
     v_parents bigint[];
     v_leading jsonb;
-    v_held_limits jsonb;
-    v_waiting_kinds jsonb;
 begin
     with ended as (
         delete from rota.jobs as j
@@ -309,14 +307,14 @@ begin
         coalesce(array_agg(e.id), '{}'),
         -- Of what may be large only what goes on: a jsonb holds 256 MB.
         jsonb_agg(to_jsonb(e) - '{payload,stage_input}'::text[]) filter (where num_nonnulls(
-            e.rerun_payload, e.ordering_key, e.definition) > 0),
-        jsonb_agg(e.held_limits) filter (where e.held_limits is not null),
-        jsonb_agg(jsonb_build_array(e.job_type, e.limit_key))
-            filter (where _archive_jobs.old_status in ('queued', 'failed'))
-    into v_ended, v_leading, v_held_limits, v_waiting_kinds
+            e.rerun_payload, e.ordering_key, e.definition, e.held_limits) > 0
+            or _archive_jobs.old_status in ('queued', 'failed'))
+    into v_ended, v_leading
     from ended as e;
     if v_leading is not null then
-        perform rota._follow_up(v_leading);
+        if jsonb_path_exists(v_leading, '$[*] ? (@.rerun_payload != null)') then
+            perform rota._follow_up(v_leading);
+        end if;
     end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
@@ -324,11 +322,9 @@ begin
       or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
         v_parents := v_ended;
     end if;
-    if num_nonnulls(v_parents, v_leading, v_held_limits) > 0
-      or v_waiting_kinds is not null and exists (select from rota.limits) then
+    if num_nonnulls(v_parents, v_leading) > 0 then
         perform rota._jobs_ended(
-            v_parents, v_leading, v_held_limits, v_waiting_kinds, _archive_jobs.old_status,
-            _archive_jobs.new_status);
+            v_parents, v_leading, _archive_jobs.old_status, _archive_jobs.new_status);
     end if;
     return v_ended;
 end;
