@@ -80,9 +80,10 @@ bench-schedules: $(VENV)/.dev ## Fire 100000 schedules that are due in one minut
 bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and tenants, and without
 	$(BIN)/python tests/bench/behind.py $(ARGS)
 
-bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, before and after: ARGS="--against PATH"
+bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, before and after: ARGS="--against PATH" HELD="--against PATH"
 	$(BIN)/python tests/bench/waiting.py $(ARGS)
 	$(BIN)/python tests/bench/limits.py
+	$(BIN)/python tests/bench/held.py $(HELD)
 
 bench-settings: $(VENV)/.dev ## See what one setting of another queue costs: ARGS="--against PATH", a tree to compare with
 	$(BIN)/python tests/bench/settings.py $(ARGS)

@@ -50,13 +50,11 @@ create or replace function rota.grant_statements(access text, role name)
 as $$
 begin
     perform rota._check_choice('access', access, '{producer,worker,operator,observer}');
-    if grant_statements.role is null
-      or to_regrole(quote_ident(grant_statements.role)) is null then
-        perform rota._refuse('role', format('%L does not exist', grant_statements.role));
+    if role is null or to_regrole(quote_ident(role)) is null then
+        perform rota._refuse('role', format('%L does not exist', role));
     end if;
 
-    return query
-    select format('grant usage on schema rota to %I;', grant_statements.role);
+    return query select format('grant usage on schema rota to %I;', grant_statements.role);
     return query
     select format('grant select on rota.%I to %I;', a.name, grant_statements.role)
     from rota._access() as a
@@ -64,8 +62,8 @@ begin
       and (a.access = grant_statements.access
         or (a.access = 'observer' and grant_statements.access = 'operator'));
     return query
-    select format(
-        'grant execute on %s %s to %I;', a.kind, p.oid::regprocedure, grant_statements.role)
+    select format('grant execute on %s %s to %I;', a.kind, p.oid::regprocedure,
+        grant_statements.role)
     from rota._access() as a
     join pg_proc as p on p.proname = a.name and p.pronamespace = 'rota'::regnamespace
     where a.kind in ('function', 'procedure')
@@ -74,7 +72,7 @@ begin
 end;
 $$;
 
-comment on function rota.grant_statements(text, name) is
+comment on function rota.grant_statements is
     'The grants that a role needs to be a producer, worker, operator or observer, to be run by '
     'the owner of the schema; raises 22023.';
 

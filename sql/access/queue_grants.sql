@@ -11,22 +11,18 @@ create or replace function rota.grant_queue(role name, queue text, access text d
 as $$
 #variable_conflict use_column
 begin
-    perform rota._check_queue_grant(grant_queue.role, grant_queue.queue, grant_queue.access);
+    perform rota._check_queue_grant(role, queue, access);
 
     insert into rota.queue_grants as g (role, access, queue, granted_at)
-    values (
-        to_regrole(quote_ident(grant_queue.role)), grant_queue.access, grant_queue.queue,
-        rota.now()
-    )
+    values (to_regrole(quote_ident(grant_queue.role)), grant_queue.access, grant_queue.queue,
+        rota.now())
     on conflict on constraint queue_grants_pkey do update
-    set granted_at = rota.now(),
-        revoked_at = null
-    where g.revoked_at is not null;
+    set granted_at = rota.now(), revoked_at = null where g.revoked_at is not null;
     return found;
 end;
 $$;
 
-comment on function rota.grant_queue(name, text, text) is
+comment on function rota.grant_queue is
     'Let a role work in a queue, or enqueue to it with the access producer, and from then on '
     'in no queue that was not granted; * is all queues; false if it may already; for the owner '
     'alone; raises 22023.';
@@ -40,31 +36,30 @@ create or replace function rota.revoke_queue(
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform rota._check_queue_grant(revoke_queue.role, revoke_queue.queue, revoke_queue.access);
+    perform rota._check_queue_grant(role, queue, access);
 
     update rota.queue_grants as g
     set revoked_at = rota.now()
     where g.role = to_regrole(quote_ident(revoke_queue.role))
-      and g.access = revoke_queue.access
-      and g.queue = revoke_queue.queue
+      and g.access = revoke_queue.access and g.queue = revoke_queue.queue
       and g.revoked_at is null;
     return found;
 end;
 $$;
 
-comment on function rota.revoke_queue(name, text, text) is
+comment on function rota.revoke_queue is
     'Take back what grant_queue() gave: the role stays confined to its other queues, also if '
     'there is none; false if there was nothing to take; for the owner alone; raises 22023.';
 
 create or replace function rota._check_queue_grant(role name, queue text, access text)
     returns void language plpgsql as $$
 begin
-    if to_regrole(quote_ident(_check_queue_grant.role)) is null then
-        perform rota._refuse('role', format('%L does not exist', _check_queue_grant.role));
+    if to_regrole(quote_ident(role)) is null then
+        perform rota._refuse('role', format('%L does not exist', role));
     end if;
     perform rota._check_choice('access', access, '{producer,worker}');
     if _check_queue_grant.queue is distinct from '*' then
-        perform rota._check_name('queue', _check_queue_grant.queue);
+        perform rota._check_name('queue', queue);
     end if;
 end;
 $$;

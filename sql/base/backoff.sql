@@ -21,16 +21,12 @@
 create or replace function rota._backoff(policy jsonb, attempt integer)
     returns interval language plpgsql volatile as $$
 declare
-    v_kind constant text := coalesce(_backoff.policy ->> 'kind', 'exponential');
-    v_base constant float8 := rota._bounded(
-        _backoff.policy -> 'base_seconds', 60, 0.001, 31536000);
-    v_cap constant float8 := rota._bounded(
-        _backoff.policy -> 'cap_seconds',
-        case when _backoff.policy is null then 1800 else 86400 end,
-        0.001,
-        31536000);
-    v_jitter constant float8 := rota._bounded(_backoff.policy -> 'jitter', 0.2, 0, 0.9);
-    v_attempt constant float8 := greatest(_backoff.attempt, 1)::float8;
+    v_kind constant text := coalesce(policy ->> 'kind', 'exponential');
+    v_base constant float8 := rota._bounded(policy -> 'base_seconds', 60, 0.001, 31536000);
+    v_cap constant float8 := rota._bounded(policy -> 'cap_seconds',
+        case when policy is null then 1800 else 86400 end, 0.001, 31536000);
+    v_jitter constant float8 := rota._bounded(policy -> 'jitter', 0.2, 0, 0.9);
+    v_attempt constant float8 := greatest(attempt, 1)::float8;
     v_delay float8;
 begin
     v_delay := case v_kind
@@ -38,10 +34,10 @@ begin
         when 'linear' then v_base * v_attempt
         when 'quadratic' then v_base * v_attempt * v_attempt
         when 'list' then rota._bounded(
-            _backoff.policy -> 'delay_seconds' -> (least(
+            policy -> 'delay_seconds' -> (least(
                 v_attempt::bigint,
-                case jsonb_typeof(_backoff.policy -> 'delay_seconds')
-                    when 'array' then jsonb_array_length(_backoff.policy -> 'delay_seconds')
+                case jsonb_typeof(policy -> 'delay_seconds')
+                    when 'array' then jsonb_array_length(policy -> 'delay_seconds')
                     else 1
                 end
             )::integer - 1),
@@ -49,7 +45,7 @@ begin
         else v_base * power(2, least(v_attempt - 1, 62))
     end;
 
-    if v_kind <> 'list' or _backoff.policy ? 'cap_seconds' then
+    if v_kind <> 'list' or policy ? 'cap_seconds' then
         v_delay := least(v_delay, v_cap / (1 + v_jitter));
     end if;
     return make_interval(secs => v_delay * (1 + v_jitter * (2 * random() - 1)));
@@ -60,13 +56,9 @@ $$;
 create or replace function rota._bounded(value jsonb, fallback float8, low float8, high float8)
     returns float8 language plpgsql immutable as $$
 begin
-    if jsonb_typeof(_bounded.value) is distinct from 'number' then
-        return _bounded.fallback;
-    end if;
+    if jsonb_typeof(_bounded.value) is distinct from 'number' then return fallback; end if;
     -- Rounded, since a float8 can be too coarse even for a number within bounds: 1e-400.
-    return round(least(
-        greatest(_bounded.value::numeric, _bounded.low::numeric), _bounded.high::numeric
-    ), 9)::float8;
+    return round(least(greatest(value::numeric, low::numeric), high::numeric), 9)::float8;
 end;
 $$;
 
@@ -77,65 +69,56 @@ declare
     v_value jsonb;
     v_problem text;
 begin
-    if _check_backoff.backoff is null then
-        return;
-    end if;
+    if backoff is null then return; end if;
 
-    if jsonb_typeof(_check_backoff.backoff) <> 'object' then
+    if jsonb_typeof(backoff) <> 'object' then
         v_problem := 'must be an object such as {"kind": "fixed", "base_seconds": 60}';
-    elsif _check_backoff.backoff ->> 'kind' is null or _check_backoff.backoff ->> 'kind'
+    elsif backoff ->> 'kind' is null or backoff ->> 'kind'
       not in ('fixed', 'linear', 'exponential', 'quadratic', 'list') then
         v_problem := 'needs a kind: fixed, linear, exponential, quadratic or list';
-    elsif (_check_backoff.backoff ->> 'kind' = 'list')
-      <> (_check_backoff.backoff ? 'delay_seconds') then
+    elsif (backoff ->> 'kind' = 'list') <> (backoff ? 'delay_seconds') then
         v_problem := 'needs delay_seconds for the kind list, and only for it';
     end if;
 
     for v_key, v_value in
-        select e.key, e.value
-        from jsonb_each(_check_backoff.backoff) as e
-        where v_problem is null
-          and e.key <> 'kind'
+        select e.key, e.value from jsonb_each(_check_backoff.backoff) as e
+        where v_problem is null and e.key <> 'kind'
     loop
         v_problem := rota._backoff_problem(v_key, v_value);
         exit when v_problem is not null;
     end loop;
 
-    if v_problem is null
-      and rota._bounded(_check_backoff.backoff -> 'cap_seconds', 31536000, 0, 31536000)
-        < rota._bounded(_check_backoff.backoff -> 'base_seconds', 0, 0, 31536000) then
+    if v_problem is null and rota._bounded(backoff -> 'cap_seconds', 31536000, 0, 31536000)
+        < rota._bounded(backoff -> 'base_seconds', 0, 0, 31536000) then
         v_problem := 'has a cap_seconds below its base_seconds';
     end if;
 
-    if v_problem is not null then
-        perform rota._refuse(_check_backoff.argument, v_problem);
-    end if;
+    if v_problem is not null then perform rota._refuse(argument, v_problem); end if;
 end;
 $$;
 
 create or replace function rota._backoff_problem(key text, value jsonb)
     returns text language plpgsql immutable as $$
 begin
-    if _backoff_problem.key = 'delay_seconds' then
-        if jsonb_typeof(_backoff_problem.value) <> 'array'
-          or jsonb_array_length(_backoff_problem.value) not between 1 and 100 then
+    if key = 'delay_seconds' then
+        if jsonb_typeof(value) <> 'array'
+          or jsonb_array_length(value) not between 1 and 100 then
             return 'needs delay_seconds to be a list of 1 to 100 numbers';
         end if;
         return (
             select rota._backoff_problem('base_seconds', e.value)
             from jsonb_array_elements(_backoff_problem.value) as e (value)
-            where rota._backoff_problem('base_seconds', e.value) is not null
-            limit 1
+            where rota._backoff_problem('base_seconds', e.value) is not null limit 1
         );
-    elsif _backoff_problem.key not in ('base_seconds', 'cap_seconds', 'jitter') then
-        return format('has an unknown key %L', left(_backoff_problem.key, 80));
-    elsif jsonb_typeof(_backoff_problem.value) <> 'number' then
-        return format('needs %s to be a number', _backoff_problem.key);
-    elsif _backoff_problem.key = 'jitter' then
-        if _backoff_problem.value::numeric not between 0 and 0.9 then
+    elsif key not in ('base_seconds', 'cap_seconds', 'jitter') then
+        return format('has an unknown key %L', left(key, 80));
+    elsif jsonb_typeof(value) <> 'number' then
+        return format('needs %s to be a number', key);
+    elsif key = 'jitter' then
+        if value::numeric not between 0 and 0.9 then
             return 'needs jitter to be 0 to 0.9';
         end if;
-    elsif _backoff_problem.value::numeric not between 0.001 and 31536000 then
+    elsif value::numeric not between 0.001 and 31536000 then
         return 'needs its seconds to be 0.001 to 31536000 (a year)';
     end if;
     return null;

@@ -10,18 +10,13 @@ create or replace function rota._refuse(argument text, problem text)
     returns void language plpgsql as $$
 begin
     raise exception using
-        errcode = 'invalid_parameter_value',
-        message = format('%s %s', _refuse.argument, _refuse.problem);
+        errcode = 'invalid_parameter_value', message = format('%s %s', argument, problem);
 end;
 $$;
 
 create or replace function rota._check_given(argument text, is_given boolean)
     returns void language plpgsql as $$
-begin
-    if not is_given then
-        perform rota._refuse(argument, 'must not be null');
-    end if;
-end;
+begin if not is_given then perform rota._refuse(argument, 'must not be null'); end if; end;
 $$;
 
 create or replace function rota._check_number(
@@ -30,8 +25,8 @@ create or replace function rota._check_number(
     returns void language plpgsql as $$
 begin
     if (value between lowest and highest) is not true then
-        perform rota._refuse(argument, format('must be %s to %s, got %s',
-            lowest, highest, coalesce(value::text, 'null')));
+        perform rota._refuse(argument, format('must be %s to %s, got %s', lowest, highest,
+            coalesce(value::text, 'null')));
     end if;
 end;
 $$;
@@ -51,25 +46,22 @@ $$;
 create or replace function rota._check_name(argument text, name text)
     returns void language plpgsql as $$
 begin
-    if _check_name.name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$' then
-        return;
-    end if;
+    if name ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$' then return; end if;
 
-    perform rota._refuse(_check_name.argument, format(
+    perform rota._refuse(argument, format(
         'must be 1 to 63 of the characters A-Z a-z 0-9 _ . : / - and begin with a letter or '
-        'digit, got %L', left(_check_name.name, 80)));
+        'digit, got %L', left(name, 80)));
 end;
 $$;
 
 create or replace function rota._check_names(argument text, names text[])
     returns void language plpgsql as $$
 begin
-    if _check_names.names is null
-      or cardinality(_check_names.names) not between 1 and 1000 then
-        perform rota._refuse(_check_names.argument, format('must be 1 to 1000 names, got %s',
-            coalesce(cardinality(_check_names.names)::text, 'null')));
-    elsif array_ndims(_check_names.names) > 1 or array_lower(_check_names.names, 1) <> 1 then
-        perform rota._refuse(_check_names.argument, 'must be a plain list of names');
+    if names is null or cardinality(names) not between 1 and 1000 then
+        perform rota._refuse(argument, format('must be 1 to 1000 names, got %s',
+            coalesce(cardinality(names)::text, 'null')));
+    elsif array_ndims(names) > 1 or array_lower(names, 1) <> 1 then
+        perform rota._refuse(argument, 'must be a plain list of names');
     end if;
     -- A call costs more than the pattern.
     perform rota._check_name(_check_names.argument, n.name)
@@ -82,13 +74,12 @@ create or replace function rota._check_text(argument text, value text, longest i
     returns void language plpgsql as $$
 begin
     -- The bytes first: there can be megabytes, and characters have to be counted.
-    if octet_length(_check_text.value) <= 4 * _check_text.longest
-      and char_length(_check_text.value) between 1 and _check_text.longest then
+    if octet_length(value) <= 4 * longest and char_length(value) between 1 and longest then
         return;
     end if;
 
-    perform rota._refuse(_check_text.argument, format('must be 1 to %s characters, got %s',
-        _check_text.longest, coalesce(char_length(_check_text.value)::text, 'null')));
+    perform rota._refuse(argument, format('must be 1 to %s characters, got %s', longest,
+        coalesce(char_length(value)::text, 'null')));
 end;
 $$;
 
@@ -100,15 +91,14 @@ create or replace function rota._check_size(argument text, value jsonb, advice t
     returns void language plpgsql as $$
 declare
     v_size constant text := case
-        when pg_column_size(_check_size.value) > 5242880
-        then pg_size_pretty(pg_column_size(_check_size.value)::bigint) || ' in binary form'
-        when octet_length(_check_size.value::text) > 1048576
-        then octet_length(_check_size.value::text) || ' bytes'
+        when pg_column_size(value) > 5242880
+        then pg_size_pretty(pg_column_size(value)::bigint) || ' in binary form'
+        when octet_length(value::text) > 1048576 then octet_length(value::text) || ' bytes'
     end;
 begin
     if v_size is not null then
-        perform rota._refuse(_check_size.argument, format(
-            'must be at most 1 MiB, got %s%s', v_size, _check_size.advice));
+        perform rota._refuse(argument, format('must be at most 1 MiB, got %s%s', v_size,
+            advice));
     end if;
 end;
 $$;
@@ -126,8 +116,8 @@ begin
         return;
     end if;
 
-    perform rota._refuse(argument, format('must be %s to %s, got %s',
-        shortest, longest, coalesce(value::text, 'null')));
+    perform rota._refuse(argument, format('must be %s to %s, got %s', shortest, longest,
+        coalesce(value::text, 'null')));
 end;
 $$;
 
@@ -137,9 +127,7 @@ $$;
  */
 create or replace function rota._exact(duration interval)
     returns interval language plpgsql immutable as $$
-begin
-    return make_interval(secs => extract(epoch from _exact.duration)::float8);
-end;
+begin return make_interval(secs => extract(epoch from _exact.duration)::float8); end;
 $$;
 
 create or replace function rota._check_lease(argument text, lease interval)
@@ -155,17 +143,15 @@ create or replace function rota._check_run_at(argument text, run_at timestamptz)
     returns void language plpgsql as $$
 begin
     if (run_at between '1970-01-01 00:00+00' and '9999-01-01 00:00+00') is not true then
-        perform rota._refuse(argument, format(
-            'must be a time from 1970 to 9998, got %s', coalesce(run_at::text, 'null')));
+        perform rota._refuse(argument, format('must be a time from 1970 to 9998, got %s',
+            coalesce(run_at::text, 'null')));
     end if;
 end;
 $$;
 
 create or replace function rota._check_priority(argument text, priority integer)
     returns void language plpgsql as $$
-begin
-    perform rota._check_number(argument, priority, -32768, 32767);
-end;
+begin perform rota._check_number(argument, priority, -32768, 32767); end;
 $$;
 
 /* What a new job may have to wait for; *prefix* says which of many it is. */
@@ -175,36 +161,31 @@ create or replace function rota._check_waits(
 )
     returns void language plpgsql as $$
 begin
-    if _check_waits.ordering_key is not null then
-        perform rota._check_text(
-            _check_waits.prefix || 'ordering_key', _check_waits.ordering_key, 255);
+    if ordering_key is not null then
+        perform rota._check_text(prefix || 'ordering_key', ordering_key, 255);
     end if;
-    if _check_waits.skip_dead is null then
+    if skip_dead is null then
         perform rota._refuse(prefix || 'skip_dead', 'must not be null');
-    elsif _check_waits.skip_dead and _check_waits.ordering_key is null then
+    elsif skip_dead and ordering_key is null then
         perform rota._refuse(prefix || 'skip_dead', 'goes with ordering_key only');
-    elsif array_ndims(_check_waits.depends_on) > 1
-      or array_position(_check_waits.depends_on, null) is not null
-      or cardinality(_check_waits.depends_on) > 10000 then
-        perform rota._refuse(
-            prefix || 'depends_on', 'must be a plain list of at most 10000 ids');
+    elsif array_ndims(depends_on) > 1
+      or array_position(depends_on, null) is not null or cardinality(depends_on) > 10000 then
+        perform rota._refuse(prefix || 'depends_on',
+            'must be a plain list of at most 10000 ids');
     end if;
     -- Else a cycle of jobs that wait for each other could be closed.
     if blocks is not null and num_nonnulls(depends_on, ordering_key) > 0 then
         raise exception using
             errcode = 'invalid_parameter_value',
-            message = format(
-                '%sblocks must not be given with depends_on or ordering_key', prefix),
+            message = format('%sblocks must not be given with depends_on or ordering_key',
+                prefix),
             hint = 'Make a part of several steps a pipeline: start_pipeline() has blocks, too.';
     end if;
-    perform rota._check_choice(
-        prefix || 'if_parent_dead', if_parent_dead, '{cancel,run,wait}');
-    if _check_waits.limit_key is not null then
-        perform rota._check_text(
-            _check_waits.prefix || 'limit_key', _check_waits.limit_key, 255);
-        if _check_waits.limit_key like '%:*' then
-            perform rota._refuse(
-                _check_waits.prefix || 'limit_key', 'must not end with :*, as classes do');
+    perform rota._check_choice(prefix || 'if_parent_dead', if_parent_dead, '{cancel,run,wait}');
+    if limit_key is not null then
+        perform rota._check_text(prefix || 'limit_key', limit_key, 255);
+        if limit_key like '%:*' then
+            perform rota._refuse(prefix || 'limit_key', 'must not end with :*, as classes do');
         end if;
     end if;
 end;
@@ -212,22 +193,18 @@ $$;
 
 create or replace function rota._check_job_id(job_id bigint)
     returns void language plpgsql as $$
-begin
-    if job_id is null then
-        perform rota._refuse('job_id', 'must not be null');
-    end if;
-end;
+begin if job_id is null then perform rota._refuse('job_id', 'must not be null'); end if; end;
 $$;
 
 /* The job of a worker, which is not there if it is in a queue that he is kept from. */
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
     returns void language plpgsql as $$
 begin
-    perform rota._check_job_id(_check_job_ref.job_id);
-    if _check_job_ref.lease_token is null then
+    perform rota._check_job_id(job_id);
+    if lease_token is null then
         perform rota._refuse('lease_token', 'must not be null');
-    elsif rota._foreign_jobs(array[_check_job_ref.job_id]) <> '{}' then
-        perform rota._raise_not_found(_check_job_ref.job_id);
+    elsif rota._foreign_jobs(array[job_id]) <> '{}' then
+        perform rota._raise_not_found(job_id);
     end if;
 end;
 $$;
@@ -237,31 +214,22 @@ create or replace function rota._check_job_refs(
 )
     returns void language plpgsql as $$
 begin
-    if array_ndims(_check_job_refs.job_ids) > 1
-      or array_ndims(_check_job_refs.lease_tokens) > 1
-      or array_lower(_check_job_refs.job_ids, 1) <> 1
-      or array_lower(_check_job_refs.lease_tokens, 1) <> 1 then
+    if array_ndims(job_ids) > 1 or array_ndims(lease_tokens) > 1 or array_lower(job_ids, 1) <> 1
+      or array_lower(lease_tokens, 1) <> 1 then
+        perform rota._refuse(prefix || 'job_ids',
+            format('and %slease_tokens must be plain lists', prefix));
+    elsif job_ids is null or array_position(job_ids, null) is not null then
+        perform rota._refuse(prefix || 'job_ids', 'must not be null or hold a null');
+    elsif lease_tokens is null or array_position(lease_tokens, null) is not null then
+        perform rota._refuse(prefix || 'lease_tokens', 'must not be null or hold a null');
+    elsif cardinality(job_ids) > 1000 then
+        perform rota._refuse(prefix || 'job_ids',
+            format('must be at most 1000, got %s', cardinality(job_ids)));
+    elsif cardinality(job_ids) <> cardinality(lease_tokens) then
         perform rota._refuse(
-            _check_job_refs.prefix || 'job_ids', format(
-                'and %slease_tokens must be plain lists', _check_job_refs.prefix));
-    elsif _check_job_refs.job_ids is null
-      or array_position(_check_job_refs.job_ids, null) is not null then
-        perform rota._refuse(
-            _check_job_refs.prefix || 'job_ids', 'must not be null or hold a null');
-    elsif _check_job_refs.lease_tokens is null
-      or array_position(_check_job_refs.lease_tokens, null) is not null then
-        perform rota._refuse(
-            _check_job_refs.prefix || 'lease_tokens', 'must not be null or hold a null');
-    elsif cardinality(_check_job_refs.job_ids) > 1000 then
-        perform rota._refuse(
-            _check_job_refs.prefix || 'job_ids', format(
-                'must be at most 1000, got %s', cardinality(_check_job_refs.job_ids)));
-    elsif cardinality(_check_job_refs.job_ids) <> cardinality(_check_job_refs.lease_tokens) then
-        perform rota._refuse(
-            _check_job_refs.prefix || 'lease_tokens', format(
-                'must be as many as %sjob_ids (%s), got %s', _check_job_refs.prefix,
-                cardinality(_check_job_refs.job_ids),
-                cardinality(_check_job_refs.lease_tokens)));
+            prefix || 'lease_tokens', format(
+                'must be as many as %sjob_ids (%s), got %s', prefix, cardinality(job_ids),
+                cardinality(lease_tokens)));
     end if;
 end;
 $$;
@@ -275,21 +243,17 @@ $$;
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql stable as $$
 declare
-    v_foreign constant bigint[] := rota._foreign_jobs(_newest_refs.job_ids);
+    v_foreign constant bigint[] := rota._foreign_jobs(job_ids);
 begin
     return array(
         select
             case rank() over (
-                partition by r.job_id
-                order by
+                partition by r.job_id order by
                     r.lease_token = (
-                        select j.lease_token
-                        from rota.jobs as j
-                        where j.id = r.job_id
+                        select j.lease_token from rota.jobs as j where j.id = r.job_id
                     ) desc nulls last,
                     r.lease_token desc
-            )
-                when 1 then nullif(r.job_id, v_foreign[array_position(v_foreign, r.job_id)])
+            ) when 1 then nullif(r.job_id, v_foreign[array_position(v_foreign, r.job_id)])
             end
         from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
             with ordinality as r (job_id, lease_token, ordinal)
@@ -318,29 +282,22 @@ declare
 begin
     for v_try in 1..11 loop
         v_held := v_held || array(
-            select j.id
-            from rota.jobs as j
-            where j.id = any(_hold_jobs.job_ids)
-              and j.lease_token
+            select j.id from rota.jobs as j
+            where j.id = any(_hold_jobs.job_ids) and j.lease_token
                 = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
-              and j.status = 'running'
-              and j.id <> all(v_held)
+              and j.status = 'running' and j.id <> all(v_held)
             for update skip locked
         );
         exit when v_try = 11 or not exists (
-            select
-            from rota.jobs as j
-            where j.id = any(_hold_jobs.job_ids)
-              and j.lease_token
+            select from rota.jobs as j
+            where j.id = any(_hold_jobs.job_ids) and j.lease_token
                 = _hold_jobs.lease_tokens[array_position(_hold_jobs.job_ids, j.id)]
-              and j.status = 'running'
-              and j.id <> all(v_held)
+              and j.status = 'running' and j.id <> all(v_held)
         );
         perform pg_sleep(0.002);
     end loop;
     return array(
-        select h.id
-        from unnest(_hold_jobs.job_ids) with ordinality as i (id, ordinal)
+        select h.id from unnest(_hold_jobs.job_ids) with ordinality as i (id, ordinal)
         left join unnest(v_held) as h (id) on h.id = i.id
         order by i.ordinal
     );
@@ -351,11 +308,9 @@ create or replace function rota._is_running(job_id bigint, lease_token bigint)
     returns boolean language plpgsql stable as $$
 begin
     return exists (
-        select
-        from rota.jobs as j
+        select from rota.jobs as j
         where j.id = _is_running.job_id
-          and j.lease_token = _is_running.lease_token
-          and j.status = 'running'
+          and j.lease_token = _is_running.lease_token and j.status = 'running'
           and rota._foreign_jobs(array[j.id]) = '{}'
     );
 end;
@@ -372,31 +327,27 @@ declare
     v_status text;
     v_lease_token bigint;
 begin
-    perform rota._check_job_ref(_raise_lost.job_id, _raise_lost.lease_token);
-    select r.status, r.lease_token
-    into v_status, v_lease_token
+    perform rota._check_job_ref(job_id, lease_token);
+    select r.status, r.lease_token into v_status, v_lease_token
     from (
         select j.status, j.lease_token from rota.jobs as j where j.id = _raise_lost.job_id
         union all
-        select f.status, f.lease_token
-        from rota.finished_jobs as f
+        select f.status, f.lease_token from rota.finished_jobs as f
         where f.id = _raise_lost.job_id
     ) as r
     limit 1;
 
     if v_status is null then
-        perform rota._raise_not_found(_raise_lost.job_id);
-    elsif v_lease_token = _raise_lost.lease_token
-      and v_status in ('succeeded', 'dead', 'cancelled') then
+        perform rota._raise_not_found(job_id);
+    elsif v_lease_token = lease_token and v_status in ('succeeded', 'dead', 'cancelled') then
         raise exception using
-            errcode = 'RT003',
-            message = format('job %s already ended as %s', _raise_lost.job_id, v_status),
+            errcode = 'RT003', message = format('job %s already ended as %s', job_id, v_status),
             hint = 'Its outcome stands; retry_job() runs it again.';
     else
         raise exception using
             errcode = 'RT002',
-            message = format('job %s: lease %s is lost, the job is now %s',
-                _raise_lost.job_id, _raise_lost.lease_token, v_status),
+            message = format('job %s: lease %s is lost, the job is now %s', job_id, lease_token,
+                v_status),
             hint = 'Stop working on it and roll back: the lease ended or was given back.';
     end if;
 end;
@@ -406,8 +357,7 @@ create or replace function rota._raise_not_found(job_id bigint)
     returns void language plpgsql as $$
 begin
     raise exception using
-        errcode = 'RT001',
-        message = format('job %s not found', _raise_not_found.job_id),
+        errcode = 'RT001', message = format('job %s not found', job_id),
         hint = 'It never existed, or retention has removed it.';
 end;
 $$;

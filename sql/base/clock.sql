@@ -13,10 +13,8 @@ create or replace function rota.now()
     returns timestamptz language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
 as $$
-begin
-    return clock_timestamp();
-end;
+begin return clock_timestamp(); end;
 $$;
 
-comment on function rota.now() is
+comment on function rota.now is
     'The wall clock of the database, the only clock that rota reads.';

@@ -21,20 +21,17 @@
 /* Notify up to max_slots waiting workers of a queue, unless one of its workers polls. */
 create or replace function rota._notify(queue text, max_slots integer default 1)
     returns void language plpgsql as $$
-begin
-    perform rota._notify_key(hashtext(_notify.queue), _notify.max_slots);
-end;
+begin perform rota._notify_key(hashtext(queue), max_slots); end;
 $$;
 
 create or replace function rota._notify_key(key integer, max_slots integer)
     returns void language plpgsql as $$
 begin
     -- Nothing can come between the two halves of such a line, so no lock is left behind.
-    if not (pg_try_advisory_lock(1919907936, _notify_key.key)
-        and pg_advisory_unlock(1919907936, _notify_key.key))
-      and pg_try_advisory_lock_shared(1919907937, _notify_key.key)
-      and pg_advisory_unlock_shared(1919907937, _notify_key.key) then
-        perform rota._notify_slots(_notify_key.key, _notify_key.max_slots);
+    if not (pg_try_advisory_lock(1919907936, key) and pg_advisory_unlock(1919907936, key))
+      and pg_try_advisory_lock_shared(1919907937, key)
+      and pg_advisory_unlock_shared(1919907937, key) then
+        perform rota._notify_slots(key, max_slots);
     end if;
 end;
 $$;
@@ -53,12 +50,12 @@ begin
         return;
     end if;
 
-    for v_slot in _notify_slots.above + 1..15 loop
-        continue when pg_try_advisory_lock_shared(1919907938 + v_slot, _notify_slots.key)
-          and pg_advisory_unlock_shared(1919907938 + v_slot, _notify_slots.key);
-        perform pg_notify(rota._channel(_notify_slots.key, v_slot), '');
+    for v_slot in above + 1..15 loop
+        continue when pg_try_advisory_lock_shared(1919907938 + v_slot, key)
+          and pg_advisory_unlock_shared(1919907938 + v_slot, key);
+        perform pg_notify(rota._channel(key, v_slot), '');
         v_notified := v_notified + 1;
-        exit when v_notified >= _notify_slots.max_slots;
+        exit when v_notified >= max_slots;
     end loop;
 end;
 $$;
@@ -77,13 +74,11 @@ begin
 
     perform rota._notify(d.queue, d.jobs)
     from (
-        select
-            j.queue,
+        select j.queue,
             greatest(1, count(*) filter (where j.run_at <= rota.now()))::integer as jobs
         from rota.jobs as j
         where j.id = any(_notify_for.job_ids)
-          and j.status = any(c_waiting)
-          and j.run_at < rota.now() + rota._soon()
+          and j.status = any(c_waiting) and j.run_at < rota.now() + rota._soon()
         group by j.queue
     ) as d;
 end;
@@ -100,8 +95,7 @@ begin
 
     perform rota._notify(d.queue, d.jobs)
     from (
-        select
-            coalesce(n.job ->> 'queue', 'default') as queue,
+        select coalesce(n.job ->> 'queue', 'default') as queue,
             greatest(1, count(*) filter (where n.job ->> 'delay' is null))::integer as jobs
         from jsonb_array_elements(_notify_for_new.jobs) as n (job)
         where coalesce((n.job ->> 'delay')::interval < rota._soon(), true)
@@ -114,15 +108,14 @@ $$;
 /* A poll sees in time what is due later than this, as polls are a second apart. */
 create or replace function rota._soon()
     returns interval language plpgsql immutable as $$
-begin
-    return interval '2 seconds';
-end;
+begin return interval '2 seconds'; end;
 $$;
 
 /* The channel of a listen slot, which needs no quotes. */
 create or replace function rota._channel(key integer, slot integer)
     returns text language plpgsql immutable as $$
 begin
-    return format('rota_%s_%s', to_hex(_channel.key), _channel.slot);
+    return format('rota_%s_%s',
+        case when key = hashtext('') then 'maintenance' else to_hex(key) end, slot);
 end;
 $$;

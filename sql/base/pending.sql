@@ -15,11 +15,9 @@ create or replace function rota._add_checks(
     returns void language plpgsql as $$
 begin
     insert into rota.pending_checks (kind, subject, due_at)
-    select distinct
-        _add_checks.kind, s.subject, coalesce(_add_checks.due_at, timestamptz '-infinity')
+    select distinct _add_checks.kind, s.subject,
+        coalesce(_add_checks.due_at, timestamptz '-infinity')
     from unnest(_add_checks.subjects) as s (subject);
-    if found and _add_checks.due_at is null then
-        perform rota._notify('');
-    end if;
+    if found and due_at is null then perform rota._notify(''); end if;
 end;
 $$;

@@ -25,15 +25,9 @@ declare
     v_queues text[];
 begin
     -- Of the role that is set, and none is: so this speaks of the role that logged in.
-    if v_role is null and current_setting('is_superuser') = 'on' then
-        return null;
-    end if;
-    if v_role is not null then
-        v_queues := rota._granted_queues(v_role, _allowed_queues.access);
-    end if;
-    if v_queues is null then
-        v_queues := rota._granted_queues(session_user, _allowed_queues.access);
-    end if;
+    if v_role is null and current_setting('is_superuser') = 'on' then return null; end if;
+    if v_role is not null then v_queues := rota._granted_queues(v_role, access); end if;
+    if v_queues is null then v_queues := rota._granted_queues(session_user, access); end if;
     return case when '*' <> all(v_queues) then v_queues end;
 end;
 $$;
@@ -66,22 +60,17 @@ $$;
 create or replace function rota._check_queues(access text, queues text[])
     returns void language plpgsql as $$
 declare
-    v_allowed constant text[] := rota._allowed_queues(_check_queues.access);
+    v_allowed constant text[] := rota._allowed_queues(access);
     v_queue text;
 begin
-    if v_allowed is null then
-        return;
-    end if;
-    select q.queue into v_queue
-    from unnest(_check_queues.queues) as q (queue)
-    where q.queue <> all(v_allowed)
-    limit 1;
+    if v_allowed is null then return; end if;
+    select q.queue into v_queue from unnest(_check_queues.queues) as q (queue)
+    where q.queue <> all(v_allowed) limit 1;
     if found then
         raise exception using
             errcode = 'insufficient_privilege',
             message = format('no right to %s queue %s',
-                case _check_queues.access when 'worker' then 'work in' else 'enqueue to' end,
-                v_queue),
+                case access when 'worker' then 'work in' else 'enqueue to' end, v_queue),
             hint = 'This role is confined to the queues that grant_queue() gave it; name them.';
     end if;
 end;
@@ -106,8 +95,7 @@ create or replace function rota._check_queues_of_jobs(job_ids bigint[])
 begin
     if rota._allowed_queues('producer') is not null then
         perform rota._check_queues('producer', array(
-            select distinct j.queue
-            from rota.jobs as j
+            select distinct j.queue from rota.jobs as j
             where j.id = any(_check_queues_of_jobs.job_ids)
         ));
     end if;
@@ -120,19 +108,13 @@ create or replace function rota._foreign_jobs(job_ids bigint[])
 declare
     v_allowed constant text[] := rota._allowed_queues('worker');
 begin
-    if v_allowed is null then
-        return '{}'::bigint[];
-    end if;
+    if v_allowed is null then return '{}'::bigint[]; end if;
     return array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(_foreign_jobs.job_ids)
-          and j.queue <> all(v_allowed)
+        select j.id from rota.jobs as j
+        where j.id = any(_foreign_jobs.job_ids) and j.queue <> all(v_allowed)
         union all
-        select f.id
-        from rota.finished_jobs as f
-        where f.id = any(_foreign_jobs.job_ids)
-          and f.queue <> all(v_allowed)
+        select f.id from rota.finished_jobs as f
+        where f.id = any(_foreign_jobs.job_ids) and f.queue <> all(v_allowed)
     );
 end;
 $$;

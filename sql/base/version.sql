@@ -12,5 +12,4 @@ as $$
 select '0.1.0'
 $$;
 
-comment on function rota.version() is
-    'The version of the installed functions, such as 0.1.0.';
+comment on function rota.version is 'The version of the installed functions, such as 0.1.0.';

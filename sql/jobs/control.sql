@@ -21,39 +21,32 @@ as $$
 declare
     v_status text;
 begin
-    perform rota._check_job_id(retry_job.job_id);
+    perform rota._check_job_id(job_id);
     perform rota._check_given('force', force is not null);
     perform rota._check_given('with_dependants', with_dependants is not null);
 
     for v_round in 1..3 loop
-        select j.status
-        into v_status
-        from rota.jobs as j
-        where j.id = retry_job.job_id
+        select j.status into v_status from rota.jobs as j where j.id = retry_job.job_id
         for update;
 
         if found then
-            if v_status = 'running' and not retry_job.force then
-                perform rota._raise_running(retry_job.job_id);
+            if v_status = 'running' and not force then
+                perform rota._raise_running(job_id);
             end if;
-            v_status := rota._requeue(retry_job.job_id);
+            v_status := rota._requeue(job_id);
             exit;
         end if;
-        v_status := rota._revive(retry_job.job_id);
+        v_status := rota._revive(job_id);
         exit when v_status is not null;
-        if v_round = 3 then
-            perform rota._raise_not_found(retry_job.job_id);
-        end if;
+        if v_round = 3 then perform rota._raise_not_found(job_id); end if;
     end loop;
 
-    if retry_job.with_dependants then
-        perform rota._add_checks('retry', array[retry_job.job_id || ' 0']);
-    end if;
+    if with_dependants then perform rota._add_checks('retry', array[job_id || ' 0']); end if;
     return v_status;
 end;
 $$;
 
-comment on function rota.retry_job(bigint, boolean, boolean) is
+comment on function rota.retry_job is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
     'one at once, an ended one with all its attempts, a running one only if forced (its worker '
     'loses the lease); with_dependants has upkeep bring back the jobs that were cancelled '
@@ -70,24 +63,17 @@ declare
 begin
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
-        held_limits = null,
-        run_at = least(j.run_at, rota.now()),
+        held_limits = null, run_at = least(j.run_at, rota.now()),
         attempts = least(j.attempts, j.max_attempts - 1),
         payload = coalesce(j.rerun_payload, j.payload),
-        priority = coalesce(j.rerun_priority, j.priority),
-        rerun_payload = null,
-        rerun_run_at = null,
-        rerun_priority = null,
-        lease_token = j.lease_token + (j.status = 'running')::integer,
-        locked_by = null,
-        locked_until = null,
-        cancel_requested_at = null,
-        cancel_reason = null,
+        priority = coalesce(j.rerun_priority, j.priority), rerun_payload = null,
+        rerun_run_at = null, rerun_priority = null,
+        lease_token = j.lease_token + (j.status = 'running')::integer, locked_by = null,
+        locked_until = null, cancel_requested_at = null, cancel_reason = null,
         updated_at = rota.now()
-    where j.id = _requeue.job_id
-    returning j.status into v_status;
+    where j.id = _requeue.job_id returning j.status into v_status;
     perform rota._enter_lanes(array[job_id], v_held_limits);
-    perform rota._notify_for(array[_requeue.job_id]);
+    perform rota._notify_for(array[job_id]);
     return v_status;
 end;
 $$;
@@ -104,21 +90,16 @@ create or replace function rota._revive(job_id bigint)
 declare
     -- From the end of the index: the entries at the beginning are those of the dead.
     v_has_parents constant boolean := (
-        select d.parent_id
-        from rota.dependencies as d
-        where d.job_id = _revive.job_id
-        order by d.parent_id desc
-        limit 1
+        select d.parent_id from rota.dependencies as d where d.job_id = _revive.job_id
+        order by d.parent_id desc limit 1
     ) is not null;
     v_job jsonb;
     v_halted_key text;
     v_status text;
 begin
     with ended as (
-        delete from rota.finished_jobs as f
-        where f.id = _revive.job_id
-        returning
-            f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
+        delete from rota.finished_jobs as f where f.id = _revive.job_id
+        returning f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
             f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead, f.limit_key,
             f.pipeline, f.stage, f.stage_input, f.definition, f.scheduled_for,
             case when f.pipeline is null then f.lease_token
@@ -131,27 +112,23 @@ begin
             end as status
     ),
     kept_place as (
-        delete from rota.halted_keys as s
-        using ended as e
-        where s.ordering_key = e.ordering_key
-          and s.job_id = e.id
+        delete from rota.halted_keys as s using ended as e
+        where s.ordering_key = e.ordering_key and s.job_id = e.id
         returning s.job_id, s.ordering_key
     )
-    select to_jsonb(e), e.status, k.ordering_key
-    into v_job, v_status, v_halted_key
-    from ended as e
-    left join kept_place as k on k.job_id = e.id;
+    select to_jsonb(e), e.status, k.ordering_key into v_job, v_status, v_halted_key
+    from ended as e left join kept_place as k on k.job_id = e.id;
     if not found then
         return null;
-    elsif rota._insert_jobs(jsonb_build_array(v_job), array[_revive.job_id]) = '{}' then
-        perform rota._raise_taken(_revive.job_id, v_job);
+    elsif rota._insert_jobs(jsonb_build_array(v_job), array[job_id]) = '{}' then
+        perform rota._raise_taken(job_id, v_job);
     end if;
 
     if v_status = 'blocked' then
         perform rota._jobs_came_in(array[job_id], halted_key => v_halted_key);
         select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
     end if;
-    perform rota._notify_for(array[_revive.job_id]);
+    perform rota._notify_for(array[job_id]);
     return v_status;
 end;
 $$;
@@ -160,22 +137,21 @@ $$;
 create or replace function rota._raise_taken(job_id bigint, job jsonb)
     returns void language plpgsql as $$
 declare
-    v_key constant text := _raise_taken.job ->> 'idempotency_key';
-    v_pipeline constant text := 'pipeline ' || (_raise_taken.job ->> 'pipeline');
-    v_scope constant text := coalesce(v_pipeline, _raise_taken.job ->> 'job_type');
+    v_key constant text := job ->> 'idempotency_key';
+    v_pipeline constant text := 'pipeline ' || (job ->> 'pipeline');
+    v_scope constant text := coalesce(v_pipeline, job ->> 'job_type');
     v_key_job bigint;
 begin
     v_key_job := (
-        select j.id
-        from rota.jobs as j
+        select j.id from rota.jobs as j
         where j.idempotency_key = v_key
           and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope
     );
     -- What was in the way a moment ago may have ended since.
     raise exception using
         errcode = 'RT007',
-        message = format('job %s: idempotency_key %L of %s is taken by %s',
-            _raise_taken.job_id, v_key, coalesce(v_pipeline, 'job type ' || v_scope),
+        message = format('job %s: idempotency_key %L of %s is taken by %s', job_id, v_key,
+            coalesce(v_pipeline, 'job type ' || v_scope),
             coalesce('job ' || v_key_job, 'a job that has just ended')),
         hint = 'Wait for that job, or cancel it first.';
 end;
@@ -191,14 +167,11 @@ declare
     v_status text;
     v_lease_token bigint;
 begin
-    perform rota._check_job_id(cancel_job.job_id);
+    perform rota._check_job_id(job_id);
 
     for v_round in 1..3 loop
-        select j.status, j.lease_token
-        into v_status, v_lease_token
-        from rota.jobs as j
-        where j.id = cancel_job.job_id
-        for update;
+        select j.status, j.lease_token into v_status, v_lease_token from rota.jobs as j
+        where j.id = cancel_job.job_id for update;
 
         if found then
             update rota.jobs as j
@@ -207,36 +180,26 @@ begin
                 end,
                 cancel_reason = coalesce(left(cancel_job.reason, 1000), j.cancel_reason),
                 -- What was asked for before the cancel is cancelled with it.
-                rerun_payload = null,
-                rerun_run_at = null,
-                rerun_priority = null,
+                rerun_payload = null, rerun_run_at = null, rerun_priority = null,
                 updated_at = case
                     when j.status = 'running' then j.updated_at else rota.now() end
-            where j.id = cancel_job.job_id
-              and j.lease_token = v_lease_token;
-            if v_status = 'running' then
-                return 'running';
-            end if;
-            perform rota._end_jobs(
-                array[job_id], array[v_lease_token], v_status, 'cancelled');
+            where j.id = cancel_job.job_id and j.lease_token = v_lease_token;
+            if v_status = 'running' then return 'running'; end if;
+            perform rota._end_jobs(array[job_id], array[v_lease_token], v_status, 'cancelled');
             return 'cancelled';
         end if;
 
-        select f.status
-        into v_status
-        from rota.finished_jobs as f
+        select f.status into v_status from rota.finished_jobs as f
         where f.id = cancel_job.job_id;
         exit when v_status = 'cancelled';
-        if found or v_round = 3 then
-            perform rota._raise_not_live(cancel_job.job_id);
-        end if;
+        if found or v_round = 3 then perform rota._raise_not_live(job_id); end if;
     end loop;
 
     return 'cancelled';
 end;
 $$;
 
-comment on function rota.cancel_job(bigint, text) is
+comment on function rota.cancel_job is
     'Cancel a waiting job and return cancelled, or ask for the cancel of a running one and '
     'return running; raises RT001 if there is no such job, RT003 if it ended otherwise.';
 
@@ -246,22 +209,19 @@ create or replace function rota.set_priority(job_id bigint, priority integer)
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
-    perform rota._check_job_id(set_priority.job_id);
-    perform rota._check_priority('priority', set_priority.priority);
+    perform rota._check_job_id(job_id);
+    perform rota._check_priority('priority', priority);
 
     update rota.jobs as j
-    set priority = set_priority.priority,
-        updated_at = rota.now()
+    set priority = set_priority.priority, updated_at = rota.now()
     where j.id = set_priority.job_id;
 
-    if not found then
-        perform rota._raise_not_live(set_priority.job_id);
-    end if;
-    perform rota._enter_lanes(array[set_priority.job_id]);
+    if not found then perform rota._raise_not_live(job_id); end if;
+    perform rota._enter_lanes(array[job_id]);
 end;
 $$;
 
-comment on function rota.set_priority(bigint, integer) is
+comment on function rota.set_priority is
     'Change the priority of a live job, for a running one that of its retries; raises RT001 if '
     'there is no such job, RT003 if it has ended, 22023.';
 
@@ -278,39 +238,35 @@ declare
     v_status text;
     v_run_at timestamptz;
 begin
-    perform rota._check_job_id(reschedule_job.job_id);
-    if (reschedule_job.run_at is null) = (reschedule_job.delay is null) then
+    perform rota._check_job_id(job_id);
+    if (run_at is null) = (delay is null) then
         perform rota._refuse('run_at', 'or delay must be given, and not both');
-    elsif reschedule_job.delay is not null then
-        perform rota._check_interval('delay', reschedule_job.delay, '0', '100 years');
+    elsif delay is not null then
+        perform rota._check_interval('delay', delay, '0', '100 years');
     else
-        perform rota._check_run_at('run_at', reschedule_job.run_at);
+        perform rota._check_run_at('run_at', run_at);
     end if;
 
-    select j.status
-    into v_status
-    from rota.jobs as j
-    where j.id = reschedule_job.job_id
+    select j.status into v_status from rota.jobs as j where j.id = reschedule_job.job_id
     for update;
     if not found then
-        perform rota._raise_not_live(reschedule_job.job_id);
+        perform rota._raise_not_live(job_id);
     elsif v_status = 'running' then
-        perform rota._raise_running(reschedule_job.job_id);
+        perform rota._raise_running(job_id);
     end if;
 
     update rota.jobs as j
     set run_at = coalesce(
             reschedule_job.run_at, rota.now() + rota._exact(reschedule_job.delay)),
         updated_at = rota.now()
-    where j.id = reschedule_job.job_id
-    returning j.run_at into v_run_at;
-    perform rota._enter_lanes(array[reschedule_job.job_id]);
-    perform rota._notify_for(array[reschedule_job.job_id]);
+    where j.id = reschedule_job.job_id returning j.run_at into v_run_at;
+    perform rota._enter_lanes(array[job_id]);
+    perform rota._notify_for(array[job_id]);
     return v_run_at;
 end;
 $$;
 
-comment on function rota.reschedule_job(bigint, timestamptz, interval) is
+comment on function rota.reschedule_job is
     'Move the next try of a waiting job and return its time; raises RT001 if there is no such '
     'job, RT003 if it has ended, RT008 if it is running, 22023.';
 
@@ -318,8 +274,7 @@ create or replace function rota._raise_running(job_id bigint)
     returns void language plpgsql as $$
 begin
     raise exception using
-        errcode = 'RT008',
-        message = format('job %s is running', _raise_running.job_id),
+        errcode = 'RT008', message = format('job %s is running', job_id),
         hint = 'Wait for its end, or take it away from its worker with '
             'retry_job(..., force => true).';
 end;
@@ -331,23 +286,16 @@ create or replace function rota._raise_not_live(job_id bigint)
 declare
     v_status text;
 begin
-    select f.status
-    into v_status
-    from rota.finished_jobs as f
+    select f.status into v_status from rota.finished_jobs as f
     where f.id = _raise_not_live.job_id;
     if not found then
         -- Retried since we looked for it in jobs: then it had ended when we did.
-        select 'succeeded, dead or cancelled, and was retried since'
-        into v_status
-        from rota.jobs as j
-        where j.id = _raise_not_live.job_id;
+        select 'succeeded, dead or cancelled, and was retried since' into v_status
+        from rota.jobs as j where j.id = _raise_not_live.job_id;
     end if;
-    if not found then
-        perform rota._raise_not_found(_raise_not_live.job_id);
-    end if;
+    if not found then perform rota._raise_not_found(job_id); end if;
     raise exception using
-        errcode = 'RT003',
-        message = format('job %s already ended as %s', _raise_not_live.job_id, v_status),
+        errcode = 'RT003', message = format('job %s already ended as %s', job_id, v_status),
         hint = 'retry_job() runs it again.';
 end;
 $$;

@@ -34,33 +34,25 @@ declare
     v_expires_at timestamptz;
     v_effect rota.effects;
 begin
-    perform rota._check_effect(record_effect.scope, record_effect.key);
-    perform rota._check_job_ref(record_effect.job_id, record_effect.lease_token);
+    perform rota._check_effect(scope, key);
+    perform rota._check_job_ref(job_id, lease_token);
     perform rota._check_choice('if_unknown', if_unknown, '{skip,again}');
-    perform rota._check_interval('keep', record_effect.keep, '1 second', '100 years');
-    v_expires_at := v_now + rota._exact(record_effect.keep);
+    perform rota._check_interval('keep', keep, '1 second', '100 years');
+    v_expires_at := v_now + rota._exact(keep);
 
-    if not rota._lock_lease(record_effect.job_id, record_effect.lease_token) then
-        perform rota._raise_lost(record_effect.job_id, record_effect.lease_token);
+    if not rota._lock_lease(job_id, lease_token) then
+        perform rota._raise_lost(job_id, lease_token);
     end if;
 
     loop
         insert into rota.effects (scope, key, job_id, lease_token, recorded_at, expires_at)
-        values (
-            record_effect.scope, record_effect.key, record_effect.job_id,
-            record_effect.lease_token, v_now, v_expires_at
-        )
+        values (record_effect.scope, record_effect.key, record_effect.job_id,
+            record_effect.lease_token, v_now, v_expires_at)
         on conflict do nothing;
-        if found then
-            return true;
-        end if;
+        if found then return true; end if;
 
-        select e.*
-        into v_effect
-        from rota.effects as e
-        where e.scope = record_effect.scope
-          and e.key = record_effect.key
-        for update;
+        select e.* into v_effect from rota.effects as e
+        where e.scope = record_effect.scope and e.key = record_effect.key for update;
         -- If it is not found, it was withdrawn or purged just now.
         exit when found;
     end loop;
@@ -68,32 +60,28 @@ begin
     if v_effect.completed_at is not null then
         return false;
     elsif (v_effect.job_id, v_effect.lease_token)
-      <> (record_effect.job_id, record_effect.lease_token)
-      and rota._is_leased(v_effect.job_id, v_effect.lease_token) then
+      <> (job_id, lease_token) and rota._is_leased(v_effect.job_id, v_effect.lease_token) then
         raise exception using
             errcode = 'RT010',
             message = format('effect %s %L is in progress: job %s has recorded it and still '
                 'runs', scope, key, v_effect.job_id),
             hint = 'Try again when that job has ended.';
-    elsif record_effect.if_unknown = 'skip' then
+    elsif if_unknown = 'skip' then
         return false;
     end if;
 
     update rota.effects as e
-    set job_id = record_effect.job_id,
-        lease_token = record_effect.lease_token,
-        recorded_at = v_now,
-        expires_at = v_expires_at
-    where e.scope = record_effect.scope
-      and e.key = record_effect.key;
+    set job_id = record_effect.job_id, lease_token = record_effect.lease_token,
+        recorded_at = v_now, expires_at = v_expires_at
+    where e.scope = record_effect.scope and e.key = record_effect.key;
     return true;
 end;
 $$;
 
-comment on function rota.record_effect(text, text, bigint, bigint, text, interval) is
-    'Record that a running job is about to cause an effect and return true, or false if it '
-    'is not to: it is done, or its outcome unknown and if_unknown not again; raises RT002 if '
-    'the lease is lost, RT010 if another job is at it, RT001, RT003, 22023.';
+comment on function rota.record_effect is
+    'Record that a running job is about to cause an effect and return true, or false if it is '
+    'not to: it is done, or its outcome unknown and if_unknown not again; raises RT002 if the '
+    'lease is lost, RT010 if another job is at it, RT001, RT003, 22023.';
 
 create or replace function rota.complete_effect(
     scope text,
@@ -109,42 +97,32 @@ as $$
 declare
     v_is_leased boolean;
 begin
-    perform rota._check_effect(complete_effect.scope, complete_effect.key);
-    perform rota._check_job_ref(complete_effect.job_id, complete_effect.lease_token);
-    perform rota._check_size('result', complete_effect.result, '');
+    perform rota._check_effect(scope, key);
+    perform rota._check_job_ref(job_id, lease_token);
+    perform rota._check_size('result', result, '');
 
-    v_is_leased := rota._lock_lease(complete_effect.job_id, complete_effect.lease_token);
+    v_is_leased := rota._lock_lease(job_id, lease_token);
     update rota.effects as e
-    set completed_at = rota.now(),
-        result = complete_effect.result
+    set completed_at = rota.now(), result = complete_effect.result
     where e.scope = complete_effect.scope
-      and e.key = complete_effect.key
-      and e.job_id = complete_effect.job_id
-      and e.lease_token = complete_effect.lease_token
-      and e.completed_at is null
+      and e.key = complete_effect.key and e.job_id = complete_effect.job_id
+      and e.lease_token = complete_effect.lease_token and e.completed_at is null
       and v_is_leased;
-    if found then
-        return 'completed';
-    end if;
+    if found then return 'completed'; end if;
 
     -- Asked again, because the answer was lost.
-    perform
-    from rota.effects as e
+    perform from rota.effects as e
     where e.scope = complete_effect.scope
-      and e.key = complete_effect.key
-      and e.job_id = complete_effect.job_id
-      and e.lease_token = complete_effect.lease_token
-      and e.completed_at is not null;
+      and e.key = complete_effect.key and e.job_id = complete_effect.job_id
+      and e.lease_token = complete_effect.lease_token and e.completed_at is not null;
     if not found then
-        perform rota._raise_not_held(
-            complete_effect.scope, complete_effect.key, complete_effect.job_id,
-            complete_effect.lease_token, v_is_leased);
+        perform rota._raise_not_held(scope, key, job_id, lease_token, v_is_leased);
     end if;
     return 'already_completed';
 end;
 $$;
 
-comment on function rota.complete_effect(text, text, bigint, bigint, jsonb) is
+comment on function rota.complete_effect is
     'Say that an effect has happened and return completed, or already_completed if this token '
     'said so before; raises RT002 if the lease is lost, RT011 if it does not hold the record, '
     'RT001, RT003, 22023.';
@@ -162,26 +140,22 @@ as $$
 declare
     v_is_leased boolean;
 begin
-    perform rota._check_effect(withdraw_effect.scope, withdraw_effect.key);
-    perform rota._check_job_ref(withdraw_effect.job_id, withdraw_effect.lease_token);
+    perform rota._check_effect(scope, key);
+    perform rota._check_job_ref(job_id, lease_token);
 
-    v_is_leased := rota._lock_lease(withdraw_effect.job_id, withdraw_effect.lease_token);
+    v_is_leased := rota._lock_lease(job_id, lease_token);
     delete from rota.effects as e
     where e.scope = withdraw_effect.scope
-      and e.key = withdraw_effect.key
-      and e.job_id = withdraw_effect.job_id
-      and e.lease_token = withdraw_effect.lease_token
-      and e.completed_at is null
+      and e.key = withdraw_effect.key and e.job_id = withdraw_effect.job_id
+      and e.lease_token = withdraw_effect.lease_token and e.completed_at is null
       and v_is_leased;
     if not found then
-        perform rota._raise_not_held(
-            withdraw_effect.scope, withdraw_effect.key, withdraw_effect.job_id,
-            withdraw_effect.lease_token, v_is_leased);
+        perform rota._raise_not_held(scope, key, job_id, lease_token, v_is_leased);
     end if;
 end;
 $$;
 
-comment on function rota.withdraw_effect(text, text, bigint, bigint) is
+comment on function rota.withdraw_effect is
     'Take back the record of an effect that certainly did not happen; raises RT002 if the '
     'lease is lost, RT011 if it does not hold the record, RT001, RT003, 22023.';
 
@@ -191,25 +165,23 @@ create or replace function rota.effect_result(scope text, key text)
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
-    perform rota._check_effect(effect_result.scope, effect_result.key);
+    perform rota._check_effect(scope, key);
 
     return query
-    select e.completed_at is not null, e.result
-    from rota.effects as e
-    where e.scope = effect_result.scope
-      and e.key = effect_result.key;
+    select e.completed_at is not null, e.result from rota.effects as e
+    where e.scope = effect_result.scope and e.key = effect_result.key;
 end;
 $$;
 
-comment on function rota.effect_result(text, text) is
+comment on function rota.effect_result is
     'Return whether a recorded effect is done, and with what result; no row if there is no '
     'record; raises 22023.';
 
 create or replace function rota._check_effect(scope text, key text)
     returns void language plpgsql as $$
 begin
-    perform rota._check_name('scope', _check_effect.scope);
-    perform rota._check_text('key', _check_effect.key, 255);
+    perform rota._check_name('scope', scope);
+    perform rota._check_text('key', key, 255);
 end;
 $$;
 
@@ -218,11 +190,9 @@ create or replace function rota._is_leased(job_id bigint, lease_token bigint)
     returns boolean language plpgsql stable as $$
 begin
     return exists (
-        select
-        from rota.jobs as j
+        select from rota.jobs as j
         where j.id = _is_leased.job_id
-          and j.lease_token = _is_leased.lease_token
-          and j.status = 'running'
+          and j.lease_token = _is_leased.lease_token and j.status = 'running'
     );
 end;
 $$;
@@ -231,11 +201,9 @@ $$;
 create or replace function rota._lock_lease(job_id bigint, lease_token bigint)
     returns boolean language plpgsql as $$
 begin
-    perform
-    from rota.jobs as j
+    perform from rota.jobs as j
     where j.id = _lock_lease.job_id
-      and j.lease_token = _lock_lease.lease_token
-      and j.status = 'running'
+      and j.lease_token = _lock_lease.lease_token and j.status = 'running'
     for update;
     return found;
 end;
@@ -246,13 +214,10 @@ create or replace function rota._raise_not_held(
 )
     returns void language plpgsql as $$
 begin
-    if not _raise_not_held.is_leased then
-        perform rota._raise_lost(_raise_not_held.job_id, _raise_not_held.lease_token);
-    end if;
+    if not is_leased then perform rota._raise_lost(job_id, lease_token); end if;
     raise exception using
         errcode = 'RT011',
-        message = format('effect %s %L has no open record of job %s', _raise_not_held.scope,
-            _raise_not_held.key, _raise_not_held.job_id),
+        message = format('effect %s %L has no open record of job %s', scope, key, job_id),
         hint = 'Only who was told true by record_effect() may go on; a record ends when it is '
             'completed or withdrawn.';
 end;

@@ -27,37 +27,32 @@ create or replace function rota.fail_job(
     set enable_bitmapscan = off
 as $$
 begin
-    perform rota._check_job_ref(fail_job.job_id, fail_job.lease_token);
-    if fail_job.error is null then
+    perform rota._check_job_ref(job_id, lease_token);
+    if error is null then
         perform rota._refuse('error', 'must not be null');
-    elsif fail_job.fatal is null then
+    elsif fatal is null then
         perform rota._refuse('fatal', 'must not be null');
-    elsif fail_job.retry_in is not null then
-        perform rota._check_interval('retry_in', fail_job.retry_in, '0', '1 year');
+    elsif retry_in is not null then
+        perform rota._check_interval('retry_in', retry_in, '0', '1 year');
     end if;
 
     return query
     select f.status, f.run_at
-    from rota._fail_running(
-        array[fail_job.job_id], array[fail_job.lease_token], array[fail_job.error],
-        array[fail_job.error_type], array[fail_job.stack], array[fail_job.retry_in],
-        array[fail_job.fatal]) as f;
-    if found then
-        return;
-    end if;
+    from rota._fail_running(array[fail_job.job_id], array[fail_job.lease_token],
+        array[fail_job.error], array[fail_job.error_type], array[fail_job.stack],
+        array[fail_job.retry_in], array[fail_job.fatal]) as f;
+    if found then return; end if;
     return query
     select f.status, f.run_at
     from rota._failed_before(fail_job.job_id, fail_job.lease_token, fail_job.error) as f;
-    if not found then
-        perform rota._raise_lost(fail_job.job_id, fail_job.lease_token);
-    end if;
+    if not found then perform rota._raise_lost(job_id, lease_token); end if;
 end;
 $$;
 
-comment on function rota.fail_job(bigint, bigint, text, text, text, interval, boolean) is
-    'Report a failed attempt and return failed with the next run_at, or dead or cancelled '
-    'with null; error is cut to 10000 characters and stack to 20000; raises RT002 if the lease '
-    'is lost, RT001, RT003, 22023.';
+comment on function rota.fail_job is
+    'Report a failed attempt and return failed with the next run_at, or dead or cancelled with '
+    'null; error is cut to 10000 characters and stack to 20000; raises RT002 if the lease is '
+    'lost, RT001, RT003, 22023.';
 
 /*
  * Fail running jobs, with one entry of each list for each job; one row for each that was ours.
@@ -83,8 +78,7 @@ declare
     v_held_limits text[] := '{}'::text[];
 begin
     for v_job in
-        select j.*
-        from rota.jobs as j
+        select j.* from rota.jobs as j
         where j.id = any(_fail_running.job_ids)
           and j.lease_token = _fail_running.lease_tokens[
             array_position(_fail_running.job_ids, j.id)]
@@ -93,7 +87,7 @@ begin
     loop
         job_id := v_job.id;
         run_at := null;
-        v_n := array_position(_fail_running.job_ids, v_job.id);
+        v_n := array_position(job_ids, v_job.id);
         if v_job.cancel_requested_at is not null then
             status := 'cancelled';
             v_cancelled_ids := v_cancelled_ids || v_job.id;
@@ -102,34 +96,27 @@ begin
             continue;
         end if;
         status := case
-            when _fail_running.fatals[v_n] or v_job.attempts >= v_job.max_attempts then 'dead'
+            when fatals[v_n] or v_job.attempts >= v_job.max_attempts then 'dead'
             else 'failed'
         end;
-        v_error_type := left(_fail_running.error_types[v_n], 200);
+        v_error_type := left(error_types[v_n], 200);
         v_is_rerun := status = 'failed' and v_job.rerun_payload is not null;
         if status = 'failed' then
             run_at := v_now + coalesce(
                 rota._exact(_fail_running.retry_ins[v_n]),
                 rota._backoff(
-                    coalesce(
-                        v_job.backoff,
+                    coalesce(v_job.backoff,
                         (select q.backoff from rota.queues as q where q.queue = v_job.queue)),
                     v_job.attempts));
-            if v_is_rerun then
-                run_at := greatest(run_at, v_job.rerun_run_at);
-            end if;
+            if v_is_rerun then run_at := greatest(run_at, v_job.rerun_run_at); end if;
         end if;
 
-        insert into rota.job_errors (
-            job_id, lease_token, attempt, queue, job_type, worker, started_at, failed_at,
-            error_type, message, stack
-        )
-        values (
-            v_job.id, v_job.lease_token, v_job.attempts, v_job.queue, v_job.job_type,
+        insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,
+            started_at, failed_at, error_type, message, stack)
+        values (v_job.id, v_job.lease_token, v_job.attempts, v_job.queue, v_job.job_type,
             coalesce(v_job.locked_by, ''), coalesce(v_job.started_at, v_now), v_now,
             v_error_type, left(_fail_running.errors[v_n], 10000),
-            left(_fail_running.stacks[v_n], 20000)
-        );
+            left(_fail_running.stacks[v_n], 20000));
 
         update rota.jobs as j
         set status = case when _fail_running.status = 'failed' then 'failed' else j.status end,
@@ -144,13 +131,9 @@ begin
             locked_by = case when _fail_running.status <> 'failed' then j.locked_by end,
             locked_until = case when _fail_running.status <> 'failed' then j.locked_until end,
             held_limits = case when _fail_running.status <> 'failed' then j.held_limits end,
-            last_error = left(_fail_running.errors[v_n], 1000),
-            error_type = v_error_type,
-            failed_at = v_now,
-            updated_at = v_now
-        where j.id = v_job.id
-          and j.lease_token = v_job.lease_token
-          and j.status = 'running';
+            last_error = left(_fail_running.errors[v_n], 1000), error_type = v_error_type,
+            failed_at = v_now, updated_at = v_now
+        where j.id = v_job.id and j.lease_token = v_job.lease_token and j.status = 'running';
 
         if status = 'dead' then
             v_dead_ids := v_dead_ids || v_job.id;
@@ -158,9 +141,7 @@ begin
         else
             v_failed_ids := v_failed_ids || v_job.id;
             v_held_limits := v_held_limits || v_job.held_limits;
-            if run_at < v_now + rota._soon() then
-                v_soon_ids := v_soon_ids || v_job.id;
-            end if;
+            if run_at < v_now + rota._soon() then v_soon_ids := v_soon_ids || v_job.id; end if;
         end if;
         return next;
     end loop;
@@ -171,12 +152,8 @@ begin
     if v_cancelled_ids <> '{}' then
         perform rota._end_jobs(v_cancelled_ids, v_cancelled_tokens, 'running', 'cancelled');
     end if;
-    if v_failed_ids <> '{}' then
-        perform rota._enter_lanes(v_failed_ids, v_held_limits);
-    end if;
-    if v_soon_ids <> '{}' then
-        perform rota._notify_for(v_soon_ids);
-    end if;
+    if v_failed_ids <> '{}' then perform rota._enter_lanes(v_failed_ids, v_held_limits); end if;
+    if v_soon_ids <> '{}' then perform rota._notify_for(v_soon_ids); end if;
 end;
 $$;
 
@@ -185,25 +162,18 @@ create or replace function rota._failed_before(job_id bigint, lease_token bigint
     returns table (status text, run_at timestamptz) language plpgsql stable as $$
 begin
     return query
-    select r.status, case when r.status = 'failed' then r.run_at end
-    from rota.job_runs as r
-    where r.id = _failed_before.job_id
-      and r.lease_token = _failed_before.lease_token
+    select r.status, case when r.status = 'failed' then r.run_at end from rota.job_runs as r
+    where r.id = _failed_before.job_id and r.lease_token = _failed_before.lease_token
       and r.status in ('failed', 'dead', 'cancelled')
       and (r.status = 'cancelled' and r.cancel_requested_at is not null or exists (
-        select
-        from rota.job_errors as e
-        where e.job_id = _failed_before.job_id
-          and e.lease_token = _failed_before.lease_token
+        select from rota.job_errors as e
+        where e.job_id = _failed_before.job_id and e.lease_token = _failed_before.lease_token
           and e.message = left(_failed_before.error, 10000)
       ))
       -- A job that was cancelled after its stage: that has succeeded.
       and not exists (
-        select
-        from rota.stage_runs as s
-        where s.job_id = _failed_before.job_id
-          and s.lease_token = _failed_before.lease_token
-          and s.status = 'succeeded'
+        select from rota.stage_runs as s where s.job_id = _failed_before.job_id
+          and s.lease_token = _failed_before.lease_token and s.status = 'succeeded'
       );
 end;
 $$;
@@ -217,23 +187,20 @@ as $$
 declare
     v_run_at timestamptz;
 begin
-    perform rota._check_job_ref(snooze_job.job_id, snooze_job.lease_token);
-    perform rota._check_interval('delay', snooze_job.delay, '0', '100 years');
+    perform rota._check_job_ref(job_id, lease_token);
+    perform rota._check_interval('delay', delay, '0', '100 years');
 
     v_run_at := (
         select g.next_run_at
-        from rota._give_back(
-            array[snooze_job.job_id], array[snooze_job.lease_token],
+        from rota._give_back(array[snooze_job.job_id], array[snooze_job.lease_token],
             array[rota.now() + rota._exact(snooze_job.delay)]) as g
     );
-    if v_run_at is null then
-        perform rota._raise_lost(snooze_job.job_id, snooze_job.lease_token);
-    end if;
+    if v_run_at is null then perform rota._raise_lost(job_id, lease_token); end if;
     return nullif(v_run_at, 'infinity');
 end;
 $$;
 
-comment on function rota.snooze_job(bigint, bigint, interval) is
+comment on function rota.snooze_job is
     'Put a running job off without burning the attempt and return when it runs, or null if it '
     'was cancelled by request; raises RT002 if the lease is lost, RT001, RT003, 22023.';
 
@@ -246,27 +213,23 @@ as $$
 declare
     v_ids bigint[];
 begin
-    perform rota._check_job_refs(release_jobs.job_ids, release_jobs.lease_tokens);
-    v_ids := rota._hold_jobs(
-        rota._newest_refs(release_jobs.job_ids, release_jobs.lease_tokens),
-        release_jobs.lease_tokens);
+    perform rota._check_job_refs(job_ids, lease_tokens);
+    v_ids := rota._hold_jobs(rota._newest_refs(job_ids, lease_tokens), lease_tokens);
 
     return query
-    select
-        t.job_id,
+    select t.job_id,
         case
             when g.next_run_at is not null then true
             when not rota._is_running(t.job_id, t.lease_token) then false
         end
     from unnest(release_jobs.job_ids, release_jobs.lease_tokens, v_ids)
         with ordinality as t (job_id, lease_token, held_id, ordinal)
-    left join rota._give_back(v_ids, release_jobs.lease_tokens) as g
-      on g.job_id = t.held_id
+    left join rota._give_back(v_ids, release_jobs.lease_tokens) as g on g.job_id = t.held_id
     order by t.ordinal;
 end;
 $$;
 
-comment on function rota.release_jobs(bigint[], bigint[]) is
+comment on function rota.release_jobs is
     'Give up to 1000 running jobs back unburnt, to be claimed by anybody at once; one row for '
     'each in the order given: is_released is false where the lease is lost, null where another '
     'session has the row locked just now, ask again; raises 22023.';
@@ -289,24 +252,20 @@ begin
     -- Each is locked before it is looked at: the planner moves a condition on a subquery into
     -- it, in front of the lock, but not on a CTE.
     with held as (
-        select j.id, j.lease_token, j.cancel_requested_at, j.held_limits
-        from rota.jobs as j
+        select j.id, j.lease_token, j.cancel_requested_at, j.held_limits from rota.jobs as j
         where j.id = any(_give_back.job_ids)
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
           and j.status = 'running'
         for update
     )
-    select
-        array_agg(h.id) filter (where h.cancel_requested_at is not null),
+    select array_agg(h.id) filter (where h.cancel_requested_at is not null),
         array_agg(h.lease_token) filter (where h.cancel_requested_at is not null),
         (
-            select array_agg(n.limit_name)
-            from held as l
+            select array_agg(n.limit_name) from held as l
             cross join lateral unnest(l.held_limits) as n (limit_name)
             where l.cancel_requested_at is null
         )
-    into v_cancelled_ids, v_cancelled_tokens, v_held_limits
-    from held as h;
+    into v_cancelled_ids, v_cancelled_tokens, v_held_limits from held as h;
 
     return query
     select e.job_id, timestamptz 'infinity'
@@ -320,21 +279,15 @@ begin
         run_at = greatest(
             coalesce(_give_back.run_ats[array_position(_give_back.job_ids, j.id)], j.run_at),
             j.rerun_run_at),
-        attempts = j.attempts - 1,
-        payload = coalesce(j.rerun_payload, j.payload),
-        priority = coalesce(j.rerun_priority, j.priority),
-        rerun_payload = null,
-        rerun_run_at = null,
-        rerun_priority = null,
-        locked_by = null,
-        locked_until = null,
-        held_limits = null,
-        updated_at = rota.now()
+        attempts = j.attempts - 1, payload = coalesce(j.rerun_payload, j.payload),
+        priority = coalesce(j.rerun_priority, j.priority), rerun_payload = null,
+        rerun_run_at = null, rerun_priority = null, locked_by = null, locked_until = null,
+        held_limits = null, updated_at = rota.now()
     where j.id = any(_give_back.job_ids)
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running'
     returning j.id, j.run_at;
     perform rota._enter_lanes(job_ids, v_held_limits);
-    perform rota._notify_for(_give_back.job_ids);
+    perform rota._notify_for(job_ids);
 end;
 $$;

@@ -29,39 +29,36 @@ declare
     v_results jsonb;
     v_ended bigint[];
 begin
-    if finish_job.job_id is null or finish_job.lease_token is null
-      or finish_job.result is not null then
-        perform rota._check_job_ref(finish_job.job_id, finish_job.lease_token);
-        perform rota._check_size('result', finish_job.result, '');
+    if job_id is null or lease_token is null or result is not null then
+        perform rota._check_job_ref(job_id, lease_token);
+        perform rota._check_size('result', result, '');
     end if;
-    if finish_job.next_stage is not null then
-        perform rota._check_next_stage(
-            'next_stage', finish_job.job_id, finish_job.lease_token, finish_job.next_stage);
+    if next_stage is not null then
+        perform rota._check_next_stage('next_stage', job_id, lease_token, next_stage);
     end if;
 
-    if finish_job.result is not null then
-        v_results := jsonb_build_array(finish_job.result);
+    if result is not null then
+        v_results := jsonb_build_array(result);
     end if;
     v_ended := rota._archive_jobs(
-        array[finish_job.job_id], array[finish_job.lease_token], 'running', 'succeeded',
-        v_results);
+        array[job_id], array[lease_token], 'running', 'succeeded', v_results);
     if v_ended = '{}' then
         v_ended := rota._end_stages(
-            array[finish_job.job_id], array[finish_job.lease_token], 'running', 'succeeded',
-            v_results, array[finish_job.next_stage], false);
+            array[job_id], array[lease_token], 'running', 'succeeded', v_results,
+            array[next_stage], false);
     end if;
     if v_ended <> '{}' then
         return 'finished';
-    elsif not rota._is_finished(finish_job.job_id, finish_job.lease_token) then
-        perform rota._raise_lost(finish_job.job_id, finish_job.lease_token);
+    elsif not rota._is_finished(job_id, lease_token) then
+        perform rota._raise_lost(job_id, lease_token);
     end if;
     return 'already_finished';
 end;
 $$;
 
-comment on function rota.finish_job(bigint, bigint, jsonb, text) is
-    'End a running job as succeeded and return finished, or already_finished if this token '
-    'did so before; a job of a pipeline goes on to next_stage instead, to the next in order if '
+comment on function rota.finish_job is
+    'End a running job as succeeded and return finished, or already_finished if this token did '
+    'so before; a job of a pipeline goes on to next_stage instead, to the next in order if '
     'that is null, to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
     'otherwise, RT001, 22023.';
 
@@ -77,25 +74,23 @@ create or replace function rota.finish_jobs(
     set enable_bitmapscan = off
 as $$
 begin
-    perform rota._check_job_refs(finish_jobs.job_ids, finish_jobs.lease_tokens);
-    perform rota._check_results(finish_jobs.results, cardinality(finish_jobs.job_ids));
-    if finish_jobs.next_stages is not null then
-        perform rota._check_next_stages(
-            finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.next_stages);
+    perform rota._check_job_refs(job_ids, lease_tokens);
+    perform rota._check_results(results, cardinality(job_ids));
+    if next_stages is not null then
+        perform rota._check_next_stages(job_ids, lease_tokens, next_stages);
     end if;
 
     return query
     select f.job_id, f.answer
     from unnest(
         finish_jobs.job_ids,
-        rota._finish_running(
-            finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.results,
+        rota._finish_running(finish_jobs.job_ids, finish_jobs.lease_tokens, finish_jobs.results,
             finish_jobs.next_stages)
     ) as f (job_id, answer);
 end;
 $$;
 
-comment on function rota.finish_jobs(bigint[], bigint[], jsonb, text[]) is
+comment on function rota.finish_jobs is
     'End up to 1000 running jobs as succeeded and return finished, already_finished, lost, or '
     'busy (another session has the row locked, ask again) for each in the order given; results '
     'and next_stages are as long as job_ids; raises 22023.';
@@ -108,28 +103,22 @@ create or replace function rota._check_next_stage(
 declare
     v_pipeline text;
 begin
-    select j.pipeline
-    into v_pipeline
-    from rota.jobs as j
+    select j.pipeline into v_pipeline from rota.jobs as j
     where j.id = _check_next_stage.job_id
-      and j.lease_token = _check_next_stage.lease_token
-      and j.status = 'running';
+      and j.lease_token = _check_next_stage.lease_token and j.status = 'running';
     if not found then
         return;
     elsif v_pipeline is null then
-        perform rota._refuse(_check_next_stage.argument, format(
-            'goes with a job of a pipeline only, and job %s is in none',
-            _check_next_stage.job_id));
+        perform rota._refuse(argument, format(
+            'goes with a job of a pipeline only, and job %s is in none', job_id));
     elsif _check_next_stage.next_stage <> 'end' and not exists (
-        select
-        from rota.pipeline_stages as p
+        select from rota.pipeline_stages as p
         where p.pipeline = v_pipeline
-          and p.stage = _check_next_stage.next_stage
-          and p.ordinal is not null
+          and p.stage = _check_next_stage.next_stage and p.ordinal is not null
     ) then
-        perform rota._refuse(_check_next_stage.argument, format(
+        perform rota._refuse(argument, format(
             'must be end or a stage of the pipeline %L, got %L', v_pipeline,
-            left(_check_next_stage.next_stage, 80)));
+            left(next_stage, 80)));
     end if;
 end;
 $$;
@@ -139,16 +128,13 @@ create or replace function rota._check_next_stages(
 )
     returns void language plpgsql as $$
 begin
-    if array_ndims(_check_next_stages.next_stages) > 1
-      or array_lower(_check_next_stages.next_stages, 1) <> 1
-      or cardinality(_check_next_stages.next_stages)
-        <> cardinality(_check_next_stages.job_ids) then
+    if array_ndims(next_stages) > 1 or array_lower(next_stages, 1) <> 1
+      or cardinality(next_stages) <> cardinality(job_ids) then
         perform rota._refuse('next_stages', format(
-            'must be a plain list as long as job_ids (%s)',
-            cardinality(_check_next_stages.job_ids)));
+            'must be a plain list as long as job_ids (%s)', cardinality(job_ids)));
     end if;
-    perform rota._check_next_stage(
-        format('next_stages[%s]', n.ordinal), n.job_id, n.lease_token, n.next_stage)
+    perform rota._check_next_stage(format('next_stages[%s]', n.ordinal), n.job_id,
+        n.lease_token, n.next_stage)
     from unnest(
         _check_next_stages.job_ids, _check_next_stages.lease_tokens,
         _check_next_stages.next_stages
@@ -167,18 +153,16 @@ declare
     v_newest bigint[];
     v_ended bigint[];
 begin
-    v_first := rota._end_jobs(
-        _finish_running.job_ids, _finish_running.lease_tokens, 'running', 'succeeded',
-        _finish_running.results, _finish_running.next_stages, true);
-    if cardinality(v_first) = cardinality(_finish_running.job_ids) then
+    v_first := rota._end_jobs(job_ids, lease_tokens, 'running', 'succeeded', results,
+        next_stages, true);
+    if cardinality(v_first) = cardinality(job_ids) then
         return array_fill('finished'::text, array[cardinality(v_first)]);
     end if;
 
     -- Some are not ours any more, or locked by another session, or were.
-    v_newest := rota._newest_refs(_finish_running.job_ids, _finish_running.lease_tokens);
-    v_ended := rota._end_jobs(
-        rota._hold_jobs(v_newest, _finish_running.lease_tokens), _finish_running.lease_tokens,
-        'running', 'succeeded', _finish_running.results, _finish_running.next_stages);
+    v_newest := rota._newest_refs(job_ids, lease_tokens);
+    v_ended := rota._end_jobs(rota._hold_jobs(v_newest, lease_tokens), lease_tokens, 'running',
+        'succeeded', results, next_stages);
     return array(
         select
             case
@@ -189,9 +173,7 @@ begin
                 else 'lost'
             end
         from (
-            select
-                i.*,
-                first_value(i.lease_token)
+            select i.*, first_value(i.lease_token)
                     over (partition by i.job_id order by i.ordinal) as first_token
             from unnest(
                 _finish_running.job_ids, _finish_running.lease_tokens, v_newest
@@ -199,8 +181,7 @@ begin
         ) as t
         -- Of a job that was given twice, the first token is the one that was tried first.
         left join unnest(v_first) as h (job_id) on h.job_id = t.job_id
-        left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id
-        order by t.ordinal
+        left join unnest(v_ended) as e (job_id) on e.job_id = t.newest_id order by t.ordinal
     );
 end;
 $$;
@@ -217,14 +198,11 @@ create or replace function rota._end_jobs(
 declare
     v_ended bigint[];
 begin
-    v_ended := rota._archive_jobs(
-        _end_jobs.job_ids, _end_jobs.lease_tokens, _end_jobs.old_status, _end_jobs.new_status,
-        _end_jobs.results, _end_jobs.is_hasty);
-    if cardinality(v_ended) < cardinality(_end_jobs.job_ids) then
-        v_ended := v_ended || rota._end_stages(
-            _end_jobs.job_ids, _end_jobs.lease_tokens, _end_jobs.old_status,
-            _end_jobs.new_status, _end_jobs.results, _end_jobs.next_stages,
-            _end_jobs.is_hasty);
+    v_ended := rota._archive_jobs(job_ids, lease_tokens, old_status, new_status, results,
+        is_hasty);
+    if cardinality(v_ended) < cardinality(job_ids) then
+        v_ended := v_ended || rota._end_stages(job_ids, lease_tokens, old_status, new_status,
+            results, next_stages, is_hasty);
     end if;
     return v_ended;
 end;
@@ -253,8 +231,8 @@ create or replace function rota._archive_jobs(
 declare
     v_now constant timestamptz := rota.now();
     -- All of one claim, mostly.
-    v_token constant bigint := case when _archive_jobs.lease_tokens[1]
-        = all(_archive_jobs.lease_tokens) then _archive_jobs.lease_tokens[1] end;
+    v_token constant bigint := case when lease_tokens[1]
+        = all(lease_tokens) then lease_tokens[1] end;
     v_ended bigint[];
     v_parents bigint[];
     v_leading jsonb;
@@ -262,8 +240,8 @@ begin
     with ended as (
         delete from rota.jobs as j
         where j.id = any(_archive_jobs.job_ids)
-          and j.lease_token = coalesce(
-            v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])
+          and j.lease_token = coalesce(v_token,
+            _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])
           and j.status = _archive_jobs.old_status
           and (j.pipeline is null or _archive_jobs.is_last_stage)
           and (not _archive_jobs.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
@@ -271,40 +249,33 @@ begin
           and (_archive_jobs.new_status <> 'succeeded'
             or not exists (select from rota.queue_grants)
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
-        returning
-            j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
+        returning j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
             j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.pipeline,
-            j.stage, j.stage_input, j.definition, j.scheduled_for, j.run_at,
-            j.attempts, j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
+            j.stage, j.stage_input, j.definition, j.scheduled_for, j.run_at, j.attempts,
+            j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
             j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
             j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority,
             j.held_limits
     ),
     archived as (
-        insert into rota.finished_jobs (
-            id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, limit_key,
-            pipeline, stage, stage_input, definition,
-            scheduled_for, run_at, attempts, lease_token, locked_by,
-            cancel_requested_at, cancel_reason, progress_percent, progress_message,
-            last_error, error_type, failed_at, created_at, started_at,
-            status, updated_at, finished_at, result
-        )
-        select
-            e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
+        insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,
+            lease, backoff, idempotency_key, ordering_key, skip_dead, limit_key, pipeline,
+            stage, stage_input, definition, scheduled_for, run_at, attempts, lease_token,
+            locked_by, cancel_requested_at, cancel_reason, progress_percent, progress_message,
+            last_error, error_type, failed_at, created_at, started_at, status, updated_at,
+            finished_at, result)
+        select e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
             e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
             e.pipeline, e.stage, e.stage_input, e.definition,
             e.scheduled_for, e.run_at, e.attempts, e.lease_token, e.locked_by,
             e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
             _archive_jobs.new_status, v_now, v_now,
-            case when _archive_jobs.results is not null then nullif(
-                _archive_jobs.results
+            case when _archive_jobs.results is not null then nullif(_archive_jobs.results
                     -> (array_position(_archive_jobs.job_ids, e.id) - 1), 'null') end
         from ended as e
     )
-    select
-        coalesce(array_agg(e.id), '{}'),
+    select coalesce(array_agg(e.id), '{}'),
         -- Of what may be large only what goes on: a jsonb holds 256 MB.
         jsonb_agg(to_jsonb(e) - '{payload,stage_input}'::text[]) filter (where num_nonnulls(
             e.rerun_payload, e.ordering_key, e.definition, e.held_limits) > 0
@@ -338,21 +309,17 @@ declare
 begin
     -- Somebody asked for another run meanwhile; it begins where this one ends.
     perform rota._insert_jobs(
-        jsonb_agg(jsonb_build_object(
-            'queue', e.queue, 'job_type', e.job_type, 'payload', e.rerun_payload,
-            'priority', e.rerun_priority, 'max_attempts', e.max_attempts, 'lease', e.lease,
-            'backoff', e.backoff, 'idempotency_key', e.idempotency_key,
-            'ordering_key', e.ordering_key, 'skip_dead', e.skip_dead,
-            'limit_key', e.limit_key, 'run_at', e.rerun_run_at,
-            'lease_token', e.lease_token)),
+        jsonb_agg(jsonb_build_object('queue', e.queue, 'job_type', e.job_type, 'payload',
+            e.rerun_payload, 'priority', e.rerun_priority, 'max_attempts', e.max_attempts,
+            'lease', e.lease, 'backoff', e.backoff, 'idempotency_key', e.idempotency_key,
+            'ordering_key', e.ordering_key, 'skip_dead', e.skip_dead, 'limit_key', e.limit_key,
+            'run_at', e.rerun_run_at, 'lease_token', e.lease_token)),
         array_agg(nextval('rota.jobs_id_seq')))
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where e.rerun_payload is not null
-    having count(*) > 0;
+    where e.rerun_payload is not null having count(*) > 0;
     perform rota._notify(e.queue)
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
-    where e.rerun_payload is not null
-      and e.rerun_run_at <= v_now;
+    where e.rerun_payload is not null and e.rerun_run_at <= v_now;
 end;
 $$;
 
@@ -360,17 +327,12 @@ create or replace function rota._is_finished(job_id bigint, lease_token bigint)
     returns boolean language plpgsql stable as $$
 begin
     return exists (
-        select
-        from rota.finished_jobs as f
+        select from rota.finished_jobs as f
         where f.id = _is_finished.job_id
-          and f.lease_token = _is_finished.lease_token
-          and f.status = 'succeeded'
+          and f.lease_token = _is_finished.lease_token and f.status = 'succeeded'
     ) or exists (
-        select
-        from rota.stage_runs as r
-        where r.job_id = _is_finished.job_id
-          and r.lease_token = _is_finished.lease_token
-          and r.status = 'succeeded'
+        select from rota.stage_runs as r where r.job_id = _is_finished.job_id
+          and r.lease_token = _is_finished.lease_token and r.status = 'succeeded'
     );
 end;
 $$;
@@ -378,12 +340,11 @@ $$;
 create or replace function rota._check_results(results jsonb, expected integer)
     returns void language plpgsql as $$
 begin
-    if _check_results.results is null then
+    if results is null then
         return;
-    elsif jsonb_typeof(_check_results.results) <> 'array'
-      or jsonb_array_length(_check_results.results) <> _check_results.expected then
-        perform rota._refuse('results', format(
-            'must be an array as long as job_ids (%s)', _check_results.expected));
+    elsif jsonb_typeof(results) <> 'array' or jsonb_array_length(results) <> expected then
+        perform rota._refuse('results', format('must be an array as long as job_ids (%s)',
+            expected));
     end if;
     perform rota._check_size(format('results[%s]', r.ordinal), r.result, '')
     from jsonb_array_elements(_check_results.results) with ordinality as r (result, ordinal);

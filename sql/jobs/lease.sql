@@ -26,9 +26,9 @@ declare
     v_now timestamptz;
     v_lease interval;
 begin
-    perform rota._check_job_ref(heartbeat.job_id, heartbeat.lease_token);
-    perform rota._check_lease('lease', heartbeat.lease);
-    v_lease := rota._exact(heartbeat.lease);
+    perform rota._check_job_ref(job_id, lease_token);
+    perform rota._check_lease('lease', lease);
+    v_lease := rota._exact(lease);
 
     -- The lease begins after the wait for whoever has the row locked.
     perform from rota.jobs as j where j.id = heartbeat.job_id for update;
@@ -39,17 +39,14 @@ begin
             v_lease, j.lease, rota._queue_lease(j.queue)))),
         updated_at = v_now
     where j.id = heartbeat.job_id
-      and j.lease_token = heartbeat.lease_token
-      and j.status = 'running'
+      and j.lease_token = heartbeat.lease_token and j.status = 'running'
     returning j.locked_until, j.cancel_requested_at is not null;
 
-    if not found then
-        perform rota._raise_lost(heartbeat.job_id, heartbeat.lease_token);
-    end if;
+    if not found then perform rota._raise_lost(job_id, lease_token); end if;
 end;
 $$;
 
-comment on function rota.heartbeat(bigint, bigint, interval) is
+comment on function rota.heartbeat is
     'Extend the lease of a running job, by the argument, else as the job says, else its queue, '
     'and tell whether a cancel was requested; raises RT002 if the lease is lost, RT001, RT003.';
 
@@ -73,12 +70,10 @@ declare
     v_lease interval;
     v_ids bigint[];
 begin
-    perform rota._check_job_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens);
-    perform rota._check_lease('lease', heartbeat_jobs.lease);
-    v_lease := rota._exact(heartbeat_jobs.lease);
-    v_ids := rota._hold_jobs(
-        rota._newest_refs(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens),
-        heartbeat_jobs.lease_tokens);
+    perform rota._check_job_refs(job_ids, lease_tokens);
+    perform rota._check_lease('lease', lease);
+    v_lease := rota._exact(lease);
+    v_ids := rota._hold_jobs(rota._newest_refs(job_ids, lease_tokens), lease_tokens);
 
     return query
     with beaten as (
@@ -92,8 +87,7 @@ begin
           and j.status = 'running'
         returning j.id, j.lease_token, j.locked_until, j.cancel_requested_at
     )
-    select
-        t.job_id, b.locked_until,
+    select t.job_id, b.locked_until,
         b.id is null and not rota._is_running(t.job_id, t.lease_token),
         b.cancel_requested_at is not null
     from unnest(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens)
@@ -103,7 +97,7 @@ begin
 end;
 $$;
 
-comment on function rota.heartbeat_jobs(bigint[], bigint[], interval) is
+comment on function rota.heartbeat_jobs is
     'heartbeat() for up to 1000 jobs, one row for each in the order given: is_lost where the '
     'lease is lost, locked_until null where another session has the row locked just now; '
     'raises 22023 for a bad argument.';
@@ -112,8 +106,7 @@ comment on function rota.heartbeat_jobs(bigint[], bigint[], interval) is
 create or replace function rota._queue_lease(queue text)
     returns interval language plpgsql stable as $$
 begin
-    return coalesce(
-        (select q.lease from rota.queues as q where q.queue = _queue_lease.queue),
+    return coalesce((select q.lease from rota.queues as q where q.queue = _queue_lease.queue),
         '1 minute');
 end;
 $$;
@@ -129,26 +122,22 @@ create or replace function rota.set_progress(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
-    perform rota._check_job_ref(set_progress.job_id, set_progress.lease_token);
-    if set_progress.percent is null or not set_progress.percent between 0 and 100 then
+    perform rota._check_job_ref(job_id, lease_token);
+    if percent is null or not percent between 0 and 100 then
         perform rota._refuse('percent', format('must be 0 to 100, got %s',
-            coalesce(left(set_progress.percent::text, 80), 'null')));
+            coalesce(left(percent::text, 80), 'null')));
     end if;
 
     update rota.jobs as j
     set progress_percent = set_progress.percent,
-        progress_message = left(set_progress.message, 1000),
-        updated_at = rota.now()
+        progress_message = left(set_progress.message, 1000), updated_at = rota.now()
     where j.id = set_progress.job_id
-      and j.lease_token = set_progress.lease_token
-      and j.status = 'running';
+      and j.lease_token = set_progress.lease_token and j.status = 'running';
 
-    if not found then
-        perform rota._raise_lost(set_progress.job_id, set_progress.lease_token);
-    end if;
+    if not found then perform rota._raise_lost(job_id, lease_token); end if;
 end;
 $$;
 
-comment on function rota.set_progress(bigint, bigint, numeric, text) is
+comment on function rota.set_progress is
     'Note how far a running job is, in percent and in words (cut to 1000 characters); raises '
     'RT002 if the lease is lost, RT001, RT003, 22023.';

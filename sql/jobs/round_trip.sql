@@ -48,37 +48,30 @@ create or replace function rota.finish_and_claim(
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if (finish_and_claim.job_ids = '{}' and finish_and_claim.lease_tokens = '{}'
-        and finish_and_claim.results is null
-        and finish_and_claim.next_stages is null) is not true then
+    if (job_ids = '{}' and lease_tokens = '{}'
+        and results is null
+        and next_stages is null) is not true then
         return query
-        select
-            f.outcome, f.job_id, t.lease_token, null, null, null::jsonb, null::smallint,
-            null::integer, null::integer, null::timestamptz, null::timestamptz,
-            null::interval, null, null::timestamptz, null, null, null::jsonb, null,
-            null::timestamptz
-        from rota.finish_jobs(
-            finish_and_claim.job_ids, finish_and_claim.lease_tokens, finish_and_claim.results,
+        select f.outcome, f.job_id, t.lease_token, null, null, null::jsonb, null::smallint,
+            null::integer, null::integer, null::timestamptz, null::timestamptz, null::interval,
+            null, null::timestamptz, null, null, null::jsonb, null, null::timestamptz
+        from rota.finish_jobs(finish_and_claim.job_ids, finish_and_claim.lease_tokens,
+            finish_and_claim.results,
             finish_and_claim.next_stages) with ordinality as f (job_id, outcome, ordinal)
         join unnest(finish_and_claim.lease_tokens)
             with ordinality as t (lease_token, ordinal) on t.ordinal = f.ordinal
         where f.outcome in ('lost', 'busy');
     end if;
-    if finish_and_claim.endings is not null then
+    if endings is not null then
         return query
-        select
-            e.answer, e.job_id, e.lease_token, null, null, null::jsonb, null::smallint,
-            null::integer, null::integer, null::timestamptz, null::timestamptz,
-            null::interval, null, null::timestamptz, null, null, null::jsonb, null,
-            null::timestamptz
+        select e.answer, e.job_id, e.lease_token, null, null, null::jsonb, null::smallint,
+            null::integer, null::integer, null::timestamptz, null::timestamptz, null::interval,
+            null, null::timestamptz, null, null, null::jsonb, null, null::timestamptz
         from rota.end_jobs(finish_and_claim.endings) as e
-        where e.answer not in (
-            'finished', 'already_finished', 'failed', 'snoozed', 'released');
+        where e.answer not in ('finished', 'already_finished', 'failed', 'snoozed', 'released');
     end if;
-    if (finish_and_claim.kept_job_ids = '{}'
-        and finish_and_claim.kept_lease_tokens = '{}') is not true then
-        perform rota._check_job_refs(
-            finish_and_claim.kept_job_ids, finish_and_claim.kept_lease_tokens, 'kept_');
+    if (kept_job_ids = '{}' and kept_lease_tokens = '{}') is not true then
+        perform rota._check_job_refs(kept_job_ids, kept_lease_tokens, 'kept_');
         return query
         select
             case when h.is_lost then 'lost' when h.locked_until is null then 'busy'
@@ -96,19 +89,15 @@ begin
         where h.is_lost or h.locked_until is null or h.is_cancel_requested;
     end if;
     return query
-    select
-        'claimed', c.job_id, c.lease_token, c.queue, c.job_type, c.payload, c.priority,
+    select 'claimed', c.job_id, c.lease_token, c.queue, c.job_type, c.payload, c.priority,
         c.attempt, c.max_attempts, c.run_at, c.locked_until, c.locked_for, c.idempotency_key,
         c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for
-    from rota.claim_jobs(
-        finish_and_claim.worker, finish_and_claim.queues, finish_and_claim.max_jobs,
-        finish_and_claim.lease, finish_and_claim.job_types) as c;
+    from rota.claim_jobs(finish_and_claim.worker, finish_and_claim.queues,
+        finish_and_claim.max_jobs, finish_and_claim.lease, finish_and_claim.job_types) as c;
 end;
 $$;
 
-comment on function rota.finish_and_claim(
-    text, bigint[], bigint[], jsonb, text[], jsonb, bigint[], bigint[], text[], integer,
-    interval, text[]) is
+comment on function rota.finish_and_claim is
     'Finish jobs, end others as end_jobs() does, extend the leases of kept ones and claim new '
     'ones in one round trip: rows of claim_jobs() with outcome claimed, and one for each job '
     'that is dead, cancelled, refused, lost, busy (report again) or, of the kept ones, '

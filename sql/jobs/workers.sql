@@ -16,29 +16,24 @@ create or replace function rota.report_worker(
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform rota._check_text('worker', report_worker.worker, 255);
-    perform rota._check_names('queues', report_worker.queues);
+    perform rota._check_text('worker', worker, 255);
+    perform rota._check_names('queues', queues);
 
     insert into rota.workers as w (worker, host, pid, version, queues)
-    values (
-        report_worker.worker, left(report_worker.host, 255), report_worker.pid,
-        left(report_worker.version, 255), report_worker.queues
-    )
+    values (report_worker.worker, left(report_worker.host, 255), report_worker.pid,
+        left(report_worker.version, 255), report_worker.queues)
     on conflict on constraint workers_pkey do update
     set host = excluded.host,
-        pid = excluded.pid,
-        version = excluded.version,
-        queues = excluded.queues,
+        pid = excluded.pid, version = excluded.version, queues = excluded.queues,
         started_at = case
             when (w.host, w.pid) is distinct from (excluded.host, excluded.pid)
-                then excluded.started_at
-            else w.started_at
+                then excluded.started_at else w.started_at
         end,
         last_seen_at = excluded.last_seen_at;
 end;
 $$;
 
-comment on function rota.report_worker(text, text, integer, text, text[]) is
+comment on function rota.report_worker is
     'Say that a worker is there, for people who look at rota.workers; raises 22023.';
 
 create or replace function rota.deregister_worker(worker text)
@@ -46,10 +41,10 @@ create or replace function rota.deregister_worker(worker text)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform rota._check_text('worker', deregister_worker.worker, 255);
+    perform rota._check_text('worker', worker, 255);
     delete from rota.workers as w where w.worker = deregister_worker.worker;
 end;
 $$;
 
-comment on function rota.deregister_worker(text) is
+comment on function rota.deregister_worker is
     'Say that a worker has left; its leases are not touched; raises 22023.';

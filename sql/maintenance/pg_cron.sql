@@ -20,28 +20,23 @@ declare
     v_schedule text;
     v_command text;
 begin
-    select e.schedule, e.command
-    into v_schedule, v_command
+    select e.schedule, e.command into v_schedule, v_command
     from rota._cron_entry(v_version, start_ticker.every) as e;
     perform rota._check_cron(v_schedule, v_command);
     perform rota._lock_ticker();
 
     -- Scheduling again keeps an entry as active as it is.
-    perform cron.unschedule(j.jobid)
-    from cron.job as j
-    where j.jobname = 'rota tick'
-      and j.username = current_user
-      and not j.active;
+    perform cron.unschedule(j.jobid) from cron.job as j
+    where j.jobname = 'rota tick' and j.username = current_user and not j.active;
     perform cron.schedule('rota tick', v_schedule, v_command);
-    insert into rota.maintenance (task, done_at)
-    values ('pg_cron', rota.now())
+    insert into rota.maintenance (task, done_at) values ('pg_cron', rota.now())
     on conflict (task) do nothing;
-    return format('pg_cron %s runs "%s" at "%s" as %s',
-        v_version, v_command, v_schedule, current_user);
+    return format('pg_cron %s runs "%s" at "%s" as %s', v_version, v_command, v_schedule,
+        current_user);
 end;
 $$;
 
-comment on function rota.start_ticker(interval) is
+comment on function rota.start_ticker is
     'Let pg_cron tick, every 1 to 59 whole seconds or minutes, and say what was set up; raises '
     '22023, 0A000.';
 
@@ -54,26 +49,22 @@ declare
 begin
     if rota._has_cron() then
         perform rota._lock_ticker();
-        perform cron.unschedule(j.jobid)
-        from cron.job as j
+        perform cron.unschedule(j.jobid) from cron.job as j
         where j.jobname in ('rota tick', 'rota tick log')
-          and j.database = current_database()
-          and j.username = current_user;
+          and j.database = current_database() and j.username = current_user;
         v_is_stopped := found;
     end if;
     return v_is_stopped;
 end;
 $$;
 
-comment on function rota.stop_ticker() is
+comment on function rota.stop_ticker is
     'Take away what start_ticker() set up in pg_cron, and return whether there was anything.';
 
 /* Wait for another who starts or stops: pg_cron fails on an entry that is just going. */
 create or replace function rota._lock_ticker()
     returns void language plpgsql as $$
-begin
-    perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0));
-end;
+begin perform pg_advisory_xact_lock(hashtextextended('rota.ticker', 0)); end;
 $$;
 
 /* Whether pg_cron is in this database, with names and a log, for the owner of rota to use. */
@@ -81,12 +72,9 @@ create or replace function rota._has_cron()
     returns boolean language plpgsql stable as $$
 begin
     return exists (
-        select
-        from pg_extension as e
-        join pg_namespace as n on n.nspname = 'cron'
+        select from pg_extension as e join pg_namespace as n on n.nspname = 'cron'
         join pg_class as c on c.relnamespace = n.oid and c.relname = 'job_run_details'
-        where e.extname = 'pg_cron'
-          and has_schema_privilege(n.oid, 'usage')
+        where e.extname = 'pg_cron' and has_schema_privilege(n.oid, 'usage')
     );
 end;
 $$;
@@ -95,10 +83,8 @@ $$;
 create or replace function rota._cron_version()
     returns text language plpgsql stable as $$
 begin
-    return coalesce(
-        (select e.extversion from pg_extension as e where e.extname = 'pg_cron'),
-        (select a.default_version from pg_available_extensions as a where a.name = 'pg_cron')
-    );
+    return coalesce((select e.extversion from pg_extension as e where e.extname = 'pg_cron'),
+        (select a.default_version from pg_available_extensions as a where a.name = 'pg_cron'));
 end;
 $$;
 
@@ -117,8 +103,8 @@ begin
             command := format('call rota.tick_loop(%L, %1$L)', schedule);
         else
             schedule := '* * * * *';
-            command := format('call rota.tick_loop(%L, %L)',
-                '60 seconds', trunc(v_every) || ' seconds');
+            command := format('call rota.tick_loop(%L, %L)', '60 seconds',
+                trunc(v_every) || ' seconds');
         end if;
     elsif v_every between 60 and 3540 and mod(v_every, 60) = 0 then
         -- The first tick, and more of them as long as there is more to do.
@@ -127,7 +113,7 @@ begin
     else
         perform rota._refuse('every', format(
             'must be 1 to 59 seconds or minutes, and whole ones, got %s',
-            coalesce(_cron_entry.every::text, 'null')));
+            coalesce(every::text, 'null')));
     end if;
     return next;
 end;
@@ -139,20 +125,19 @@ create or replace function rota._check_cron(schedule text, command text)
 declare
     v_problem text;
     v_remedy text;
-    v_here constant text := format(
-        'As a superuser in this database: create extension pg_cron; '
+    v_here constant text := format('As a superuser in this database: create extension pg_cron; '
         'grant usage on schema cron to %I;', current_user);
     v_there constant text := format(
         'as a superuser: select cron.schedule_in_database(%L, %L, %L, %L, %L);',
-        'rota tick ' || current_database(), _check_cron.schedule, _check_cron.command,
-        current_database(), current_user);
+        'rota tick ' || current_database(), schedule, command, current_database(),
+        current_user);
     v_database text;
 begin
     if exists (select from pg_extension as e where e.extname = 'pg_cron') then
         if not has_schema_privilege('cron', 'usage') then
             v_problem := format('role %s may not use pg_cron', current_user);
-            v_remedy := format(
-                'As a superuser: grant usage on schema cron to %I;', current_user);
+            v_remedy := format('As a superuser: grant usage on schema cron to %I;',
+                current_user);
         elsif not rota._has_cron() then
             v_problem := format('pg_cron %s is too old: its entries have no names',
                 rota._cron_version());
@@ -212,27 +197,21 @@ declare
     v_now constant timestamptz := rota.now();
     v_deleted integer;
 begin
-    perform
-    from rota.maintenance as u
-    where u.task = 'pg_cron'
-      and u.done_at not between v_now - interval '1 hour' and v_now
+    perform from rota.maintenance as u
+    where u.task = 'pg_cron' and u.done_at not between v_now - interval '1 hour' and v_now
     for update skip locked;
-    if not found or not rota._has_cron() then
-        return 0;
-    end if;
+    if not found or not rota._has_cron() then return 0; end if;
 
     delete from cron.job_run_details as d
     where d.runid = any(array(
-        select o.runid
-        from cron.job_run_details as o
+        select o.runid from cron.job_run_details as o
         where o.database = current_database()
-          and o.username = current_user
-          and o.command like 'call rota.tick_loop(%'
+          and o.username = current_user and o.command like 'call rota.tick_loop(%'
           and coalesce(o.end_time, o.start_time) < v_now - interval '1 day'
         limit _purge_cron_runs.max_rows
     ));
     get diagnostics v_deleted = row_count;
-    if v_deleted < _purge_cron_runs.max_rows then
+    if v_deleted < max_rows then
         update rota.maintenance as u set done_at = v_now where u.task = 'pg_cron';
     end if;
     return v_deleted;

@@ -39,20 +39,12 @@ create or replace function rota._retain(is_alone boolean, is_busy boolean)
     set lock_timeout = '100ms' as $$
 declare
     c_kinds constant text[] := array[
-        'jobs',
-        'stage_runs',
-        'dependencies',
-        'errors',
-        'keys',
-        'effects',
-        'occurrences',
-        'limits',
-        'workers',
-        'cron_runs'
+        'jobs', 'stage_runs', 'dependencies', 'errors', 'keys', 'effects', 'occurrences',
+        'limits', 'workers', 'cron_runs'
     ];
     c_max_rows constant integer := 1000;
     v_now constant timestamptz := rota.now();
-    v_is_due constant boolean := rota._record_tick(_retain.is_alone, _retain.is_busy);
+    v_is_due constant boolean := rota._record_tick(is_alone, is_busy);
     v_kind text;
     v_rows integer;
     v_did boolean := false;
@@ -92,7 +84,7 @@ begin
     end loop;
 
     -- Last, because of its locks, and at a pace of its own.
-    if _retain.is_alone and v_is_due then
+    if is_alone and v_is_due then
         begin
             partitions_created := rota._create_partitions();
             partitions_dropped := rota._drop_partitions();
@@ -119,23 +111,19 @@ create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
 declare
     v_now constant timestamptz := rota.now();
     v_is_idle constant boolean := not _record_tick.is_busy and not exists (
-        select
-        from rota.maintenance as u
-        where u.task = 'retention'
-          and u.done_at between v_now - interval '1 minute' and v_now
+        select from rota.maintenance as u
+        where u.task = 'retention' and u.done_at between v_now - interval '1 minute' and v_now
     );
     v_since constant timestamptz := v_now - case
-        when v_is_idle and _record_tick.is_alone then interval '5 minutes'
+        when v_is_idle and is_alone then interval '5 minutes'
         when v_is_idle then '5.5 minutes'
-        when _record_tick.is_alone then '10 seconds'
+        when is_alone then '10 seconds'
         else '30 seconds'
     end;
 begin
     if exists (
-        select
-        from rota.maintenance as u
-        where u.task = 'tick'
-          and u.done_at between v_since and v_now
+        select from rota.maintenance as u
+        where u.task = 'tick' and u.done_at between v_since and v_now
     ) then
         return false;
     end if;
@@ -146,14 +134,11 @@ begin
         done_by = format('%s as %s',
             -- A background worker has no name of an application, but a type.
             coalesce(nullif(current_setting('application_name'), ''), (
-                select a.backend_type
-                from pg_stat_activity as a
-                where a.pid = pg_backend_pid()
+                select a.backend_type from pg_stat_activity as a where a.pid = pg_backend_pid()
             )),
             session_user)
     where u.task = any(array(
-        select f.task
-        from rota.maintenance as f
+        select f.task from rota.maintenance as f
         where f.task = 'tick' or f.task = 'retention' and _record_tick.is_busy
         for update skip locked
     ));
@@ -172,8 +157,7 @@ begin
         when 'stage_runs' then rota._purge_stage_runs(max_rows)
         when 'dependencies' then rota._purge_dependencies(max_rows)
         when 'errors' then rota._purge_partitions('job_errors', max_rows)
-        when 'keys'
-        then rota._purge_rows('idempotency_keys', 'expires_at', v_now, max_rows)
+        when 'keys' then rota._purge_rows('idempotency_keys', 'expires_at', v_now, max_rows)
         -- A record whose lease is held is still needed.
         when 'effects'
         then rota._purge_rows('effects', 'expires_at', v_now, max_rows,
@@ -195,26 +179,17 @@ create or replace function rota._record_retention(did_something boolean, has_mor
 declare
     v_now constant timestamptz := rota.now();
 begin
-    perform
-    from rota.maintenance as m
+    perform from rota.maintenance as m
     where m.task = 'retention'
-      and (
-        m.has_more <> _record_retention.has_more
-        or _record_retention.did_something
-        and m.done_at not between v_now - interval '10 seconds' and v_now
-      )
+      and (m.has_more <> _record_retention.has_more or _record_retention.did_something
+        and m.done_at not between v_now - interval '10 seconds' and v_now)
     for update skip locked;
-    if not found then
-        return;
-    end if;
+    if not found then return; end if;
 
     update rota.maintenance as m
     set done_at = case when _record_retention.did_something then v_now else m.done_at end,
-        done_by = t.done_by,
-        has_more = _record_retention.has_more
-    from rota.maintenance as t
-    where m.task = 'retention'
-      and t.task = 'tick';
+        done_by = t.done_by, has_more = _record_retention.has_more
+    from rota.maintenance as t where m.task = 'retention' and t.task = 'tick';
 end;
 $$;
 
@@ -226,8 +201,7 @@ declare
     v_moment constant bigint := (extract(epoch from _purge_from.moment) * 1000000)::bigint;
 begin
     if (
-        v_hint[1] > v_moment and v_hint[1] <= v_moment + 3600000000
-        and v_hint[2] <= v_moment
+        v_hint[1] > v_moment and v_hint[1] <= v_moment + 3600000000 and v_hint[2] <= v_moment
     ) is not true then
         return timestamptz '-infinity';
     end if;
@@ -246,7 +220,7 @@ create or replace function rota._keep_purge(
 declare
     v_hint bigint[] := string_to_array(rota._scan_start(scan), ' ')::bigint[];
 begin
-    if not isfinite(_keep_purge.start) then
+    if not isfinite(start) then
         v_hint[1] := (extract(epoch from _keep_purge.moment + least(
             21 * (rota.now() - _keep_purge.moment), interval '1 hour')) * 1000000)::bigint;
     end if;
@@ -280,17 +254,14 @@ declare
     v_last timestamptz;
     v_deleted integer;
 begin
-    execute format(
-        'select array_agg(o.key), min(o.moment), max(o.moment) from ('
+    execute format('select array_agg(o.key), min(o.moment), max(o.moment) from ('
         'select f.%3$I::text as key, f.%2$I as moment from rota.%1$I as f '
         'where f.%2$I < $1 and f.%2$I >= $2 and (%4$s) '
         'order by f.%2$I limit $3 for update skip locked) as o',
         name, time_column, v_key, condition)
-    into v_keys, v_first, v_last
-    using before, v_from, max_rows, subject;
+    into v_keys, v_first, v_last using before, v_from, max_rows, subject;
     perform rota._keep_purge(v_scan, v_now, v_from, coalesce(v_last, before));
-    execute format(
-        'delete from rota.%1$I as f where f.%3$I = any($1::%5$s[]) '
+    execute format('delete from rota.%1$I as f where f.%3$I = any($1::%5$s[]) '
         'and f.%2$I between $2 and $3 and (%4$s)',
         name, time_column, v_key, condition, case v_key when 'id' then 'bigint' else 'tid' end)
     using v_keys, v_first, v_last, subject;
@@ -302,9 +273,7 @@ $$;
 /* How long the queue that keeps longest keeps what ended well. */
 create or replace function rota._horizon()
     returns interval language plpgsql stable as $$
-begin
-    return greatest('7 days', (select max(q.keep_finished) from rota.queues as q));
-end;
+begin return greatest('7 days', (select max(q.keep_finished) from rota.queues as q)); end;
 $$;
 
 /*
@@ -321,28 +290,25 @@ begin
     for v_keep in
         select k.is_dead, k.queue, rota.now() - k.keep as before
         from (
-            select false as is_dead, q.queue, q.keep_finished as keep
-            from rota.queues as q
+            select false as is_dead, q.queue, q.keep_finished as keep from rota.queues as q
             where q.keep_finished < v_horizon
             union all
-            select true, q.queue, q.keep_dead
-            from rota.queues as q
+            select true, q.queue, q.keep_dead from rota.queues as q
             where q.keep_dead is not null
             union all
             select true, null, interval '90 days'
             union all
             select false, h.queue, interval '7 days'
             from (
-                select n.queue
-                from rota._history_queues('finished_jobs_done') as n (queue)
+                select n.queue from rota._history_queues('finished_jobs_done') as n (queue)
                 where v_horizon > interval '7 days'
             ) as h
             left join rota.queues as q on q.queue = h.queue
             where q.keep_finished is null
         ) as k
     loop
-        v_deleted := v_deleted + rota._purge_queue(
-            v_keep.is_dead, v_keep.queue, v_keep.before, max_rows - v_deleted);
+        v_deleted := v_deleted + rota._purge_queue(v_keep.is_dead, v_keep.queue, v_keep.before,
+            max_rows - v_deleted);
         exit when v_deleted >= max_rows;
     end loop;
     return v_deleted + rota._purge_partitions('finished_jobs_done', max_rows - v_deleted);
@@ -356,8 +322,7 @@ $$;
 create or replace function rota._history_queues(part text)
     returns setof text language plpgsql stable as $$
 begin
-    return query execute format(
-        'with recursive found (queue) as ('
+    return query execute format('with recursive found (queue) as ('
         '(select f.queue from rota.%1$I as f '
         'order by f.queue desc, f.finished_at desc limit 1) '
         'union all '
@@ -365,7 +330,7 @@ begin
         'order by f.queue desc, f.finished_at desc limit 1) '
         'from found as n where n.queue is not null) '
         'select n.queue from found as n where n.queue is not null',
-        _history_queues.part);
+        part);
 end;
 $$;
 
@@ -403,14 +368,13 @@ exception
         end if;
 
         for v_queue in
-            select h.queue
-            from rota._history_queues('finished_jobs_dead') as h (queue)
+            select h.queue from rota._history_queues('finished_jobs_dead') as h (queue)
             left join rota.queues as q on q.queue = h.queue
             where q.keep_dead is null
         loop
             exit when v_deleted >= max_rows;
-            v_deleted := v_deleted + rota._purge_queue(
-                true, v_queue, before, max_rows - v_deleted);
+            v_deleted := v_deleted + rota._purge_queue(true, v_queue, before,
+                max_rows - v_deleted);
         end loop;
         return v_deleted;
 end;
@@ -429,13 +393,11 @@ declare
 begin
     for v_pipeline, v_keep in
         select p.pipeline, max(coalesce(q.keep_finished, '7 days'))
-        from rota.pipeline_stages as p
-        left join rota.queues as q on q.queue = p.queue
+        from rota.pipeline_stages as p left join rota.queues as q on q.queue = p.queue
         group by p.pipeline
     loop
-        v_deleted := v_deleted + rota._purge_rows(
-            'stage_runs', 'finished_at', rota.now() - v_keep, max_rows - v_deleted,
-            'f.pipeline = $4', v_pipeline);
+        v_deleted := v_deleted + rota._purge_rows('stage_runs', 'finished_at',
+            rota.now() - v_keep, max_rows - v_deleted, 'f.pipeline = $4', v_pipeline);
         exit when v_deleted >= max_rows;
     end loop;
     return v_deleted;
@@ -450,8 +412,8 @@ begin
     return query
     select 'finished_jobs_done', 'finished_at', 1, 7, rota._horizon()
     union all
-    select 'job_errors', 'failed_at', 7, 2, greatest(
-        interval '90 days', (select max(q.keep_dead) from rota.queues as q));
+    select 'job_errors', 'failed_at', 7, 2, greatest(interval '90 days',
+        (select max(q.keep_dead) from rota.queues as q));
 end;
 $$;
 
@@ -460,9 +422,7 @@ create or replace function rota._old_partitions(parent text, days integer, befor
     returns setof regclass language plpgsql stable as $$
 begin
     return query
-    select c.oid::regclass
-    from pg_inherits as i
-    join pg_class as c on c.oid = i.inhrelid
+    select c.oid::regclass from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
     where i.inhparent = format('rota.%I', _old_partitions.parent)::regclass
       and c.relname ~ ('^' || _old_partitions.parent || '_[0-9]{8}$')
       and c.relname <= format('%s_%s', _old_partitions.parent,
@@ -482,18 +442,16 @@ declare
     v_partition regclass;
     v_deleted integer;
 begin
-    select t.time_column, t.days, rota.now() - t.keep as before
-    into strict v_table
-    from rota._partitioned_tables() as t
-    where t.name = _purge_partitions.parent;
-    v_deleted := rota._purge_rows(
-        parent || '_default', v_table.time_column, v_table.before, max_rows);
+    select t.time_column, t.days, rota.now() - t.keep as before into strict v_table
+    from rota._partitioned_tables() as t where t.name = _purge_partitions.parent;
+    v_deleted := rota._purge_rows(parent || '_default', v_table.time_column, v_table.before,
+        max_rows);
 
     for v_partition in
-        select rota._old_partitions(
-            parent, v_table.days, (v_table.before at time zone 'UTC')::date - 1)
+        select rota._old_partitions(parent, v_table.days,
+            (v_table.before at time zone 'UTC')::date - 1)
     loop
-        exit when v_deleted >= _purge_partitions.max_rows;
+        exit when v_deleted >= max_rows;
         begin
             v_deleted := v_deleted + rota._purge_partition(v_partition, max_rows - v_deleted);
         exception
@@ -521,13 +479,10 @@ begin
     execute format(
         'select array_agg(o.ctid), coalesce(max((o.ctid::text::point)[0]::bigint), $1) from ('
         'select f.ctid from %s as f where f.ctid >= format(''(%%s,0)'', $1)::tid '
-        'limit $2 for update skip locked) as o', _purge_partition.partition)
-    into v_rows, v_page
-    using v_page, _purge_partition.max_rows;
-    perform rota._keep_purge(
-        v_scan, v_now, v_from, c_zero + v_page * interval '1 microsecond');
-    execute format('delete from %s as f where f.ctid = any($1)', _purge_partition.partition)
-    using v_rows;
+        'limit $2 for update skip locked) as o', partition)
+    into v_rows, v_page using v_page, max_rows;
+    perform rota._keep_purge(v_scan, v_now, v_from, c_zero + v_page * interval '1 microsecond');
+    execute format('delete from %s as f where f.ctid = any($1)', partition) using v_rows;
     get diagnostics v_deleted = row_count;
     return v_deleted;
 end;
@@ -562,11 +517,9 @@ begin
             when 7 then date_trunc('week', v_today)::date
             else v_today
         end;
-        for v_number in case when _create_partitions.with_current then 0 else 1 end
-          ..v_table.ahead loop
-            v_created := v_created + rota._create_partition(
-                v_table.name, v_table.time_column, v_first + v_number * v_table.days,
-                v_table.days);
+        for v_number in case when with_current then 0 else 1 end ..v_table.ahead loop
+            v_created := v_created + rota._create_partition(v_table.name, v_table.time_column,
+                v_first + v_number * v_table.days, v_table.days);
         end loop;
     end loop;
     return v_created;
@@ -584,36 +537,28 @@ create or replace function rota._create_partition(
 -- It makes a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_name constant text :=
-        _create_partition.parent || to_char(_create_partition.day, '_YYYYMMDD');
+    v_name constant text := parent || to_char(day, '_YYYYMMDD');
     -- As texts that are the same in every session.
-    v_from constant text := to_char(_create_partition.day, 'YYYY-MM-DD 00:00:00+00');
-    v_to constant text := to_char(
-        _create_partition.day + _create_partition.days, 'YYYY-MM-DD 00:00:00+00');
+    v_from constant text := to_char(day, 'YYYY-MM-DD 00:00:00+00');
+    v_to constant text := to_char(day + days, 'YYYY-MM-DD 00:00:00+00');
     v_is_there boolean := to_regclass('rota.' || v_name) is not null;
 begin
     -- Rows that came before their partition stay in the default one; so do their days.
     if not v_is_there then
         execute format(
             'select exists (select from rota.%I as f where f.%2$I >= $1 and f.%2$I < $2)',
-            _create_partition.parent || '_default', _create_partition.time_column)
-        into v_is_there
-        using v_from::timestamptz, v_to::timestamptz;
+            parent || '_default', time_column)
+        into v_is_there using v_from::timestamptz, v_to::timestamptz;
     end if;
-    if v_is_there then
-        return 0;
-    end if;
+    if v_is_there then return 0; end if;
 
     -- The owner may give what he makes to everybody, and has not meant this.
-    execute format(
-        'create table rota.%1$I (like rota.%2$I including constraints);'
+    execute format('create table rota.%1$I (like rota.%2$I including constraints);'
         'alter table rota.%2$I attach partition rota.%1$I for values from (%3$L) to (%4$L);'
         'comment on table rota.%1$I is %5$L;'
         'revoke all on table rota.%1$I from public;'
-        'revoke all on type rota.%1$I from public',
-        v_name, _create_partition.parent, v_from, v_to,
-        format('Rows of %s whose %s lies in these days.',
-            _create_partition.parent, _create_partition.time_column));
+        'revoke all on type rota.%1$I from public', v_name, parent, v_from, v_to,
+        format('Rows of %s whose %s lies in these days.', parent, time_column));
     return 1;
 end;
 $$;
@@ -628,10 +573,9 @@ declare
     v_dropped integer := 0;
 begin
     for v_partition in
-        select p.partition
-        from rota._partitioned_tables() as t
-        cross join lateral rota._old_partitions(
-            t.name, t.days, ((rota.now() - t.keep) at time zone 'UTC')::date) as p (partition)
+        select p.partition from rota._partitioned_tables() as t
+        cross join lateral rota._old_partitions(t.name, t.days,
+            ((rota.now() - t.keep) at time zone 'UTC')::date) as p (partition)
         limit 20
     loop
         begin

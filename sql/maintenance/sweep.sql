@@ -24,16 +24,16 @@ as $$
 begin
     perform rota._check_number('max_jobs', max_jobs, 1, 10000);
     begin
-        return rota._sweep(sweep_stale_leases.max_jobs, false);
+        return rota._sweep(max_jobs, false);
     exception
         when others then
             raise warning 'sweep falls back to one job at a time: %', sqlerrm;
-            return rota._sweep(sweep_stale_leases.max_jobs, true);
+            return rota._sweep(max_jobs, true);
     end;
 end;
 $$;
 
-comment on function rota.sweep_stale_leases(integer) is
+comment on function rota.sweep_stale_leases is
     'Fail up to max_jobs running jobs whose lease has ended, with error_type lease_expired, '
     'and return how many; raises 22023.';
 
@@ -41,24 +41,21 @@ create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
     returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_since constant timestamptz := rota._swept_until(v_now, _sweep.is_one_by_one);
+    v_since constant timestamptz := rota._swept_until(v_now, is_one_by_one);
     v_walked constant bigint :=
         pg_stat_get_xact_tuples_returned('rota.jobs_lease_idx'::regclass::oid);
     v_job rota.jobs;
     v_swept integer := 0;
 begin
     for v_job in
-        select j.*
-        from rota.jobs as j
-        where j.status = 'running'
-          and j.locked_until < v_now
-          and j.locked_until >= v_since
+        select j.* from rota.jobs as j
+        where j.status = 'running' and j.locked_until < v_now and j.locked_until >= v_since
         order by j.locked_until
         limit _sweep.max_jobs * case when _sweep.is_one_by_one then 10 else 1 end
         for update skip locked
     loop
-        exit when v_swept = _sweep.max_jobs;
-        if not _sweep.is_one_by_one then
+        exit when v_swept = max_jobs;
+        if not is_one_by_one then
             perform rota._sweep_one(v_job);
             v_swept := v_swept + 1;
             continue;
@@ -73,7 +70,7 @@ begin
         end;
     end loop;
 
-    if v_swept < _sweep.max_jobs and not _sweep.is_one_by_one then
+    if v_swept < max_jobs and not is_one_by_one then
         perform rota._keep_sweep(v_now, not isfinite(v_since), v_walked);
     end if;
     return v_swept;
@@ -92,16 +89,11 @@ declare
 begin
     if (string_to_array(rota._scan_start('sweep'), ' '))[3]::bigint > 5000 then
         v_since := rota._swept_until(v_now, false);
-        if not isfinite(v_since) then
-            return true;
-        end if;
+        if not isfinite(v_since) then return true; end if;
     end if;
     return exists (
-        select
-        from rota.jobs as j
-        where j.status = 'running'
-          and j.locked_until < v_now
-          and j.locked_until >= v_since
+        select from rota.jobs as j
+        where j.status = 'running' and j.locked_until < v_now and j.locked_until >= v_since
     );
 end;
 $$;
@@ -113,8 +105,7 @@ declare
     v_hint constant bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
     v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
 begin
-    if _swept_until.is_careful or (
-        v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000
+    if is_careful or (v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000
         and v_hint[2] <= v_moment and v_hint[3] > 5000) is not true then
         return timestamptz '-infinity';
     end if;
@@ -128,11 +119,11 @@ create or replace function rota._keep_sweep(moment timestamptz, was_full boolean
 declare
     v_hint bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
 begin
-    if _keep_sweep.was_full then
+    if was_full then
         v_hint[1] := (extract(epoch from _keep_sweep.moment + least(
             21 * (rota.now() - _keep_sweep.moment), interval '1 minute')) * 1000000)::bigint;
         v_hint[3] := pg_stat_get_xact_tuples_returned('rota.jobs_lease_idx'::regclass::oid)
-            - _keep_sweep.walked;
+            - walked;
     end if;
     v_hint[2] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint;
     perform rota._keep_scan_start('sweep', array_to_string(v_hint, ' '));
@@ -147,8 +138,8 @@ $$;
 create or replace function rota._sweep_one(job rota.jobs)
     returns void language plpgsql as $$
 declare
-    v_policy constant jsonb := coalesce(
-        job.backoff, (select q.backoff from rota.queues as q where q.queue = job.queue));
+    v_policy constant jsonb := coalesce(job.backoff,
+        (select q.backoff from rota.queues as q where q.queue = job.queue));
 begin
     perform rota._fail_running(
         array[job.id], array[job.lease_token],
@@ -157,8 +148,8 @@ begin
             job.locked_by, job.locked_until)],
         array['lease_expired'], array[null::text],
         array[case when job.error_type is distinct from 'lease_expired' then least(
-            rota._backoff(
-                coalesce(v_policy, '{}') || '{"kind": "fixed", "base_seconds": 1}', 1),
+            rota._backoff(coalesce(v_policy, '{}') || '{"kind": "fixed", "base_seconds": 1}',
+                1),
             rota._backoff(v_policy, job.attempts))
         end],
         array[false]);

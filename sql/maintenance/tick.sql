@@ -44,9 +44,7 @@ begin
         and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))
         -- In the last ten seconds; where nothing happens none is recorded.
         and exists (
-            select
-            from rota.maintenance as u
-            where u.task = 'tick'
+            select from rota.maintenance as u where u.task = 'tick'
               and u.done_at between rota.now() - interval '10 seconds' and rota.now()
         );
     if was_skipped or not rota._has_maintenance() then
@@ -75,8 +73,7 @@ begin
     begin
         select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
         into v_deleted, partitions_created, partitions_dropped, has_more
-        from rota._retain(v_is_alone,
-            num_nulls(jobs_swept, jobs_fired, checks_done) > 0
+        from rota._retain(v_is_alone, num_nulls(jobs_swept, jobs_fired, checks_done) > 0
             or greatest(jobs_swept, jobs_fired, checks_done) > 0) as r;
     exception
         when others then
@@ -89,14 +86,12 @@ begin
     errors_deleted := (v_deleted ->> 'errors')::integer;
     occurrences_deleted := (v_deleted ->> 'occurrences')::integer;
     others_deleted := (
-        select sum(d.value::integer)::integer
-        from jsonb_each_text(v_deleted) as d
+        select sum(d.value::integer)::integer from jsonb_each_text(v_deleted) as d
         where d.key not in ('jobs', 'keys', 'effects', 'errors', 'occurrences')
     );
     -- What a part left because it could not do it is not asked for again at once.
     has_more := coalesce(
-        has_more
-        or jobs_swept >= 1000 and rota._has_stale_leases()
+        has_more or jobs_swept >= 1000 and rota._has_stale_leases()
         or jobs_fired >= 1000 and exists (
             select from rota.job_definitions as d where d.next_run_at <= rota.now())
         or checks_done >= 1000 and rota._has_later_due()
@@ -107,7 +102,7 @@ begin
 end;
 $$;
 
-comment on function rota.tick() is
+comment on function rota.tick is
     'Sweep leases that ended, fire schedules, look again at jobs that wait for others, make '
     'partitions ahead and purge what has expired, a bounded amount per call, and return what '
     'was done and whether there is more; does nothing while another tick runs.';
@@ -125,9 +120,7 @@ begin
     return rota._has_stale_leases() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
     ) or rota._has_checks(true) or rota._has_later_due() or exists (
-        select
-        from rota.maintenance as u
-        join rota.maintenance as r on r.task = 'retention'
+        select from rota.maintenance as u join rota.maintenance as r on r.task = 'retention'
         where u.task = 'tick'
           and (r.has_more or u.done_at not between v_now - case
               when r.done_at between v_now - interval '1 minute' and v_now
@@ -164,12 +157,12 @@ begin
         raise exception using
             errcode = 'invalid_parameter_value',
             message = format('duration must be 1 millisecond to 1 day, got %s',
-                coalesce(tick_loop.duration::text, 'null'));
+                coalesce(duration::text, 'null'));
     elsif v_every is null or v_every not between 0.001 and 60 then
         raise exception using
             errcode = 'invalid_parameter_value',
             message = format('every must be 1 millisecond to 1 minute, got %s',
-                coalesce(tick_loop.every::text, 'null'));
+                coalesce(every::text, 'null'));
     end if;
 
     v_began_at := clock_timestamp();
@@ -181,14 +174,12 @@ begin
         perform pg_sleep(least(v_due - v_passed, v_every));
         v_has_more := (select t.has_more from rota.tick() as t);
         v_passed := extract(epoch from clock_timestamp() - v_began_at);
-        if not v_has_more then
-            v_due := (floor(v_passed / v_every) + 1) * v_every;
-        end if;
+        if not v_has_more then v_due := (floor(v_passed / v_every) + 1) * v_every; end if;
         exit when greatest(v_due, v_passed) >= v_seconds;
     end loop;
 end;
 $$;
 
-comment on procedure rota.tick_loop(interval, interval) is
+comment on procedure rota.tick_loop is
     'Tick, commit and sleep until the next multiple of every, or not at all while there is '
     'more to do, for the duration; raises 22023, 2D000.';

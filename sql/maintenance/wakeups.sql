@@ -7,7 +7,8 @@
  *   2. When a claim brought fewer than wanted, call wait_for_jobs() with the same queues and
  *      job types, and LISTEN to each of its channels; to repeat that does no harm.
  *   3. Sleep until a notification arrives, but not longer than look_again_in.  Go to 1.
- *   4. If has_maintenance, call tick() too, about once a second.
+ *   4. If has_maintenance, call tick() too, about once a second; and when notified on a channel
+ *      that begins with rota_maintenance: a check is to be done.
  *   5. Call stop_waiting() when all places are taken, and before leaving: another worker is
  *      notified instead.  What is notified after that is for others.
  *   6. Behind a pooler in transaction mode no notification arrives: claim about once a second.
@@ -53,20 +54,17 @@ declare
     v_has_changed boolean;
     v_is_first boolean;
 begin
-    perform rota._check_names('queues', wait_for_jobs.queues);
-    perform rota._check_queues('worker', wait_for_jobs.queues);
-    if wait_for_jobs.job_types is not null then
-        perform rota._check_names('job_types', wait_for_jobs.job_types);
-    end if;
-    perform rota._check_interval(
-        'poll_interval', wait_for_jobs.poll_interval, '1 ms', '1 hour');
+    perform rota._check_names('queues', queues);
+    perform rota._check_queues('worker', queues);
+    if job_types is not null then perform rota._check_names('job_types', job_types); end if;
+    perform rota._check_interval('poll_interval', poll_interval, '1 ms', '1 hour');
     perform rota._check_given('active', active is not null);
 
     select t.channels, t.slots, t.has_changed, t.is_active, t.is_first
     into channels, v_slots, v_has_changed, is_active, v_is_first
     -- What a session can lock is limited, and so each queue costs the others something.
     from rota._take_listen_slots(wait_for_jobs.queues[1:100], wait_for_jobs.active) as t;
-    if wait_for_jobs.job_types is not null then
+    if job_types is not null then
         perform rota._notify_slots(hashtext(q.queue), 1, q.slot)
         from unnest(wait_for_jobs.queues[1:100], v_slots) as q (queue, slot)
         where rota._is_other_due(q.queue, wait_for_jobs.job_types, v_now);
@@ -82,15 +80,13 @@ begin
             else 5
         end,
         v_has_changed, channels);
-    if is_active then
-        look_again_in := least(look_again_in, '10 ms');
-    end if;
+    if is_active then look_again_in := least(look_again_in, '10 ms'); end if;
     has_maintenance := v_is_first or rota._has_maintenance();
     return next;
 end;
 $$;
 
-comment on function rota.wait_for_jobs(text[], text[], interval, boolean) is
+comment on function rota.wait_for_jobs is
     'Let this session be notified of jobs: listen to the channels and claim again at the next '
     'notification, or after look_again_in at the latest; has_maintenance asks for tick(), and '
     'with active no producer notifies while the worker claims every few milliseconds; raises '
@@ -113,7 +109,7 @@ begin
 end;
 $$;
 
-comment on function rota.stop_waiting() is
+comment on function rota.stop_waiting is
     'Let this session be notified no more, and notify the next worker that waits instead.';
 
 /*
@@ -136,8 +132,7 @@ begin
     slots := '{}';
     has_changed := false;
     is_active := false;
-    select coalesce(array_agg(h.kind || ' ' || h.key), '{}')
-    into v_held
+    select coalesce(array_agg(h.kind || ' ' || h.key), '{}') into v_held
     from rota._held_locks() as h;
 
     for v_key in
@@ -187,8 +182,7 @@ begin
 
     perform rota._give_up(split_part(h.lock, ' ', 1)::integer,
         split_part(h.lock, ' ', 2)::integer)
-    from unnest(v_held) as h (lock)
-    where h.lock <> all(v_kept);
+    from unnest(v_held) as h (lock) where h.lock <> all(v_kept);
 end;
 $$;
 
@@ -197,13 +191,9 @@ create or replace function rota._held_locks()
     returns table (kind integer, key integer) language plpgsql as $$
 begin
     return query
-    select
-        (l.classid::bigint - 1919907936)::integer,
-        l.objid::bigint::bit(32)::integer
+    select (l.classid::bigint - 1919907936)::integer, l.objid::bigint::bit(32)::integer
     from pg_locks as l
-    where l.locktype = 'advisory'
-      and l.pid = pg_backend_pid()
-      and l.objsubid = 2
+    where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.objsubid = 2
       and l.classid::bigint between 1919907936 and 1919907953;
 end;
 $$;
@@ -211,10 +201,10 @@ $$;
 create or replace function rota._give_up(kind integer, key integer)
     returns void language plpgsql as $$
 begin
-    if _give_up.kind = 0 then
-        perform pg_advisory_unlock_shared(1919907936, _give_up.key);
+    if kind = 0 then
+        perform pg_advisory_unlock_shared(1919907936, key);
     else
-        perform pg_advisory_unlock(1919907936 + _give_up.kind, _give_up.key);
+        perform pg_advisory_unlock(1919907936 + kind, key);
     end if;
 end;
 $$;
@@ -262,8 +252,7 @@ begin
         v_due_at := least(until, rota._next_due_at(queues, v_since, until));
         if not v_is_new and c_now - v_state[1] < 10000 then
             -- Of what comes due all the time, and is not for this worker, the most together.
-            v_due_at := greatest(
-                v_due_at,
+            v_due_at := greatest(v_due_at,
                 moment + (10000 - c_now + v_state[1]) * interval '1 microsecond');
         end if;
         v_state[4] := case when rota.now() - moment > interval '5 ms' then
@@ -276,9 +265,7 @@ begin
             moment + greatest(3 * (c_now - v_state[2]), 5000) * interval '1 microsecond');
     elsif v_state[3] > 0 then
         -- The last of those transactions may have committed after the claim before this call.
-        if not v_is_new then
-            v_due_at := moment;
-        end if;
+        if not v_is_new then v_due_at := moment; end if;
         v_state[3] := 0;
     end if;
     v_state[1] := c_now;
@@ -299,24 +286,18 @@ declare
     v_lane integer := -32769;
 begin
     for v_step in 1..11 loop
-        select coalesce(j.own_lane, j.priority)::integer
-        into v_lane
-        from rota.jobs as j
+        select coalesce(j.own_lane, j.priority)::integer into v_lane from rota.jobs as j
         where j.queue = _is_other_due.queue
-          and j.hold is null
-          and j.status in ('queued', 'failed')
+          and j.hold is null and j.status in ('queued', 'failed')
           and coalesce(j.own_lane, j.priority) > v_lane
-        order by coalesce(j.own_lane, j.priority)
-        limit 1;
+        order by coalesce(j.own_lane, j.priority) limit 1;
         exit when not found;
         if v_step = 11 or exists (
             select
             from (
-                select j.job_type
-                from rota.jobs as j
+                select j.job_type from rota.jobs as j
                 where j.queue = _is_other_due.queue
-                  and coalesce(j.own_lane, j.priority) = v_lane
-                  and j.hold is null
+                  and coalesce(j.own_lane, j.priority) = v_lane and j.hold is null
                   and j.status in ('queued', 'failed')
                   and coalesce(j.own_place, j.run_at) <= _is_other_due.due
                 limit 1000
@@ -336,8 +317,8 @@ create or replace function rota._next_due_at(
 )
     returns timestamptz language plpgsql stable as $$
 declare
-    v_next timestamptz := least(
-        until, rota._next_check_at(queues, since), rota._next_start_of(queues, since));
+    v_next timestamptz := least(until, rota._next_check_at(queues, since),
+        rota._next_start_of(queues, since));
 begin
     return least(v_next, (
         select min(rota._next_run_at(c.queue, since, v_next))
@@ -356,33 +337,22 @@ begin
         (
             select min(l.run_at)
             from (
-                select j.run_at, j.queue
-                from rota.jobs as j
-                where j.hold = 'time'
-                  and j.status in ('queued', 'failed')
-                  and j.run_at > _next_check_at.since
-                order by j.run_at
-                limit 100
+                select j.run_at, j.queue from rota.jobs as j where j.hold = 'time'
+                  and j.status in ('queued', 'failed') and j.run_at > _next_check_at.since
+                order by j.run_at limit 100
             ) as l
             where l.queue = any(_next_check_at.queues)
         ),
         (
             select min(c.due_at)
             from (
-                select p.due_at, p.subject
-                from rota.pending_checks as p
-                where p.kind = 'limit'
-                  and p.due_at > '-infinity'
-                  and p.due_at > _next_check_at.since
-                order by p.due_at
-                limit 100
+                select p.due_at, p.subject from rota.pending_checks as p where p.kind = 'limit'
+                  and p.due_at > '-infinity' and p.due_at > _next_check_at.since
+                order by p.due_at limit 100
             ) as c
             where exists (
-                select
-                from rota.jobs as j
-                where j.hold = c.subject
-                  and j.hold <> 'time'
-                  and j.status in ('queued', 'failed')
+                select from rota.jobs as j where j.hold = c.subject
+                  and j.hold <> 'time' and j.status in ('queued', 'failed')
                   and j.queue = any(_next_check_at.queues)
             )
         )
@@ -395,12 +365,10 @@ create or replace function rota._next_start_of(queues text[], since timestamptz)
     returns timestamptz language plpgsql stable as $$
 begin
     return (
-        select min(n.start_at)
-        from rota.limits as l
+        select min(n.start_at) from rota.limits as l
         cross join lateral rota._next_start_at(l) as n (start_at)
         where l.queue = any(_next_start_of.queues)
-          and l.max_starts is not null
-          and n.start_at > _next_start_of.since
+          and l.max_starts is not null and n.start_at > _next_start_of.since
     );
 end;
 $$;
@@ -414,14 +382,11 @@ declare
     v_first timestamptz;
 begin
     for v_step in 1..10 loop
-        v_lane := rota._next_lane(array[_next_run_at.queue], v_lane, null);
+        v_lane := rota._next_lane(array[queue], v_lane, null);
         exit when v_lane is null;
-        select min(j.run_at)
-        into v_run_at
-        from rota.jobs as j
+        select min(j.run_at) into v_run_at from rota.jobs as j
         where j.queue = _next_run_at.queue
-          and coalesce(j.own_lane, j.priority) = v_lane
-          and j.hold is null
+          and coalesce(j.own_lane, j.priority) = v_lane and j.hold is null
           and j.status in ('queued', 'failed')
           and coalesce(j.own_place, j.run_at) > _next_run_at.after
           and coalesce(j.own_place, j.run_at) < _next_run_at.before;

@@ -6,39 +6,29 @@
  */
 
 create or replace view rota.job_runs as
-select
-    j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.attempts,
+select j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.attempts,
     j.max_attempts, j.locked_by, j.locked_until, j.lease_token, j.idempotency_key,
     j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
     j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
-    null::timestamptz as finished_at, null::jsonb as result,
-    j.ordering_key, j.limit_key, j.pipeline, j.stage, j.stage_input,
-    j.definition, j.scheduled_for
+    null::timestamptz as finished_at, null::jsonb as result, j.ordering_key, j.limit_key,
+    j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for
 from rota.jobs as j
 union all
-select
-    f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.attempts,
+select f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.attempts,
     f.max_attempts, f.locked_by, null::timestamptz, f.lease_token, f.idempotency_key,
     f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
     f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
-    f.finished_at, f.result,
-    f.ordering_key, f.limit_key, f.pipeline, f.stage, f.stage_input,
+    f.finished_at, f.result, f.ordering_key, f.limit_key, f.pipeline, f.stage, f.stage_input,
     f.definition, f.scheduled_for
 from rota.finished_jobs as f;
 
 comment on view rota.job_runs is 'Every job, live or ended, one row each, in one shape.';
 
 create or replace view rota.queue_stats as
-select
-    n.queue,
-    coalesce(q.is_paused, false) as is_paused,
-    coalesce(l.ready, 0) as ready,
-    coalesce(l.scheduled, 0) as scheduled,
-    coalesce(l.retrying, 0) as retrying,
-    coalesce(l.running, 0) as running,
-    coalesce(l.blocked, 0) as blocked,
-    coalesce(d.dead, 0) as dead,
-    rota.now() - l.oldest_ready_at as oldest_ready_age,
+select n.queue, coalesce(q.is_paused, false) as is_paused, coalesce(l.ready, 0) as ready,
+    coalesce(l.scheduled, 0) as scheduled, coalesce(l.retrying, 0) as retrying,
+    coalesce(l.running, 0) as running, coalesce(l.blocked, 0) as blocked,
+    coalesce(d.dead, 0) as dead, rota.now() - l.oldest_ready_at as oldest_ready_age,
     l.next_run_at
 from (
     select q.queue from rota.queues as q
@@ -50,8 +40,7 @@ from (
 left join rota.queues as q on q.queue = n.queue
 left join (
     select
-        j.queue,
-        count(*) filter (where j.status in ('queued', 'failed') and j.is_due) as ready,
+        j.queue, count(*) filter (where j.status in ('queued', 'failed') and j.is_due) as ready,
         count(*) filter (where j.status = 'queued' and not j.is_due) as scheduled,
         count(*) filter (where j.status = 'failed' and not j.is_due) as retrying,
         count(*) filter (where j.status = 'running') as running,
@@ -61,8 +50,7 @@ left join (
         min(j.run_at) filter (where j.status in ('queued', 'failed') and not j.is_due)
             as next_run_at
     from (
-        select i.queue, i.status, i.run_at, i.run_at <= n.now as is_due
-        from rota.jobs as i
+        select i.queue, i.status, i.run_at, i.run_at <= n.now as is_due from rota.jobs as i
         cross join (select rota.now() as now) as n
     ) as j
     group by j.queue
@@ -76,23 +64,18 @@ comment on view rota.queue_stats is
     'running, blocked or dead, and how long the oldest ready one has waited.';
 
 create or replace view rota.running_jobs as
-select
-    j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
-    rota.now() - j.started_at as running_for, j.locked_until, j.updated_at,
-    j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason
-from rota.jobs as j
-where j.status = 'running'
-  and j.locked_until is not null;
+select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
+    rota.now() - j.started_at as running_for, j.locked_until, j.updated_at, j.progress_percent,
+    j.progress_message, j.cancel_requested_at, j.cancel_reason
+from rota.jobs as j where j.status = 'running' and j.locked_until is not null;
 
 comment on view rota.running_jobs is 'Jobs that a worker holds now, with their progress.';
 
 create or replace view rota.stale_jobs as
-select
-    j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
+select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
     j.locked_until, j.updated_at, j.locked_until < rota.now() as is_lease_over
 from rota.jobs as j
-where j.status = 'running'
-  and j.locked_until is not null
+where j.status = 'running' and j.locked_until is not null
   and (j.locked_until < rota.now() or j.updated_at < rota.now() - interval '1 hour');
 
 comment on view rota.stale_jobs is
@@ -100,8 +83,7 @@ comment on view rota.stale_jobs is
     'life for an hour.';
 
 create or replace view rota.dead_jobs as
-select
-    f.id, f.queue, f.job_type, f.payload, f.attempts, f.max_attempts, f.last_error,
+select f.id, f.queue, f.job_type, f.payload, f.attempts, f.max_attempts, f.last_error,
     f.error_type, f.locked_by, f.created_at, f.failed_at, f.finished_at
 from rota.finished_jobs_dead as f;
 
@@ -109,26 +91,19 @@ comment on view rota.dead_jobs is
     'Jobs that were given up; retry_job(id) gives one all its attempts again.';
 
 create or replace view rota.error_groups as
-select
-    e.queue, e.job_type, e.error_type, left(e.message, 1000) as message,
-    count(*) as failures,
-    count(distinct e.job_id) as jobs,
-    min(e.failed_at) as first_failed_at,
-    max(e.failed_at) as last_failed_at,
-    max(e.job_id) as last_job_id
-from rota.job_errors as e
-group by 1, 2, 3, 4;
+select e.queue, e.job_type, e.error_type, left(e.message, 1000) as message,
+    count(*) as failures, count(distinct e.job_id) as jobs, min(e.failed_at) as first_failed_at,
+    max(e.failed_at) as last_failed_at, max(e.job_id) as last_job_id
+from rota.job_errors as e group by 1, 2, 3, 4;
 
 comment on view rota.error_groups is 'Failed attempts grouped by the text of the error.';
 
 create or replace view rota.hourly_stats as
-select
-    date_trunc('hour', f.finished_at) as hour, f.queue, f.job_type,
+select date_trunc('hour', f.finished_at) as hour, f.queue, f.job_type,
     count(*) filter (where f.status = 'succeeded') as succeeded,
     count(*) filter (where f.status = 'dead') as dead,
     count(*) filter (where f.status = 'cancelled') as cancelled,
-    sum(d.duration) as total_duration,
-    avg(d.duration) as average_duration,
+    sum(d.duration) as total_duration, avg(d.duration) as average_duration,
     max(d.duration) as longest_duration
 from rota.finished_jobs as f
 cross join lateral (
@@ -142,73 +117,59 @@ comment on view rota.hourly_stats is
     'attempts that ended them.';
 
 create or replace view rota.limit_stats as
-select
-    n.limit_name, l.max_running, coalesce(w.running, 0) as running,
-    coalesce(w.waiting, 0) as waiting,
-    l.max_starts, coalesce(l.per, '1 second') as per, coalesce(l.burst, 1) as burst,
+select n.limit_name, l.max_running, coalesce(w.running, 0) as running,
+    coalesce(w.waiting, 0) as waiting, l.max_starts, coalesce(l.per, '1 second') as per,
+    coalesce(l.burst, 1) as burst,
     case when l.max_starts is not null then s.next_start_at end as next_start_at
 from (
-    select l.limit_name
-    from rota.limits as l
-    where l.limit_key is null
-      or l.limit_key !~ ':[*]$'
+    select l.limit_name from rota.limits as l
+    where l.limit_key is null or l.limit_key !~ ':[*]$'
     union
     select p.limit_name from rota.limit_parts as p
     union
     select t.limit_name from rota.limit_starts as t
 ) as n
 cross join lateral (
-    select l.max_running, l.max_starts, l.per, l.burst
-    from rota.limits as l
-    where l.limit_name in (
-        n.limit_name, substring(n.limit_name, '^key [^:]*:') || '*')
-    order by l.limit_name = n.limit_name desc
-    limit 1
+    select l.max_running, l.max_starts, l.per, l.burst from rota.limits as l
+    where l.limit_name in (n.limit_name, substring(n.limit_name, '^key [^:]*:') || '*')
+    order by l.limit_name = n.limit_name desc limit 1
 ) as l
 -- As _next_start_at() has it, in cells.
 left join lateral (
     select
         case
             when sum(least(coalesce(k.starts, 0), case
-                    when k.cell = c.cell - c.cells + 1
-                    then c.burst - (c.cells - 1) * c.starts
+                    when k.cell = c.cell - c.cells + 1 then c.burst - (c.cells - 1) * c.starts
                     else c.starts
                 end)) < c.burst
             then rota.now()
             else 'epoch'::timestamptz + (c.cell + 1) * c.length * interval '1 microsecond'
         end as next_start_at
     from (
-        select
-            r.burst, r.starts, r.length, (r.burst + r.starts - 1) / r.starts as cells,
+        select r.burst, r.starts, r.length, (r.burst + r.starts - 1) / r.starts as cells,
             floor(extract(epoch from rota.now()) * 1000000 / r.length)::bigint as cell
         from (
-            select
-                coalesce(l.burst, 1) as burst, (coalesce(l.burst, 1) + 15) / 16 as starts,
+            select coalesce(l.burst, 1) as burst, (coalesce(l.burst, 1) + 15) / 16 as starts,
                 (coalesce(l.burst, 1) + 15) / 16 * ceil(
                     extract(epoch from coalesce(l.per, '1 second')) * 1000000
                     / l.max_starts)::bigint as length
         ) as r
     ) as c
     left join lateral (
-        select t.cell, sum(t.starts) as starts
-        from rota.limit_starts as t
-        where t.limit_name = n.limit_name
-          and t.cell between c.cell - c.cells + 1 and c.cell
+        select t.cell, sum(t.starts) as starts from rota.limit_starts as t
+        where t.limit_name = n.limit_name and t.cell between c.cell - c.cells + 1 and c.cell
         group by t.cell
     ) as k on true
     group by c.burst, c.cell, c.length
 ) as s on l.max_starts is not null
 left join (
-    select
-        k.limit_name,
-        count(*) filter (where j.status = 'running') as running,
+    select k.limit_name, count(*) filter (where j.status = 'running') as running,
         count(*) filter (where j.status <> 'running') as waiting
     from rota.jobs as j
     cross join lateral (
         values ('queue ' || j.queue), ('type ' || j.job_type), ('key ' || j.limit_key)
     ) as k (limit_name)
-    where j.status = 'running'
-       or j.status in ('queued', 'failed') and j.run_at <= rota.now()
+    where j.status = 'running' or j.status in ('queued', 'failed') and j.run_at <= rota.now()
     group by 1
 ) as w on w.limit_name = n.limit_name
 -- Not before the row is chosen: a key with a weight of its own has no other limit.
@@ -219,24 +180,17 @@ comment on view rota.limit_stats is
     'reason, and when the next may start at its rate.';
 
 create or replace view rota.ticker_health as
-select
-    nullif(u.done_at, '-infinity') as last_tick_at,
-    u.done_by as last_tick_by,
-    n.now - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag,
-    d.schedules_overdue,
-    n.now - d.next_run_at as oldest_overdue,
-    b.schedules_broken
-from rota.maintenance as u
-join rota.upgrade_log as i on i.id = 0
+select nullif(u.done_at, '-infinity') as last_tick_at, u.done_by as last_tick_by,
+    n.now - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag, d.schedules_overdue,
+    n.now - d.next_run_at as oldest_overdue, b.schedules_broken
+from rota.maintenance as u join rota.upgrade_log as i on i.id = 0
 cross join (select rota.now() as now) as n
 cross join lateral (
     select count(*) as schedules_overdue, min(o.next_run_at) as next_run_at
-    from rota.job_definitions as o
-    where o.next_run_at < n.now - interval '1 minute'
+    from rota.job_definitions as o where o.next_run_at < n.now - interval '1 minute'
 ) as d
 cross join lateral (
-    select count(*) as schedules_broken
-    from rota.job_definitions as o
+    select count(*) as schedules_broken from rota.job_definitions as o
     where not o.is_enabled and o.disabled_by is null
 ) as b
 where u.task = 'tick';

@@ -13,11 +13,11 @@ create or replace function rota._next_wall(
 )
     returns timestamp without time zone language plpgsql immutable as $$
 declare
-    v_today constant date := _next_wall.wall::date;
-    v_second integer := rota._next_second(
-        parsed, extract(epoch from _next_wall.wall - v_today)::integer);
-    v_day constant date := rota._next_day(
-        parsed, case when v_second is null then v_today + 1 else v_today end);
+    v_today constant date := wall::date;
+    v_second integer := rota._next_second(parsed,
+        extract(epoch from _next_wall.wall - v_today)::integer);
+    v_day constant date := rota._next_day(parsed,
+        case when v_second is null then v_today + 1 else v_today end);
 begin
     if v_second is null or v_day > v_today then
         v_second := rota._next_second(parsed, 0);
@@ -39,13 +39,10 @@ begin
     while v_year < 9999 loop
         if parsed.months >> v_month & 1 = 1 then
             v_first := make_date(v_year, v_month, 1);
-            v_days := rota._days_of_month(
-                parsed, extract(dow from v_first)::integer,
+            v_days := rota._days_of_month(parsed, extract(dow from v_first)::integer,
                 (v_first + interval '1 month')::date - v_first);
             v_days := v_days >> v_skipped << v_skipped;
-            if v_days <> 0 then
-                return v_first + rota._lowest_bit(v_days) - 1;
-            end if;
+            if v_days <> 0 then return v_first + rota._lowest_bit(v_days) - 1; end if;
         end if;
         if parsed.months >> v_month + 1 = 0 then
             v_year := v_year + 1;
@@ -66,14 +63,12 @@ create or replace function rota._days_of_month(
 declare
     c_each_week constant bigint := 270549121::bigint;  -- bits 0, 7, 14, 21, 28
     v_month constant bigint := (2::bigint << length) - 2;
-    v_last constant integer := (_days_of_month.first + length - 1) % 7;
+    v_last constant integer := (first + length - 1) % 7;
     v_days bigint := parsed.days & v_month;
     v_weekdays bigint := 0::bigint;
     v_day integer;
 begin
-    if parsed.days >> 32 & 1 = 1 then
-        v_days := v_days | (1::bigint << length);
-    end if;
+    if parsed.days >> 32 & 1 = 1 then v_days := v_days | (1::bigint << length); end if;
     if parsed.days >> 33 & 1 = 1 then
         v_days := v_days | (1::bigint
             << length - case v_last when 0 then 2 when 6 then 1 else 0 end);
@@ -81,7 +76,7 @@ begin
 
     for v_weekday in 0..6 loop
         exit when parsed.weekdays = 0;
-        v_day := 1 + (v_weekday - _days_of_month.first + 7) % 7;
+        v_day := 1 + (v_weekday - first + 7) % 7;
         if parsed.weekdays >> v_weekday & 1 = 1 then
             v_weekdays := v_weekdays | (c_each_week << v_day);
         end if;
@@ -97,9 +92,7 @@ begin
         end if;
     end loop;
 
-    if parsed.is_both then
-        return v_days & v_weekdays & v_month;
-    end if;
+    if parsed.is_both then return v_days & v_weekdays & v_month; end if;
     return (v_days | v_weekdays) & v_month;
 end;
 $$;
@@ -108,9 +101,9 @@ $$;
 create or replace function rota._next_second(parsed rota.parsed_schedule, second integer)
     returns integer language plpgsql immutable as $$
 declare
-    v_hour integer := _next_second.second / 3600;
-    v_minute integer := _next_second.second / 60 % 60;
-    v_second integer := _next_second.second % 60;
+    v_hour integer := second / 3600;
+    v_minute integer := second / 60 % 60;
+    v_second integer := second % 60;
 begin
     if parsed.hours >> v_hour & 1 = 1 then
         if parsed.minutes >> v_minute & 1 = 1 and parsed.seconds >> v_second <> 0 then
@@ -122,9 +115,7 @@ begin
                 + rota._lowest_bit(parsed.seconds);
         end if;
     end if;
-    if parsed.hours >> v_hour + 1 = 0 then
-        return null;
-    end if;
+    if parsed.hours >> v_hour + 1 = 0 then return null; end if;
     return 3600 * rota._lowest_bit(parsed.hours >> v_hour + 1 << v_hour + 1)
         + 60 * rota._lowest_bit(parsed.minutes) + rota._lowest_bit(parsed.seconds);
 end;
@@ -133,8 +124,5 @@ $$;
 /* A logarithm of a power of two is exact enough to round. */
 create or replace function rota._lowest_bit(bits bigint)
     returns integer language plpgsql immutable as $$
-begin
-    return round(
-        ln((_lowest_bit.bits & -_lowest_bit.bits)::float8) / ln(2::float8))::integer;
-end;
+begin return round(ln((bits & -bits)::float8) / ln(2::float8))::integer; end;
 $$;

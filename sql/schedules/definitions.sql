@@ -35,27 +35,21 @@ create or replace function rota.schedule_job(
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform rota._check_name('name', schedule_job.name);
-    perform rota._check_new_job(
-        '', schedule_job.job_type, schedule_job.payload, schedule_job.queue, null, null,
-        schedule_job.priority, schedule_job.max_attempts, schedule_job.lease,
-        schedule_job.backoff, null);
-    if rota.next_run(schedule_job.schedule, schedule_job.time_zone) is null then
-        perform rota._refuse_schedule(schedule_job.schedule, format(
-            'names only times that the clocks of %s always skip', schedule_job.time_zone));
+    perform rota._check_name('name', name);
+    perform rota._check_new_job('', job_type, payload, queue, null, null, priority,
+        max_attempts, lease, backoff, null);
+    if rota.next_run(schedule, time_zone) is null then
+        perform rota._refuse_schedule(schedule, format(
+            'names only times that the clocks of %s always skip', time_zone));
     end if;
     perform rota._check_choice('catch_up', catch_up, '{skip,one,all}');
     perform rota._check_number('catch_up_max', catch_up_max, 1, 1000);
     perform rota._check_choice('overlap', overlap, '{allow,skip,queue}');
-    perform rota._check_interval(
-        'catch_up_window', catch_up_window, '1 second', '100 years', true);
+    perform rota._check_interval('catch_up_window', catch_up_window, '1 second', '100 years',
+        true);
     perform rota._check_interval('jitter', jitter, '0', '1 day');
-    if starts_at is not null then
-        perform rota._check_run_at('starts_at', starts_at);
-    end if;
-    if ends_at is not null then
-        perform rota._check_run_at('ends_at', ends_at);
-    end if;
+    if starts_at is not null then perform rota._check_run_at('starts_at', starts_at); end if;
+    if ends_at is not null then perform rota._check_run_at('ends_at', ends_at); end if;
     if ends_at <= starts_at then
         perform rota._refuse('ends_at', 'must be later than starts_at');
     end if;
@@ -65,29 +59,20 @@ begin
     from rota._put_definition(jsonb_populate_record(
         null::rota.job_definitions,
         jsonb_build_object(
-            'name', schedule_job.name,
-            'job_type', schedule_job.job_type,
-            'queue', schedule_job.queue,
-            'payload', schedule_job.payload,
-            'schedule', schedule_job.schedule,
-            'time_zone', schedule_job.time_zone,
-            'priority', schedule_job.priority,
-            'max_attempts', schedule_job.max_attempts,
-            'lease', rota._exact(schedule_job.lease),
-            'backoff', schedule_job.backoff,
+            'name', schedule_job.name, 'job_type', schedule_job.job_type,
+            'queue', schedule_job.queue, 'payload', schedule_job.payload,
+            'schedule', schedule_job.schedule, 'time_zone', schedule_job.time_zone,
+            'priority', schedule_job.priority, 'max_attempts', schedule_job.max_attempts,
+            'lease', rota._exact(schedule_job.lease), 'backoff', schedule_job.backoff,
             'catch_up', schedule_job.catch_up,
             'catch_up_window', rota._exact(schedule_job.catch_up_window),
-            'catch_up_max', schedule_job.catch_up_max,
-            'overlap', schedule_job.overlap,
-            'jitter', rota._exact(schedule_job.jitter),
-            'starts_at', schedule_job.starts_at,
+            'catch_up_max', schedule_job.catch_up_max, 'overlap', schedule_job.overlap,
+            'jitter', rota._exact(schedule_job.jitter), 'starts_at', schedule_job.starts_at,
             'ends_at', schedule_job.ends_at))) as d;
 end;
 $$;
 
-comment on function rota.schedule_job(
-    text, text, text, jsonb, text, text, integer, integer, interval, jsonb, text, interval,
-    integer, text, interval, timestamptz, timestamptz) is
+comment on function rota.schedule_job is
     'Have a job made at each time that a schedule names, or change what was scheduled under '
     'this name, and return created, changed or unchanged, and the time of the next; raises '
     'RT006 for a bad schedule, 22023.';
@@ -102,21 +87,18 @@ begin
         -- What is so already is neither written nor waited for.
         select d.* into v_old from rota.job_definitions as d where d.name = new.name;
         if not found then
-            new := jsonb_populate_record(new, jsonb_build_object(
-                'anchored_at', coalesce(new.starts_at, v_now)));
+            new := jsonb_populate_record(new, jsonb_build_object('anchored_at',
+                coalesce(new.starts_at, v_now)));
             outcome := 'created';
             next_run_at := rota._plan_next(new, v_now);
-            insert into rota.job_definitions (
-                name, job_type, queue, payload, schedule, time_zone, priority, max_attempts,
-                lease, backoff, catch_up, catch_up_window, catch_up_max, overlap, jitter,
-                starts_at, ends_at, anchored_at, next_run_at, created_at, updated_at
-            )
-            values (
-                new.name, new.job_type, new.queue, new.payload, new.schedule, new.time_zone,
+            insert into rota.job_definitions (name, job_type, queue, payload, schedule,
+                time_zone, priority, max_attempts, lease, backoff, catch_up, catch_up_window,
+                catch_up_max, overlap, jitter, starts_at, ends_at, anchored_at, next_run_at,
+                created_at, updated_at)
+            values (new.name, new.job_type, new.queue, new.payload, new.schedule, new.time_zone,
                 new.priority, new.max_attempts, new.lease, new.backoff, new.catch_up,
                 new.catch_up_window, new.catch_up_max, new.overlap, new.jitter, new.starts_at,
-                new.ends_at, new.anchored_at, _put_definition.next_run_at, v_now, v_now
-            )
+                new.ends_at, new.anchored_at, _put_definition.next_run_at, v_now, v_now)
             on conflict do nothing;
             -- Else somebody else has just taken the name.
             exit when found;
@@ -183,12 +165,10 @@ begin
         catch_up = new.catch_up, catch_up_window = new.catch_up_window,
         catch_up_max = new.catch_up_max, overlap = new.overlap, jitter = new.jitter,
         starts_at = new.starts_at, ends_at = new.ends_at, anchored_at = new.anchored_at,
-        next_run_at = v_next_run_at,
-        is_enabled = v_is_enabled,
+        next_run_at = v_next_run_at, is_enabled = v_is_enabled,
         disabled_at = case when not v_is_enabled then old.disabled_at end,
         disabled_by = case when not v_is_enabled then old.disabled_by end,
-        last_error = case when not v_is_enabled then old.last_error end,
-        updated_at = changed_at
+        last_error = case when not v_is_enabled then old.last_error end, updated_at = changed_at
     where d.name = old.name;
     if v_is_enabled and v_next_run_at is null then
         -- Its last job may be about to end, without knowing that somebody waits for that.
@@ -204,13 +184,11 @@ create or replace function rota.unschedule_job(name text)
 as $$
 begin
     delete from rota.job_definitions as d where d.name = unschedule_job.name;
-    if not found then
-        perform rota._raise_no_schedule(unschedule_job.name);
-    end if;
+    if not found then perform rota._raise_no_schedule(name); end if;
 end;
 $$;
 
-comment on function rota.unschedule_job(text) is
+comment on function rota.unschedule_job is
     'Forget a schedule; the jobs that it has made stay; raises RT005, 22023.';
 
 create or replace function rota.enable_schedule(name text)
@@ -221,28 +199,20 @@ declare
     v_definition rota.job_definitions;
     v_next_run_at timestamptz;
 begin
-    v_definition := rota._hold_definition(enable_schedule.name);
-    if v_definition.is_enabled then
-        return v_definition.next_run_at;
-    end if;
+    v_definition := rota._hold_definition(name);
+    if v_definition.is_enabled then return v_definition.next_run_at; end if;
 
     v_next_run_at := rota._plan_next(v_definition, rota.now());
     update rota.job_definitions as d
-    set is_enabled = true,
-        disabled_at = null,
-        disabled_by = null,
-        last_error = null,
-        next_run_at = v_next_run_at,
-        updated_at = rota.now()
+    set is_enabled = true, disabled_at = null, disabled_by = null, last_error = null,
+        next_run_at = v_next_run_at, updated_at = rota.now()
     where d.name = enable_schedule.name;
-    if v_next_run_at is null then
-        perform rota._add_checks('schedule', array[name]);
-    end if;
+    if v_next_run_at is null then perform rota._add_checks('schedule', array[name]); end if;
     return v_next_run_at;
 end;
 $$;
 
-comment on function rota.enable_schedule(text) is
+comment on function rota.enable_schedule is
     'Let a disabled schedule make jobs again and return the time of the next, which is later '
     'than now: what was missed is not made up; raises RT005, RT006 if its text cannot be read '
     'any more, 22023.';
@@ -252,19 +222,15 @@ create or replace function rota.disable_schedule(name text)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform rota._hold_definition(disable_schedule.name);
+    perform rota._hold_definition(name);
     update rota.job_definitions as d
-    set is_enabled = false,
-        disabled_at = coalesce(d.disabled_at, rota.now()),
-        disabled_by = session_user,
-        next_run_at = null,
-        updated_at = rota.now()
-    where d.name = disable_schedule.name
-      and d.disabled_by is null;
+    set is_enabled = false, disabled_at = coalesce(d.disabled_at, rota.now()),
+        disabled_by = session_user, next_run_at = null, updated_at = rota.now()
+    where d.name = disable_schedule.name and d.disabled_by is null;
 end;
 $$;
 
-comment on function rota.disable_schedule(text) is
+comment on function rota.disable_schedule is
     'Let a schedule make no more jobs until enable_schedule(); raises RT005, 22023.';
 
 create or replace function rota._hold_definition(name text)
@@ -272,14 +238,9 @@ create or replace function rota._hold_definition(name text)
 declare
     v_definition rota.job_definitions;
 begin
-    select d.*
-    into v_definition
-    from rota.job_definitions as d
-    where d.name = _hold_definition.name
-    for update;
-    if not found then
-        perform rota._raise_no_schedule(_hold_definition.name);
-    end if;
+    select d.* into v_definition from rota.job_definitions as d
+    where d.name = _hold_definition.name for update;
+    if not found then perform rota._raise_no_schedule(name); end if;
     return v_definition;
 end;
 $$;
@@ -294,7 +255,7 @@ declare
     v_fire timestamptz;
     v_job_id bigint;
 begin
-    v_definition := rota._hold_definition(run_schedule_now.name);
+    v_definition := rota._hold_definition(name);
     v_parsed := rota._parse_schedule(v_definition.schedule);
     if rota._live_definitions(array[v_definition.name]) <> '{}' then
         raise exception using
@@ -310,8 +271,8 @@ begin
     v_job_id := nextval('rota.jobs_id_seq');
     insert into rota.occurrences (definition, scheduled_for, outcome, job_id, fired_at)
     values (v_definition.name, v_fire, 'fired', v_job_id, rota.now());
-    perform rota._make_jobs(
-        array[v_definition.name], array[v_fire], array[v_job_id], true, rota.now());
+    perform rota._make_jobs(array[v_definition.name], array[v_fire], array[v_job_id], true,
+        rota.now());
     update rota.job_definitions as d
     set last_job_id = v_job_id,
         next_run_at = case when v_parsed.kind <> 'after' then d.next_run_at end
@@ -320,7 +281,7 @@ begin
 end;
 $$;
 
-comment on function rota.run_schedule_now(text) is
+comment on function rota.run_schedule_now is
     'Make a job of a schedule now, also of a disabled one, beside those at its times, and '
     'return its id; raises RT014 if one is live and no two may be, RT005, RT006 if its text '
     'cannot be read any more, 22023.';
@@ -334,12 +295,10 @@ declare
     v_free timestamptz := rota.now();
 begin
     while exists (
-        select
-        from rota.occurrences as f
-        where f.definition = definition.name
-          and f.scheduled_for = v_free
-    ) or (parsed.kind <> 'after' and v_free is not distinct from rota._next_occurrence(
-        parsed, definition.time_zone, v_free - interval '1 microsecond', definition.anchored_at)
+        select from rota.occurrences as f
+        where f.definition = definition.name and f.scheduled_for = v_free
+    ) or (parsed.kind <> 'after' and v_free is not distinct from rota._next_occurrence(parsed,
+        definition.time_zone, v_free - interval '1 microsecond', definition.anchored_at)
     ) or v_free is not distinct from definition.next_run_at loop
         v_free := v_free + interval '1 microsecond';
     end loop;

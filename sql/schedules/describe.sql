@@ -11,7 +11,7 @@ create or replace function rota.describe_schedule(schedule text)
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_parsed constant rota.parsed_schedule := rota._parse_schedule(describe_schedule.schedule);
+    v_parsed constant rota.parsed_schedule := rota._parse_schedule(schedule);
     v_times text;
 begin
     if v_parsed.kind = 'every' then
@@ -19,17 +19,17 @@ begin
             || ', counted from its start';
     elsif v_parsed.kind = 'after' then
         return regexp_replace(
-            rota._describe_period(extract(epoch from v_parsed.period)::bigint),
-            '^(?=[a-z])', '1 ') || ' after the last run has ended';
+            rota._describe_period(extract(epoch from v_parsed.period)::bigint), '^(?=[a-z])',
+            '1 ') || ' after the last run has ended';
     end if;
 
-    v_times := rota._describe_times(
-        rota._bits(v_parsed.hours), rota._bits(v_parsed.minutes), rota._bits(v_parsed.seconds));
+    v_times := rota._describe_times(rota._bits(v_parsed.hours), rota._bits(v_parsed.minutes),
+        rota._bits(v_parsed.seconds));
     return v_times || rota._describe_days(v_parsed, v_times);
 end;
 $$;
 
-comment on function rota.describe_schedule(text) is
+comment on function rota.describe_schedule is
     'Say in English what a schedule text means; raises RT006, 22023.';
 
 /* 5 minutes, or just minute where there is one. */
@@ -37,18 +37,17 @@ create or replace function rota._describe_period(seconds bigint)
     returns text language plpgsql immutable as $$
 declare
     v_unit constant bigint := case
-        when _describe_period.seconds % 86400 = 0 and _describe_period.seconds > 86400
-            then 86400
-        when _describe_period.seconds % 3600 = 0 then 3600
-        when _describe_period.seconds % 60 = 0 then 60
+        when seconds % 86400 = 0 and seconds > 86400 then 86400
+        when seconds % 3600 = 0 then 3600
+        when seconds % 60 = 0 then 60
         else 1
     end::bigint;
     v_name constant text := case v_unit
         when 86400 then 'day' when 3600 then 'hour' when 60 then 'minute' else 'second' end;
 begin
     return case
-        when _describe_period.seconds = v_unit then v_name
-        else format('%s %ss', _describe_period.seconds / v_unit, v_name)
+        when seconds = v_unit then v_name
+        else format('%s %ss', seconds / v_unit, v_name)
     end || case v_unit when 86400 then ' of 24 hours' else '' end;
 end;
 $$;
@@ -59,20 +58,17 @@ create or replace function rota._describe_times(
 )
     returns text language plpgsql immutable as $$
 declare
-    v_format constant text := case _describe_times.seconds
-        when '{0}' then 'HH24:MI' else 'HH24:MI:SS' end;
+    v_format constant text := case seconds when '{0}' then 'HH24:MI' else 'HH24:MI:SS' end;
     v_starts constant integer[] := array(
         select 3600 * h + 60 * m
         from unnest(_describe_times.hours) as h, unnest(_describe_times.minutes) as m
         order by 1);
-    v_count constant integer := cardinality(v_starts) * cardinality(_describe_times.seconds);
-    v_first constant integer := v_starts[1] + _describe_times.seconds[1];
-    v_last constant integer := v_starts[cardinality(v_starts)]
-        + _describe_times.seconds[cardinality(_describe_times.seconds)];
+    v_count constant integer := cardinality(v_starts) * cardinality(seconds);
+    v_first constant integer := v_starts[1] + seconds[1];
+    v_last constant integer := v_starts[cardinality(v_starts)] + seconds[cardinality(seconds)];
     v_step constant integer := case
-        when cardinality(_describe_times.seconds) = 1 then rota._step(v_starts)
-        when cardinality(v_starts) = 1 or rota._step(v_starts) = 60
-            then rota._step(_describe_times.seconds)
+        when cardinality(seconds) = 1 then rota._step(v_starts)
+        when cardinality(v_starts) = 1 or rota._step(v_starts) = 60 then rota._step(seconds)
     end;
 begin
     if v_count > 3 and v_last - v_first = v_step * (v_count - 1) then
@@ -94,8 +90,7 @@ begin
             from unnest(v_starts) as t, unnest(_describe_times.seconds) as s
             order by 1), 'and');
     end if;
-    return rota._describe_numbers(
-        _describe_times.hours, _describe_times.minutes, _describe_times.seconds);
+    return rota._describe_numbers(hours, minutes, seconds);
 end;
 $$;
 
@@ -105,25 +100,23 @@ create or replace function rota._describe_numbers(
 )
     returns text language plpgsql immutable as $$
 declare
-    v_each_minute constant boolean := cardinality(_describe_numbers.minutes) = 60;
-    v_each_hour constant boolean := cardinality(_describe_numbers.hours) = 24;
+    v_each_minute constant boolean := cardinality(minutes) = 60;
+    v_each_hour constant boolean := cardinality(hours) = 24;
     v_minutes constant text := case
         when v_each_minute then 'every minute'
-        else rota._describe_values('minute', _describe_numbers.minutes)
+        else rota._describe_values('minute', minutes)
     end;
     v_text text;
 begin
-    if _describe_numbers.seconds = '{0}' then
-        v_text := coalesce(rota._describe_share('minute', _describe_numbers.minutes),
-            'at ' || v_minutes);
+    if seconds = '{0}' then
+        v_text := coalesce(rota._describe_share('minute', minutes), 'at ' || v_minutes);
     else
-        v_text := coalesce(rota._describe_share('second', _describe_numbers.seconds),
-            'at ' || rota._describe_values('second', _describe_numbers.seconds))
+        v_text := coalesce(rota._describe_share('second', seconds),
+            'at ' || rota._describe_values('second', seconds))
             || ' of ' || v_minutes;
     end if;
     return v_text || case
-        when not v_each_hour
-        then ' of the ' || rota._describe_values('hour', _describe_numbers.hours)
+        when not v_each_hour then ' of the ' || rota._describe_values('hour', hours)
         when not v_each_minute then ' of every hour'
         else ''
     end;
@@ -134,12 +127,11 @@ $$;
 create or replace function rota._describe_share(unit text, numbers integer[])
     returns text language plpgsql immutable as $$
 declare
-    v_step constant integer := rota._step(_describe_share.numbers);
+    v_step constant integer := rota._step(numbers);
 begin
-    if _describe_share.numbers[1] = 0
-      and v_step * cardinality(_describe_share.numbers) = 60 then
+    if numbers[1] = 0 and v_step * cardinality(numbers) = 60 then
         return 'every ' || case v_step when 1 then '' else v_step || ' ' end
-            || _describe_share.unit || case v_step when 1 then '' else 's' end;
+            || unit || case v_step when 1 then '' else 's' end;
     end if;
     return null;
 end;
@@ -148,9 +140,9 @@ $$;
 create or replace function rota._describe_values(unit text, numbers integer[])
     returns text language plpgsql immutable as $$
 begin
-    return _describe_values.unit
-        || case cardinality(_describe_values.numbers) when 1 then ' ' else 's ' end
-        || rota._describe_list(rota._describe_runs(_describe_values.numbers, null), 'and');
+    return unit
+        || case cardinality(numbers) when 1 then ' ' else 's ' end
+        || rota._describe_list(rota._describe_runs(numbers, null), 'and');
 end;
 $$;
 
@@ -171,7 +163,7 @@ declare
 begin
     if v_is_any_day and v_is_any_weekday
       or not parsed.is_both and (v_is_any_day or v_is_any_weekday) then
-        v_days := case when _describe_days.times ~ ':|the hour' then ' every day' else '' end;
+        v_days := case when times ~ ':|the hour' then ' every day' else '' end;
     elsif v_is_any_day then
         v_days := ' ' || rota._describe_weekdays(parsed.weekdays, case
             when parsed.weekdays & 127 = 0 then v_of else ' of the month' end);
@@ -203,17 +195,15 @@ $$;
 create or replace function rota._describe_month_days(days bigint, prefix text, conjunction text)
     returns text language plpgsql immutable as $$
 declare
-    v_days constant integer[] := rota._bits(_describe_month_days.days & 4294967294);
+    v_days constant integer[] := rota._bits(days & 4294967294);
 begin
     return array_to_string(array[
-        _describe_month_days.prefix
+        prefix
             || case when conjunction = 'and' and cardinality(v_days) > 1
                 then 'days ' else 'day ' end
             || rota._describe_list(rota._describe_runs(v_days, null), conjunction),
-        _describe_month_days.prefix
-            || case _describe_month_days.days >> 32 & 1 when 1 then 'the last day' end,
-        _describe_month_days.prefix || case _describe_month_days.days >> 33 & 1
-            when 1 then 'the last working day (Monday to Friday)' end
+        prefix || case days >> 32 & 1 when 1 then 'the last day' end,
+        prefix || case days >> 33 & 1 when 1 then 'the last working day (Monday to Friday)' end
     ], format(' %s ', conjunction));
 end;
 $$;
@@ -231,11 +221,10 @@ declare
 begin
     for v_weekday in 1..7 loop
         v_nths := array(
-            select n
-            from generate_series(1, 6) as n
+            select n from generate_series(1, 6) as n
             where _describe_weekdays.weekdays >> 7 * n + v_weekday % 7 & 1 = 1
             order by n);
-        if _describe_weekdays.weekdays >> v_weekday % 7 & 1 = 1 then
+        if weekdays >> v_weekday % 7 & 1 = 1 then
             v_weekdays := v_weekdays || v_weekday;
         elsif v_nths <> '{}' then
             v_items := v_items || format('the %s %s',
@@ -246,7 +235,7 @@ begin
 
     return array_to_string(array[
         'on ' || rota._describe_list(rota._describe_runs(v_weekdays, c_names), 'and'),
-        'on ' || rota._describe_list(v_items, 'and') || _describe_weekdays.of_month
+        'on ' || rota._describe_list(v_items, 'and') || of_month
     ], ' and ');
 end;
 $$;
@@ -259,11 +248,9 @@ declare
     v_first integer;
     v_number integer;
 begin
-    foreach v_number in array _describe_runs.numbers loop
-        if v_number - 1 <> all(_describe_runs.numbers) then
-            v_first := v_number;
-        end if;
-        continue when v_number + 1 = any(_describe_runs.numbers);
+    foreach v_number in array numbers loop
+        if v_number - 1 <> all(numbers) then v_first := v_number; end if;
+        continue when v_number + 1 = any(numbers);
         v_items := v_items || case
             when v_number - v_first < 2
             then array(
@@ -282,13 +269,12 @@ $$;
 create or replace function rota._describe_list(items text[], conjunction text)
     returns text language plpgsql immutable as $$
 declare
-    v_last constant integer := cardinality(_describe_list.items);
+    v_last constant integer := cardinality(items);
 begin
     return case
-        when v_last > 1
-        then array_to_string(_describe_list.items[:v_last - 1], ', ')
-            || format(' %s ', _describe_list.conjunction) || _describe_list.items[v_last]
-        else _describe_list.items[1]
+        when v_last > 1 then array_to_string(items[:v_last - 1], ', ')
+            || format(' %s ', conjunction) || items[v_last]
+        else items[1]
     end;
 end;
 $$;
@@ -305,11 +291,11 @@ $$;
 create or replace function rota._step(numbers integer[])
     returns integer language plpgsql immutable as $$
 declare
-    v_step constant integer := _step.numbers[2] - _step.numbers[1];
+    v_step constant integer := numbers[2] - numbers[1];
 begin
     return case
-        when _step.numbers = array(select generate_series(
-            _step.numbers[1], _step.numbers[cardinality(_step.numbers)], v_step))
+        when _step.numbers = array(select generate_series(_step.numbers[1],
+            _step.numbers[cardinality(_step.numbers)], v_step))
         then v_step
     end;
 end;

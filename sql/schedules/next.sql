@@ -24,21 +24,17 @@ create or replace function rota.next_run(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_after constant timestamptz := coalesce(next_run.after, rota.now());
+    v_after constant timestamptz := coalesce(after, rota.now());
 begin
-    perform rota._check_time_zone('time_zone', next_run.time_zone);
+    perform rota._check_time_zone('time_zone', time_zone);
     perform rota._check_run_at('after', v_after);
-    if next_run.starts_at is not null then
-        perform rota._check_run_at('starts_at', next_run.starts_at);
-    end if;
-    return rota._next_occurrence(
-        rota._parse_schedule(next_run.schedule), next_run.time_zone,
-        greatest(v_after, next_run.starts_at - interval '1 microsecond'),
-        coalesce(next_run.starts_at, v_after));
+    if starts_at is not null then perform rota._check_run_at('starts_at', starts_at); end if;
+    return rota._next_occurrence(rota._parse_schedule(schedule), time_zone,
+        greatest(v_after, starts_at - interval '1 microsecond'), coalesce(starts_at, v_after));
 end;
 $$;
 
-comment on function rota.next_run(text, text, timestamptz, timestamptz) is
+comment on function rota.next_run is
     'The first time later than after (now) that a schedule text names in a time zone, not '
     'before starts_at, from which "every" counts; null if there is none in 100 years or before '
     'the year 9999; raises RT006, 22023.';
@@ -59,28 +55,24 @@ create or replace function rota.upcoming_runs(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_after constant timestamptz := coalesce(upcoming_runs.after, rota.now());
+    v_after constant timestamptz := coalesce(after, rota.now());
     v_definition rota.job_definitions;
     v_parsed rota.parsed_schedule;
 begin
     perform rota._check_number('max_runs', max_runs, 1, 1000);
-    if num_nonnulls(upcoming_runs.schedule, upcoming_runs.name) <> 1 then
+    if num_nonnulls(schedule, name) <> 1 then
         perform rota._refuse('schedule', 'or name must be given, and not both');
     end if;
     perform rota._check_run_at('after', v_after);
 
-    if upcoming_runs.name is null then
-        perform rota._check_time_zone('time_zone', upcoming_runs.time_zone);
-        v_definition := jsonb_populate_record(v_definition, jsonb_build_object(
-            'schedule', upcoming_runs.schedule, 'time_zone', upcoming_runs.time_zone,
-            'anchored_at', v_after));
+    if name is null then
+        perform rota._check_time_zone('time_zone', time_zone);
+        v_definition := jsonb_populate_record(v_definition, jsonb_build_object('schedule',
+            schedule, 'time_zone', time_zone, 'anchored_at', v_after));
     else
-        select d.* into v_definition
-        from rota.job_definitions as d
+        select d.* into v_definition from rota.job_definitions as d
         where d.name = upcoming_runs.name;
-        if not found then
-            perform rota._raise_no_schedule(upcoming_runs.name);
-        end if;
+        if not found then perform rota._raise_no_schedule(name); end if;
     end if;
 
     v_parsed := rota._parse_schedule(v_definition.schedule);
@@ -103,7 +95,7 @@ begin
 end;
 $$;
 
-comment on function rota.upcoming_runs(text, text, timestamptz, integer, text) is
+comment on function rota.upcoming_runs is
     'The next max_runs times later than after (now) of a schedule text, or of the schedule of '
     'that name, with the local time and whether that was moved out of a gap or comes twice; '
     'raises RT005, RT006, 22023.';
@@ -117,8 +109,8 @@ declare
     v_wall constant timestamp without time zone := run_at at time zone time_zone;
     v_change timestamptz;
 begin
-    if parsed.kind <> 'cron' or rota._clock_change(
-        time_zone, run_at - interval '26 hours', run_at + interval '26 hours') is null then
+    if parsed.kind <> 'cron' or rota._clock_change(time_zone, run_at - interval '26 hours',
+        run_at + interval '26 hours') is null then
         return null;
     elsif rota._next_wall(parsed, v_wall) <> v_wall then
         return 'moved';
@@ -140,20 +132,20 @@ declare
     v_fire timestamptz;
 begin
     if parsed.kind = 'after' then
-        v_fire := _next_occurrence.after + parsed.period;
-    elsif parsed.kind = 'every' and anchored_at > _next_occurrence.after then
+        v_fire := after + parsed.period;
+    elsif parsed.kind = 'every' and anchored_at > after then
         v_fire := anchored_at;
     elsif parsed.kind = 'every' then
         v_fire := anchored_at + parsed.period * (1 + floor(
             extract(epoch from _next_occurrence.after - anchored_at)
             / extract(epoch from parsed.period))::float8);
     elsif parsed.is_fixed then
-        v_fire := rota._next_fixed(parsed, time_zone, _next_occurrence.after);
+        v_fire := rota._next_fixed(parsed, time_zone, after);
     else
-        v_fire := rota._next_shown(parsed, time_zone, _next_occurrence.after);
+        v_fire := rota._next_shown(parsed, time_zone, after);
     end if;
     -- What a tick does must come to an end, whatever it finds in a zone's file.
-    if v_fire <= _next_occurrence.after then
+    if v_fire <= after then
         perform rota._refuse('time_zone', format('%L has clocks that go wrong', time_zone));
     end if;
     return case when v_fire < '9999-01-01 00:00+00' then v_fire end;
@@ -167,9 +159,9 @@ create or replace function rota._next_fixed(
     returns timestamptz language plpgsql stable as $$
 declare
     v_wall timestamp without time zone := interval '1 second'
-        + date_trunc('second', _next_fixed.after at time zone time_zone);
-    v_change constant timestamptz := rota._clock_change(
-        time_zone, _next_fixed.after - interval '26 hours', _next_fixed.after);
+        + date_trunc('second', after at time zone time_zone);
+    v_change constant timestamptz := rota._clock_change(time_zone, after - interval '26 hours',
+        after);
 begin
     -- What the clock has shown before it was put back is over.
     if v_change is not null then
@@ -186,9 +178,9 @@ create or replace function rota._next_shown(
 )
     returns timestamptz language plpgsql stable as $$
 declare
-    v_from timestamptz := date_trunc('second', _next_shown.after) + interval '1 second';
+    v_from timestamptz := date_trunc('second', after) + interval '1 second';
     v_last constant timestamp without time zone :=
-        (_next_shown.after at time zone 'UTC') + interval '100 years';
+        (after at time zone 'UTC') + interval '100 years';
     v_wall timestamp without time zone;
     v_next timestamp without time zone;
     v_change timestamptz;
@@ -201,8 +193,7 @@ begin
         if v_next > v_wall + interval '4 days' then
             -- Nothing is named before, so go near it; there the clock may differ.
             v_change := rota._clock_change(time_zone, v_from, v_from + interval '26 hours');
-            v_from := coalesce(
-                v_change, (v_next - interval '2 days') at time zone time_zone);
+            v_from := coalesce(v_change, (v_next - interval '2 days') at time zone time_zone);
             continue;
         end if;
 
@@ -224,14 +215,12 @@ create or replace function rota._occurrences_until(
     returns timestamptz[] language plpgsql stable as $$
 declare
     v_fires timestamptz[] := array[]::timestamptz[];
-    v_until timestamptz := _occurrences_until.until;
+    v_until timestamptz := until;
     v_back interval := interval '1 second';
     v_fire timestamptz;
 begin
-    while v_until >= _occurrences_until.first
-      and cardinality(v_fires) < _occurrences_until.max_fires loop
-        v_fire := rota._last_fire(
-            parsed, time_zone, anchored_at, _occurrences_until.first, v_until, v_back);
+    while v_until >= first and cardinality(v_fires) < max_fires loop
+        v_fire := rota._last_fire(parsed, time_zone, anchored_at, first, v_until, v_back);
         v_back := greatest(v_until - v_fire, interval '1 second');
         v_fires := v_fire || v_fires;
         v_until := v_fire - interval '1 microsecond';
@@ -251,19 +240,19 @@ create or replace function rota._last_fire(
 )
     returns timestamptz language plpgsql stable as $$
 declare
-    v_low timestamptz := _last_fire.until - back;
-    v_high timestamptz := _last_fire.until;
+    v_low timestamptz := until - back;
+    v_high timestamptz := until;
     v_back interval := back;
     v_fire timestamptz;
     v_next timestamptz;
 begin
     loop
-        if v_low < _last_fire.first then
-            v_fire := _last_fire.first;
+        if v_low < first then
+            v_fire := first;
         else
             v_fire := rota._next_occurrence(parsed, time_zone, v_low, anchored_at);
         end if;
-        exit when v_fire <= _last_fire.until;
+        exit when v_fire <= until;
         v_high := v_low;
         v_back := v_back * 2;
         v_low := v_low - v_back;
@@ -272,11 +261,11 @@ begin
     -- v_fire is one, and nothing comes after v_high.
     loop
         v_next := rota._next_occurrence(parsed, time_zone, v_fire, anchored_at);
-        exit when v_next is null or v_next > _last_fire.until;
+        exit when v_next is null or v_next > until;
         v_fire := v_next;
         v_low := v_fire + (v_high - v_fire) / 2;
         v_next := rota._next_occurrence(parsed, time_zone, v_low, anchored_at);
-        if v_next <= _last_fire.until then
+        if v_next <= until then
             v_fire := v_next;
         else
             v_high := v_low;
@@ -291,8 +280,7 @@ create or replace function rota._raise_no_schedule(name text)
 begin
     perform rota._check_given('name', name is not null);
     raise exception using
-        errcode = 'RT005',
-        message = format('schedule %L not found', left(_raise_no_schedule.name, 80)),
+        errcode = 'RT005', message = format('schedule %L not found', left(name, 80)),
         hint = 'rota.job_definitions lists all that there are.';
 end;
 $$;

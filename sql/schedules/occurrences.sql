@@ -31,21 +31,16 @@ begin
         );
         begin
             v_names := array(
-                select d.name
-                from rota.job_definitions as d
-                where d.next_run_at <= v_now
-                order by d.next_run_at
-                limit _fire_schedules.max_jobs - v_fired
+                select d.name from rota.job_definitions as d where d.next_run_at <= v_now
+                order by d.next_run_at limit _fire_schedules.max_jobs - v_fired
                 for update skip locked
             );
             exit when v_names = '{}';
-            v_fired := v_fired + rota._fire(
-                v_names, v_now, _fire_schedules.max_jobs - v_fired);
+            v_fired := v_fired + rota._fire(v_names, v_now, max_jobs - v_fired);
         exception
             when others then
                 raise warning 'schedules are fired one by one: %', sqlerrm;
-                return v_fired + rota._fire_one_by_one(
-                    v_now, _fire_schedules.max_jobs - v_fired);
+                return v_fired + rota._fire_one_by_one(v_now, max_jobs - v_fired);
         end;
     end loop;
     return v_fired;
@@ -60,23 +55,18 @@ declare
 begin
     -- More than are wanted: those that stay due must not fill the call.
     for v_name in
-        select d.name
-        from rota.job_definitions as d
-        where d.next_run_at <= _fire_one_by_one.due
-        order by d.next_run_at
-        limit 10 * _fire_one_by_one.max_jobs
+        select d.name from rota.job_definitions as d where d.next_run_at <= _fire_one_by_one.due
+        order by d.next_run_at limit 10 * _fire_one_by_one.max_jobs
     loop
-        exit when v_fired >= _fire_one_by_one.max_jobs;
+        exit when v_fired >= max_jobs;
         -- The lock outlasts an error: what is disabled for it is still what could not be fired.
         begin
-            perform
-            from rota.job_definitions as d
-            where d.name = v_name
-              and d.next_run_at <= _fire_one_by_one.due
+            perform from rota.job_definitions as d
+            where d.name = v_name and d.next_run_at <= _fire_one_by_one.due
             for update skip locked;
             continue when not found;
             begin
-                v_fired := v_fired + rota._fire(array[v_name], _fire_one_by_one.due, 1);
+                v_fired := v_fired + rota._fire(array[v_name], due, 1);
             exception
                 when others then
                     perform rota._put_aside(v_name, sqlstate, sqlerrm);
@@ -97,20 +87,16 @@ $$;
 create or replace function rota._put_aside(name text, code text, problem text)
     returns void language plpgsql as $$
 begin
-    if left(_put_aside.code, 2) not in ('22', '23', '42', '54', 'RT') then
-        raise warning 'schedule % could not be fired and will be tried again: %',
-            _put_aside.name, _put_aside.problem;
+    if left(code, 2) not in ('22', '23', '42', '54', 'RT') then
+        raise warning 'schedule % could not be fired and will be tried again: %', name, problem;
         return;
     end if;
 
     update rota.job_definitions as d
-    set is_enabled = false,
-        disabled_at = rota.now(),
-        disabled_by = null,
-        last_error = left(_put_aside.problem, 1000),
-        next_run_at = null
+    set is_enabled = false, disabled_at = rota.now(), disabled_by = null,
+        last_error = left(_put_aside.problem, 1000), next_run_at = null
     where d.name = _put_aside.name;
-    raise warning 'schedule % is disabled: %', _put_aside.name, _put_aside.problem;
+    raise warning 'schedule % is disabled: %', name, problem;
 end;
 $$;
 
@@ -120,17 +106,13 @@ create or replace function rota._fire_late(definition rota.job_definitions)
 declare
     v_now constant timestamptz := rota.now();
 begin
-    if (definition.next_run_at <= v_now) is not true then
-        return definition;
-    end if;
+    if (definition.next_run_at <= v_now) is not true then return definition; end if;
 
     begin
         perform rota._fire(array[definition.name], v_now, 1);
     exception
         when others then
-            if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then
-                raise;
-            end if;
+            if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then raise; end if;
             perform rota._put_aside(definition.name, sqlstate, sqlerrm);
     end;
     select d.* into definition from rota.job_definitions as d where d.name = definition.name;
@@ -158,8 +140,7 @@ declare
     v_made_times timestamptz[];
     v_made_ids bigint[];
 begin
-    select
-        array_agg(p.name), array_agg(p.scheduled_for), array_agg(p.outcome),
+    select array_agg(p.name), array_agg(p.scheduled_for), array_agg(p.outcome),
         array_agg(p.last_run_at), array_agg(p.next_run_at)
     into v_names, v_times, v_outcomes, v_lasts, v_nexts
     from (
@@ -170,21 +151,17 @@ begin
 
     with new_occurrences as (
         insert into rota.occurrences as f (definition, scheduled_for, outcome, job_id, fired_at)
-        select
-            p.name, p.scheduled_for, p.outcome,
+        select p.name, p.scheduled_for, p.outcome,
             case when p.outcome = 'fired' then nextval('rota.jobs_id_seq') end, _fire.due
         from unnest(v_names, v_times, v_outcomes) as p (name, scheduled_for, outcome)
-        on conflict do nothing
-        returning f.definition, f.scheduled_for, f.job_id
+        on conflict do nothing returning f.definition, f.scheduled_for, f.job_id
     )
-    select
-        coalesce(array_agg(n.definition), '{}'), array_agg(n.scheduled_for),
+    select coalesce(array_agg(n.definition), '{}'), array_agg(n.scheduled_for),
         array_agg(n.job_id)
-    into v_made_names, v_made_times, v_made_ids
-    from new_occurrences as n
+    into v_made_names, v_made_times, v_made_ids from new_occurrences as n
     where n.job_id is not null;
 
-    perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, false, _fire.due);
+    perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, false, due);
     perform rota._move_on(v_names, v_lasts, v_nexts, v_made_names, v_made_ids);
     return cardinality(v_made_names);
 end;
@@ -197,38 +174,30 @@ create or replace function rota._plan_due(names text[], due timestamptz, max_job
         next_run_at timestamptz
     ) language plpgsql stable as $$
 declare
-    v_live constant text[] := rota._live_definitions(_plan_due.names);
+    v_live constant text[] := rota._live_definitions(names);
     v_group record;
     v_plan record;
     v_taken text[];
     v_planned integer := 0;
 begin
     for v_group in
-        select
-            d.schedule, d.time_zone, d.next_run_at, d.ends_at, d.catch_up, d.catch_up_window,
+        select d.schedule, d.time_zone, d.next_run_at, d.ends_at, d.catch_up, d.catch_up_window,
             d.catch_up_max, d.overlap,
             -- Nothing else has its times counted from there.
             case when d.kind = 'every' then d.anchored_at end as anchored_at,
-            d.name = any(v_live) as is_live,
-            d.kind = 'after' as is_after,
+            d.name = any(v_live) as is_live, d.kind = 'after' as is_after,
             array_agg(d.name) as names
-        from rota.job_definitions as d
-        where d.name = any(_plan_due.names)
-        group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
-        order by d.next_run_at
+        from rota.job_definitions as d where d.name = any(_plan_due.names)
+        group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 order by d.next_run_at
     loop
-        select p.occurrences, p.last_run_at, p.next_run_at
-        into v_plan
-        from rota._plan_occurrences(
-            v_group.schedule, v_group.time_zone, v_group.anchored_at, v_group.next_run_at,
-            v_group.ends_at, v_group.catch_up, v_group.catch_up_window, v_group.catch_up_max,
-            _plan_due.due) as p;
-        v_taken := v_group.names[:greatest(
-            1, (_plan_due.max_jobs - v_planned)
-                / greatest(1, cardinality(v_plan.occurrences)))];
+        select p.occurrences, p.last_run_at, p.next_run_at into v_plan
+        from rota._plan_occurrences(v_group.schedule, v_group.time_zone, v_group.anchored_at,
+            v_group.next_run_at, v_group.ends_at, v_group.catch_up, v_group.catch_up_window,
+            v_group.catch_up_max, _plan_due.due) as p;
+        v_taken := v_group.names[:greatest(1,
+            (max_jobs - v_planned) / greatest(1, cardinality(v_plan.occurrences)))];
         return query
-        select
-            n.name, o.scheduled_for, o.outcome, v_plan.last_run_at,
+        select n.name, o.scheduled_for, o.outcome, v_plan.last_run_at,
             case when not (v_group.is_live and v_group.is_after) then v_plan.next_run_at end
         from unnest(v_taken) as n (name)
         cross join (
@@ -245,7 +214,7 @@ begin
             from unnest(v_plan.occurrences) with ordinality as p (scheduled_for, number)
         ) as o (scheduled_for, outcome);
         v_planned := v_planned + cardinality(v_taken) * cardinality(v_plan.occurrences);
-        exit when v_planned >= _plan_due.max_jobs;
+        exit when v_planned >= max_jobs;
     end loop;
 end;
 $$;
@@ -255,24 +224,18 @@ create or replace function rota._live_definitions(names text[])
     returns text[] language plpgsql stable as $$
 begin
     return array(
-        select j.definition
-        from rota.jobs as j
+        select j.definition from rota.jobs as j
         where j.definition is not null
           and j.definition = any(array(
-            select d.name
-            from rota.job_definitions as d
+            select d.name from rota.job_definitions as d
             where d.name = any(_live_definitions.names)
-              and d.overlap = 'skip'
-              and d.kind <> 'after'
+              and d.overlap = 'skip' and d.kind <> 'after'
         ))
         union
-        select j.definition
-        from rota.jobs as j
+        select j.definition from rota.jobs as j
         where j.id = any(array(
-            select d.last_job_id
-            from rota.job_definitions as d
-            where d.name = any(_live_definitions.names)
-              and d.kind = 'after'
+            select d.last_job_id from rota.job_definitions as d
+            where d.name = any(_live_definitions.names) and d.kind = 'after'
         ))
     );
 end;
@@ -292,10 +255,9 @@ create or replace function rota._plan_occurrences(
     returns table (occurrences timestamptz[], last_run_at timestamptz, next_run_at timestamptz)
     language plpgsql stable as $$
 declare
-    v_parsed constant rota.parsed_schedule := rota._parse_schedule(_plan_occurrences.schedule);
-    v_until constant timestamptz := least(_plan_occurrences.due, _plan_occurrences.ends_at);
-    v_since constant timestamptz := _plan_occurrences.due - coalesce(
-        _plan_occurrences.catch_up_window,
+    v_parsed constant rota.parsed_schedule := rota._parse_schedule(schedule);
+    v_until constant timestamptz := least(due, ends_at);
+    v_since constant timestamptz := due - coalesce(catch_up_window,
         case when catch_up = 'skip' then interval '1 minute' end);
     v_first timestamptz := first;
     v_next timestamptz;
@@ -306,8 +268,8 @@ begin
     else
         -- What lies before the window is not even looked for: it may be a lot.
         if first < v_since then
-            v_first := rota._next_occurrence(
-                v_parsed, time_zone, v_since - interval '1 microsecond', anchored_at);
+            v_first := rota._next_occurrence(v_parsed, time_zone,
+                v_since - interval '1 microsecond', anchored_at);
         end if;
         occurrences := array[]::timestamptz[];
         v_next := v_first;
@@ -316,9 +278,8 @@ begin
             v_next := rota._next_occurrence(v_parsed, time_zone, v_first, anchored_at);
         end if;
         if v_next <= v_until then
-            occurrences := rota._occurrences_until(
-                v_parsed, time_zone, anchored_at, v_first, v_until,
-                case when catch_up = 'all' then catch_up_max else 1 end);
+            occurrences := rota._occurrences_until(v_parsed, time_zone, anchored_at, v_first,
+                v_until, case when catch_up = 'all' then catch_up_max else 1 end);
         end if;
         if v_next <= due then
             v_next := rota._next_occurrence(v_parsed, time_zone, due, anchored_at);
@@ -355,25 +316,20 @@ begin
             end) order by d.id),
         array_agg(d.id order by d.id))
     from (
-        select
-            d.*, m.scheduled_for, m.id,
+        select d.*, m.scheduled_for, m.id,
             sum(octet_length(d.payload::text)) over (order by m.id) / 33554432 as part
         from unnest(_make_jobs.names, _make_jobs.times, _make_jobs.ids)
             as m (name, scheduled_for, id)
         join rota.job_definitions as d on d.name = m.name
     ) as d
-    group by d.part
-    order by d.part;
+    group by d.part order by d.part;
 
-    select array_agg(m.id)
-    into v_blocked
+    select array_agg(m.id) into v_blocked
     from unnest(_make_jobs.names, _make_jobs.ids) as m (name, id)
     join rota.job_definitions as d on d.name = m.name
     where d.overlap = 'queue';
-    if v_blocked is not null then
-        perform rota._jobs_came_in(v_blocked);
-    end if;
-    perform rota._notify_for(_make_jobs.ids);
+    if v_blocked is not null then perform rota._jobs_came_in(v_blocked); end if;
+    perform rota._notify_for(ids);
 end;
 $$;
 
@@ -385,14 +341,10 @@ create or replace function rota._move_on(
 begin
     with moved as (
         update rota.job_definitions as d
-        set last_run_at = u.last_run_at,
-            last_job_id = coalesce(u.job_id, d.last_job_id),
-            next_run_at = case
-                when u.job_id is null or d.kind <> 'after' then u.next_run_at
-            end
+        set last_run_at = u.last_run_at, last_job_id = coalesce(u.job_id, d.last_job_id),
+            next_run_at = case when u.job_id is null or d.kind <> 'after' then u.next_run_at end
         from (
-            select
-                p.name, max(p.last_run_at) as last_run_at, max(p.next_run_at) as next_run_at,
+            select p.name, max(p.last_run_at) as last_run_at, max(p.next_run_at) as next_run_at,
                 max(p.job_id) as job_id
             from (
                 select n.name, n.last_run_at, n.next_run_at, null::bigint as job_id
@@ -404,16 +356,12 @@ begin
             ) as p
             group by p.name
         ) as u
-        where d.name = u.name
-        returning d.name, d.kind, d.next_run_at, u.job_id
+        where d.name = u.name returning d.name, d.kind, d.next_run_at, u.job_id
     )
     -- A last job that was live may be about to end without knowing that this waits for it.
     insert into rota.pending_checks (kind, subject)
-    select 'schedule', m.name
-    from moved as m
-    where m.next_run_at is null
-      and m.job_id is null
-      and m.kind = 'after';
+    select 'schedule', m.name from moved as m
+    where m.next_run_at is null and m.job_id is null and m.kind = 'after';
 end;
 $$;
 
@@ -427,11 +375,8 @@ declare
     v_definition rota.job_definitions;
     v_next_run_at timestamptz;
 begin
-    select d.*
-    into v_definition
-    from rota.job_definitions as d
-    where d.name = _check_schedule.name
-    for update skip locked;
+    select d.* into v_definition from rota.job_definitions as d
+    where d.name = _check_schedule.name for update skip locked;
     if not found then
         return not exists (
             select from rota.job_definitions as d where d.name = _check_schedule.name
@@ -448,8 +393,7 @@ begin
     end if;
     v_next_run_at := rota._plan_next(v_definition, '-infinity');
     update rota.job_definitions as d
-    set next_run_at = v_next_run_at
-    where d.name = v_definition.name;
+    set next_run_at = v_next_run_at where d.name = v_definition.name;
     return true;
 end;
 $$;
@@ -467,20 +411,16 @@ declare
 begin
     if v_parsed.kind = 'after' and definition.last_job_id is not null then
         v_ended_at := rota._ended_at(definition.last_job_id);
-        if v_ended_at is null then
-            return null;
-        end if;
+        if v_ended_at is null then return null; end if;
     end if;
 
     if v_parsed.kind <> 'after' then
         v_next := rota._next_occurrence(
-            v_parsed, definition.time_zone, greatest(
-                _plan_next.after, definition.last_run_at,
+            v_parsed, definition.time_zone, greatest(after, definition.last_run_at,
                 definition.starts_at - interval '1 microsecond'),
             definition.anchored_at);
     else
-        v_next := greatest(
-            _plan_next.after, definition.starts_at,
+        v_next := greatest(after, definition.starts_at,
             definition.last_run_at + interval '1 microsecond',
             rota._next_occurrence(v_parsed, definition.time_zone, v_ended_at, null));
     end if;
@@ -498,9 +438,7 @@ begin
         return null;
     end if;
     return coalesce((
-        select max(f.finished_at)
-        from rota.finished_jobs as f
-        where f.id = _ended_at.job_id
+        select max(f.finished_at) from rota.finished_jobs as f where f.id = _ended_at.job_id
     ), rota.now());
 end;
 $$;

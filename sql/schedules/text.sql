@@ -18,44 +18,40 @@
 create or replace function rota._parse_schedule(schedule text)
     returns rota.parsed_schedule language plpgsql immutable as $$
 declare
-    v_length constant integer := char_length(_parse_schedule.schedule);
+    v_length constant integer := char_length(schedule);
     v_words text[];
     v_parsed rota.parsed_schedule;
 begin
-    if _parse_schedule.schedule is null then
+    if schedule is null then
         perform rota._refuse('schedule', 'must not be null');
     elsif v_length > 255 then
-        perform rota._refuse_schedule(_parse_schedule.schedule, format(
-            'must be at most 255 characters, got %s', v_length));
+        perform rota._refuse_schedule(schedule, format('must be at most 255 characters, got %s',
+            v_length));
     end if;
 
-    v_words := rota._schedule_words(_parse_schedule.schedule);
+    v_words := rota._schedule_words(schedule);
     if v_words[1] in ('EVERY', 'AFTER') then
-        return row(
-            lower(v_words[1]), rota._parse_period(_parse_schedule.schedule, v_words),
-            null, null, null, null, null, null, null, null)::rota.parsed_schedule;
+        return row(lower(v_words[1]), rota._parse_period(schedule, v_words), null, null, null,
+            null, null, null, null, null)::rota.parsed_schedule;
     elsif cardinality(v_words) = 5 then
         v_words := array['0'] || v_words;
     elsif cardinality(v_words) <> 6 then
-        perform rota._refuse_schedule(_parse_schedule.schedule, format(
+        perform rota._refuse_schedule(schedule, format(
             'expected five fields (minute hour day month weekday), six with seconds first, '
             '@daily and the like, "every 10 minutes" or "after 10 minutes", got words: %s',
             cardinality(v_words)));
     end if;
 
-    v_parsed := row(
-        'cron', null,
-        rota._parse_field(_parse_schedule.schedule, 'second', v_words[1]),
-        rota._parse_field(_parse_schedule.schedule, 'minute', v_words[2]),
-        rota._parse_field(_parse_schedule.schedule, 'hour', v_words[3]),
-        rota._parse_field(_parse_schedule.schedule, 'day', v_words[4]),
-        rota._parse_field(_parse_schedule.schedule, 'month', v_words[5]),
-        rota._parse_field(_parse_schedule.schedule, 'weekday', v_words[6]),
+    v_parsed := row('cron', null, rota._parse_field(schedule, 'second', v_words[1]),
+        rota._parse_field(schedule, 'minute', v_words[2]),
+        rota._parse_field(schedule, 'hour', v_words[3]),
+        rota._parse_field(schedule, 'day', v_words[4]),
+        rota._parse_field(schedule, 'month', v_words[5]),
+        rota._parse_field(schedule, 'weekday', v_words[6]),
         v_words[4] ^@ '*' or v_words[6] ^@ '*',
         not (v_words[2] ^@ '*' or v_words[3] ^@ '*'))::rota.parsed_schedule;
     if not rota._is_possible(v_parsed) then
-        perform rota._refuse_schedule(
-            _parse_schedule.schedule, 'names a day that no month of it ever has');
+        perform rota._refuse_schedule(schedule, 'names a day that no month of it ever has');
     end if;
     return v_parsed;
 end;
@@ -68,11 +64,10 @@ begin
         errcode = 'RT006',
         message = format('schedule %L: %s',
             case
-                when octet_length(_refuse_schedule.schedule) <= 255
-                then _refuse_schedule.schedule
-                else left(_refuse_schedule.schedule, 80) || '...'
+                when octet_length(schedule) <= 255 then schedule
+                else left(schedule, 80) || '...'
             end,
-            _refuse_schedule.problem),
+            problem),
         hint = 'Such as 0 2 * * * (each day at 02:00), */5 * * * *, 0 9 * * MON-FRI, @daily, '
             'every 90 seconds, after 10 minutes.';
 end;
@@ -83,7 +78,7 @@ create or replace function rota._schedule_words(schedule text)
     returns text[] language plpgsql immutable as $$
 declare
     c_space constant text := E' \t\n\r\f\x0b';
-    v_text constant text := upper(btrim(_schedule_words.schedule, c_space) collate "C");
+    v_text constant text := upper(btrim(schedule, c_space) collate "C");
 begin
     return regexp_split_to_array(
         case v_text
@@ -103,8 +98,7 @@ $$;
 create or replace function rota._parse_period(schedule text, words text[])
     returns interval language plpgsql immutable as $$
 declare
-    v_match constant text[] := regexp_match(
-        array_to_string(_parse_period.words[2:], ' '),
+    v_match constant text[] := regexp_match(array_to_string(words[2:], ' '),
         '^(?:0*([1-9][0-9]{0,9}) )?(SECOND|MINUTE|HOUR|DAY|WEEK)S?$');
     v_seconds constant numeric := coalesce(v_match[1], '1')::numeric
         * case v_match[2]
@@ -116,9 +110,9 @@ declare
         end;
 begin
     if v_seconds is null or v_seconds > 3155760000 then
-        perform rota._refuse_schedule(_parse_period.schedule, format(
+        perform rota._refuse_schedule(schedule, format(
             '%L must be a whole number of seconds, minutes, hours, days (of 24 hours) or '
-            'weeks, at most 100 years', lower(array_to_string(_parse_period.words[2:], ' '))));
+            'weeks, at most 100 years', lower(array_to_string(words[2:], ' '))));
     end if;
     return make_interval(secs => v_seconds::float8);
 end;
@@ -131,22 +125,21 @@ declare
     v_bits bigint;
     v_set bigint := 0::bigint;
 begin
-    foreach v_term in array string_to_array(_parse_field.value, ',') loop
+    foreach v_term in array string_to_array(value, ',') loop
         v_bits := case
-            when _parse_field.field = 'day' and v_term = 'L' then 1::bigint << 32
-            when _parse_field.field = 'day' and v_term = 'LW' then 1::bigint << 33
-            when _parse_field.field = 'weekday' and v_term ~ '[#L]'
-                then rota._parse_nth_weekday(v_term)
-            else rota._parse_range(_parse_field.field, v_term)
+            when field = 'day' and v_term = 'L' then 1::bigint << 32
+            when field = 'day' and v_term = 'LW' then 1::bigint << 33
+            when field = 'weekday' and v_term ~ '[#L]' then rota._parse_nth_weekday(v_term)
+            else rota._parse_range(field, v_term)
         end;
         if v_bits is null then
-            perform rota._refuse_schedule(_parse_field.schedule, format(
+            perform rota._refuse_schedule(schedule, format(
                 '%s %L is not *, %s, a range such as 1-5, a step such as */2 or 1-5/2, '
-                'or a list of these with commas', _parse_field.field, v_term, case
-                    when _parse_field.field in ('second', 'minute') then '0 to 59'
-                    when _parse_field.field = 'hour' then '0 to 23'
-                    when _parse_field.field = 'day' then '1 to 31, L or LW'
-                    when _parse_field.field = 'month' then '1 to 12, JAN to DEC'
+                'or a list of these with commas', field, v_term, case
+                    when field in ('second', 'minute') then '0 to 59'
+                    when field = 'hour' then '0 to 23'
+                    when field = 'day' then '1 to 31, L or LW'
+                    when field = 'month' then '1 to 12, JAN to DEC'
                     else '0 to 7, SUN to SAT, 5L or MON#2'
                 end));
         end if;
@@ -160,10 +153,10 @@ $$;
 create or replace function rota._parse_range(field text, term text)
     returns bigint language plpgsql immutable as $$
 declare
-    v_parts constant text[] := regexp_match(
-        _parse_range.term, '^(?:([*])|([0-9A-Z]+)(?:-([0-9A-Z]+))?)(?:/([0-9]+))?$');
-    v_low constant integer := (_parse_range.field in ('day', 'month'))::integer;
-    v_high constant integer := case _parse_range.field
+    v_parts constant text[] := regexp_match(term,
+        '^(?:([*])|([0-9A-Z]+)(?:-([0-9A-Z]+))?)(?:/([0-9]+))?$');
+    v_low constant integer := (field in ('day', 'month'))::integer;
+    v_high constant integer := case field
         when 'hour' then 23 when 'day' then 31 when 'month' then 12 when 'weekday' then 7
         else 59
     end;
@@ -175,9 +168,9 @@ begin
     if v_parts is null or (v_parts[4] is not null and v_step is null) then
         return null;
     elsif v_parts[1] is null then
-        v_from := rota._parse_value(_parse_range.field, v_parts[2]);
+        v_from := rota._parse_value(field, v_parts[2]);
         if v_parts[3] is not null then
-            v_to := rota._parse_value(_parse_range.field, v_parts[3]);
+            v_to := rota._parse_value(field, v_parts[3]);
         elsif v_parts[4] is null then
             v_to := v_from;
         end if;
@@ -190,9 +183,7 @@ begin
         v_set := v_set | (1::bigint << v_value);
     end loop;
     -- Sunday has two numbers.
-    if _parse_range.field = 'weekday' then
-        v_set := (v_set | (v_set >> 7)) & 127;
-    end if;
+    if field = 'weekday' then v_set := (v_set | (v_set >> 7)) & 127; end if;
     return v_set;
 end;
 $$;
@@ -201,13 +192,12 @@ $$;
 create or replace function rota._parse_value(field text, value text)
     returns integer language plpgsql immutable as $$
 begin
-    if _parse_value.value ~ '^0*[0-9]{1,2}$' then
-        return right(_parse_value.value, 2)::integer;
-    elsif _parse_value.field = 'month' then
-        return array_position(
-            '{JAN,FEB,MAR,APR,MAY,JUN,JUL,AUG,SEP,OCT,NOV,DEC}', _parse_value.value);
-    elsif _parse_value.field = 'weekday' then
-        return array_position('{SUN,MON,TUE,WED,THU,FRI,SAT}', _parse_value.value) - 1;
+    if value ~ '^0*[0-9]{1,2}$' then
+        return right(value, 2)::integer;
+    elsif field = 'month' then
+        return array_position('{JAN,FEB,MAR,APR,MAY,JUN,JUL,AUG,SEP,OCT,NOV,DEC}', value);
+    elsif field = 'weekday' then
+        return array_position('{SUN,MON,TUE,WED,THU,FRI,SAT}', value) - 1;
     end if;
     return null;
 end;
@@ -217,10 +207,9 @@ $$;
 create or replace function rota._parse_nth_weekday(term text)
     returns bigint language plpgsql immutable as $$
 declare
-    v_parts constant text[] := regexp_match(
-        _parse_nth_weekday.term, '^(?:([0-9]+)L|([0-9]+|[A-Z]+)#0*([1-5]))$');
-    v_weekday constant integer := rota._parse_value(
-        'weekday', coalesce(v_parts[1], v_parts[2]));
+    v_parts constant text[] := regexp_match(term, '^(?:([0-9]+)L|([0-9]+|[A-Z]+)#0*([1-5]))$');
+    v_weekday constant integer := rota._parse_value('weekday',
+        coalesce(v_parts[1], v_parts[2]));
 begin
     return case
         when v_weekday <= 7 then 1::bigint << 7 * coalesce(v_parts[3], '6')::integer
@@ -242,9 +231,7 @@ begin
                 else '{31}'
             end::integer[]);
             for v_first in 0..6 loop
-                if rota._days_of_month(parsed, v_first, v_length) <> 0 then
-                    return true;
-                end if;
+                if rota._days_of_month(parsed, v_first, v_length) <> 0 then return true; end if;
             end loop;
         end loop;
     end loop;

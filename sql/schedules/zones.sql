@@ -15,27 +15,25 @@ create or replace function rota._clock_change(
 )
     returns timestamptz language plpgsql stable as $$
 declare
-    v_offset constant interval := (_clock_change.after at time zone time_zone)
-        - (_clock_change.after at time zone 'UTC');
+    v_offset constant interval := (after at time zone time_zone) - (after at time zone 'UTC');
     v_before integer := 0;
-    v_since integer := extract(
-        epoch from _clock_change.until - _clock_change.after)::integer;
+    v_since integer := extract(epoch from _clock_change.until - _clock_change.after)::integer;
     v_middle integer;
-    v_instant timestamptz := _clock_change.until;
+    v_instant timestamptz := until;
 begin
     if (v_instant at time zone time_zone) - (v_instant at time zone 'UTC') = v_offset then
         return null;
     end if;
     while v_since - v_before > 1 loop
         v_middle := (v_before + v_since) / 2;
-        v_instant := _clock_change.after + make_interval(secs => v_middle);
+        v_instant := after + make_interval(secs => v_middle);
         if (v_instant at time zone time_zone) - (v_instant at time zone 'UTC') = v_offset then
             v_before := v_middle;
         else
             v_since := v_middle;
         end if;
     end loop;
-    return _clock_change.after + make_interval(secs => v_since);
+    return after + make_interval(secs => v_since);
 end;
 $$;
 
@@ -43,21 +41,16 @@ $$;
 create or replace function rota._first_instant(time_zone text, wall timestamp without time zone)
     returns timestamptz language plpgsql stable as $$
 declare
-    v_instant constant timestamptz := _first_instant.wall at time zone time_zone;
-    v_change constant timestamptz := rota._clock_change(
-        time_zone, v_instant - interval '26 hours', v_instant + interval '26 hours');
+    v_instant constant timestamptz := wall at time zone time_zone;
+    v_change constant timestamptz := rota._clock_change(time_zone,
+        v_instant - interval '26 hours', v_instant + interval '26 hours');
     v_before timestamptz;
 begin
-    if v_change is null then
-        return v_instant;
-    end if;
+    if v_change is null then return v_instant; end if;
     v_before := v_change - interval '1 second'
-        + (_first_instant.wall - ((v_change - interval '1 second') at time zone time_zone));
-    if v_before < v_change then
-        return v_before;
-    end if;
-    return greatest(
-        v_change, v_change + (_first_instant.wall - (v_change at time zone time_zone)));
+        + (wall - ((v_change - interval '1 second') at time zone time_zone));
+    if v_before < v_change then return v_before; end if;
+    return greatest(v_change, v_change + (wall - (v_change at time zone time_zone)));
 end;
 $$;
 
@@ -70,23 +63,21 @@ $$;
 create or replace function rota._check_time_zone(argument text, time_zone text)
     returns void language plpgsql stable as $$
 begin
-    if _check_time_zone.time_zone in ('UTC', 'GMT') then
+    if time_zone in ('UTC', 'GMT') then
         return;
     -- No name is so long, and the pattern takes its time on a text that is.
-    elsif octet_length(_check_time_zone.time_zone) <= 63
-      and _check_time_zone.time_zone
+    elsif octet_length(_check_time_zone.time_zone) <= 63 and _check_time_zone.time_zone
         ~ '^([A-Za-z_-]+(/[A-Za-z_-]+){0,2}|Etc/GMT([+-][0-9]|[+]1[0-2]|-1[0-4]))$'
       and _check_time_zone.time_zone !~* '^(localtime|factory|posixrules|(posix|right)/.*)$'
       and (
         position('/' in _check_time_zone.time_zone) > 0
         or not exists (
-            select
-            from pg_timezone_abbrevs as a
+            select from pg_timezone_abbrevs as a
             where a.abbrev = upper(_check_time_zone.time_zone)
         )
       ) then
         begin
-            perform rota.now() at time zone _check_time_zone.time_zone;
+            perform rota.now() at time zone time_zone;
             return;
         exception
             when invalid_parameter_value then
@@ -94,8 +85,7 @@ begin
         end;
     end if;
 
-    perform rota._refuse(_check_time_zone.argument, format(
-        'must be a name such as Europe/Warsaw or UTC, got %s',
-        coalesce(quote_literal(left(_check_time_zone.time_zone, 80)), 'null')));
+    perform rota._refuse(argument, format('must be a name such as Europe/Warsaw or UTC, got %s',
+        coalesce(quote_literal(left(time_zone, 80)), 'null')));
 end;
 $$;

@@ -35,8 +35,7 @@ create table rota.limits (
     is_settled boolean not null default false,
     settled_xid xid8,
 
-    constraint limits_subject_check
-        check (
+    constraint limits_subject_check check (
             num_nonnulls(queue, job_type, limit_key) = 1
             and limit_name
                 = coalesce('queue ' || queue, 'type ' || job_type, 'key ' || limit_key)

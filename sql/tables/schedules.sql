@@ -44,12 +44,9 @@ create table rota.job_definitions (
     created_at timestamptz not null default rota.now(),
     updated_at timestamptz not null default rota.now(),
 
-    constraint job_definitions_catch_up_check
-        check (catch_up in ('skip', 'one', 'all')),
-    constraint job_definitions_catch_up_max_check
-        check (catch_up_max between 1 and 1000),
-    constraint job_definitions_overlap_check
-        check (overlap in ('allow', 'skip', 'queue')),
+    constraint job_definitions_catch_up_check check (catch_up in ('skip', 'one', 'all')),
+    constraint job_definitions_catch_up_max_check check (catch_up_max between 1 and 1000),
+    constraint job_definitions_overlap_check check (overlap in ('allow', 'skip', 'queue')),
     constraint job_definitions_is_enabled_check
         check (is_enabled = (disabled_at is null) and (is_enabled or next_run_at is null)),
     constraint job_definitions_next_run_at_check
@@ -95,8 +92,7 @@ create table rota.occurrences (
     fired_at timestamptz not null,
 
     constraint occurrences_pkey primary key (definition, scheduled_for),
-    constraint occurrences_outcome_check
-        check (
+    constraint occurrences_outcome_check check (
             outcome in ('fired', 'skipped', 'missed')
             and (outcome = 'fired') = (job_id is not null)
         )

@@ -86,8 +86,8 @@ end;
 $$;
 
 /*
- * Hold those of these due jobs of one kind for which no room is to be expected soon: all if jobs
- * are held already, else all but as many as could start at once.
+ * Hold those of these due jobs of one kind for which no room is to be expected soon: all if
+ * jobs are held already, else all but as many as could start at once.
  */
 create or replace function rota._hold_new(
     queue text, job_type text, limit_key text, lane integer, job_ids bigint[]

@@ -29,46 +29,33 @@ begin
         perform rota._block_children(blocks, parts, are_new, arguments);
     end if;
     if halted_key is not null and current_setting('transaction_isolation') = 'read committed'
-      and rota._open_line(halted_key, _jobs_came_in.job_ids[1], 32) then
+      and rota._open_line(halted_key, job_ids[1], 32) then
         return;
-    elsif _jobs_came_in.parent_ids <> '{}' then
-        select min(e.parent_id) filter (where e.status is null)
-        into v_unknown
+    elsif parent_ids <> '{}' then
+        select min(e.parent_id) filter (where e.status is null) into v_unknown
         from rota._parent_statuses(_jobs_came_in.parent_ids) as e;
-        if v_unknown is not null then
-            perform rota._raise_not_found(v_unknown);
-        end if;
+        if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
         insert into rota.dependencies as d (parent_id, job_id)
         select distinct p.id, p.job_id
         from unnest(_jobs_came_in.parent_ids, _jobs_came_in.child_ids) as p (id, job_id)
         join rota._parent_statuses(_jobs_came_in.parent_ids) as e on e.parent_id = p.id
-        where e.status <> 'succeeded'
-        order by 1, 2
-        on conflict do nothing;
+        where e.status <> 'succeeded' order by 1, 2 on conflict do nothing;
     end if;
 
-    select
-        array_agg(b.id) filter (where b.is_keyed),
+    select array_agg(b.id) filter (where b.is_keyed),
         array_agg(b.id) filter (where not b.is_keyed and not b.is_waiting),
         array_agg(b.id) filter (where b.is_waiting)
     into v_keyed, v_free, v_waiting
     from (
-        select
-            j.id, j.ordering_key is not null as is_keyed,
+        select j.id, j.ordering_key is not null as is_keyed,
             exists (select from rota.dependencies as d where d.job_id = j.id) as is_waiting
-        from rota.jobs as j
-        where j.id = any(_jobs_came_in.job_ids)
-          and j.status = 'blocked'
+        from rota.jobs as j where j.id = any(_jobs_came_in.job_ids) and j.status = 'blocked'
     ) as b;
-    if v_free is not null then
-        perform rota._open_jobs(v_free);
-    end if;
-    if v_keyed is not null then
-        perform rota._enter_lines(v_keyed);
-    end if;
+    if v_free is not null then perform rota._open_jobs(v_free); end if;
+    if v_keyed is not null then perform rota._enter_lines(v_keyed); end if;
     if v_waiting is not null then
-        perform rota._add_checks(
-            'job', array(select format('%s all', w.id) from unnest(v_waiting) as w (id)));
+        perform rota._add_checks('job',
+            array(select format('%s all', w.id) from unnest(v_waiting) as w (id)));
     end if;
 end;
 $$;
@@ -82,8 +69,7 @@ create or replace function rota._enter_lanes(job_ids bigint[], left_limits text[
     returns void language plpgsql as $$
 declare
     v_ids bigint[] := array(
-        select j.id
-        from rota.jobs as j
+        select j.id from rota.jobs as j
         where j.id = any(_enter_lanes.job_ids)
           and (num_nonnulls(j.limit_key, j.own_place, j.hold, j.opened_for) > 0
             or exists (select from rota.limits as l where l.job_type = j.job_type)
@@ -92,19 +78,15 @@ declare
             or exists (select from rota.fair_queues as f where f.queue = j.queue))
     );
 begin
-    if left_limits <> '{}' then
-        perform rota._leave_limits(left_limits);
-    end if;
-    if v_ids <> '{}' then
-        perform rota._place_jobs(v_ids);
-    end if;
+    if left_limits <> '{}' then perform rota._leave_limits(left_limits); end if;
+    if v_ids <> '{}' then perform rota._place_jobs(v_ids); end if;
 end;
 $$;
 
 /*
  * These jobs have ended.  *parents* are those that others may wait for; *jobs* are the rows, as
- * they were, of those that lead to something: to a next job of their line or schedule, to a slot
- * that is free, or, of those that had not started, to one that others may have now.
+ * they were, of those that lead to something: to a next job of their line or schedule, to a
+ * free slot, or, of those that had not started, to one that others may have now.
  */
 create or replace function rota._jobs_ended(
     parents bigint[], jobs jsonb, old_status text, new_status text
@@ -136,8 +118,6 @@ begin
                 or current_setting('transaction_isolation') <> 'read committed')
         ));
     end if;
-    if parents is not null then
-        perform rota._parents_ended(parents, new_status);
-    end if;
+    if parents is not null then perform rota._parents_ended(parents, new_status); end if;
 end;
 $$;

@@ -181,7 +181,7 @@ $$;
 create or replace function rota._bound(name text)
     returns rota.limits language plpgsql stable as $$
 declare
-    v_bound rota.limits;
+    v_bound record;
 begin
     select
         _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
@@ -570,7 +570,8 @@ begin
         -- Slots before jobs: a claim takes both.
         v_room := coalesce(
             v_room, rota._free_slots(rota._bound(_open_held.limit_name), 1000), 1000);
-        select coalesce(j.own_lane, j.priority) as lane, coalesce(j.own_place, j.run_at) as place
+        select
+            coalesce(j.own_lane, j.priority) as lane, coalesce(j.own_place, j.run_at) as place
         into v_first
         from rota.jobs as j
         where j.hold = _open_held.limit_name

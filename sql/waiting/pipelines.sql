@@ -23,35 +23,28 @@ as $$
 declare
     v_stages text[];
 begin
-    perform rota._check_name('pipeline', define_pipeline.pipeline);
-    perform rota._check_stages(define_pipeline.stages);
+    perform rota._check_name('pipeline', pipeline);
+    perform rota._check_stages(stages);
     v_stages := array(
         select s.stage from rota._stages(define_pipeline.stages) as s order by s.ordinal
     );
 
-    perform rota._lock_pipeline(define_pipeline.pipeline);
-    perform rota._retire_stages(define_pipeline.pipeline, v_stages);
-    insert into rota.pipeline_stages as p (
-        pipeline, stage, ordinal, next_stage, job_type, queue, priority, max_attempts, lease,
-        backoff
-    )
-    select
-        define_pipeline.pipeline, s.stage, s.ordinal, v_stages[s.ordinal + 1], s.job_type,
+    perform rota._lock_pipeline(pipeline);
+    perform rota._retire_stages(pipeline, v_stages);
+    insert into rota.pipeline_stages as p (pipeline, stage, ordinal, next_stage, job_type,
+        queue, priority, max_attempts, lease, backoff)
+    select define_pipeline.pipeline, s.stage, s.ordinal, v_stages[s.ordinal + 1], s.job_type,
         s.queue, s.priority, s.max_attempts, rota._exact(s.lease), s.backoff
     from rota._stages(define_pipeline.stages) as s
     on conflict on constraint pipeline_stages_pkey do update
-    set ordinal = excluded.ordinal,
-        next_stage = excluded.next_stage,
-        job_type = excluded.job_type,
-        queue = excluded.queue,
-        priority = excluded.priority,
-        max_attempts = excluded.max_attempts,
-        lease = excluded.lease,
+    set ordinal = excluded.ordinal, next_stage = excluded.next_stage,
+        job_type = excluded.job_type, queue = excluded.queue, priority = excluded.priority,
+        max_attempts = excluded.max_attempts, lease = excluded.lease,
         backoff = excluded.backoff;
 end;
 $$;
 
-comment on function rota.define_pipeline(text, jsonb) is
+comment on function rota.define_pipeline is
     'Set the stages of a pipeline, given as objects in their order; runs under way go on by '
     'the names of their stages, from one that is left out to the next that is still there; '
     'raises 22023 for a bad stage, naming it.';
@@ -62,10 +55,7 @@ comment on function rota.define_pipeline(text, jsonb) is
  */
 create or replace function rota._lock_pipeline(pipeline text)
     returns void language plpgsql as $$
-begin
-    perform pg_advisory_xact_lock(
-        hashtextextended('rota.pipeline ' || _lock_pipeline.pipeline, 0));
-end;
+begin perform pg_advisory_xact_lock(hashtextextended('rota.pipeline ' || pipeline, 0)); end;
 $$;
 
 /* Take a pipeline apart, and let the stages that do not come again lead to those that do. */
@@ -73,12 +63,10 @@ create or replace function rota._retire_stages(pipeline text, stages text[])
     returns void language plpgsql as $$
 begin
     with recursive ways (stage, next_stage) as (
-        select p.stage, p.next_stage
-        from rota.pipeline_stages as p
+        select p.stage, p.next_stage from rota.pipeline_stages as p
         where p.pipeline = _retire_stages.pipeline
         union
-        select w.stage, p.next_stage
-        from ways as w
+        select w.stage, p.next_stage from ways as w
         join rota.pipeline_stages as p on p.pipeline = _retire_stages.pipeline
           and p.stage = w.next_stage
         where w.next_stage <> all(_retire_stages.stages)
@@ -86,10 +74,8 @@ begin
     update rota.pipeline_stages as p
     set ordinal = null,
         next_stage = (
-            select w.next_stage
-            from ways as w
-            where w.stage = p.stage
-              and w.next_stage = any(_retire_stages.stages)
+            select w.next_stage from ways as w
+            where w.stage = p.stage and w.next_stage = any(_retire_stages.stages)
         )
     where p.pipeline = _retire_stages.pipeline;
 end;
@@ -100,19 +86,17 @@ create or replace function rota.drop_pipeline(pipeline text)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform rota._check_name('pipeline', drop_pipeline.pipeline);
+    perform rota._check_name('pipeline', pipeline);
     perform rota._lock_pipeline(pipeline);
     update rota.pipeline_stages as p
-    set ordinal = null
-    where p.pipeline = drop_pipeline.pipeline
-      and p.ordinal is not null;
+    set ordinal = null where p.pipeline = drop_pipeline.pipeline and p.ordinal is not null;
     if not found then
         perform rota._refuse('pipeline', format('%L is not defined', pipeline));
     end if;
 end;
 $$;
 
-comment on function rota.drop_pipeline(text) is
+comment on function rota.drop_pipeline is
     'Let no more runs of a pipeline begin; those under way go on to their end; raises 22023 if '
     'it is not defined.';
 
@@ -139,37 +123,27 @@ as $$
 declare
     v_stage rota.pipeline_stages;
 begin
-    v_stage := rota._pipeline_stage(start_pipeline.pipeline, start_pipeline.stage);
-    perform rota._check_priority('priority', start_pipeline.priority);
-    perform rota._check_new_job(
-        '', v_stage.job_type, start_pipeline.payload, v_stage.queue, start_pipeline.run_at,
-        start_pipeline.delay, start_pipeline.priority, null, null, null,
-        start_pipeline.idempotency_key);
-    perform rota._check_waits(
-        '', start_pipeline.ordering_key, start_pipeline.skip_dead, start_pipeline.depends_on,
-        start_pipeline.blocks, start_pipeline.if_parent_dead, start_pipeline.limit_key);
+    v_stage := rota._pipeline_stage(pipeline, stage);
+    perform rota._check_priority('priority', priority);
+    perform rota._check_new_job('', v_stage.job_type, payload, v_stage.queue, run_at, delay,
+        priority, null, null, null, idempotency_key);
+    perform rota._check_waits('', ordering_key, skip_dead, depends_on, blocks, if_parent_dead,
+        limit_key);
 
     return rota._enqueue_special(
-        jsonb_build_object(
-            'job_type', v_stage.job_type, 'payload', start_pipeline.payload,
-            'queue', v_stage.queue, 'run_at', start_pipeline.run_at,
-            'delay', start_pipeline.delay,
-            'priority', coalesce(v_stage.priority, start_pipeline.priority),
-            'max_attempts', v_stage.max_attempts, 'lease', v_stage.lease,
-            'backoff', v_stage.backoff, 'idempotency_key', start_pipeline.idempotency_key,
-            'ordering_key', start_pipeline.ordering_key, 'skip_dead', start_pipeline.skip_dead,
-            'depends_on', start_pipeline.depends_on,
-            'if_parent_dead', start_pipeline.if_parent_dead,
-            'limit_key', start_pipeline.limit_key, 'pipeline', v_stage.pipeline,
-            'stage', v_stage.stage),
-        start_pipeline.unique_for, 'keep', null, null, start_pipeline.depends_on,
-        start_pipeline.blocks);
+        jsonb_build_object('job_type', v_stage.job_type, 'payload', payload, 'queue',
+            v_stage.queue, 'run_at', run_at, 'delay', delay, 'priority',
+            coalesce(v_stage.priority, priority), 'max_attempts', v_stage.max_attempts, 'lease',
+            v_stage.lease, 'backoff', v_stage.backoff, 'idempotency_key', idempotency_key,
+            'ordering_key', ordering_key, 'skip_dead', skip_dead, 'depends_on', depends_on,
+            'if_parent_dead', if_parent_dead, 'limit_key', limit_key, 'pipeline',
+            v_stage.pipeline, 'stage', v_stage.stage),
+        unique_for, 'keep', null, null, depends_on,
+        blocks);
 end;
 $$;
 
-comment on function rota.start_pipeline(
-    text, jsonb, text, timestamptz, interval, integer, text, interval, text, boolean, bigint[],
-    bigint, text, text) is
+comment on function rota.start_pipeline is
     'Begin a run of a pipeline and return the id of its job, or of the job that has its '
     'idempotency_key already, in whatever stage; raises 22023 for a bad argument, RT001 for an '
     'unknown job in depends_on or blocks, RT013 if the job in blocks has started, RT003 if it '
@@ -196,15 +170,12 @@ declare
     v_held_limits text[];
 begin
     with held as (
-        select
-            j.id, j.pipeline, j.stage, j.cancel_requested_at,
+        select j.id, j.pipeline, j.stage, j.cancel_requested_at,
             array_position(_end_stages.job_ids, j.id) as place
         from rota.jobs as j
-        where j.id = any(_end_stages.job_ids)
-          and j.lease_token
+        where j.id = any(_end_stages.job_ids) and j.lease_token
             = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
-          and j.status = _end_stages.old_status
-          and j.pipeline is not null
+          and j.status = _end_stages.old_status and j.pipeline is not null
           -- The same conditions as in _archive_jobs().
           and (not _end_stages.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
           and (_end_stages.new_status <> 'succeeded'
@@ -212,34 +183,25 @@ begin
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
         for update
     )
-    select
-        array_agg(h.id), array_agg(n.stage),
+    select array_agg(h.id), array_agg(n.stage),
         array_agg(h.id) filter (where n.stage is not null and h.cancel_requested_at is null),
         array_agg(h.id)
             filter (where n.stage is not null and h.cancel_requested_at is not null),
         array_agg(h.id) filter (where n.stage is null)
-    into v_ids, v_stages, v_entering, v_cancelled, v_last
-    from held as h
+    into v_ids, v_stages, v_entering, v_cancelled, v_last from held as h
     left join rota.pipeline_stages as s on s.pipeline = h.pipeline and s.stage = h.stage
     left join rota.pipeline_stages as n on n.pipeline = h.pipeline
       and n.stage = case when _end_stages.new_status = 'succeeded'
         then coalesce(_end_stages.next_stages[h.place], s.next_stage) end;
-    if v_ids is null then
-        return '{}'::bigint[];
-    end if;
+    if v_ids is null then return '{}'::bigint[]; end if;
 
-    insert into rota.stage_runs (
-        job_id, lease_token, pipeline, stage, status, queue, job_type, attempts, worker,
-        queued_at, started_at, finished_at, stage_input, result
-    )
-    select
-        j.id, j.lease_token, j.pipeline, j.stage, _end_stages.new_status, j.queue, j.job_type,
-        j.attempts, j.locked_by, coalesce(j.stage_queued_at, j.created_at), j.started_at,
-        v_now, j.stage_input,
+    insert into rota.stage_runs (job_id, lease_token, pipeline, stage, status, queue, job_type,
+        attempts, worker, queued_at, started_at, finished_at, stage_input, result)
+    select j.id, j.lease_token, j.pipeline, j.stage, _end_stages.new_status, j.queue,
+        j.job_type, j.attempts, j.locked_by, coalesce(j.stage_queued_at, j.created_at),
+        j.started_at, v_now, j.stage_input,
         nullif(_end_stages.results -> (array_position(_end_stages.job_ids, j.id) - 1), 'null')
-    from rota.jobs as j
-    where j.id = any(v_ids)
-    on conflict do nothing;
+    from rota.jobs as j where j.id = any(v_ids) on conflict do nothing;
 
     if v_entering is not null then
         v_held_limits := array(
@@ -248,48 +210,29 @@ begin
         set stage = n.stage,
             stage_input = nullif(_end_stages.results
                 -> (array_position(_end_stages.job_ids, j.id) - 1), 'null'),
-            stage_queued_at = v_now,
-            job_type = n.job_type,
-            queue = n.queue,
+            stage_queued_at = v_now, job_type = n.job_type, queue = n.queue,
             priority = coalesce(n.priority, j.priority),
-            max_attempts = coalesce(n.max_attempts, q.max_attempts, 10),
-            lease = n.lease,
-            backoff = n.backoff,
-            status = 'queued',
-            run_at = v_now,
-            attempts = 0,
-            lease_token = least(j.lease_token, 9223372036854775806) + 1,
-            locked_by = null,
-            locked_until = null,
-            held_limits = null,
-            progress_percent = null,
-            progress_message = null,
-            last_error = null,
-            error_type = null,
-            failed_at = null,
-            started_at = null,
-            updated_at = v_now
-        from rota.pipeline_stages as n
-        left join rota.queues as q on q.queue = n.queue
-        where j.id = any(v_entering)
-          and j.lease_token
+            max_attempts = coalesce(n.max_attempts, q.max_attempts, 10), lease = n.lease,
+            backoff = n.backoff, status = 'queued', run_at = v_now, attempts = 0,
+            lease_token = least(j.lease_token, 9223372036854775806) + 1, locked_by = null,
+            locked_until = null, held_limits = null, progress_percent = null,
+            progress_message = null, last_error = null, error_type = null, failed_at = null,
+            started_at = null, updated_at = v_now
+        from rota.pipeline_stages as n left join rota.queues as q on q.queue = n.queue
+        where j.id = any(v_entering) and j.lease_token
             = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
-          and j.status = 'running'
-          and n.pipeline = j.pipeline
+          and j.status = 'running' and n.pipeline = j.pipeline
           and n.stage = v_stages[array_position(v_ids, j.id)];
         perform rota._enter_lanes(v_entering, v_held_limits);
         perform rota._notify_for(v_entering);
     end if;
     if v_cancelled is not null then
-        perform rota._archive_jobs(
-            rota._only(_end_stages.job_ids, v_cancelled), _end_stages.lease_tokens, 'running',
+        perform rota._archive_jobs(rota._only(job_ids, v_cancelled), lease_tokens, 'running',
             'cancelled', is_last_stage => true);
     end if;
     if v_last is not null then
-        perform rota._archive_jobs(
-            rota._only(_end_stages.job_ids, v_last), _end_stages.lease_tokens,
-            _end_stages.old_status, _end_stages.new_status, _end_stages.results,
-            is_last_stage => true);
+        perform rota._archive_jobs(rota._only(job_ids, v_last), lease_tokens, old_status,
+            new_status, results, is_last_stage => true);
     end if;
     return v_ids;
 end;
@@ -301,8 +244,7 @@ create or replace function rota._only(job_ids bigint[], wanted bigint[])
 begin
     return array(
         select case when i.id = any(_only.wanted) then i.id end
-        from unnest(_only.job_ids) with ordinality as i (id, ordinal)
-        order by i.ordinal
+        from unnest(_only.job_ids) with ordinality as i (id, ordinal) order by i.ordinal
     );
 end;
 $$;
@@ -318,8 +260,8 @@ declare
     v_is_live boolean;
     v_stage rota.pipeline_stages;
 begin
-    perform rota._check_job_id(restart_pipeline.job_id);
-    perform rota._check_name('stage', restart_pipeline.stage);
+    perform rota._check_job_id(job_id);
+    perform rota._check_name('stage', stage);
 
     -- A job that comes back while we look, or ends again, is looked for again.
     for v_round in 1..3 loop
@@ -338,34 +280,25 @@ begin
                 'must be a job of a pipeline that is defined, and %L is not', v_pipeline));
         end if;
         exit when v_is_live;
-        v_stage := rota._pipeline_stage(v_job.pipeline, restart_pipeline.stage);
+        v_stage := rota._pipeline_stage(v_job.pipeline, stage);
 
         update rota.finished_jobs as f
         set stage = v_stage.stage,
-            stage_input = rota._stage_input(v_job, v_stage),
-            job_type = v_stage.job_type,
-            queue = v_stage.queue,
-            priority = coalesce(v_stage.priority, f.priority),
-            max_attempts = coalesce(
-                v_stage.max_attempts,
+            stage_input = rota._stage_input(v_job, v_stage), job_type = v_stage.job_type,
+            queue = v_stage.queue, priority = coalesce(v_stage.priority, f.priority),
+            max_attempts = coalesce(v_stage.max_attempts,
                 (select q.max_attempts from rota.queues as q where q.queue = v_stage.queue),
                 10),
-            lease = v_stage.lease,
-            backoff = v_stage.backoff,
-            last_error = null,
-            error_type = null,
-            failed_at = null
-        where f.id = v_job.id
-          and f.lease_token = v_job.lease_token;
+            lease = v_stage.lease, backoff = v_stage.backoff, last_error = null,
+            error_type = null, failed_at = null
+        where f.id = v_job.id and f.lease_token = v_job.lease_token;
         if found then
             perform rota._revive(v_job.id);
             return v_job.id;
         end if;
     end loop;
 
-    if v_pipeline is null then
-        perform rota._raise_not_found(job_id);
-    end if;
+    if v_pipeline is null then perform rota._raise_not_found(job_id); end if;
     raise exception using
         errcode = 'RT014',
         message = format('job %s: its run of the pipeline is under way', job_id),
@@ -373,7 +306,7 @@ begin
 end;
 $$;
 
-comment on function rota.restart_pipeline(bigint, text) is
+comment on function rota.restart_pipeline is
     'Bring an ended job of a pipeline back, to go on from a stage with the latest result of a '
     'stage before it, and return its id; raises RT001 if the job or that result is not there '
     'any more, RT014 if it is under way, RT007 if its idempotency_key is taken, 22023.';
@@ -387,25 +320,19 @@ create or replace function rota._stage_input(job rota.finished_jobs, stage rota.
 declare
     v_input jsonb;
 begin
-    if job.stage = stage.stage then
-        return job.stage_input;
-    end if;
+    if job.stage = stage.stage then return job.stage_input; end if;
 
-    select case when r.stage = stage.stage then r.stage_input else r.result end
-    into v_input
+    select case when r.stage = stage.stage then r.stage_input else r.result end into v_input
     from rota.stage_runs as r
     left join rota.pipeline_stages as p on p.pipeline = r.pipeline and p.stage = r.stage
     where r.job_id = job.id
       and (r.stage = stage.stage or r.status = 'succeeded' and p.ordinal < stage.ordinal)
-    order by r.lease_token desc
-    limit 1;
+    order by r.lease_token desc limit 1;
 
     -- Without the row of its first stage nobody knows what else is missing.
     if not found and stage.ordinal > 1 and not exists (
-        select
-        from rota.stage_runs as r
-        where r.job_id = job.id
-          and r.queued_at = job.created_at
+        select from rota.stage_runs as r
+        where r.job_id = job.id and r.queued_at = job.created_at
     ) then
         raise exception using
             errcode = 'RT001',
@@ -427,9 +354,7 @@ begin
     if not rota._is_defined(pipeline) then
         perform rota._refuse('pipeline', format('%L is not defined', pipeline));
     end if;
-    select p.*
-    into v_stage
-    from rota.pipeline_stages as p
+    select p.* into v_stage from rota.pipeline_stages as p
     where p.pipeline = _pipeline_stage.pipeline
       and case
         when _pipeline_stage.stage is null then p.ordinal = 1
@@ -437,7 +362,7 @@ begin
       end;
     if not found then
         perform rota._refuse('stage', format('must be a stage of the pipeline %L, got %L',
-            _pipeline_stage.pipeline, left(_pipeline_stage.stage, 80)));
+            pipeline, left(stage, 80)));
     end if;
     return v_stage;
 end;
@@ -447,10 +372,8 @@ create or replace function rota._is_defined(pipeline text)
     returns boolean language plpgsql stable as $$
 begin
     return exists (
-        select
-        from rota.pipeline_stages as p
-        where p.pipeline = _is_defined.pipeline
-          and p.ordinal is not null
+        select from rota.pipeline_stages as p
+        where p.pipeline = _is_defined.pipeline and p.ordinal is not null
     );
 end;
 $$;
@@ -463,16 +386,13 @@ create or replace function rota._stages(stages jsonb)
     ) language plpgsql stable as $$
 begin
     return query
-    select
-        s.ordinal, s.stage, s.job_type, coalesce(s.queue, 'default'), s.priority,
+    select s.ordinal, s.stage, s.job_type, coalesce(s.queue, 'default'), s.priority,
         s.max_attempts, s.lease, nullif(s.backoff, 'null')
     from rows from (
-        jsonb_to_recordset(_stages.stages) as (
-            stage text, job_type text, queue text, priority integer, max_attempts integer,
-            lease interval, backoff jsonb
-        )
-    ) with ordinality as s (
-        stage, job_type, queue, priority, max_attempts, lease, backoff, ordinal
+        jsonb_to_recordset(_stages.stages) as (stage text, job_type text, queue text,
+            priority integer, max_attempts integer, lease interval, backoff jsonb)
+    ) with ordinality as s (stage, job_type, queue, priority, max_attempts, lease, backoff,
+        ordinal
     );
 end;
 $$;
@@ -500,9 +420,8 @@ begin
         perform rota._check_name(format('stages[%s].stage', s.ordinal), s.stage),
             case when s.stage = 'end' then rota._refuse(format('stages[%s].stage', s.ordinal),
                 'must not be end, which as a next_stage means none') end,
-            rota._check_new_job(
-                format('stages[%s].', s.ordinal), s.job_type, '{}', s.queue, null, null,
-                coalesce(s.priority, 0), s.max_attempts, s.lease, s.backoff, null)
+            rota._check_new_job(format('stages[%s].', s.ordinal), s.job_type, '{}', s.queue,
+                null, null, coalesce(s.priority, 0), s.max_attempts, s.lease, s.backoff, null)
         from rota._stages(_check_stages.stages) as s;
     exception
         when data_exception then
@@ -513,15 +432,12 @@ begin
                     with ordinality as e (stage, ordinal)
                 cross join jsonb_each(e.stage) as k
             ) as f
-            where f.problem is not null
-            limit 1;
+            where f.problem is not null limit 1;
             raise;
     end;
 
-    perform rota._refuse(
-        format('stages[%s].stage', max(s.ordinal)), format('%L is there twice', s.stage))
-    from rota._stages(_check_stages.stages) as s
-    group by s.stage
-    having count(*) > 1;
+    perform rota._refuse(format('stages[%s].stage', max(s.ordinal)),
+        format('%L is there twice', s.stage))
+    from rota._stages(_check_stages.stages) as s group by s.stage having count(*) > 1;
 end;
 $$;

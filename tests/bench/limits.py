@@ -2,7 +2,6 @@
 
 Each scenario has a database of its own and claims and finishes jobs one by one; shown is the
 median time of a claim in microseconds, and the ratio to the scenario that it is compared with.
-A scenario that ends in "held" runs while another session holds a snapshot from before its jobs.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -58,22 +57,6 @@ def claims(db: Db, count: int, queue: str = "q") -> list[float]:
     return times
 
 
-def churn(db: Db, count: int, queue: str, key: str | None = None, keys: int = 1) -> None:
-    """Let so many jobs come and go, in batches."""
-    for _ in range(0, count, 1000):
-        add(db, 1000, queue, key, keys)
-        while True:
-            jobs = db.execute(
-                "select array_agg(job_id), array_agg(lease_token)"
-                " from rota.claim_jobs('w', %s, 100)",
-                [[queue]],
-            ).fetchone()
-            if not jobs or not jobs[0]:
-                break
-            db.execute("select from rota.finish_jobs(%s, %s)", jobs)
-        tick(db, 1)
-
-
 def running(many: int) -> Callable[[Db], None]:
     def prepare(db: Db) -> None:
         db.execute("select rota.set_limit(limit_key => 'k', max_running => 20000)")
@@ -111,13 +94,6 @@ SCENARIOS: dict[str, tuple[Callable[[Db], None], str | None]] = {
     ),
     "other queue": (setting("select rota.set_queue('o', lease => '1 h')"), "plain"),
 }
-# What passes by while a snapshot is held: queue, key, keys, and the queue that claims.
-HELD = {
-    "plain": ("q", None, 1, "q"),
-    "limited elsewhere": ("o", "k", 1, "q"),
-    "limited": ("q", "k", 1, "q"),
-    "fair": ("q", "t", 100, "q"),
-}
 
 
 def show(name: str, times: list[float], base: list[float] | None) -> None:
@@ -128,9 +104,7 @@ def show(name: str, times: list[float], base: list[float] | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=100_000, help="that pass by while held")
-    parser.add_argument("--claims", type=int, default=300)
-    options = parser.parse_args()
+    parser.parse_args()
     bindir, _ = find_binaries(None)
     with EmbeddedPostgres(bindir=bindir, settings=["max_connections=50"]) as server:
         admin = psycopg.connect(server.url("postgres"), autocommit=True)
@@ -153,26 +127,6 @@ def main() -> None:
                 done[name] += claims(db, 20)
         for name, (_, base) in SCENARIOS.items():
             show(name, done[name], done[base] if base else None)
-
-        for name, (queue, key, keys, mine) in HELD.items():
-            db = fresh(f"{name} held")
-            if key:
-                db.execute("select rota.set_limit(limit_key => 'k', max_running => 100)")
-                tick(db)
-            mine_key = key if mine == queue else None
-            add(db, options.claims + 50, mine, mine_key, keys)
-            tick(db)
-            before = claims(db, options.claims, mine)
-            holder = psycopg.connect(server.url(f"{name} held".replace(" ", "_")))
-            holder.execute("set transaction isolation level repeatable read")
-            holder.execute("select from rota.jobs limit 1")
-            churn(db, options.jobs, queue, key, keys)
-            add(db, options.claims + 50, mine, mine_key, keys)
-            tick(db)
-            claims(db, 20, mine)
-            show(f"{name}, before", before, None)
-            show(f"{name}, held", claims(db, options.claims, mine), before)
-            holder.rollback()
 
 
 def _install(url: str) -> None:

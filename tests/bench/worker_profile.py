@@ -30,13 +30,12 @@ from rota.testing import EmbeddedPostgres, find_binaries
 
 SQL = Path(__file__).resolve().parents[2] / "sql"
 PHASES = {
-    "_claim_loop.py": "claim",
-    "_completer.py": "finish",
-    "_upkeep.py": "upkeep",
-    "_runner.py": "run",
-    "_threads.py": "run",
-    "_outcome.py": "run",
-    "_log.py": "log",
+    "fetcher.py": "claim",
+    "completer.py": "finish",
+    "maintenance.py": "maintenance",
+    "executor.py": "run",
+    "outcomes.py": "run",
+    "events.py": "log",
 }
 FILL = """
     select count(*) from rota.enqueue_many((

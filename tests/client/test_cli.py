@@ -380,3 +380,19 @@ def test_who_names_no_database_is_told_how_to(
 
     assert main(["jobs"]) == 1
     assert "(Name the database: -d " in capsys.readouterr().err
+
+
+def test_effects_lists_what_nobody_knows(run: Callable[..., str], client: Client) -> None:
+    client.enqueue_many([{"job_type": "send"}] * 3)
+    done, failed, running = client.claim_jobs("w", max_jobs=3)
+    for job, key in ((done, "a"), (failed, "b"), (running, "c")):
+        client.record_effect("mail", key, job.job_id, job.lease_token)
+    client.complete_effect("mail", "a", done.job_id, done.lease_token)
+    client.finish_job(done.job_id, done.lease_token)
+    assert run("effects") == "(none)\n"
+
+    client.fail_job(failed.job_id, failed.lease_token, "half of it was sent")
+
+    (row,) = json.loads(run("effects", "--json"))
+    assert (row["scope"], row["key"], row["job_id"]) == ("mail", "b", failed.job_id)
+    assert (row["job_type"], row["status"]) == ("send", "failed")

@@ -19,6 +19,7 @@ from rota.worker.connection import (
     NoAnswerError,
     Retry,
     end_task,
+    time_limit,
 )
 
 OURS = "select count(*) from pg_stat_activity where application_name = 'rota fetcher'"
@@ -139,3 +140,44 @@ def test_a_call_that_had_no_answer_gets_more_time(dsn: str) -> None:
                 return refusals
 
     assert 1 <= asyncio.run(call()) <= 3
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_a_time_limit_leaves_no_cancellation_behind(error: type[Exception] | None) -> None:
+    """The task is that of a handler, which others may want to cancel later."""
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with contextlib.suppress(ValueError):
+            async with time_limit(0.05):
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    if error is not None:
+                        raise error from None
+        assert task.cancelling() == 0
+        with pytest.raises(NoAnswerError):
+            async with time_limit(0.05):
+                await asyncio.sleep(60)
+        assert task.cancelling() == 0
+
+    asyncio.run(run())
+
+
+def test_a_cancellation_by_others_is_no_time_limit() -> None:
+    async def wait() -> None:
+        async with time_limit(0.05):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(60)  # as psycopg waits for the server
+
+    async def run() -> None:
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(run())

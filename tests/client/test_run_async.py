@@ -65,7 +65,7 @@ def test_a_cancelled_worker_leaves(
 
     async def run() -> None:
         task = asyncio.create_task(worker.run_async())
-        await _until(lambda: db.execute("select 1 from rota.workers").fetchone())
+        await worker.wait_until_ready()
         if kind:
             await _until(started.is_set)
         for _ in range(cancels):

@@ -6,8 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -16,6 +19,7 @@ import pytest
 from client.workers import wait_until
 from rota import Client, InvalidArgumentError
 from rota.__main__ import main
+from rota.worker import maintenance
 
 Start = Callable[..., "Ticker"]
 
@@ -209,3 +213,19 @@ def test_a_payload_that_is_no_object_is_refused_as_such(client: Client, payload:
         client.schedule_job("p", "@daily", "x", payload)
     with pytest.raises(InvalidArgumentError, match="payload must be a JSON object"):
         client.enqueue("x", payload)
+
+
+def test_nobody_ticks_before_the_others_can_be_back_after_an_outage() -> None:
+    """Jobs whose leases ended in the outage still run, and their workers will say so."""
+    backs: list[Any] = []
+    connection: Any = SimpleNamespace(state=SimpleNamespace(on_back=backs.append))
+    ticker = maintenance.Ticker(connection, 1.0)
+    never = maintenance.Ticker(connection, None)
+
+    for back in backs:
+        back()
+
+    ticker.hurry()
+
+    assert 9 < ticker.due_at - time.monotonic() <= 10
+    assert never.due_at == inf

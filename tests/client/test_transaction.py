@@ -255,19 +255,42 @@ def test_a_handler_sees_nothing_of_the_session_of_another(
         with job.transaction() as connection:
             seen.append(connection.execute(look).fetchone())
             connection.execute("create temp table t (); set search_path = public")
-            connection.row_factory = psycopg.rows.dict_row
 
     @registry.handler("async")
     async def in_loop(job: AsyncJob) -> None:
         async with job.transaction() as connection:
             seen.append(await (await connection.execute(look)).fetchone())
             await connection.execute("create temp table t (); set search_path = public")
-            connection.row_factory = psycopg.rows.dict_row
 
     client.enqueue_many([{"job_type": kind}] * 3)
     drain(registry, concurrency=1)
 
     assert seen == [('"$user", public', None)] * 3
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_connection_that_a_handler_has_changed_is_not_lent_again(
+    client: Client, drain: Drain, kind: str
+) -> None:
+    registry = Registry()
+    seen: list[Any] = []
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        with job.transaction() as connection:
+            seen.append(connection.row_factory)
+            connection.row_factory = psycopg.rows.dict_row
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.transaction() as connection:
+            seen.append(connection.row_factory)
+            connection.row_factory = psycopg.rows.dict_row
+
+    client.enqueue_many([{"job_type": kind}] * 3)
+    drain(registry, concurrency=1)
+
+    assert seen == [psycopg.rows.tuple_row] * 3
 
 
 @pytest.mark.own_session

@@ -21,7 +21,7 @@ from client.workers import BackgroundWorker, wait_until
 from faults.pooler import find_pgbouncer
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.worker import notifier
-from rota.worker.fetcher import Pace
+from rota.worker.fetcher import Poller
 from rota.worker.notifier import Place
 
 Background = Callable[..., BackgroundWorker]
@@ -165,6 +165,18 @@ def test_the_next_of_an_ordering_key_starts_at_once(
     for _ in range(5):
         client.enqueue("t", ordering_key="k")
     wait_until(lambda: len(starts.at) == 5, "five in order")
+
+
+def test_a_check_that_somebody_left_is_done_at_once(db: Db, background: Background) -> None:
+    background(Starts().registry, poll_interval=NEVER, tick_interval=NEVER)
+    wait_for_sleepers(db, 1)
+
+    def is_first_done() -> bool:
+        # Between its locks and its LISTEN a worker cannot be notified, so once is not enough.
+        db.execute("select rota._add_checks('order', '{k}')")
+        return bool(value(db, "select min(id) > 1 from rota.pending_checks"))
+
+    wait_until(is_first_done, "a tick")
 
 
 def test_a_worker_that_leaves_lets_the_others_sleep_on(
@@ -440,20 +452,20 @@ def test_what_comes_while_a_claim_is_under_way_brings_another_claim(event: str) 
     listener: Any = SimpleNamespace(
         is_on=True, place=Place.IDLE, wanted=Place.IDLE, go=lambda place: None
     )
-    pace = Pace(listener, NEVER)
-    pace.start(lambda: None)
-    assert pace.is_due()
+    poller = Poller(listener, NEVER)
+    poller.start(lambda: None)
+    assert poller.is_due()
 
     {
         "notification": lambda: listener.on_notify(),
         "answer": lambda: listener.on_answer(0.0),
         "change": lambda: listener.on_change(),
     }[event]()
-    pace.end(0, is_full=False)
+    poller.end(0, is_full=False)
 
-    assert pace.is_due()
-    pace.end(0, is_full=False)
-    assert not pace.is_due()
+    assert poller.is_due()
+    poller.end(0, is_full=False)
+    assert not poller.is_due()
 
 
 def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,14 +475,14 @@ def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPat
     listener: Any = SimpleNamespace(
         is_on=True, place=Place.IDLE, wanted=Place.IDLE, go=lambda place: None
     )
-    pace = Pace(listener, 1.0)
-    pace.start(lambda: None)
+    poller = Poller(listener, 1.0)
+    poller.start(lambda: None)
     waits = []
     for seconds in (5.0, 0.001, 0.001, 0.001):
-        assert pace.is_due()
-        pace.end(0, is_full=False)
+        assert poller.is_due()
+        poller.end(0, is_full=False)
         listener.on_answer(seconds)
-        waits.append(round(pace.claim_at - now, 3))
-        now = pace.claim_at
+        waits.append(round(poller.claim_at - now, 3))
+        now = poller.claim_at
 
     assert waits == [5.0, 0.01, 0.02, 0.04]

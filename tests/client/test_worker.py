@@ -757,6 +757,57 @@ def test_stale_jobs_are_swept_by_any_worker(
     wait_until(lambda: status(job_id) != "running")
 
 
+def test_progress_that_is_not_awaited_is_told(
+    client: Client, drain: Drain, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+
+    @registry.handler("forgets")
+    async def forgets(job: AsyncJob) -> None:
+        await job.set_progress(10)
+        job.set_progress(50)  # type: ignore[unused-coroutine]
+
+    @registry.handler("awaits")
+    async def awaits(job: AsyncJob) -> None:
+        await job.set_progress(50)
+
+    job_id = client.enqueue("forgets").job_id
+    client.enqueue("awaits")
+    drain(registry)
+
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert told == [f"job {job_id}: set_progress() was not awaited"]
+
+
+def test_a_report_under_way_at_the_end_of_the_grace_period_is_no_loss(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The database has stored the end, and its answer comes a little later."""
+    original = rota.AsyncClient.finish_jobs
+    is_sent = threading.Event()
+
+    async def answer_late(*args: Any) -> Any:
+        ended = await original(*args)
+        is_sent.set()
+        await asyncio.sleep(2.0)
+        return ended
+
+    monkeypatch.setattr(rota.AsyncClient, "finish_jobs", answer_late)
+    registry = Registry()
+    registry.add("quick", lambda job: None)
+    client.enqueue("quick")
+    with caplog.at_level(logging.INFO, "rota"):
+        worker = background(registry)
+        assert is_sent.wait(30)
+        worker.stop(now=True)
+
+    assert _events(caplog) == ["claimed", "succeeded"]
+
+
 def _events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.rota["event"] for record in caplog.records if hasattr(record, "rota")]
 

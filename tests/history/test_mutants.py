@@ -78,7 +78,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     ),
     "a job that does not die": (
         "I6",
-        [("_fail_running", "or job.attempts >= job.max_attempts then", "then")],
+        [("_fail_running", "or v_job.attempts >= v_job.max_attempts then", "then")],
     ),
     "a retry at once": ("I7", [("_backoff", SPREAD, "0")]),
     "a claim that does not look at the time": (

@@ -98,7 +98,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         )
     ],
     "a part that waits for others itself": [
-        ("_check_before", "_check_before.after, _check_before.ordering_key) > 0", "null) > 0")
+        ("_check_waits", "num_nonnulls(depends_on, ordering_key) > 0 then", "false then")
     ],
     "a limit with a slot too many": [
         ("_take_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")

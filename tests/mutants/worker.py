@@ -192,7 +192,7 @@ WORKER = (
         "One payload that Python cannot read costs all jobs of its claim.",
         "client/test_poison.py",
         client(
-            "client/reading",
+            "client/statement",
             '                return Unreadable(f"{type(error).__name__}: {error}")\n',
             "                raise error\n",
         ),
@@ -332,6 +332,54 @@ WORKER = (
             "            self.claim_at = max(now + seconds,",
             "            max(now + seconds,",
         ),
+    ),
+    mutant(
+        "lease-not-watched",
+        "An async handler runs on without a lease while the database does not answer.",
+        "client/test_leases.py",
+        client("worker/executor", "            if job.is_lost:\n", "            if False:\n"),
+    ),
+    mutant(
+        "call-without-end",
+        "A call waits for its answer for as long as the server hangs.",
+        "client/test_connection.py",
+        client(
+            "worker/connection",
+            "        cancels += 1\n        task.cancel()\n",
+            "        cancels += 1\n",
+        ),
+    ),
+    mutant(
+        "cancelled-claims-on",
+        "A worker whose task was cancelled goes on claiming.",
+        "client/test_run_async.py",
+        client(
+            "worker/worker",
+            "            self.stop()\n            stopping.cancel()\n",
+            "            stopping.cancel()\n",
+        ),
+        client("worker/worker", "        await end_task(fetching)\n", ""),
+    ),
+    mutant(
+        "session-lent-as-it-is",
+        "A handler gets the session of another with all its settings.",
+        "client/test_transaction.py",
+        client(
+            "worker/connection",
+            "                    connection.execute(_RESET)\n",
+            "",
+        ),
+        client(
+            "worker/connection",
+            "                        await connection.execute(_RESET)\n",
+            "",
+        ),
+    ),
+    mutant(
+        "refused-mail-is-unknown",
+        "A mail server that was down for a while has cost its mails for ever.",
+        "client/test_effect.py",
+        client("effects", " or isinstance(error, self._withdraw_on)", ""),
     ),
     mutant(
         "client-commits",

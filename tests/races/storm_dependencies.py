@@ -100,9 +100,11 @@ def new_job(player: Player) -> dict[str, Any]:
     """Return the arguments of a job that waits for others, is waited for, or both."""
     job: dict[str, Any] = {"job_type": "t", "max_attempts": 2, "backoff": BACKOFF}
     how = player.random.choices(["plain", "after", "before"], [35, 45, 20])[0]
-    before = pick(player, BLOCKED, 1) if how == "before" else []
-    if before:
-        job["blocks"] = before[0]
+    blocks = pick(player, BLOCKED, 1) if how == "before" else []
+    if blocks and player.chance(0.4):
+        blocks = player.memory.get("seen", blocks)[-1:]  # which may have started since
+    if blocks:
+        job["blocks"] = blocks[0]
     if how == "after":
         parents = pick(player, RECENT, 3)
         if player.memory.get("seen") and player.chance(0.3):

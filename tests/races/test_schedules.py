@@ -64,8 +64,8 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
             "after, due, its job retried", "tick", "finish",
         ),
         (
-            "_note_schedule",
-            "perform rota._add_checks('schedule', array[_note_schedule.name])",
+            "_change_definition",
+            "perform rota._add_checks('schedule', array[new.name])",
             "null",
             "waiting, its job running", "schedule after", "finish",
         ),

@@ -136,7 +136,10 @@ MUTANTS = {
     ),
     "a slot that is free and nobody is told": (
         "limits",
-        [("_leave_limits", "perform rota._open_held(v_name);", "null;")],
+        [
+            ("_leave_limits", "perform rota._open_held(v_name);", "null;"),
+            ("_check_limit", "if v_free > 0 and v_next <= rota.now() then", "if false then"),
+        ],
         "is left",
     ),
 }

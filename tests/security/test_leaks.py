@@ -121,5 +121,5 @@ def test_messages_of_channels_tell_nothing(
 
     assert heard
     for notify in heard:
-        assert re.fullmatch(r"rota_[0-9a-f]{1,8}_[0-9]{1,2}", notify.channel)
+        assert re.fullmatch(r"rota_([0-9a-f]{1,8}|maintenance)_[0-9]{1,2}", notify.channel)
         assert notify.payload == ""

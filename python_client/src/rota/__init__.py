@@ -6,7 +6,7 @@ Everything public is listed in ``__all__``; all other modules are private.
 from . import _libpq  # noqa: F401 - before all that needs it
 from ._version import __version__
 from .client.async_client import AsyncClient
-from .client.reading import Unreadable
+from .client.statement import Unreadable
 from .client.sync_client import Client
 from .effects import Effect
 from .exceptions import (

@@ -76,7 +76,7 @@ class _Recording:
         return effect
 
     async def end(self, effect: Effect, error: BaseException | None) -> None:
-        """Complete or withdraw the effect, or leave it unknown; repeat until it is heard."""
+        """Complete or withdraw the effect, or leave it unknown; repeat until it is stored."""
         if not effect.is_due:
             return
         if effect._is_withdrawn or isinstance(error, self._withdraw_on):

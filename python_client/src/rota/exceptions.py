@@ -129,7 +129,7 @@ class InvalidArgumentError(RotaError, ValueError):
 
 
 class Snooze(Exception):
-    """Run the job again after *delay* (seconds or timedelta); no attempt is burnt."""
+    """Run the job again after *delay* (seconds or timedelta); no attempt is used."""
 
     def __init__(self, delay: timedelta | float) -> None:
         self.delay = to_duration("delay", delay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -234,6 +235,8 @@ class Job(BaseJob):
 class AsyncJob(BaseJob):
     """A job for an ``async def`` function, which runs in the worker's event loop."""
 
+    _last_call: Coroutine[Any, Any, None] | None = None
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Lend a connection in a transaction that finishes the job, with `result`, at its end.
@@ -260,6 +263,17 @@ class AsyncJob(BaseJob):
         """Do something outside of the database once, like `Job.effect`."""
         return record_async(self, self._context, scope, key, if_unknown, keep, withdraw_on)
 
-    async def set_progress(self, percent: float, message: str | None = None) -> None:
+    def set_progress(
+        self, percent: float, message: str | None = None
+    ) -> Coroutine[Any, Any, None]:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        await self._store_progress(percent, message)
+        self._last_call = self._store_progress(percent, message)
+        return self._last_call
+
+    def forget_call(self) -> bool:
+        """Drop a call of `set_progress` that was not awaited; say whether there was one."""
+        call, self._last_call = self._last_call, None
+        if call is None or inspect.getcoroutinestate(call) != inspect.CORO_CREATED:
+            return False
+        call.close()
+        return True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from .client.checks import check_name
+from .client.values import check_name
+from .job import AsyncJob, Job
 
-Handler = Callable[[Any], object]
+Handler = Callable[[Job], object] | Callable[[AsyncJob], object]
 H = TypeVar("H", bound=Handler)
 
 

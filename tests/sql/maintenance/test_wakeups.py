@@ -38,7 +38,7 @@ class Sleeper:
             "queues": list(queues) or ["default"], "poll_interval": "1 hour", **arguments
         }  # fmt: skip
         self.names = {
-            scalar(db, "select to_hex(hashtext(%s))", name): name
+            scalar(db, "select to_hex(hashtext(%s))", name) if name else "maintenance": name
             for name in (ANY, *self.arguments["queues"])
         }
         self.channels: list[str] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._version import __version__
-from . import jobs, queues, schedules, schema, status, tick, worker
+from . import effects, jobs, queues, schedules, schema, status, tick, worker
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -95,6 +95,9 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--status", choices=STATUSES)
     add.add_argument("--type", dest="job_type")
     add.add_argument("--schedule", metavar="NAME", help="that has made them")
+    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    what = "list effects of which nobody knows whether they happened"
+    add = _add(commands, "effects", effects.effects, what, json=True)
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
     add = _add(commands, "job", jobs.job, "show one job and its errors", json=True)
     add.add_argument("job_id", type=int)

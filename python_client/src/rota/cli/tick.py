@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from ..client.async_client import AsyncClient
-from ..client.checks import check_range
 from ..client.sync_client import Client
+from ..client.values import check_range
 from ..rows import TickReport
 from ..worker.connection import Connection, ConnectionState
 from ..worker.maintenance import Ticker, TickLog

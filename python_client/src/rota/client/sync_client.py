@@ -19,10 +19,16 @@ from psycopg.types.json import Jsonb
 
 from .. import rows
 from ..exceptions import translate
-from .checks import check_connection, of_one_job
-from .reading import factory, read_forgiving
-from .statement import UNSET, Unset, blame, call, given
-from .values import clean_text, to_endings, to_job, to_jsonb, to_result
+from .statement import UNSET, Unset, blame, call, factory, given, read_forgiving
+from .values import (
+    check_connection,
+    clean_text,
+    of_one_job,
+    to_endings,
+    to_job,
+    to_jsonb,
+    to_result,
+)
 
 Row = TypeVar("Row")
 
@@ -265,7 +271,7 @@ class Client:
     def snooze_job(
         self, job_id: int, lease_token: int, delay: timedelta
     ) -> datetime | None:
-        """Put a job off without burning an attempt; None if it was cancelled by request."""
+        """Put a job off without using an attempt; None if it was cancelled by request."""
         value: datetime | None = self._value(
             "snooze_job", job_id=job_id, lease_token=lease_token, delay=delay
         )
@@ -274,7 +280,7 @@ class Client:
     def release_jobs(
         self, job_ids: Sequence[int], lease_tokens: Sequence[int]
     ) -> list[rows.ReleasedJob]:
-        """Give jobs back without burning an attempt."""
+        """Give jobs back without using an attempt."""
         return self._rows(
             rows.ReleasedJob,
             "release_jobs",

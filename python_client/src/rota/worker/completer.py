@@ -1,7 +1,7 @@
 """Report how jobs ended, as many as there are in one call, until the database has answered.
 
 What ends while a call is under way goes together in the next one.  Repeating is safe: the lease
-token says which claim speaks, and a report that is heard twice gets the same answer.
+token says which claim speaks, and a report that arrives twice gets the same answer.
 
 end_jobs() answers each ending by itself.  One whose row another session has locked is reported
 again soon; one that the database refuses is tried again until its lease ends, and then left to
@@ -21,9 +21,8 @@ from typing import Any
 
 import psycopg
 
-from ..client.checks import check_stage
 from ..client.statement import UNSET
-from ..client.values import dump_result, join_endings, to_array
+from ..client.values import check_stage, dump_result, join_endings, to_array
 from ..exceptions import InvalidArgumentError, RotaError
 from ..job import BaseJob, State
 from ..rows import EndedJob
@@ -41,6 +40,8 @@ PAUSE = 0.005
 """Seconds between two calls, in which more jobs may end: each call costs as much as ten."""
 BUSY_PAUSE = 0.5
 """Seconds until a job whose row another session has locked is reported again."""
+LAST_REPORT = 1.5
+"""Seconds that the last report of a worker that leaves may take."""
 RELEASE_PAUSE = 0.1
 """The same for one that is given back, maybe by a worker that leaves."""
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
@@ -140,7 +141,12 @@ class Completer:
         self._add(report)
 
     async def close(self) -> None:
-        """Report no more; what could not be reported is left to the end of its lease."""
+        """Report no more, but let a call that is under way come to its end.
+
+        What could not be reported is left to the end of its lease.
+        """
+        if self._flush is not None:
+            await asyncio.wait([self._flush], timeout=LAST_REPORT)
         for job, report in self._reports.items():
             logger.warning("job %s: its end could not be reported", job.job_id)
             log_job("lost", job, report.duration)

@@ -184,13 +184,13 @@ async def time_limit(seconds: float) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        for _ in range(cancels):
-            task.uncancel()
-        if cancels and task.cancelling() <= others:
+        if cancels and task.cancelling() - cancels <= others:
             raise NoAnswerError(f"no answer within {seconds:g} seconds") from None
         raise
     finally:
         timer.cancel()
+        for _ in range(cancels):  # the task itself was not meant
+            task.uncancel()
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:
@@ -290,7 +290,7 @@ class JobConnections:
         self._max_idle = max_idle
         self._idle: deque[tuple[psycopg.Connection[Any], float]] = deque()
         self._idle_async: deque[tuple[AsyncConnection[Any], float]] = deque()
-        state.on_back(self.close)  # an old one may lead to a standby
+        state.on_back(self._close_idle)  # an old one may lead to a standby
 
     @contextmanager
     def lend(self) -> Iterator[psycopg.Connection[Any]]:
@@ -329,7 +329,11 @@ class JobConnections:
                     await connection.close()
 
     def close(self) -> None:
-        """Close the idle connections; may be called by any thread."""
+        """Close the idle connections, and the others when they come back."""
+        self._max_idle = 0
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         for idle in (self._idle, self._idle_async):
             with suppress(IndexError):
                 while True:

@@ -57,13 +57,13 @@ def log_start(
     logger.info(text, worker, database, ",".join(queues), ",".join(job_types), concurrency)
 
 
-def log_stop(worker: str, running: int, grace_period: float, hears_signals: bool) -> None:
+def log_stop(worker: str, running: int, grace_period: float, has_signals: bool) -> None:
     """Log what a worker that is told to stop still waits for."""
     wait = way_out = ""
     if running:
         jobs = f"{running} running job{'s' if running > 1 else ''}"
         wait = f": waits up to {grace_period:g} s for {jobs}"
-        way_out = "; a second signal ends the wait" if hears_signals else ""
+        way_out = "; a second signal ends the wait" if has_signals else ""
     logger.info("worker %s stops%s%s", worker, wait, way_out)
 
 

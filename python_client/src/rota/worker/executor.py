@@ -14,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 
-from ..client.reading import Unreadable
+from ..client.statement import Unreadable
 from ..exceptions import JobCancelled, RotaError
 from ..job import AsyncJob, BaseJob, Job, JobContext, State
 from ..registry import Registry
@@ -214,13 +214,16 @@ class Executor:
         if (outcome := _refusal(job)) is None:
             handler = cast(AsyncHandler, self._registry[job.job_type])
             outcome = await run_async(handler, job)
+            if job.forget_call():
+                logger.warning("job %s: set_progress() was not awaited", job.job_id)
         self._end(job, began_at, outcome)
         self._go_on()
 
     def _run_in_thread(self, job: Job) -> None:
         began_at = time.monotonic()
         if (outcome := _refusal(job)) is None:
-            function = partial(run_sync, self._registry[job.job_type], job)
+            handler = cast(Callable[[Job], object], self._registry[job.job_type])
+            function = partial(run_sync, handler, job)
             try:
                 self.threads.run(function, partial(self._on_answer, job, began_at))
                 return

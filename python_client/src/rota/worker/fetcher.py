@@ -49,24 +49,28 @@ class Fetcher:
         connection: Connection,
         claim: Callable[[AsyncClient, int], Awaitable[list[ClaimedJob]]],
         maintenance: Maintenance,
-        pace: Pace,
+        poller: Poller,
     ) -> None:
         self._connection = connection
         self._claim = claim
         self._maintenance = maintenance
-        self._pace = pace
+        self._poller = poller
         self._retry = Retry("claim", connection.state)
         self._wake = asyncio.Event()
         self._is_stopping = False
-        pace.start(self.wake)
+        poller.start(self.wake, self._hurry_maintenance)
 
     def wake(self) -> None:
         """Look again at what there is to do."""
         self._wake.set()
 
+    def _hurry_maintenance(self) -> None:
+        self._maintenance.hurry()
+        self.wake()
+
     def hurry(self) -> None:
         """Claim at once: the database is back."""
-        self._pace.come()
+        self._poller.come()
 
     def stop(self) -> None:
         """Claim no more; call `wake` in the loop's thread after it."""
@@ -79,7 +83,7 @@ class Fetcher:
             self._wake.clear()
             await self._maintenance.run_due(
                 is_idle=executor.is_idle,
-                is_follower=self._pace.is_follower,
+                is_follower=self._poller.is_follower,
                 # A tick takes jobs for stale whose ends the database has not heard of yet.
                 may_tick=not executor.is_behind,
             )
@@ -87,9 +91,9 @@ class Fetcher:
             if was_idle and not may_claim:
                 return
             if was_idle and drain and not self._retry.failures:
-                self._pace.claim_at = 0.0  # whether more is due is asked at once
+                self._poller.claim_at = 0.0  # whether more is due is asked at once
             wanted = executor.wanted if may_claim else 0
-            if wanted and self._pace.is_due() and not self._is_stopping:
+            if wanted and self._poller.is_due() and not self._is_stopping:
                 is_patient = not (drain or once)
                 has_claimed = await self._claim_for(executor, wanted, is_patient=is_patient)
                 may_claim = not (once and has_claimed)
@@ -97,7 +101,7 @@ class Fetcher:
                     return
             until = self._maintenance.due_at
             if may_claim and executor.wanted:
-                until = min(until, self._pace.claim_at)
+                until = min(until, self._poller.claim_at)
             await self._sleep(until - time.monotonic())
 
     async def _claim_for(self, executor: Executor, wanted: int, *, is_patient: bool) -> bool:
@@ -111,11 +115,11 @@ class Fetcher:
             pause = self._retry.fail(error)
             if self._retry.failures >= PATIENCE and not is_patient:
                 raise
-            self._pace.fail(pause)
+            self._poller.fail(pause)
             return False
         self._retry.succeed()
         executor.accept(claims, sent_at)
-        self._pace.end(len(claims), is_full=len(claims) == wanted)
+        self._poller.end(len(claims), is_full=len(claims) == wanted)
         return True
 
     async def _sleep(self, seconds: float) -> None:
@@ -124,7 +128,7 @@ class Fetcher:
         alarm.cancel()
 
 
-class Pace:
+class Poller:
     """Says when to claim; *notifier* is None where wake-ups are not wanted."""
 
     def __init__(self, notifier: Notifier | None, poll_interval: float) -> None:
@@ -140,17 +144,20 @@ class Pace:
         self._found_at = self._others_at = self._counted_at = -inf
         self._rate = 0.0
 
-    def start(self, wake: Callable[[], None]) -> None:
-        """Call *wake* whenever *claim_at* comes nearer."""
+    def start(
+        self, wake: Callable[[], None], on_maintenance: Callable[[], None] = lambda: None
+    ) -> None:
+        """Call *wake* whenever *claim_at* comes nearer, and the other when a tick is due."""
         self._wake = wake
         if self._notifier is not None:
             self._notifier.on_notify = self._notify
+            self._notifier.on_maintenance = on_maintenance
             self._notifier.on_answer = self._expect
             self._notifier.on_change = self.come
 
     @property
     def is_follower(self) -> bool:
-        """Whether another idle worker does the upkeep, and has left nothing to do."""
+        """Whether another idle worker does the maintenance, and has left nothing to do."""
         notifier = self._notifier
         if notifier is None or notifier.place is Place.AWAY:
             return False

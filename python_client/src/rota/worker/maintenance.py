@@ -23,6 +23,10 @@ logger = logging.getLogger("rota")
 REPORT_INTERVAL = 30.0
 IDLE_REPORT_INTERVAL = 300.0
 LEAVE_TIMEOUT = 3.0
+HURRY_INTERVAL = 0.1
+OUTAGE_PAUSE = 10.0
+"""Seconds after an outage until a tick, which takes back what other workers run: the longest
+pause after which they try to connect again, and tell that they live."""
 FOLLOWER_FACTOR = 5
 """So many times less often those look whether to tick whom wait_for_jobs() did not ask to."""
 
@@ -40,13 +44,14 @@ class Ticker:
         """When to tick next, on the monotonic clock."""
         self._connection = connection
         self._every = every or 0.0
+        self._ticked_at = self._not_before = -inf
         self._jitter = jitter
         self._retry = Retry("tick", connection.state)
-        connection.state.on_back(self._come)
+        connection.state.on_back(self._let_others_come)
 
     async def tick(self) -> TickReport | None:
         """Tick once; a failure is logged, and tried again later and later."""
-        began_at = time.monotonic()
+        began_at = self._ticked_at = time.monotonic()
         try:
             report = await self._connection.call_read_committed(AsyncClient.tick)
         except (psycopg.Error, RotaError) as error:
@@ -58,6 +63,12 @@ class Ticker:
         self.due_at = 0.0 if report.has_more else began_at + self._pause()
         return report
 
+    def hurry(self) -> None:
+        """Tick at once, but in a row of such wishes only every tenth of a second."""
+        if self.due_at < inf:
+            earliest = max(self._ticked_at + HURRY_INTERVAL, self._not_before)
+            self.due_at = min(self.due_at, earliest)
+
     def put_off(self, factor: float) -> None:
         """Do not tick now, but after so many times the usual pause."""
         self.due_at = time.monotonic() + factor * self._pause()
@@ -65,9 +76,9 @@ class Ticker:
     def _pause(self) -> float:
         return self._every * random.uniform(1.0 - self._jitter, 1.0 + self._jitter)  # noqa: S311
 
-    def _come(self) -> None:
-        if self.due_at < inf:
-            self.due_at = 0.0
+    def _let_others_come(self) -> None:
+        self._not_before = time.monotonic() + OUTAGE_PAUSE
+        self.due_at = max(self.due_at, self._not_before)
 
 
 class TickLog:
@@ -100,6 +111,7 @@ class Maintenance:
         self._queues = queues
         self._ticker = Ticker(connection, interval, jitter=0.2)
         self._retry = Retry("reporting the worker", connection.state)
+        self._must_tick = False
         self._reported_at = -inf
         self._report_interval = REPORT_INTERVAL
 
@@ -112,15 +124,21 @@ class Maintenance:
         """Report for the first time; any error is the caller's."""
         await self._report()
 
+    def hurry(self) -> None:
+        """Tick soon, whoever else does: this worker was notified of a check to be done."""
+        self._must_tick = True
+        self._ticker.hurry()
+
     async def run_due(self, *, is_idle: bool, is_follower: bool, may_tick: bool) -> None:
         """Do what is due; a failure is logged, and tried again when it is due again."""
         self._report_interval = IDLE_REPORT_INTERVAL if is_idle else REPORT_INTERVAL
         if time.monotonic() >= self._ticker.due_at:
             if not may_tick:
                 self._ticker.put_off(0.1)
-            elif is_idle and is_follower:
+            elif is_idle and is_follower and not self._must_tick:
                 self._ticker.put_off(FOLLOWER_FACTOR)
             else:
+                self._must_tick = False
                 await self._ticker.tick()
         if time.monotonic() >= self._reported_at + self._report_interval:
             try:

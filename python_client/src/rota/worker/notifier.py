@@ -2,8 +2,9 @@
 
 The notifier has a connection of its own, on which it calls wait_for_jobs() and listens to the
 channels, and a task of its own: `go` says what to be and returns at once, so a connection that
-hangs never delays a claim.  It calls *on_notify* when it is notified, *on_answer* with the
-seconds after which to claim at the latest, and *on_change* when it is on, or not any more.
+hangs never delays a claim.  It calls *on_notify* when it is notified of jobs, *on_maintenance*
+when of a check to be done by ``tick()``, *on_answer* with the seconds after which to claim at
+the latest, and *on_change* when it is on, or not any more.
 
 Behind a pooler in transaction mode no notification would arrive and the locks would stay with
 a connection of others.  So first of all it sends itself a message by way of another
@@ -40,6 +41,8 @@ PATIENCE = 5.0
 PROBE_PATIENCE = 1.0
 PROBE_INTERVAL = 300.0
 """Seconds until it is tried again whether messages arrive."""
+MAINTENANCE = "rota_maintenance_"
+"""How the channel begins on which any worker is notified of a check to be done."""
 
 
 class Place(Enum):
@@ -71,12 +74,13 @@ class Notifier:
         self._channels: set[str] = set()
         # Always the same one: a pooler may keep listening to it for us.
         self._probe = f"rota_probe_{secrets.token_hex(6)}"
-        self._is_told_off = False
+        self._is_off_logged = False
         self._asked = asyncio.Event()
         self._is_probed = asyncio.Event()
         self._wanted = Place.AWAY
         self._must_move = False
         self.on_notify: Callable[[], None] = lambda: None
+        self.on_maintenance: Callable[[], None] = lambda: None
         self.on_answer: Callable[[float], None] = lambda seconds: None
         self.on_change: Callable[[], None] = lambda: None
         self.is_on = False
@@ -104,14 +108,14 @@ class Notifier:
                 self._session.add_notify_handler(self._receive)
                 if await self._receives(self._session):
                     self._retry.succeed()
-                    self._tell_on()
+                    self._log_on()
                     await self._serve(self._session)
-                self._tell_off("no message arrives, as behind a pooler in transaction mode")
+                self._log_off("no message arrives, as behind a pooler in transaction mode")
             except asyncio.CancelledError:
                 await self._stop_waiting()
                 raise
             except (psycopg.Error, RotaError, OSError) as exception:
-                self._tell_off(one_line(exception))
+                self._log_off(one_line(exception))
                 error = exception
             except Exception as exception:  # without this task nothing wakes the worker
                 logger.exception("wake-ups failed")
@@ -191,7 +195,11 @@ class Notifier:
     def _receive(self, notify: Notify) -> None:
         if notify.channel == self._probe:
             self._is_probed.set()
-        elif notify.channel in self._channels:
+        elif notify.channel not in self._channels:
+            return
+        elif notify.channel.startswith(MAINTENANCE):
+            self.on_maintenance()
+        else:
             self.on_notify()
 
     async def _stop_waiting(self) -> None:
@@ -207,14 +215,14 @@ class Notifier:
         self._session = None
         await self._connection.close()
 
-    def _tell_on(self) -> None:
-        if self._is_told_off:
-            self._is_told_off = False
+    def _log_on(self) -> None:
+        if self._is_off_logged:
+            self._is_off_logged = False
             logger.info("wake-ups are on again")
 
-    def _tell_off(self, reason: str) -> None:
-        if not self._is_told_off:
-            self._is_told_off = True
+    def _log_off(self, reason: str) -> None:
+        if not self._is_off_logged:
+            self._is_off_logged = True
             text = "wake-ups are off: %s; polling every %g s"
             logger.info(text, reason, self._poll_interval)
 

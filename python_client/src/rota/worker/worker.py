@@ -21,7 +21,7 @@ from math import inf
 import psycopg
 
 from ..client.async_client import AsyncClient
-from ..client.checks import check_name, check_range
+from ..client.values import check_name, check_range
 from ..exceptions import RotaError, to_duration
 from ..job import BaseJob, JobContext
 from ..registry import Registry
@@ -29,7 +29,7 @@ from ..rows import ClaimedJob
 from .connection import Connection, ConnectionState, JobConnections, end_task
 from .events import log_start, log_stop
 from .executor import MAX_BATCH, Executor, Prefetch
-from .fetcher import Fetcher, Pace
+from .fetcher import Fetcher, Poller
 from .heartbeat import Heartbeat
 from .maintenance import Maintenance
 from .notifier import Notifier
@@ -80,7 +80,7 @@ class Worker:
         self._lease = None if lease is None else to_duration("lease", lease)
         self._concurrency = concurrency
         self._grace_period = grace_period
-        self._hears_signals = False
+        self._has_signals = False
         self._is_begun = False
         self._has_ended = True
         self._ready = asyncio.Event()
@@ -105,8 +105,8 @@ class Worker:
                 registry,
                 poll_interval,
             )
-        pace = Pace(self._notifier, poll_interval)
-        self._fetcher = Fetcher(self._connection, self._claim, self._maintenance, pace)
+        poller = Poller(self._notifier, poll_interval)
+        self._fetcher = Fetcher(self._connection, self._claim, self._maintenance, poller)
         state.on_back(partial(self._call, self._fetcher.hurry))
         self._executor = Executor(
             self._context,
@@ -125,7 +125,7 @@ class Worker:
         """
         if _is_in_loop():
             raise RuntimeError("an event loop runs here already: await worker.run_async()")
-        with stop_on_signals(self.stop) as self._hears_signals:
+        with stop_on_signals(self.stop) as self._has_signals:
             self._has_ended = run_in_loop(self.run_async(drain=drain, once=once))
 
     async def run_async(self, *, drain: bool = False, once: bool = False) -> None:
@@ -209,7 +209,7 @@ class Worker:
         if notifying is not None:
             notifying.cancel()
         self._executor.close()
-        log_stop(self.name, self._executor.running, self._grace_period, self._hears_signals)
+        log_stop(self.name, self._executor.running, self._grace_period, self._has_signals)
         await _try(self._executor.give_back_held())
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
         await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
