@@ -88,6 +88,9 @@ bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, be
 bench-settings: $(VENV)/.dev ## See what one setting of another queue costs: ARGS="--against PATH", a tree to compare with
 	$(BIN)/python tests/bench/settings.py $(ARGS)
 
+bench-single: $(VENV)/.dev ## Measure the plain calls beside another commit: ARGS=PATH, a tree to compare with
+	$(BIN)/python tests/bench/single.py $(ARGS)
+
 bench-fan-out: $(VENV)/.dev ## Fan out to a million jobs and in again, and time it
 	$(BIN)/python tests/bench/fan_out.py $(ARGS)
 

@@ -34,9 +34,12 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir tables/pipelines.sql
 \ir tables/schedules.sql
 \ir tables/access.sql
+\ir base/configured.sql
+\ir tables/configured.sql
 \else
 \ir upgrades/all.sql
 \ir base/clock.sql
+\ir base/configured.sql
 \endif
 
 -- base/: what every other folder uses.

@@ -76,18 +76,7 @@ begin
 end;
 $$;
 
-/* Refuse a queue to whoever may not enqueue to it, as part of a statement. */
-create or replace function rota._checked_queue(queue text)
-    returns text language plpgsql as $$
-begin
-    if queue <> all(rota._allowed_queues('producer')) then
-        perform rota._check_queues('producer', array[queue]);
-    end if;
-    return queue;
-end;
-$$;
-
-/* The same for new jobs in the form of enqueue_many(). */
+/* The same for those who enqueue jobs in the form of enqueue_many(). */
 create or replace function rota._check_queues_of(jobs jsonb)
     returns void language plpgsql as $$
 begin

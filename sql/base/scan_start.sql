@@ -19,7 +19,7 @@
 create or replace function rota._scan_start(name text)
     returns text language plpgsql stable as $$
 declare
-    v_text constant text := current_setting(rota._scan_setting(_scan_start.name), true);
+    v_text constant text := current_setting(rota._scan_setting(name), true);
     v_length constant integer := strpos(v_text, '#');
 begin
     if v_length > 0
@@ -34,11 +34,8 @@ $$;
 create or replace function rota._keep_scan_start(name text, start text)
     returns void language plpgsql as $$
 begin
-    perform set_config(
-        rota._scan_setting(_keep_scan_start.name),
-        format('%s#%s', hashtext(_keep_scan_start.start || _keep_scan_start.name),
-            _keep_scan_start.start),
-        false);
+    perform set_config(rota._scan_setting(name),
+        format('%s#%s', hashtext(start || name), start), false);
 end;
 $$;
 
@@ -80,12 +77,9 @@ $$;
 create or replace function rota._scan_from(name text, moment timestamptz)
     returns bigint language plpgsql stable as $$
 declare
-    c_start constant bigint[] := string_to_array(
-        rota._scan_start(_scan_from.name), ' ')::bigint[];
+    c_start constant bigint[] := string_to_array(rota._scan_start(name), ' ')::bigint[];
 begin
-    if rota._is_full_scan_due(c_start[1], _scan_from.moment) then
-        return null;
-    end if;
+    if rota._is_full_scan_due(c_start[1], moment) then return null; end if;
     return c_start[2];
 end;
 $$;
@@ -103,22 +97,15 @@ declare
     v_start bigint[];
     v_walked bigint;
 begin
-    if _keep_scan_from.was_full then
-        v_walked := pg_stat_get_xact_tuples_returned(_keep_scan_from.index)
-            - _keep_scan_from.walked_before;
-        if v_walked < 200 then
-            return;
-        end if;
-        v_start := array[rota._next_full_scan(
-            _keep_scan_from.moment, v_walked, _keep_scan_from.max_pause)];
+    if was_full then
+        v_walked := pg_stat_get_xact_tuples_returned(index) - walked_before;
+        if v_walked < 200 then return; end if;
+        v_start := array[rota._next_full_scan(moment, v_walked, max_pause)];
     else
-        v_start := string_to_array(
-            rota._scan_start(_keep_scan_from.name), ' ')::bigint[];
-        if v_start[2] = _keep_scan_from.start then
-            return;
-        end if;
+        v_start := string_to_array(rota._scan_start(name), ' ')::bigint[];
+        if v_start[2] = start then return; end if;
     end if;
-    v_start[2] := _keep_scan_from.start;
-    perform rota._keep_scan_start(_keep_scan_from.name, array_to_string(v_start, ' '));
+    v_start[2] := start;
+    perform rota._keep_scan_start(name, array_to_string(v_start, ' '));
 end;
 $$;

@@ -61,48 +61,55 @@ create or replace function rota.claim_jobs(
 as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_call constant text := format('claim %L %s %s %s',
-        claim_jobs.worker, claim_jobs.queues, claim_jobs.lease, claim_jobs.job_types);
+    v_call constant text := format('claim %L %s %s %s', worker, queues, lease, job_types);
     v_start constant bigint[] := string_to_array(rota._scan_start(v_call), ' ')::bigint[];
-    v_rows tid[] := rota._lock_head(
-        v_start, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types, v_now);
+    c_moment constant bigint := (extract(epoch from v_now) * 1000000)::bigint;
+    v_is_configured constant boolean := exists (
+        select from rota.configured_names as c
+        where c.name = any(case when array_ndims(claim_jobs.queues) = 1
+            then array_append(claim_jobs.queues, 'access worker') end)
+    );
+    v_rows tid[] := rota._lock_head(v_start, queues, max_jobs, job_types, v_now, c_moment,
+        v_is_configured);
+    v_may_be_more boolean;
     v_held_limits jsonb;
     v_lease interval;
+    v_leases jsonb;
 begin
-    if cardinality(v_rows) < claim_jobs.max_jobs is not false and (
-        -- All that is due, if the scan was from the start of the only lane.
-        v_rows <> '{}' and v_start[4] = 0 and not exists (
-            select
-            from rota.jobs as j
+    if cardinality(v_rows) = max_jobs is not true then
+        -- Fewer are all that is due if the scan was from the start of the only lane.
+        v_may_be_more := (v_start[4] = 0 and cardinality(v_rows) > 0 and not exists (
+            select from rota.jobs as j
             where j.queue = claim_jobs.queues[1]
-              and coalesce(j.own_lane, j.priority) > v_start[3]::integer
-              and j.hold is null
+              and coalesce(j.own_lane, j.priority) > v_start[3]::integer and j.hold is null
               and j.status in ('queued', 'failed')
-        )
-    ) is not true or exists (select from rota.limits) and exists (
-        select
-        from rota.jobs as j
-        where j.ctid = any(v_rows)
-          and (j.limit_key is not null
-            or exists (select from rota.limits as l where l.job_type = j.job_type))
-    ) then
-        if v_start is null or claim_jobs.max_jobs between 1 and 1000 is not true
+        )) is not true;
+    end if;
+    if v_may_be_more then
+        if v_start is null or max_jobs between 1 and 1000 is not true
           or current_setting('transaction_isolation') <> 'read committed' then
-            perform rota._check_claim(
-                claim_jobs.worker, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.lease,
-                claim_jobs.job_types);
+            perform rota._check_claim(worker, queues, max_jobs, lease, job_types);
         end if;
-        select d.locked_rows, d.held_limits
-        into v_rows, v_held_limits
-        from rota._lock_due(
-            v_call, v_start, claim_jobs.queues, claim_jobs.max_jobs, claim_jobs.job_types,
-            v_now) as d;
+        select d.locked_rows, d.held_limits into v_rows, v_held_limits
+        from rota._lock_due(v_call, v_start, claim_jobs.queues, claim_jobs.max_jobs,
+            claim_jobs.job_types, v_now) as d;
         if v_rows = '{}' then
             return;
+        elsif v_held_limits is not null then
+            v_held_limits := (
+                select jsonb_object_agg(h.id,
+                    array(select jsonb_array_elements_text(h.limit_names))::text)
+                from jsonb_each(v_held_limits) as h (id, limit_names)
+            );
         end if;
     end if;
-    if claim_jobs.lease is not null then
-        v_lease := rota._exact(claim_jobs.lease);
+    if lease is not null then
+        v_lease := rota._exact(lease);
+    elsif v_is_configured then
+        v_leases := (
+            select jsonb_object_agg(q.queue, q.lease) from rota.queues as q
+            where q.queue = any(claim_jobs.queues) and q.lease is not null
+        );
     end if;
 
     return query
@@ -111,48 +118,29 @@ begin
         set status = 'running',
             -- No number or lease that somebody wrote by hand may stop the jobs beside it.
             attempts = least(j.attempts, 2147483646) + 1,
-            lease_token = greatest(
-                least(j.lease_token, 9223372036854775806) + 1,
-                (extract(epoch from v_now) * 1000000)::bigint),
+            lease_token = greatest(least(j.lease_token, 9223372036854775806) + 1, c_moment),
             locked_by = claim_jobs.worker,
-            locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
-                j.lease, v_lease,
-                -- For one queue it is read once.
-                case when cardinality(claim_jobs.queues) = 1
-                    then (
-                        select q.lease from rota.queues as q
-                        where q.queue = claim_jobs.queues[1])
-                    else (
-                        select q.lease from rota.queues as q where q.queue = j.queue)
-                end,
-                '1 minute'))),
-            held_limits = case when v_held_limits ? j.id::text then array(
-                select jsonb_array_elements_text(v_held_limits -> j.id::text)) end,
-            opened_for = null,
-            progress_percent = null,
-            progress_message = null,
-            started_at = v_now,
+            locked_until = v_now + greatest('1 ms', least('30 days', coalesce(j.lease, v_lease,
+                (v_leases ->> j.queue)::interval, '1 minute'))),
+            held_limits = (v_held_limits ->> j.id::text)::text[], opened_for = null,
+            progress_percent = null, progress_message = null, started_at = v_now,
             updated_at = v_now
         where j.ctid = any(v_rows)
-        returning
-            j.id, j.lease_token, j.queue, j.job_type, j.payload, j.priority, j.attempts,
+        returning j.id, j.lease_token, j.queue, j.job_type, j.payload, j.priority, j.attempts,
             j.max_attempts, j.run_at, j.locked_until, j.idempotency_key, j.created_at,
             j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for,
-            coalesce(j.own_lane, j.priority) as lane,
-            coalesce(j.own_place, j.run_at) as place
+            coalesce(j.own_lane, j.priority) as lane, coalesce(j.own_place, j.run_at) as place
     )
-    select
-        c.id, c.lease_token, c.queue, c.job_type, c.payload, c.priority, c.attempts,
+    select c.id, c.lease_token, c.queue, c.job_type, c.payload, c.priority, c.attempts,
         c.max_attempts, c.run_at, c.locked_until, c.locked_until - v_now, c.idempotency_key,
         c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for
-    from claimed as c
-    order by c.lane, c.place, c.id;
+    from claimed as c order by c.lane, c.place, c.id;
 end;
 $$;
 
-comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
-    'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id; '
-    'a lease lasts as the job says, else the argument, else the queue; raises 22023 or RT009.';
+comment on function rota.claim_jobs is
+    'Lease up to max_jobs due jobs of these queues to a worker, by priority, run_at and id; a '
+    'lease lasts as the job says, else the argument, else the queue; raises 22023 or RT009.';
 
 /*
  * The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
@@ -161,62 +149,63 @@ comment on function rota.claim_jobs(text, text[], integer, interval, text[]) is
  * one statement is all that most claims need.
  */
 create or replace function rota._lock_head(
-    start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz
+    start bigint[], queues text[], max_jobs integer, job_types text[], due timestamptz,
+    due_micros bigint, is_configured boolean
 )
     returns tid[] language plpgsql as $$
--- It locks rows, which plpgsql_check does not see in an array.
+-- It locks rows, which plpgsql_check does not see in a subquery.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    c_due constant bigint := (extract(epoch from _lock_head.due) * 1000000)::bigint;
-    v_queue constant text := _lock_head.queues[1];
+    v_rows tid[];
+    v_has_limits boolean;
 begin
-    if (
-        _lock_head.start[1] > c_due and _lock_head.start[1] <= c_due + 60000000
-        and cardinality(_lock_head.start) >= 5
-        and cardinality(_lock_head.queues) = 1
-        and _lock_head.max_jobs between 1 and 1000
-        and current_setting('transaction_isolation') = 'read committed'
-    ) is not true then
+    if (start[1] > due_micros and start[1] <= due_micros + 60000000 and cardinality(start) >= 5
+        and cardinality(queues) = 1 and max_jobs between 1 and 1000
+        and current_setting('transaction_isolation') = 'read committed') is not true then
         return null;
+    elsif is_configured then
+        if _lock_head.queues[1] <> all(rota._allowed_queues('worker')) or exists (
+            select from rota.limits as l where l.queue = _lock_head.queues[1]
+        ) or exists (
+            select from rota.queues as q
+            where q.queue = _lock_head.queues[1] and (q.is_paused or q.ageing is not null)
+        ) then
+            return null;
+        end if;
     end if;
-    return array(
-        select j.ctid
-        from rota.jobs as j
-        where j.queue = v_queue
-          and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer
-          and j.hold is null
+
+    select array_agg(h.ctid), exists (select from rota.limits) into v_rows, v_has_limits
+    from (
+        select j.ctid from rota.jobs as j
+        where j.queue = _lock_head.queues[1]
+          and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer and j.hold is null
           and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) <= _lock_head.due
-          and j.run_at <= _lock_head.due
+          and coalesce(j.own_place, j.run_at) <= _lock_head.due and j.run_at <= _lock_head.due
           and (coalesce(j.own_place, j.run_at), j.id) >= (
             case
                 when _lock_head.start[4] = 0 then timestamptz '-infinity'
                 else 'epoch'::timestamptz + _lock_head.start[4] * interval '1 microsecond'
             end, _lock_head.start[5])
           and (_lock_head.job_types is null or j.job_type = any(_lock_head.job_types))
-          and (
-            not exists (select from rota.queue_grants)
-            or coalesce(
-                v_queue = any((select rota._allowed_queues('worker'))::text[]), true))
-          and not exists (select from rota.limits as l where l.queue = v_queue)
           and not exists (
-            select
-            from rota.queues as q
-            where q.queue = v_queue
-              and (q.is_paused or q.ageing is not null)
-          )
-          and not exists (
-            select
-            from rota.jobs as u
-            where u.queue = v_queue
+            select from rota.jobs as u where u.queue = _lock_head.queues[1]
               and coalesce(u.own_lane, u.priority) < _lock_head.start[3]::integer
-              and u.hold is null
-              and u.status in ('queued', 'failed')
+              and u.hold is null and u.status in ('queued', 'failed')
           )
-        order by coalesce(j.own_place, j.run_at), j.id
-        limit _lock_head.max_jobs
+        order by coalesce(j.own_place, j.run_at), j.id limit _lock_head.max_jobs
         for update of j skip locked
-    );
+    ) as h;
+    if v_has_limits then
+        if exists (
+            select from rota.jobs as j
+            where j.ctid = any(v_rows)
+              and (j.limit_key is not null
+                or exists (select from rota.limits as l where l.job_type = j.job_type))
+        ) then
+            return null;
+        end if;
+    end if;
+    return v_rows;
 end;
 $$;
 
@@ -232,7 +221,7 @@ create or replace function rota._lock_due(
     returns table (locked_rows tid[], held_limits jsonb) language plpgsql as $$
 declare
     v_open record;
-    v_start bigint[] := _lock_due.start;
+    v_start bigint[] := start;
     v_wanted integer;
     v_found bigint[];
     v_admitted record;
@@ -241,49 +230,43 @@ declare
     v_limits_to_check text[] := '{}'::text[];
 begin
     if exists (select from rota.queue_grants) then
-        perform rota._check_queues('worker', _lock_due.queues);
+        perform rota._check_queues('worker', queues);
     end if;
-    select o.open_queues as queues, o.ends
-    into v_open
+    select o.open_queues as queues, o.ends into v_open
     from rota._open_queues(_lock_due.queues, _lock_due.due) as o;
 
     while cardinality(v_open.queues) > 0 loop
-        v_wanted := _lock_due.max_jobs - cardinality(v_ids);
-        v_found := rota._lock_lanes(
-            _lock_due.call, v_start, v_open.queues, v_open.ends, v_wanted,
-            _lock_due.job_types, _lock_due.due, v_ids);
+        v_wanted := max_jobs - cardinality(v_ids);
+        v_found := rota._lock_lanes(call, v_start, v_open.queues, v_open.ends, v_wanted,
+            job_types, due, v_ids);
         exit when cardinality(v_found) = 0;
         if not exists (select from rota.limits) then
             v_ids := v_ids || v_found;
             exit;
         end if;
 
-        select a.ids, a.held_limits, a.full_queues, a.limits_to_check
-        into v_admitted
+        select a.ids, a.held_limits, a.full_queues, a.limits_to_check into v_admitted
         from rota._admit_jobs(v_found) as a;
         v_ids := v_ids || v_admitted.ids;
         v_limits_to_check := v_limits_to_check || v_admitted.limits_to_check;
-        held_limits := coalesce(held_limits || v_admitted.held_limits,
-            held_limits, v_admitted.held_limits);
-        v_turned_away := v_turned_away
-            + cardinality(v_found) - cardinality(v_admitted.ids);
-        exit when cardinality(v_ids) >= _lock_due.max_jobs
+        held_limits := coalesce(held_limits || v_admitted.held_limits, held_limits,
+            v_admitted.held_limits);
+        v_turned_away := v_turned_away + cardinality(v_found) - cardinality(v_admitted.ids);
+        exit when cardinality(v_ids) >= max_jobs
           or cardinality(v_found) < v_wanted and v_admitted.full_queues = '{}'
-          or v_turned_away >= 100 + _lock_due.max_jobs;
+          or v_turned_away >= 100 + max_jobs;
         if v_admitted.full_queues <> '{}' then
             select coalesce(array_agg(q.queue), '{}') as queues,
                 coalesce(array_agg(q.until), '{}') as ends
-            into v_open
-            from unnest(v_open.queues, v_open.ends) as q (queue, until)
+            into v_open from unnest(v_open.queues, v_open.ends) as q (queue, until)
             where q.queue <> all(v_admitted.full_queues);
         end if;
-        v_start := string_to_array(rota._scan_start(_lock_due.call), ' ')::bigint[];
+        v_start := string_to_array(rota._scan_start(call), ' ')::bigint[];
     end loop;
     if v_limits_to_check <> '{}' then
         perform rota._add_checks('limit', v_limits_to_check);
     end if;
-    if v_turned_away >= 100 + _lock_due.max_jobs
-      and cardinality(v_ids) < _lock_due.max_jobs then
+    if v_turned_away >= 100 + max_jobs and cardinality(v_ids) < max_jobs then
         -- Behind those that were turned away there may be others that can start.
         perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);
     end if;
@@ -303,8 +286,7 @@ create or replace function rota._open_queues(
 )
     language plpgsql stable as $$
 begin
-    select
-        coalesce(array_agg(c.queue), '{}'),
+    select coalesce(array_agg(c.queue), '{}'),
         coalesce(array_agg(case
             when q.ageing is not null then 'infinity'
             when f.queue is not null then _open_queues.due + interval '1 minute'
@@ -317,8 +299,7 @@ begin
     where q.is_paused is not true;
     if exists (select from rota.limits as l where l.queue = any(open_queues)) then
         select coalesce(array_agg(c.queue), '{}'), coalesce(array_agg(c.until), '{}')
-        into open_queues, ends
-        from unnest(open_queues, ends) as c (queue, until)
+        into open_queues, ends from unnest(open_queues, ends) as c (queue, until)
         where rota._has_room('queue ' || c.queue);
     end if;
 end;
@@ -336,8 +317,8 @@ create or replace function rota._lock_lanes(
     returns bigint[] language plpgsql as $$
 declare
     c_due constant bigint := (extract(epoch from _lock_lanes.due) * 1000000)::bigint;
-    v_start bigint[] := coalesce(_lock_lanes.start, '{0,0}'::bigint[]);
-    v_is_full constant boolean := rota._is_full_scan_due(v_start[2], _lock_lanes.due);
+    v_start bigint[] := coalesce(start, '{0,0}'::bigint[]);
+    v_is_full constant boolean := rota._is_full_scan_due(v_start[2], due);
     v_next integer := 3;
     v_from bigint[] := '{-32769}'::bigint[];
     v_taken bigint[];
@@ -347,24 +328,18 @@ declare
     c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
 begin
-    while cardinality(v_ids) < _lock_lanes.max_jobs loop
-        v_from := array[rota._next_lane(_lock_lanes.queues, v_from[1], v_start[v_next]), 0, 0];
+    while cardinality(v_ids) < max_jobs loop
+        v_from := array[rota._next_lane(queues, v_from[1], v_start[v_next]), 0, 0];
         exit when v_from[1] is null;
         if v_from[1] = v_start[v_next] then
-            if not v_is_full then
-                v_from := v_start[v_next:v_next + 2];
-            end if;
+            if not v_is_full then v_from := v_start[v_next:v_next + 2]; end if;
             v_next := v_next + 3;
         end if;
 
-        v_taken := rota._lock_lane(
-            _lock_lanes.queues, _lock_lanes.ends, v_from,
-            _lock_lanes.max_jobs - cardinality(v_ids), _lock_lanes.job_types, _lock_lanes.due,
-            _lock_lanes.locked_ids);
+        v_taken := rota._lock_lane(queues, ends, v_from, max_jobs - cardinality(v_ids),
+            job_types, due, locked_ids);
         if cardinality(v_taken) > 1 then
-            if v_is_full or v_from[2] <> 0 then
-                v_from := v_from[1] || v_taken[:2];
-            end if;
+            if v_is_full or v_from[2] <> 0 then v_from := v_from[1] || v_taken[:2]; end if;
             v_ids := v_ids || v_taken[2:];
             v_used := v_used || array[v_from[1], 0, 0];
         elsif v_is_full then
@@ -377,15 +352,14 @@ begin
     v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked - cardinality(v_ids);
     v_start[1] := c_due + 10000000 / (10 + greatest(v_walked, 0));
     if v_is_full then
-        v_start[2] := rota._next_full_scan(_lock_lanes.due, v_walked);
-        if v_walked < 500 + 2 * cardinality(_lock_lanes.queues)
-          * (_lock_lanes.max_jobs + 20) - cardinality(v_ids) then
+        v_start[2] := rota._next_full_scan(due, v_walked);
+        if v_walked < 500 + 2 * cardinality(queues) * (max_jobs + 20) - cardinality(v_ids) then
             -- Each scan is a full one, and only what is in front is counted now and then.
             v_seen := v_used;
             v_start[1] := c_due + 1000000;
         end if;
     end if;
-    perform rota._keep_scan_start(_lock_lanes.call, array_to_string(
+    perform rota._keep_scan_start(call, array_to_string(
         v_start[:2] || v_seen[:24] || v_start[v_next:26], ' '));
     return v_ids;
 end;
@@ -398,22 +372,17 @@ $$;
 create or replace function rota._next_lane(queues text[], lane bigint, known bigint)
     returns bigint language plpgsql stable as $$
 declare
-    v_after constant integer := _next_lane.lane::integer;
-    v_before constant integer := coalesce(_next_lane.known, 32768)::integer;
+    v_after constant integer := lane::integer;
+    v_before constant integer := coalesce(known, 32768)::integer;
 begin
     return coalesce((
-        select min(l.lane)
-        from unnest(_next_lane.queues) as c (queue)
+        select min(l.lane) from unnest(_next_lane.queues) as c (queue)
         cross join lateral (
-            select coalesce(j.own_lane, j.priority) as lane
-            from rota.jobs as j
-            where j.queue = c.queue
-              and j.hold is null
-              and j.status in ('queued', 'failed')
+            select coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
+            where j.queue = c.queue and j.hold is null and j.status in ('queued', 'failed')
               and coalesce(j.own_lane, j.priority) > v_after
               and coalesce(j.own_lane, j.priority) < v_before
-            order by coalesce(j.own_lane, j.priority)
-            limit 1
+            order by coalesce(j.own_lane, j.priority) limit 1
         ) as l
     ), _next_lane.known);
 end;
@@ -430,42 +399,36 @@ create or replace function rota._lock_lane(
 )
     returns bigint[] language plpgsql as $$
 declare
-    c_queue constant text := _lock_lane.queues[1];
-    c_end constant timestamptz := _lock_lane.ends[1];
-    c_lane constant integer := _lock_lane.first[1]::integer;
+    c_queue constant text := queues[1];
+    c_end constant timestamptz := ends[1];
+    c_lane constant integer := first[1]::integer;
     c_place constant timestamptz := case
-        when _lock_lane.first[2] = 0 then timestamptz '-infinity'
-        else 'epoch'::timestamptz + _lock_lane.first[2] * interval '1 microsecond'
+        when first[2] = 0 then timestamptz '-infinity'
+        else 'epoch'::timestamptz + first[2] * interval '1 microsecond'
     end;
-    c_id constant bigint := _lock_lane.first[3];
+    c_id constant bigint := first[3];
     v_place timestamptz;
     v_ids bigint[];
 begin
-    if cardinality(_lock_lane.queues) = 1 then
-        select array_agg(l.id), min(l.place)
-        into v_ids, v_place
+    if cardinality(queues) = 1 then
+        select array_agg(l.id), min(l.place) into v_ids, v_place
         from (
-            select j.id, coalesce(j.own_place, j.run_at) as place
-            from rota.jobs as j
+            select j.id, coalesce(j.own_place, j.run_at) as place from rota.jobs as j
             where j.queue = c_queue
-              and coalesce(j.own_lane, j.priority) = c_lane
-              and j.hold is null
-              and j.status in ('queued', 'failed')
-              and coalesce(j.own_place, j.run_at) <= c_end
+              and coalesce(j.own_lane, j.priority) = c_lane and j.hold is null
+              and j.status in ('queued', 'failed') and coalesce(j.own_place, j.run_at) <= c_end
               and j.run_at <= _lock_lane.due
               and (coalesce(j.own_place, j.run_at), j.id) >= (c_place, c_id)
               and (_lock_lane.job_types is null or j.job_type = any(_lock_lane.job_types))
               and j.id <> all(_lock_lane.locked_ids)
-            order by coalesce(j.own_place, j.run_at), j.id
-            limit _lock_lane.max_jobs
+            order by coalesce(j.own_place, j.run_at), j.id limit _lock_lane.max_jobs
             for update skip locked
         ) as l;
     else
-        select m.ids, m.place
-        into v_ids, v_place
-        from rota._lock_merged(
-            _lock_lane.queues, _lock_lane.ends, c_lane, c_place, c_id, _lock_lane.max_jobs,
-            _lock_lane.job_types, _lock_lane.due, _lock_lane.locked_ids) as m;
+        select m.ids, m.place into v_ids, v_place
+        from rota._lock_merged(_lock_lane.queues, _lock_lane.ends, c_lane, c_place, c_id,
+            _lock_lane.max_jobs, _lock_lane.job_types, _lock_lane.due,
+            _lock_lane.locked_ids) as m;
     end if;
     return (extract(epoch from greatest(v_place, 'epoch')) * 1000000)::bigint || v_ids;
 end;
@@ -485,25 +448,22 @@ create or replace function rota._lock_merged(
 -- It locks rows, which plpgsql_check does not see in an array.
 -- @plpgsql_check_options: performance_warnings = off
 declare
-    v_window constant integer := _lock_merged.max_jobs + 20;
+    v_window constant integer := max_jobs + 20;
     -- A variable: with literals the planner may take jobs_ready_idx where the ids are known,
     -- and read the whole lane to find them.
     c_waiting constant text[] := '{queued,failed}'::text[];
-    v_after_place timestamptz := _lock_merged.after_place;
-    v_after_id bigint := _lock_merged.after_id - 1;
+    v_after_place timestamptz := after_place;
+    v_after_id bigint := after_id - 1;
     v_candidates bigint[];
 begin
     ids := '{}';
     loop
         v_candidates := array(
-            select m.id
-            from unnest(_lock_merged.queues, _lock_merged.ends) as c (queue, until)
+            select m.id from unnest(_lock_merged.queues, _lock_merged.ends) as c (queue, until)
             cross join lateral (
-                select j.id, coalesce(j.own_place, j.run_at) as place
-                from rota.jobs as j
+                select j.id, coalesce(j.own_place, j.run_at) as place from rota.jobs as j
                 where j.queue = c.queue
-                  and coalesce(j.own_lane, j.priority) = _lock_merged.lane
-                  and j.hold is null
+                  and coalesce(j.own_lane, j.priority) = _lock_merged.lane and j.hold is null
                   and j.status in ('queued', 'failed')
                   and coalesce(j.own_place, j.run_at) <= c.until
                   and j.run_at <= _lock_merged.due
@@ -511,42 +471,29 @@ begin
                   and (_lock_merged.job_types is null
                     or j.job_type = any(_lock_merged.job_types))
                   and j.id <> all(_lock_merged.locked_ids)
-                order by coalesce(j.own_place, j.run_at), j.id
-                limit v_window
+                order by coalesce(j.own_place, j.run_at), j.id limit v_window
             ) as m
-            order by m.place, m.id
-            limit v_window
+            order by m.place, m.id limit v_window
         );
         ids := ids || array(
-            select j.id
-            from rota.jobs as j
+            select j.id from rota.jobs as j
             where j.id = any(v_candidates)
               and coalesce(j.own_lane, j.priority) = _lock_merged.lane
-              and j.status = any(c_waiting)
-              and j.run_at <= _lock_merged.due
+              and j.status = any(c_waiting) and j.run_at <= _lock_merged.due
               and coalesce(j.hold, '') = ''
             order by coalesce(j.own_place, j.run_at), j.id
-            limit _lock_merged.max_jobs - cardinality(ids)
-            for update skip locked
+            limit _lock_merged.max_jobs - cardinality(ids) for update skip locked
         );
-        exit when cardinality(ids) = _lock_merged.max_jobs
-          or cardinality(v_candidates) < v_window;
+        exit when cardinality(ids) = max_jobs or cardinality(v_candidates) < v_window;
 
         v_after_id := v_candidates[v_window];
-        select coalesce(j.own_place, j.run_at)
-        into v_after_place
-        from rota.jobs as j
+        select coalesce(j.own_place, j.run_at) into v_after_place from rota.jobs as j
         where j.id = v_after_id;
         exit when not found;
     end loop;
 
-    if cardinality(ids) = 0 then
-        ids := null;
-    end if;
-    select coalesce(j.own_place, j.run_at)
-    into place
-    from rota.jobs as j
-    where j.id = ids[1];
+    if cardinality(ids) = 0 then ids := null; end if;
+    select coalesce(j.own_place, j.run_at) into place from rota.jobs as j where j.id = ids[1];
     return next;
 end;
 $$;
@@ -556,18 +503,14 @@ create or replace function rota._check_claim(
 )
     returns void language plpgsql as $$
 begin
-    perform rota._check_text('worker', _check_claim.worker, 255);
-    if _check_claim.max_jobs is null or _check_claim.max_jobs not between 1 and 1000 then
+    perform rota._check_text('worker', worker, 255);
+    if max_jobs is null or max_jobs not between 1 and 1000 then
         perform rota._refuse('max_jobs', format('must be 1 to 1000, got %s',
-            coalesce(_check_claim.max_jobs::text, 'null')));
+            coalesce(max_jobs::text, 'null')));
     end if;
-    perform rota._check_names('queues', _check_claim.queues);
-    if _check_claim.lease is not null then
-        perform rota._check_lease('lease', _check_claim.lease);
-    end if;
-    if _check_claim.job_types is not null then
-        perform rota._check_names('job_types', _check_claim.job_types);
-    end if;
+    perform rota._check_names('queues', queues);
+    if lease is not null then perform rota._check_lease('lease', lease); end if;
+    if job_types is not null then perform rota._check_names('job_types', job_types); end if;
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using
             errcode = 'RT009',

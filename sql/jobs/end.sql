@@ -34,15 +34,15 @@ as $$
 begin
     if jsonb_typeof(end_jobs.endings) is distinct from 'array' then
         perform rota._refuse('endings', 'must be an array');
-    elsif jsonb_array_length(end_jobs.endings) > 1000 then
-        perform rota._refuse('endings', format(
-            'must be at most 1000, got %s', jsonb_array_length(end_jobs.endings)));
+    elsif jsonb_array_length(endings) > 1000 then
+        perform rota._refuse('endings', format('must be at most 1000, got %s',
+            jsonb_array_length(endings)));
     end if;
     return query select e.* from rota._end_each(end_jobs.endings) as e;
 end;
 $$;
 
-comment on function rota.end_jobs(jsonb) is
+comment on function rota.end_jobs is
     'End up to 1000 running jobs, each an object of job_id, lease_token, outcome (succeeded, '
     'failed, snoozed or released) and the arguments of finish_job(), fail_job() or '
     'snooze_job(), and answer each in the order given: finished, already_finished, failed, '
@@ -55,7 +55,7 @@ create or replace function rota._end_each(endings jsonb)
         message text
     ) language plpgsql as $$
 declare
-    c_count constant integer := jsonb_array_length(_end_each.endings);
+    c_count constant integer := jsonb_array_length(endings);
 begin
     begin
         return query
@@ -74,8 +74,8 @@ begin
 
     if c_count = 1 then
         -- A report has to be recognized by its worker also where it is not one.
-        job_id := rota._to_bigint(_end_each.endings -> 0 ->> 'job_id');
-        lease_token := rota._to_bigint(_end_each.endings -> 0 ->> 'lease_token');
+        job_id := rota._to_bigint(endings -> 0 ->> 'job_id');
+        lease_token := rota._to_bigint(endings -> 0 ->> 'lease_token');
         answer := case when error_code in ('40P01', '55P03') then 'busy' else 'refused' end;
         return next;
         return;
@@ -85,8 +85,7 @@ begin
         select e.*
         from rota._end_each((
             select jsonb_agg(a.ending order by a.ordinal)
-            from jsonb_array_elements(_end_each.endings)
-                with ordinality as a (ending, ordinal)
+            from jsonb_array_elements(_end_each.endings) with ordinality as a (ending, ordinal)
             where (a.ordinal > c_count / 2)::integer = v_half
         )) as e;
     end loop;
@@ -96,9 +95,7 @@ $$;
 /* A text as a number, or null. */
 create or replace function rota._to_bigint(value text)
     returns bigint language plpgsql immutable as $$
-begin
-    return case when value ~ '^-?[0-9]{1,18}$' then value::bigint end;
-end;
+begin return case when value ~ '^-?[0-9]{1,18}$' then value::bigint end; end;
 $$;
 
 /* The answers to endings that are all stored or, if one raises an error, none. */
@@ -130,11 +127,9 @@ begin
     perform rota._check_ending(a.ending)
     from jsonb_array_elements(_end_together.endings) as a (ending)
     where rota._is_plain_ending(a.ending) is not true;
-    select
-        array_agg(e.job_id order by e.n), array_agg(e.lease_token order by e.n),
+    select array_agg(e.job_id order by e.n), array_agg(e.lease_token order by e.n),
         array_agg(e.outcome order by e.n),
-        case when count(nullif(e.result, 'null')) > 0
-            then jsonb_agg(e.result order by e.n) end,
+        case when count(nullif(e.result, 'null')) > 0 then jsonb_agg(e.result order by e.n) end,
         case when count(e.next_stage) > 0 then array_agg(e.next_stage order by e.n) end,
         array_agg(e.error order by e.n), array_agg(e.error_type order by e.n),
         array_agg(e.stack order by e.n), array_agg(e.retry_in order by e.n),
@@ -144,14 +139,11 @@ begin
         v_ids, v_tokens, v_outcomes, v_results, v_stages, v_errors, v_error_types, v_stacks,
         v_retry_ins, v_fatals, v_run_ats
     from rows from (
-        jsonb_to_recordset(_end_together.endings) as (
-            job_id bigint, lease_token bigint, outcome text, result jsonb, next_stage text,
-            error text, error_type text, stack text, retry_in interval, fatal boolean,
-            delay interval
-        )
-    ) with ordinality as e (
-        job_id, lease_token, outcome, result, next_stage, error, error_type, stack, retry_in,
-        fatal, delay, n
+        jsonb_to_recordset(_end_together.endings) as (job_id bigint, lease_token bigint,
+            outcome text, result jsonb, next_stage text, error text, error_type text,
+            stack text, retry_in interval, fatal boolean, delay interval)
+    ) with ordinality as e (job_id, lease_token, outcome, result, next_stage, error, error_type,
+        stack, retry_in, fatal, delay, n
     );
 
     -- A list that holds null for the jobs that end otherwise keeps its places.
@@ -163,10 +155,9 @@ begin
         ) as t (job_id, lease_token, answer);
         return;
     elsif 'succeeded' = any(v_outcomes) then
-        select
-            array_agg(t.n order by t.n),
-            rota._finish_running(
-                array_agg(t.job_id order by t.n), array_agg(t.lease_token order by t.n),
+        select array_agg(t.n order by t.n),
+            rota._finish_running(array_agg(t.job_id order by t.n),
+                array_agg(t.lease_token order by t.n),
                 jsonb_agg(v_results -> (t.n::integer - 1) order by t.n),
                 array_agg(v_stages[t.n] order by t.n))
         into v_finished, v_finished_answers
@@ -193,8 +184,7 @@ begin
             order by t.n
         ),
         v_tokens, v_errors, v_error_types, v_stacks, v_retry_ins, v_fatals) as f;
-    select array_agg(g.job_id), array_agg(g.next_run_at)
-    into v_returned_ids, v_returned_run_ats
+    select array_agg(g.job_id), array_agg(g.next_run_at) into v_returned_ids, v_returned_run_ats
     from rota._give_back(
         array(
             select case when t.outcome in ('snoozed', 'released') then t.held_id end
@@ -204,8 +194,7 @@ begin
         v_tokens, v_run_ats) as g;
 
     return query
-    select
-        t.job_id, t.lease_token,
+    select t.job_id, t.lease_token,
         coalesce(
             s.answer, f.status, b.status,
             case when g.run_at = 'infinity' then 'cancelled'
@@ -234,8 +223,7 @@ begin
     return case when jsonb_typeof(ending) = 'object' then
         ending ->> 'outcome' = 'succeeded'
         and ending - '{job_id,lease_token,outcome}'::text[] = '{}'
-        and ending ->> 'job_id' is not null
-        and ending ->> 'lease_token' is not null
+        and ending ->> 'job_id' is not null and ending ->> 'lease_token' is not null
     end;
 end;
 $$;
@@ -247,8 +235,7 @@ declare
         when 'object' then ending ->> 'outcome' end;
     v_keys constant text[] := case v_outcome
         when 'succeeded' then '{job_id,lease_token,outcome,result,next_stage}'::text[]
-        when 'failed' then
-            '{job_id,lease_token,outcome,error,error_type,stack,retry_in,fatal}'
+        when 'failed' then '{job_id,lease_token,outcome,error,error_type,stack,retry_in,fatal}'
         when 'snoozed' then '{job_id,lease_token,outcome,delay}'
         when 'released' then '{job_id,lease_token,outcome}'
     end;
@@ -261,8 +248,7 @@ begin
             coalesce(quote_literal(left(v_outcome, 80)), 'null')));
     elsif ending - v_keys <> '{}' then
         perform rota._refuse(left(k.key, 80), format('does not go with outcome %s', v_outcome))
-        from jsonb_object_keys(ending - v_keys) as k (key)
-        limit 1;
+        from jsonb_object_keys(ending - v_keys) as k (key) limit 1;
     elsif ending ->> 'job_id' is null then
         perform rota._refuse('job_id', 'must not be null');
     elsif ending ->> 'lease_token' is null then
@@ -270,16 +256,15 @@ begin
     elsif v_outcome = 'succeeded' then
         perform rota._check_size('result', ending -> 'result', '');
         if ending ->> 'next_stage' is not null then
-            perform rota._check_next_stage(
-                'next_stage', (ending ->> 'job_id')::bigint,
+            perform rota._check_next_stage('next_stage', (ending ->> 'job_id')::bigint,
                 (ending ->> 'lease_token')::bigint, ending ->> 'next_stage');
         end if;
     elsif v_outcome = 'failed' then
         if ending ->> 'error' is null then
             perform rota._refuse('error', 'must not be null');
         elsif ending ->> 'retry_in' is not null then
-            perform rota._check_interval(
-                'retry_in', (ending ->> 'retry_in')::interval, '0', '1 year');
+            perform rota._check_interval('retry_in', (ending ->> 'retry_in')::interval, '0',
+                '1 year');
         end if;
     elsif v_outcome = 'snoozed' then
         perform rota._check_interval('delay', (ending ->> 'delay')::interval, '0', '100 years');

@@ -14,9 +14,12 @@
  * ended meanwhile, all that was inserted is given up and the whole done again: to insert one
  * more key while holding later ones would be the other direction.
  *
- * Last of all a due job asks whether a worker waits.  The question of _notify()
- * (base/notify.sql) stands here once more, because where none is to be notified it then costs
- * no call.
+ * What each call costs is mostly the start of statements and expressions, which PostgreSQL
+ * prepares anew in each transaction, and the settings of the function.  So enqueue() asks in
+ * one expression whether a job is a plain one, and in one statement whether anything is set for
+ * it (base/configured.sql).  It leaves the planner's settings to the functions that look for
+ * jobs.  And the first question of _notify() (base/notify.sql) stands here once more, because
+ * where nobody waits it then costs no call.
  */
 
 create or replace function rota.enqueue(
@@ -43,104 +46,111 @@ create or replace function rota.enqueue(
 )
     returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set plan_cache_mode = force_generic_plan
 as $$
 -- The conflict target names a column that is also an argument.
 #variable_conflict use_column
 declare
-    v_has_places boolean;
     v_now constant timestamptz := rota.now();
+    v_is_configured boolean;
+    v_max_attempts integer;
+    v_lease interval;
+    v_run_at timestamptz;
     v_job_id bigint;
 begin
     -- Most jobs have no more than this, and one expression costs less than the checks' calls.
-    if (enqueue.job_type || ' ' || enqueue.queue
-            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62} [A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$'
-        and jsonb_typeof(enqueue.payload) = 'object'
-        and pg_column_size(enqueue.payload) <= 5242880
-        and octet_length(enqueue.payload::text) <= 1048576
-        and enqueue.priority between -32768 and 32767
-        and num_nonnulls(enqueue.run_at, enqueue.delay, enqueue.max_attempts, enqueue.lease,
-            enqueue.backoff, enqueue.idempotency_key) = 0) is not true then
-        perform rota._check_new_job(
-            '', enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.run_at,
-            enqueue.delay, enqueue.priority, enqueue.max_attempts, enqueue.lease,
-            enqueue.backoff, enqueue.idempotency_key);
+    -- Counted repeats would make the match of the pattern ten times as long.
+    if (job_type || ' ' || queue
+            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]* [A-Za-z0-9][A-Za-z0-9_.:/-]*$'
+        and octet_length(job_type) <= 63 and octet_length(queue) <= 63
+        and jsonb_typeof(payload) = 'object' and pg_column_size(payload) <= 5242880
+        and octet_length(payload::text) <= 1048576 and priority between -32768 and 32767
+        and on_conflict = 'keep' and not skip_dead and if_parent_dead = 'cancel'
+        and num_nonnulls(run_at, delay, max_attempts, lease,
+            backoff, idempotency_key, unique_for, updated_at,
+            max_wait, ordering_key, depends_on, blocks,
+            limit_key) = 0) is not true then
+        perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
+            max_attempts, lease, backoff, idempotency_key);
+        -- Whatever else is said of the job takes another way; this one stays short.
+        if (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
+          is distinct from ('keep', false, 'cancel') or num_nonnulls(enqueue.unique_for,
+            enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key, enqueue.depends_on,
+            enqueue.blocks, enqueue.limit_key) > 0 then
+            perform rota._check_waits('', ordering_key, skip_dead, depends_on, blocks,
+                if_parent_dead, limit_key);
+            return rota._enqueue_special(
+                jsonb_build_object('job_type', job_type, 'payload', payload, 'queue', queue,
+                    'run_at', run_at, 'delay', delay, 'priority', priority, 'max_attempts',
+                    max_attempts, 'lease', lease, 'backoff', backoff, 'idempotency_key',
+                    idempotency_key, 'ordering_key', ordering_key, 'skip_dead', skip_dead,
+                    'depends_on', depends_on, 'if_parent_dead', if_parent_dead, 'limit_key',
+                    limit_key),
+                unique_for, on_conflict, updated_at,
+                max_wait, depends_on, blocks);
+        end if;
+        v_lease := rota._exact(lease);
+        v_run_at := coalesce(run_at, v_now + rota._exact(delay));
     end if;
-    -- Whatever else is said of the job takes another way; this one stays as short as it can be.
-    if (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
-      is distinct from ('keep', false, 'cancel') or num_nonnulls(
-        enqueue.unique_for, enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key,
-        enqueue.depends_on, enqueue.blocks, enqueue.limit_key) > 0 then
-        perform rota._check_waits(
-            '', enqueue.ordering_key, enqueue.skip_dead, enqueue.depends_on, enqueue.blocks,
-            enqueue.if_parent_dead, enqueue.limit_key);
-        return rota._enqueue_special(
-            jsonb_build_object(
-                'job_type', enqueue.job_type, 'payload', enqueue.payload,
-                'queue', enqueue.queue, 'run_at', enqueue.run_at, 'delay', enqueue.delay,
-                'priority', enqueue.priority, 'max_attempts', enqueue.max_attempts,
-                'lease', enqueue.lease, 'backoff', enqueue.backoff,
-                'idempotency_key', enqueue.idempotency_key,
-                'ordering_key', enqueue.ordering_key, 'skip_dead', enqueue.skip_dead,
-                'depends_on', enqueue.depends_on, 'if_parent_dead', enqueue.if_parent_dead,
-                'limit_key', enqueue.limit_key),
-            enqueue.unique_for, enqueue.on_conflict, enqueue.updated_at, enqueue.max_wait,
-            enqueue.depends_on, enqueue.blocks);
+
+    v_is_configured := exists (
+        select from rota.configured_names as c
+        where c.name = any(array['access producer', enqueue.queue, 'type ' || enqueue.job_type])
+    );
+    if v_is_configured then
+        perform rota._check_queues('producer', array[queue]);
+        v_max_attempts := (
+            select q.max_attempts from rota.queues as q where q.queue = enqueue.queue);
     end if;
     loop
         insert into rota.jobs as j (
             queue, job_type, payload, priority, max_attempts, lease, backoff,
             idempotency_key, status, run_at, created_at, updated_at
-        ) values (
-            case when exists (select from rota.queue_grants as g where g.access = 'producer')
-                then rota._checked_queue(enqueue.queue) else enqueue.queue end,
-            enqueue.job_type, enqueue.payload, enqueue.priority,
-            coalesce(enqueue.max_attempts, (
-                select q.max_attempts from rota.queues as q where q.queue = enqueue.queue), 10),
-            case when enqueue.lease is not null then rota._exact(enqueue.lease) end,
-            enqueue.backoff, enqueue.idempotency_key, 'queued',
-            case when enqueue.delay is not null then v_now + rota._exact(enqueue.delay)
-                else coalesce(enqueue.run_at, v_now) end, v_now, v_now
-        )
+        ) values (enqueue.queue, enqueue.job_type, enqueue.payload, enqueue.priority,
+            coalesce(enqueue.max_attempts, v_max_attempts, 10), v_lease, enqueue.backoff,
+            enqueue.idempotency_key, 'queued', coalesce(v_run_at, v_now), v_now, v_now)
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing
-        returning j.id, exists (
-                select from rota.limits as l where l.job_type = enqueue.job_type
-            ) or exists (
-                select from rota.fair_queues as f where f.queue = enqueue.queue
-            ) or exists (
-                select from rota.queues as q
-                where q.queue = enqueue.queue and q.ageing is not null
-            ) into v_job_id, v_has_places;
-        if v_has_places then
-            perform rota._enter_lanes(array[v_job_id]);
+        returning j.id into v_job_id;
+        if v_job_id is null then
+            v_job_id := rota._find_keyed(idempotency_key, job_type);
+        elsif v_is_configured then
+            perform rota._enter_new(v_job_id);
         end if;
         exit when v_job_id is not null;
-        select j.id
-        into v_job_id
-        from rota.jobs as j
-        where j.idempotency_key = enqueue.idempotency_key
-          and coalesce('pipeline ' || j.pipeline, j.job_type) = enqueue.job_type;
-        exit when found;
     end loop;
-    if coalesce(enqueue.run_at, v_now + enqueue.delay, v_now) < v_now + rota._soon()
-      and not (pg_try_advisory_lock(1919907936, hashtext(enqueue.queue))
-        and pg_advisory_unlock(1919907936, hashtext(enqueue.queue)))
-      and pg_try_advisory_lock_shared(1919907937, hashtext(enqueue.queue))
-      and pg_advisory_unlock_shared(1919907937, hashtext(enqueue.queue)) then
-        perform rota._notify_slots(hashtext(enqueue.queue), 1);
+    if not (pg_try_advisory_lock(1919907936, hashtext(queue))
+        and pg_advisory_unlock(1919907936, hashtext(queue))) then
+        perform rota._notify(queue) where coalesce(v_run_at, v_now) < v_now + rota._soon();
     end if;
     return v_job_id;
 end;
 $$;
 
-comment on function rota.enqueue(
-    text, jsonb, text, timestamptz, interval, integer, integer, interval, jsonb, text,
-    interval, text, timestamptz, interval, text, boolean, bigint[], bigint, text, text) is
+comment on function rota.enqueue is
     'Add one job and return its id, or the id of the job that has its idempotency_key already, '
     'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument, '
-    'RT001 for an unknown job in depends_on or blocks, RT013 if the job in blocks has '
-    'started, RT003 if it has ended.';
+    'RT001 for an unknown job in depends_on or blocks, RT013 if the job in blocks has started, '
+    'RT003 if it has ended.';
+
+/* _enter_lanes() for a caller that did not set the planner right, which costs each call. */
+create or replace function rota._enter_new(job_id bigint)
+    returns void language plpgsql set enable_seqscan = off set jit = off as $$
+begin perform rota._enter_lanes(array[job_id]); end;
+$$;
+
+/* The live job of a key; null if there is none. */
+create or replace function rota._find_keyed(idempotency_key text, key_scope text)
+    returns bigint language plpgsql stable set enable_seqscan = off set jit = off as $$
+begin
+    return (
+        -- The newest: an older snapshot may have the one that has ended, too.
+        select max(j.id) from rota.jobs as j
+        where j.idempotency_key = _find_keyed.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = _find_keyed.key_scope
+    );
+end;
+$$;
 
 create or replace function rota.enqueue_many(jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql
@@ -155,19 +165,19 @@ declare
     v_ids bigint[];
     v_news boolean[];
 begin
-    if rota._are_plain_jobs(enqueue_many.jobs) then
-        perform rota._check_queues_of(enqueue_many.jobs);
+    if rota._are_plain_jobs(jobs) then
+        perform rota._check_queues_of(jobs);
         return query
         select i.ordinal::integer, i.id, true
         from unnest(rota._insert_plain_jobs(enqueue_many.jobs))
             with ordinality as i (id, ordinal);
-        perform rota._notify_for_new(enqueue_many.jobs);
+        perform rota._notify_for_new(jobs);
         return;
     end if;
 
-    perform rota._check_new_jobs(enqueue_many.jobs);
-    perform rota._check_queues_of(enqueue_many.jobs);
-    v_has_waits := jsonb_path_exists(enqueue_many.jobs,
+    perform rota._check_new_jobs(jobs);
+    perform rota._check_queues_of(jobs);
+    v_has_waits := jsonb_path_exists(jobs,
         '$[*] ? (exists(@.ordering_key) || exists(@.depends_on) || exists(@.blocks)
             || exists(@.limit_key))');
     v_new_ids := array(
@@ -177,23 +187,20 @@ begin
 
     -- Where no job has a key there is nothing to find, and no need of the subtransaction: a
     -- caller may make thousands of such calls in one transaction.
-    if not jsonb_path_exists(enqueue_many.jobs, '$[*].idempotency_key ? (@ != null)') then
-        perform rota._insert_jobs(enqueue_many.jobs, v_new_ids);
+    if not jsonb_path_exists(jobs, '$[*].idempotency_key ? (@ != null)') then
+        perform rota._insert_jobs(jobs, v_new_ids);
         v_ids := v_new_ids;
     end if;
-    if jsonb_path_exists(enqueue_many.jobs, '$[*] ? (exists(@.unique_for)
+    if jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
         || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
         select array_agg(m.job_id order by m.ordinal), array_agg(m.is_new order by m.ordinal)
-        into v_ids, v_news
-        from rota._enqueue_many_keyed(enqueue_many.jobs) as m;
+        into v_ids, v_news from rota._enqueue_many_keyed(enqueue_many.jobs) as m;
     end if;
     while v_ids is null loop
         begin
-            perform rota._insert_jobs(enqueue_many.jobs, v_new_ids);
-            v_ids := rota._find_jobs(enqueue_many.jobs, v_new_ids);
-            if array_position(v_ids, null) is not null then
-                raise no_data_found;
-            end if;
+            perform rota._insert_jobs(jobs, v_new_ids);
+            v_ids := rota._find_jobs(jobs, v_new_ids);
+            if array_position(v_ids, null) is not null then raise no_data_found; end if;
         exception
             when no_data_found then
                 v_ids := null;
@@ -207,18 +214,15 @@ begin
             order by i.ordinal
         );
     end if;
-    if v_has_waits then
-        perform rota._link_jobs(enqueue_many.jobs, v_ids, v_news);
-    end if;
-    perform rota._notify_for_new(enqueue_many.jobs);
+    if v_has_waits then perform rota._link_jobs(jobs, v_ids, v_news); end if;
+    perform rota._notify_for_new(jobs);
     return query
     select i.ordinal::integer, i.id, i.is_new
-    from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal)
-    order by i.ordinal;
+    from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal) order by i.ordinal;
 end;
 $$;
 
-comment on function rota.enqueue_many(jsonb) is
+comment on function rota.enqueue_many is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
     'return one row for each in the same order; raises 22023 for a bad one, naming it, RT001, '
     'RT013, RT003.';
@@ -256,23 +260,18 @@ declare
     v_ids bigint[];
 begin
     with added as (
-        insert into rota.jobs (
-            queue, job_type, payload, priority, max_attempts, status, run_at,
-            created_at, updated_at
-        )
-        select
-            coalesce(j.job ->> 'queue', 'default'), j.job ->> 'job_type',
+        insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at,
+            created_at, updated_at)
+        select coalesce(j.job ->> 'queue', 'default'), j.job ->> 'job_type',
             coalesce(j.job -> 'payload', '{}'),
             coalesce((j.job ->> 'priority')::smallint, 0::smallint),
             coalesce(
                 case when v_has_settings then (
-                    select q.max_attempts
-                    from rota.queues as q
+                    select q.max_attempts from rota.queues as q
                     where q.queue = coalesce(j.job ->> 'queue', 'default')
                 ) end, 10),
             'queued', v_now, v_now, v_now
-        from jsonb_array_elements(_insert_plain_jobs.jobs) as j (job)
-        returning id
+        from jsonb_array_elements(_insert_plain_jobs.jobs) as j (job) returning id
     )
     -- Ids are drawn in the order of the rows.
     select array_agg(a.id) into v_ids from added as a;
@@ -297,15 +296,12 @@ declare
     v_ids bigint[];
 begin
     with added as (
-        insert into rota.jobs as j (
-            id, queue, job_type, payload, priority, max_attempts, lease, backoff,
-            idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, pipeline,
-            stage, stage_input, stage_queued_at, definition, scheduled_for, status, run_at,
-            lease_token, last_error, error_type, failed_at, created_at, updated_at
-        )
+        insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
+            backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
+            pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for, status,
+            run_at, lease_token, last_error, error_type, failed_at, created_at, updated_at)
         overriding system value
-        select
-            _insert_jobs.new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
+        select _insert_jobs.new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
             coalesce(n.max_attempts, q.max_attempts, 10), rota._exact(n.lease), n.backoff,
             n.idempotency_key, n.ordering_key,
             case when n.ordering_key is not null then n.skip_dead end,
@@ -316,9 +312,7 @@ begin
             n.last_error, n.error_type, n.failed_at, coalesce(n.created_at, v_now), v_now
         from rota._new_jobs(_insert_jobs.jobs) as n
         left join rota.queues as q on q.queue = n.queue
-        order by n.idempotency_key, n.job_type, n.ordinal
-        on conflict do nothing
-        returning j.id
+        order by n.idempotency_key, n.job_type, n.ordinal on conflict do nothing returning j.id
     )
     select coalesce(array_agg(a.id), '{}') into v_ids from added as a;
     perform rota._enter_lanes(v_ids);
@@ -333,10 +327,7 @@ begin
     return array(
         -- The newest: an older snapshot may have the one that has ended, too.
         select distinct on (n.ordinal)
-            case
-                when n.idempotency_key is null then _find_jobs.new_ids[n.ordinal]
-                else j.id
-            end
+            case when n.idempotency_key is null then _find_jobs.new_ids[n.ordinal] else j.id end
         from rota._new_jobs(_find_jobs.jobs) as n
         left join rota.jobs as j on j.idempotency_key = n.idempotency_key
           and coalesce('pipeline ' || j.pipeline, j.job_type) = n.job_type
@@ -356,21 +347,16 @@ declare
     v_parents bigint[];
     v_children bigint[];
 begin
-    select
-        array_agg(n.blocks), array_agg(_link_jobs.job_ids[n.ordinal]),
+    select array_agg(n.blocks), array_agg(_link_jobs.job_ids[n.ordinal]),
         array_agg(_link_jobs.news[n.ordinal]), array_agg(format('jobs[%s].blocks', n.ordinal))
-    into v_blocks, v_parts, v_are_new, v_names
-    from rota._new_jobs(_link_jobs.jobs) as n
+    into v_blocks, v_parts, v_are_new, v_names from rota._new_jobs(_link_jobs.jobs) as n
     where n.blocks is not null;
-    select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal])
-    into v_parents, v_children
-    from rota._new_jobs(_link_jobs.jobs) as n
-    cross join unnest(n.depends_on) as p (id)
+    select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal]) into v_parents, v_children
+    from rota._new_jobs(_link_jobs.jobs) as n cross join unnest(n.depends_on) as p (id)
     where _link_jobs.news[n.ordinal];
     perform rota._jobs_came_in(
         array(
-            select i.id
-            from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
+            select i.id from unnest(_link_jobs.job_ids, _link_jobs.news) as i (id, is_new)
             where i.is_new
         ),
         v_children, v_parents, v_blocks, v_parts, v_are_new, v_names);
@@ -394,8 +380,7 @@ create or replace function rota._new_jobs(jobs jsonb)
     ) language plpgsql stable as $$
 begin
     return query
-    select
-        n.ordinal, n.job_type,
+    select n.ordinal, n.job_type,
         case when jsonb_typeof(n.payload) = 'null' then '{}' else coalesce(n.payload, '{}') end,
         coalesce(n.queue, 'default'), n.run_at, n.delay, coalesce(n.priority, 0),
         n.max_attempts, n.lease, nullif(n.backoff, 'null'), n.idempotency_key,
@@ -409,21 +394,18 @@ begin
         end),
         coalesce(n.lease_token, 0), n.last_error, n.error_type, n.failed_at, n.created_at
     from rows from (
-        jsonb_to_recordset(_new_jobs.jobs) as (
-            job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
-            priority integer, max_attempts integer, lease interval, backoff jsonb,
-            idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
-            max_wait interval, ordering_key text, skip_dead boolean, depends_on bigint[],
-            blocks bigint, if_parent_dead text, limit_key text, pipeline text, stage text,
-            stage_input jsonb, definition text, scheduled_for timestamptz,
-            status text, lease_token bigint, last_error text, error_type text,
-            failed_at timestamptz, created_at timestamptz
-        )
-    ) with ordinality as n (
-        job_type, payload, queue, run_at, delay, priority, max_attempts, lease, backoff,
-        idempotency_key, unique_for, on_conflict, updated_at, max_wait, ordering_key,
-        skip_dead, depends_on, blocks, if_parent_dead, limit_key, pipeline, stage, stage_input,
-        definition, scheduled_for, status, lease_token, last_error, error_type,
+        jsonb_to_recordset(_new_jobs.jobs) as (job_type text, payload jsonb, queue text,
+            run_at timestamptz, delay interval, priority integer, max_attempts integer,
+            lease interval, backoff jsonb, idempotency_key text, unique_for interval,
+            on_conflict text, updated_at timestamptz, max_wait interval, ordering_key text,
+            skip_dead boolean, depends_on bigint[], blocks bigint, if_parent_dead text,
+            limit_key text, pipeline text, stage text, stage_input jsonb, definition text,
+            scheduled_for timestamptz, status text, lease_token bigint, last_error text,
+            error_type text, failed_at timestamptz, created_at timestamptz)
+    ) with ordinality as n (job_type, payload, queue, run_at, delay, priority, max_attempts,
+        lease, backoff, idempotency_key, unique_for, on_conflict, updated_at, max_wait,
+        ordering_key, skip_dead, depends_on, blocks, if_parent_dead, limit_key, pipeline, stage,
+        stage_input, definition, scheduled_for, status, lease_token, last_error, error_type,
         failed_at, created_at, ordinal
     );
 end;
@@ -442,9 +424,9 @@ declare
 begin
     if jsonb_typeof(_check_new_jobs.jobs) is distinct from 'array' then
         perform rota._refuse('jobs', 'must be an array of objects');
-    elsif jsonb_array_length(_check_new_jobs.jobs) > 10000 then
+    elsif jsonb_array_length(jobs) > 10000 then
         perform rota._refuse('jobs', format('must be at most 10000, got %s',
-            jsonb_array_length(_check_new_jobs.jobs)));
+            jsonb_array_length(jobs)));
     end if;
 
     for v_ordinal, v_job in
@@ -468,12 +450,10 @@ begin
         perform rota._check_new_job(
             format('jobs[%s].', n.ordinal), n.job_type, n.payload, n.queue, n.run_at, n.delay,
             n.priority, n.max_attempts, n.lease, n.backoff, n.idempotency_key),
-            rota._check_key_rule(
-                format('jobs[%s].', n.ordinal), n.idempotency_key, n.unique_for, n.on_conflict,
-                n.updated_at, n.max_wait),
-            rota._check_waits(
-                format('jobs[%s].', n.ordinal), n.ordering_key, n.skip_dead, n.depends_on,
-                n.blocks, n.if_parent_dead, n.limit_key)
+            rota._check_key_rule(format('jobs[%s].', n.ordinal), n.idempotency_key,
+                n.unique_for, n.on_conflict, n.updated_at, n.max_wait),
+            rota._check_waits(format('jobs[%s].', n.ordinal), n.ordering_key, n.skip_dead,
+                n.depends_on, n.blocks, n.if_parent_dead, n.limit_key)
         from rota._new_jobs(_check_new_jobs.jobs) as n;
     exception
         -- An unknown time zone is an invalid_parameter_value too, so no error is let through
@@ -486,8 +466,7 @@ begin
                     with ordinality as e (job, ordinal)
                 cross join jsonb_each(e.job) as k
             ) as f
-            where f.problem is not null
-            limit 1;
+            where f.problem is not null limit 1;
             raise;
     end;
 end;
@@ -497,7 +476,7 @@ $$;
 create or replace function rota._cast_problem(argument text, value jsonb)
     returns text language plpgsql stable as $$
 declare
-    v_text constant text := _cast_problem.value #>> '{}';
+    v_text constant text := value #>> '{}';
 begin
     case _cast_problem.argument
         when 'run_at', 'updated_at' then perform v_text::timestamptz;
@@ -507,8 +486,8 @@ begin
         when 'skip_dead' then perform v_text::boolean;
         when 'depends_on' then
             perform n.depends_on
-            from rota._new_jobs(jsonb_build_array(jsonb_build_object(
-                'depends_on', _cast_problem.value))) as n;
+            from rota._new_jobs(jsonb_build_array(jsonb_build_object('depends_on',
+                _cast_problem.value))) as n;
         else null;
     end case;
     return null;
@@ -525,34 +504,29 @@ create or replace function rota._check_new_job(
 )
     returns void language plpgsql as $$
 begin
-    perform rota._check_name(_check_new_job.prefix || 'job_type', _check_new_job.job_type);
+    perform rota._check_name(prefix || 'job_type', job_type);
     if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then
-        perform rota._refuse(_check_new_job.prefix || 'payload', 'must be a JSON object');
+        perform rota._refuse(prefix || 'payload', 'must be a JSON object');
     end if;
-    perform rota._check_size(_check_new_job.prefix || 'payload', _check_new_job.payload,
+    perform rota._check_size(prefix || 'payload', payload,
         '; keep the blob elsewhere and send its id');
-    perform rota._check_name(_check_new_job.prefix || 'queue', _check_new_job.queue);
-    if _check_new_job.run_at is not null then
-        perform rota._check_run_at(_check_new_job.prefix || 'run_at', _check_new_job.run_at);
-    end if;
-    if _check_new_job.delay is not null then
-        perform rota._check_interval(
-            _check_new_job.prefix || 'delay', _check_new_job.delay, '0', '100 years');
-        if _check_new_job.run_at is not null then
-            perform rota._refuse(
-                _check_new_job.prefix || 'delay', 'and run_at must not both be given');
+    perform rota._check_name(prefix || 'queue', queue);
+    if run_at is not null then perform rota._check_run_at(prefix || 'run_at', run_at); end if;
+    if delay is not null then
+        perform rota._check_interval(prefix || 'delay', delay, '0', '100 years');
+        if run_at is not null then
+            perform rota._refuse(prefix || 'delay', 'and run_at must not both be given');
         end if;
     end if;
-    perform rota._check_priority(_check_new_job.prefix || 'priority', _check_new_job.priority);
-    if _check_new_job.max_attempts < 1 then
-        perform rota._refuse(_check_new_job.prefix || 'max_attempts',
-            format('must be at least 1, got %s', _check_new_job.max_attempts));
+    perform rota._check_priority(prefix || 'priority', priority);
+    if max_attempts < 1 then
+        perform rota._refuse(prefix || 'max_attempts',
+            format('must be at least 1, got %s', max_attempts));
     end if;
-    perform rota._check_lease(_check_new_job.prefix || 'lease', _check_new_job.lease);
-    perform rota._check_backoff(_check_new_job.prefix || 'backoff', _check_new_job.backoff);
-    if _check_new_job.idempotency_key is not null then
-        perform rota._check_text(
-            _check_new_job.prefix || 'idempotency_key', _check_new_job.idempotency_key, 255);
+    perform rota._check_lease(prefix || 'lease', lease);
+    perform rota._check_backoff(prefix || 'backoff', backoff);
+    if idempotency_key is not null then
+        perform rota._check_text(prefix || 'idempotency_key', idempotency_key, 255);
     end if;
 end;
 $$;

@@ -26,6 +26,7 @@ create or replace function rota.finish_job(
     set enable_bitmapscan = off
 as $$
 declare
+    v_results jsonb;
     v_ended bigint[];
 begin
     if job_id is null or lease_token is null or result is not null then
@@ -36,9 +37,14 @@ begin
         perform rota._check_next_stage('next_stage', job_id, lease_token, next_stage);
     end if;
 
-    v_ended := rota._end_jobs(array[job_id], array[lease_token], 'running', 'succeeded',
-        case when result is not null then jsonb_build_array(result) end, array[next_stage]);
-    if cardinality(v_ended) = 1 then
+    if result is not null then v_results := jsonb_build_array(result); end if;
+    v_ended := rota._archive_jobs(array[job_id], array[lease_token], 'running', 'succeeded',
+        v_results);
+    if v_ended = '{}' then
+        v_ended := rota._end_stages(array[job_id], array[lease_token], 'running', 'succeeded',
+            v_results, array[next_stage], false);
+    end if;
+    if v_ended <> '{}' then
         return 'finished';
     elsif not rota._is_finished(job_id, lease_token) then
         perform rota._raise_lost(job_id, lease_token);
@@ -185,7 +191,7 @@ create or replace function rota._end_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
     results jsonb default null, next_stages text[] default null, is_hasty boolean default false
 )
-    returns bigint[] language plpgsql as $$
+    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_ended bigint[];
 begin
@@ -203,7 +209,8 @@ $$;
  * Move jobs from old_status to new_status and into the history; returns the ids moved.
  *
  * An index scan for `= any` goes in the order of the key, so two batches that share jobs lock
- * them in the same order and cannot deadlock; any other kind of scan would not.
+ * them in the same order and cannot deadlock; any other kind of scan would not.  So each caller
+ * has switched those off; here it would cost once more.
  * The pair (id, token) is matched by position, which keeps the statement free of joins whose
  * cost the planner could misjudge.
  *
@@ -217,7 +224,7 @@ create or replace function rota._archive_jobs(
     results jsonb default null, is_hasty boolean default false,
     is_last_stage boolean default false
 )
-    returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+    returns bigint[] language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     -- All of one claim, mostly.
@@ -226,8 +233,6 @@ declare
     v_ended bigint[];
     v_parents bigint[];
     v_leading jsonb;
-    v_held_limits jsonb;
-    v_waiting_kinds jsonb;
 begin
     with ended as (
         delete from rota.jobs as j
@@ -270,25 +275,22 @@ begin
     select coalesce(array_agg(e.id), '{}'),
         -- Of what may be large only what goes on: a jsonb holds 256 MB.
         jsonb_agg(to_jsonb(e) - '{payload,stage_input}'::text[]) filter (where num_nonnulls(
-            e.rerun_payload, e.ordering_key, e.definition) > 0),
-        jsonb_agg(e.held_limits) filter (where e.held_limits is not null),
-        jsonb_agg(jsonb_build_array(e.job_type, e.limit_key))
-            filter (where _archive_jobs.old_status in ('queued', 'failed'))
-    into v_ended, v_leading, v_held_limits, v_waiting_kinds from ended as e;
-    if v_leading is not null then perform rota._follow_up(v_leading); end if;
+            e.rerun_payload, e.ordering_key, e.definition, e.held_limits) > 0
+            or _archive_jobs.old_status in ('queued', 'failed'))
+    into v_ended, v_leading from ended as e;
+    if v_leading is not null then
+        if jsonb_path_exists(v_leading, '$[*] ? (@.rerun_payload != null)') then
+            perform rota._follow_up(v_leading);
+        end if;
+    end if;
 
     -- A statement of its own: it sees those that came to wait while we waited for the rows.
     if current_setting('transaction_isolation') <> 'read committed'
       or exists (select from rota.dependencies as d where d.parent_id = any(v_ended)) then
         v_parents := v_ended;
     end if;
-    -- By itself, since to ask a table costs more than the rest, and most have no such kinds.
-    if v_waiting_kinds is not null then
-        if not exists (select from rota.limits) then v_waiting_kinds := null; end if;
-    end if;
-    if num_nonnulls(v_parents, v_leading, v_held_limits, v_waiting_kinds) > 0 then
-        perform rota._jobs_ended(v_parents, v_leading, v_held_limits, v_waiting_kinds,
-            old_status, new_status);
+    if num_nonnulls(v_parents, v_leading) > 0 then
+        perform rota._jobs_ended(v_parents, v_leading, old_status, new_status);
     end if;
     return v_ended;
 end;

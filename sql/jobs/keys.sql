@@ -32,28 +32,24 @@ create or replace function rota._enqueue_special(
     job jsonb, unique_for interval, on_conflict text, updated_at timestamptz, max_wait interval,
     depends_on bigint[], blocks bigint
 )
-    returns bigint language plpgsql as $$
+    returns bigint language plpgsql set enable_seqscan = off set jit = off as $$
 declare
-    v_key constant text := _enqueue_special.job ->> 'idempotency_key';
+    v_key constant text := job ->> 'idempotency_key';
     v_job_id bigint;
     v_is_new boolean;
 begin
-    perform rota._check_key_rule(
-        '', v_key, _enqueue_special.unique_for, _enqueue_special.on_conflict,
-        _enqueue_special.updated_at, _enqueue_special.max_wait);
-    perform rota._check_queues('producer', array[_enqueue_special.job ->> 'queue']);
+    perform rota._check_key_rule('', v_key, unique_for, on_conflict, updated_at, max_wait);
+    perform rota._check_queues('producer', array[job ->> 'queue']);
 
-    select k.job_id, k.is_new
-    into v_job_id, v_is_new
-    from rota._enqueue_keyed(
-        _enqueue_special.job, _enqueue_special.unique_for, _enqueue_special.on_conflict,
-        _enqueue_special.updated_at, _enqueue_special.max_wait, true) as k;
-    if not v_is_new and _enqueue_special.on_conflict <> 'keep' then
+    select k.job_id, k.is_new into v_job_id, v_is_new
+    from rota._enqueue_keyed(_enqueue_special.job, _enqueue_special.unique_for,
+        _enqueue_special.on_conflict, _enqueue_special.updated_at, _enqueue_special.max_wait,
+        true) as k;
+    if not v_is_new and on_conflict <> 'keep' then
         perform rota._check_queues_of_jobs(array[v_job_id]);
     end if;
     if v_is_new or blocks is not null then
-        perform rota._jobs_came_in(
-            case when v_is_new then array[v_job_id] end,
+        perform rota._jobs_came_in(case when v_is_new then array[v_job_id] end,
             array(select v_job_id from unnest(_enqueue_special.depends_on)),
             case when v_is_new then depends_on end,
             case when blocks is not null then array[blocks] end, array[v_job_id],
@@ -73,27 +69,23 @@ create or replace function rota._enqueue_keyed(
 )
     returns table (job_id bigint, is_new boolean) language plpgsql as $$
 declare
-    v_key constant text := _enqueue_keyed.job ->> 'idempotency_key';
-    v_scope constant text := coalesce('pipeline ' || (_enqueue_keyed.job ->> 'pipeline'),
-        _enqueue_keyed.job ->> 'job_type');
+    v_key constant text := job ->> 'idempotency_key';
+    v_scope constant text := coalesce('pipeline ' || (job ->> 'pipeline'), job ->> 'job_type');
     v_new_ids bigint[];
-    v_is_versioned constant boolean :=
-        _enqueue_keyed.unique_for is not null or _enqueue_keyed.updated_at is not null;
+    v_is_versioned constant boolean := unique_for is not null or updated_at is not null;
 begin
     loop
-        if v_is_versioned or _enqueue_keyed.on_conflict <> 'keep' then
-            job_id := rota._lock_keyed(v_key, v_scope, _enqueue_keyed.may_wait);
+        if v_is_versioned or on_conflict <> 'keep' then
+            job_id := rota._lock_keyed(v_key, v_scope, may_wait);
             is_new := false;
             exit when job_id is not null;
         end if;
         v_new_ids := coalesce(v_new_ids, array[nextval('rota.jobs_id_seq')]);
-        job_id := (rota._insert_jobs(jsonb_build_array(_enqueue_keyed.job), v_new_ids))[1];
+        job_id := (rota._insert_jobs(jsonb_build_array(job), v_new_ids))[1];
         is_new := true;
         exit when job_id is not null;
-        if not v_is_versioned and _enqueue_keyed.on_conflict = 'keep' then
-            select j.id
-            into job_id
-            from rota.jobs as j
+        if not v_is_versioned and on_conflict = 'keep' then
+            select j.id into job_id from rota.jobs as j
             where j.idempotency_key = v_key
               and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope;
             is_new := false;
@@ -101,22 +93,17 @@ begin
         end if;
     end loop;
 
-    if v_is_versioned and not rota._hold_key(
-        v_key, v_scope, job_id, _enqueue_keyed.unique_for, _enqueue_keyed.updated_at) then
+    if v_is_versioned and not rota._hold_key(v_key, v_scope, job_id, unique_for,
+        updated_at) then
         if is_new then
             -- The key is still unique, or has seen this version: as if we had not come.
             delete from rota.jobs as j where j.id = _enqueue_keyed.job_id and j.lease_token = 0;
             is_new := false;
-            select k.job_id
-            into job_id
-            from rota.idempotency_keys as k
-            where k.idempotency_key = v_key
-              and k.key_scope = v_scope;
+            select k.job_id into job_id from rota.idempotency_keys as k
+            where k.idempotency_key = v_key and k.key_scope = v_scope;
         end if;
-    elsif not is_new and _enqueue_keyed.on_conflict <> 'keep' then
-        perform rota._update_keyed(
-            job_id, _enqueue_keyed.job, _enqueue_keyed.on_conflict = 'rerun',
-            _enqueue_keyed.max_wait);
+    elsif not is_new and on_conflict <> 'keep' then
+        perform rota._update_keyed(job_id, job, on_conflict = 'rerun', max_wait);
     end if;
     return next;
 end;
@@ -133,32 +120,24 @@ create or replace function rota._lock_keyed(
 declare
     v_job_id bigint;
 begin
-    if _lock_keyed.may_wait then
-        select j.id
-        into v_job_id
-        from rota.jobs as j
+    if may_wait then
+        select j.id into v_job_id from rota.jobs as j
         where j.idempotency_key = _lock_keyed.idempotency_key
           and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
         for update;
         return v_job_id;
     end if;
 
-    select j.id
-    into v_job_id
-    from rota.jobs as j
+    select j.id into v_job_id from rota.jobs as j
     where j.idempotency_key = _lock_keyed.idempotency_key
       and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
     for update skip locked;
     if not found and exists (
-        select
-        from rota.jobs as j
+        select from rota.jobs as j
         where j.idempotency_key = _lock_keyed.idempotency_key
           and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
     ) then
-        raise exception using
-            errcode = 'RTB00',
-            message = _lock_keyed.idempotency_key,
-            detail = _lock_keyed.key_scope;
+        raise exception using errcode = 'RTB00', message = idempotency_key, detail = key_scope;
     end if;
     return v_job_id;
 end;
@@ -172,25 +151,20 @@ create or replace function rota._hold_key(
     returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_unique_until constant timestamptz := v_now + rota._exact(_hold_key.unique_for);
+    v_unique_until constant timestamptz := v_now + rota._exact(unique_for);
 begin
-    insert into rota.idempotency_keys as k (
-        idempotency_key, key_scope, job_id, unique_until, source_updated_at, expires_at
-    )
-    values (
-        _hold_key.idempotency_key, _hold_key.key_scope, _hold_key.job_id, v_unique_until,
-        _hold_key.updated_at, coalesce(v_unique_until, v_now + interval '90 days')
-    )
+    insert into rota.idempotency_keys as k (idempotency_key, key_scope, job_id, unique_until,
+        source_updated_at, expires_at)
+    values (_hold_key.idempotency_key, _hold_key.key_scope, _hold_key.job_id, v_unique_until,
+        _hold_key.updated_at, coalesce(v_unique_until, v_now + interval '90 days'))
     on conflict on constraint idempotency_keys_pkey do update
     set job_id = excluded.job_id,
         unique_until = coalesce(excluded.unique_until, k.unique_until),
         source_updated_at = coalesce(excluded.source_updated_at, k.source_updated_at),
         expires_at = greatest(excluded.expires_at, k.expires_at)
     where (excluded.unique_until is null or coalesce(k.unique_until, '-infinity') <= v_now)
-      and (
-        excluded.source_updated_at is null
-        or coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at
-      );
+      and (excluded.source_updated_at is null
+        or coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at);
     return found;
 end;
 $$;
@@ -206,11 +180,10 @@ create or replace function rota._update_keyed(
     returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_payload constant jsonb := _update_keyed.job -> 'payload';
-    v_priority constant smallint := (_update_keyed.job ->> 'priority')::smallint;
-    v_time constant timestamptz := coalesce(
-        (_update_keyed.job ->> 'run_at')::timestamptz,
-        v_now + rota._exact((_update_keyed.job ->> 'delay')::interval));
+    v_payload constant jsonb := job -> 'payload';
+    v_priority constant smallint := (job ->> 'priority')::smallint;
+    v_time constant timestamptz := coalesce((job ->> 'run_at')::timestamptz,
+        v_now + rota._exact((job ->> 'delay')::interval));
     v_run_at constant timestamptz := coalesce(v_time, v_now);
 begin
     update rota.jobs as j
@@ -218,8 +191,7 @@ begin
         priority = case when j.status = 'running' then j.priority else v_priority end,
         run_at = case
             when j.status = 'running' then j.run_at
-            when j.status = 'failed' and _update_keyed.is_rerun and v_time is null
-                then j.run_at
+            when j.status = 'failed' and _update_keyed.is_rerun and v_time is null then j.run_at
             else least(v_run_at, j.created_at + rota._exact(_update_keyed.max_wait))
         end,
         rerun_payload = case when j.status = 'running' then v_payload end,
@@ -227,9 +199,8 @@ begin
         rerun_priority = case when j.status = 'running' then v_priority end,
         attempts = case when j.status = 'running' then j.attempts else 0 end,
         updated_at = case when j.status = 'running' then j.updated_at else v_now end
-    where j.id = _update_keyed.job_id
-      and (j.status <> 'running' or _update_keyed.is_rerun);
-    perform rota._enter_lanes(array[_update_keyed.job_id]);
+    where j.id = _update_keyed.job_id and (j.status <> 'running' or _update_keyed.is_rerun);
+    perform rota._enter_lanes(array[job_id]);
 end;
 $$;
 
@@ -237,8 +208,7 @@ $$;
 create or replace function rota._wait_for_key(idempotency_key text, key_scope text)
     returns void language plpgsql as $$
 begin
-    perform
-    from rota.jobs as j
+    perform from rota.jobs as j
     where j.idempotency_key = _wait_for_key.idempotency_key
       and coalesce('pipeline ' || j.pipeline, j.job_type) = _wait_for_key.key_scope
     for update;
@@ -264,13 +234,11 @@ begin
             for v_new in
                 select n.ordinal, k.job_id, k.is_new
                 from (
-                    select m.*
-                    from rota._new_jobs(_enqueue_many_keyed.jobs) as m
+                    select m.* from rota._new_jobs(_enqueue_many_keyed.jobs) as m
                     order by m.idempotency_key, m.job_type, m.ordinal
                 ) as n
-                cross join lateral rota._enqueue_keyed(
-                    to_jsonb(n), n.unique_for, n.on_conflict, n.updated_at, n.max_wait,
-                    false) as k
+                cross join lateral rota._enqueue_keyed(to_jsonb(n), n.unique_for, n.on_conflict,
+                    n.updated_at, n.max_wait, false) as k
             loop
                 v_ids[v_new.ordinal] := v_new.job_id;
                 v_news[v_new.ordinal] := v_new.is_new;
@@ -285,10 +253,8 @@ begin
 
     -- A key is one for all queues, so it may have found a job of any.
     perform rota._check_queues_of_jobs(array(
-        select v_ids[n.ordinal]
-        from rota._new_jobs(_enqueue_many_keyed.jobs) as n
-        where n.on_conflict <> 'keep'
-          and not v_news[n.ordinal]
+        select v_ids[n.ordinal] from rota._new_jobs(_enqueue_many_keyed.jobs) as n
+        where n.on_conflict <> 'keep' and not v_news[n.ordinal]
     ));
     return query
     select o.ordinal, v_ids[o.ordinal], v_news[o.ordinal]
@@ -308,35 +274,30 @@ declare
 begin
     if v_is_plain then
         return;
-    elsif _check_key_rule.on_conflict is null
-      or _check_key_rule.on_conflict not in ('keep', 'replace', 'rerun') then
-        perform rota._refuse(_check_key_rule.prefix || 'on_conflict', format(
-            'must be keep, replace or rerun, got %L', left(_check_key_rule.on_conflict, 80)));
-    elsif _check_key_rule.idempotency_key is null then
-        perform rota._refuse(_check_key_rule.prefix || 'idempotency_key',
+    elsif on_conflict is null or on_conflict not in ('keep', 'replace', 'rerun') then
+        perform rota._refuse(prefix || 'on_conflict', format(
+            'must be keep, replace or rerun, got %L', left(on_conflict, 80)));
+    elsif idempotency_key is null then
+        perform rota._refuse(prefix || 'idempotency_key',
             'is needed for on_conflict, unique_for, updated_at and max_wait');
     end if;
-    if _check_key_rule.unique_for is not null then
-        perform rota._check_interval(_check_key_rule.prefix || 'unique_for',
-            _check_key_rule.unique_for, '1 millisecond', '100 years');
-        if _check_key_rule.on_conflict <> 'keep' then
-            perform rota._refuse(
-                _check_key_rule.prefix || 'unique_for', 'goes with on_conflict keep only');
+    if unique_for is not null then
+        perform rota._check_interval(prefix || 'unique_for', unique_for, '1 millisecond',
+            '100 years');
+        if on_conflict <> 'keep' then
+            perform rota._refuse(prefix || 'unique_for', 'goes with on_conflict keep only');
         end if;
     end if;
-    if _check_key_rule.updated_at is not null then
-        perform rota._check_run_at(
-            _check_key_rule.prefix || 'updated_at', _check_key_rule.updated_at);
-        if _check_key_rule.on_conflict <> 'rerun' then
-            perform rota._refuse(
-                _check_key_rule.prefix || 'updated_at', 'goes with on_conflict rerun only');
+    if updated_at is not null then
+        perform rota._check_run_at(prefix || 'updated_at', updated_at);
+        if on_conflict <> 'rerun' then
+            perform rota._refuse(prefix || 'updated_at', 'goes with on_conflict rerun only');
         end if;
     end if;
-    if _check_key_rule.max_wait is not null then
-        perform rota._check_interval(_check_key_rule.prefix || 'max_wait',
-            _check_key_rule.max_wait, '0', '100 years');
-        if _check_key_rule.on_conflict = 'keep' then
-            perform rota._refuse(_check_key_rule.prefix || 'max_wait',
+    if max_wait is not null then
+        perform rota._check_interval(prefix || 'max_wait', max_wait, '0', '100 years');
+        if on_conflict = 'keep' then
+            perform rota._refuse(prefix || 'max_wait',
                 'goes with on_conflict replace or rerun only');
         end if;
     end if;

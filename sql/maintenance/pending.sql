@@ -24,19 +24,12 @@ declare
     v_ids bigint[];
 begin
     -- An older snapshot does not show what is committed by now.
-    if current_setting('transaction_isolation') <> 'read committed' then
-        return 0;
-    end if;
+    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
 
-    v_ids := rota._due_checks(_do_checks.max_checks);
-    if v_ids = '{}' then
-        return 0;
-    end if;
+    v_ids := rota._due_checks(max_checks);
+    if v_ids = '{}' then return 0; end if;
     v_ids := array(
-        select c.id
-        from rota.pending_checks as c
-        where c.id = any(v_ids)
-        for update skip locked
+        select c.id from rota.pending_checks as c where c.id = any(v_ids) for update skip locked
     );
     begin
         perform rota._do_locked_checks(v_ids);
@@ -53,7 +46,7 @@ create or replace function rota._has_checks(with_own boolean)
     returns boolean language plpgsql as $$
 begin
     return current_setting('transaction_isolation') = 'read committed'
-      and rota._due_checks(1, _has_checks.with_own) <> '{}';
+      and rota._due_checks(1, with_own) <> '{}';
 end;
 $$;
 
@@ -63,8 +56,7 @@ create or replace function rota._due_checks(max_checks integer, with_own boolean
     set enable_sort = off as $$
 declare
     c_index constant oid := 'rota.pending_checks_due_at_idx'::regclass::oid;
-    v_me constant xid8 := case when not _due_checks.with_own
-        then pg_current_xact_id_if_assigned() end;
+    v_me constant xid8 := case when not with_own then pg_current_xact_id_if_assigned() end;
     v_now constant timestamptz := rota.now();
     -- When a scan from the start is due, the first id and the first time.
     v_start bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
@@ -82,30 +74,20 @@ begin
     -- Before the scan: what comes in during it stands behind it.
     v_last_id := (select s.last_value from rota.pending_checks_id_seq as s);
     v_ids := array(
-        select c.id
-        from rota.pending_checks as c
-        where c.due_at <= '-infinity'
-          and c.id >= v_from_id
-          and c.made_by is distinct from v_me
-        order by c.due_at, c.id
-        limit _due_checks.max_checks
+        select c.id from rota.pending_checks as c
+        where c.due_at <= '-infinity' and c.id >= v_from_id and c.made_by is distinct from v_me
+        order by c.due_at, c.id limit _due_checks.max_checks
     );
-    if cardinality(v_ids) < _due_checks.max_checks then
+    if cardinality(v_ids) < max_checks then
         v_late_ids := array(
-            select c.id
-            from rota.pending_checks as c
+            select c.id from rota.pending_checks as c
             where c.due_at > '-infinity'
-              and c.due_at >= coalesce(v_from_time, '-infinity')
-              and c.due_at <= v_now
+              and c.due_at >= coalesce(v_from_time, '-infinity') and c.due_at <= v_now
               and c.made_by is distinct from v_me
-            order by c.due_at, c.id
-            limit _due_checks.max_checks - cardinality(v_ids)
+            order by c.due_at, c.id limit _due_checks.max_checks - cardinality(v_ids)
         ) || array(
-            select c.id
-            from rota.pending_checks as c
-            where c.due_at > '-infinity'
-              and c.updated_at > v_now
-              and c.made_by is distinct from v_me
+            select c.id from rota.pending_checks as c where c.due_at > '-infinity'
+              and c.updated_at > v_now and c.made_by is distinct from v_me
             limit 100
         );
     end if;
@@ -113,9 +95,7 @@ begin
     if v_is_full then
         v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked
             - cardinality(v_ids || v_late_ids);
-        if v_walked < 200 then
-            return v_ids || v_late_ids;
-        end if;
+        if v_walked < 200 then return v_ids || v_late_ids; end if;
         v_start[1] := rota._next_full_scan(v_now, v_walked);
     end if;
     v_start[2] := coalesce(v_ids[1], v_last_id);
@@ -136,10 +116,8 @@ declare
     v_deferred bigint[] := '{}'::bigint[];
 begin
     for v_check in
-        select c.kind, c.subject, array_agg(c.id) as ids
-        from rota.pending_checks as c
-        where c.id = any(_do_locked_checks.check_ids)
-        group by c.kind, c.subject
+        select c.kind, c.subject, array_agg(c.id) as ids from rota.pending_checks as c
+        where c.id = any(_do_locked_checks.check_ids) group by c.kind, c.subject
         order by c.kind, c.subject
     loop
         if rota._do_check(v_check.kind, v_check.subject) then
@@ -153,8 +131,7 @@ begin
     -- As long again as it has waited, so that what takes long is asked rarely.
     update rota.pending_checks as c
     set due_at = rota.now() + interval '50 milliseconds' * power(2, least(c.deferrals, 7)),
-        deferrals = c.deferrals + 1,
-        updated_at = rota.now()
+        deferrals = c.deferrals + 1, updated_at = rota.now()
     where c.id = any(v_deferred);
 end;
 $$;
@@ -172,11 +149,10 @@ begin
             perform rota._do_locked_checks(array[v_check.id]);
         exception
             when others then
-                raise warning 'check of % % failed and will be tried again: %',
-                    v_check.kind, v_check.subject, sqlerrm;
+                raise warning 'check of % % failed and will be tried again: %', v_check.kind,
+                    v_check.subject, sqlerrm;
                 update rota.pending_checks as c
-                set due_at = rota.now() + interval '10 seconds',
-                    deferrals = c.deferrals + 1,
+                set due_at = rota.now() + interval '10 seconds', deferrals = c.deferrals + 1,
                     updated_at = rota.now()
                 where c.id = v_check.id;
         end;
@@ -188,23 +164,15 @@ $$;
 create or replace function rota._do_check(kind text, subject text)
     returns boolean language plpgsql as $$
 begin
-    case _do_check.kind
-        when 'limit' then
-            return rota._check_limit(_do_check.subject);
-        when 'order' then
-            return rota._check_order(_do_check.subject);
-        when 'queue' then
-            return rota._check_queue(_do_check.subject);
-        when 'job' then
-            return rota._check_job(_do_check.subject);
-        when 'parent' then
-            return rota._check_parent(_do_check.subject);
-        when 'retry' then
-            return rota._check_retry(_do_check.subject);
-        when 'schedule' then
-            return rota._check_schedule(_do_check.subject);
-        else
-            raise exception 'no such kind of check: %', _do_check.kind;
+    case kind
+        when 'limit' then return rota._check_limit(subject);
+        when 'order' then return rota._check_order(subject);
+        when 'queue' then return rota._check_queue(subject);
+        when 'job' then return rota._check_job(subject);
+        when 'parent' then return rota._check_parent(subject);
+        when 'retry' then return rota._check_retry(subject);
+        when 'schedule' then return rota._check_schedule(subject);
+        else raise exception 'no such kind of check: %', kind;
     end case;
 end;
 $$;

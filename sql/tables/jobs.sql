@@ -6,7 +6,8 @@
  * cheap.  That every row is in a state in which somebody looks for it, and a running one has a
  * deadline, is a CHECK: so none is stuck for ever.  PostgreSQL reads the text of each CHECK
  * again for every statement that writes, which costs as much as the write of an index entry: so
- * jobs has this one, and all else is left to the functions, which take it as an argument.
+ * jobs has this one, in few words, and all else is left to the functions, which take it as an
+ * argument.
  */
 
 create table rota.jobs (
@@ -55,8 +56,10 @@ create table rota.jobs (
     started_at timestamptz,
 
     constraint jobs_status_check check (
-        status in ('blocked', 'queued', 'failed') and locked_until is null
-        or status = 'running' and locked_until is not null
+        status = any (
+            case when locked_until is null then '{blocked,queued,failed}'::text[]
+                else '{running}' end
+        )
     )
 )
 with (
@@ -83,12 +86,11 @@ create index jobs_ready_idx on rota.jobs
 -- Jobs that are kept out of their lanes: by a limit, or until their time has come.
 create index jobs_hold_idx on rota.jobs
     (hold, queue, job_type, coalesce(own_lane, priority), coalesce(own_place, run_at), id)
-    where hold is not null and hold <> 'time' and status in ('queued', 'failed');
-create index jobs_later_idx on rota.jobs (run_at, id)
-    where hold = 'time' and status in ('queued', 'failed');
+    where hold is not null and hold <> 'time';
+create index jobs_later_idx on rota.jobs (run_at, id) where hold = 'time';
 -- How many were let in to take the free slots of a limit, and have not yet.
 create index jobs_opened_for_idx on rota.jobs (opened_for, queue, job_type, id)
-    where opened_for is not null and hold is null and status in ('queued', 'failed');
+    where opened_for is not null;
 
 -- The last place of each key of a queue, without a row of state that producers would share.
 create index jobs_key_place_idx on rota.jobs (
@@ -99,8 +101,7 @@ create index jobs_key_place_idx on rota.jobs (
 
 -- The same rows as "where status = 'running'".  But that is said of single jobs everywhere, and
 -- a planner that knows of few running jobs would look for the one by reading them all.
-create index jobs_lease_idx on rota.jobs (locked_until)
-    where locked_until is not null;
+create index jobs_lease_idx on rota.jobs (locked_until) where locked_until is not null;
 
 -- A key belongs to its job type, that of a run to its pipeline: its jobs are of many types.  No
 -- job type has a space.
@@ -116,8 +117,7 @@ create index jobs_ordering_key_head_idx on rota.jobs (ordering_key, id)
     where ordering_key is not null and status <> 'blocked';
 
 -- Whether a schedule has a live job.
-create index jobs_definition_idx on rota.jobs (definition)
-    where definition is not null;
+create index jobs_definition_idx on rota.jobs (definition) where definition is not null;
 
 comment on table rota.jobs is
     'Live jobs: blocked, queued, running, or failed and waiting for a retry.';

@@ -38,27 +38,18 @@ declare
     v_job_id bigint;
     v_status text;
 begin
-    perform rota._check_parts(
-        _block_children.blocks, _block_children.parts, _block_children.are_new,
-        _block_children.arguments);
+    perform rota._check_parts(blocks, parts, are_new, arguments);
     v_held := array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(_block_children.blocks)
-          and j.status = 'blocked'
+        select j.id from rota.jobs as j
+        where j.id = any(_block_children.blocks) and j.status = 'blocked'
         for key share skip locked
     );
     perform rota._check_queues_of_jobs(v_held);
-    select b.id
-    into v_job_id
-    from unnest(_block_children.blocks) as b (id)
-    where b.id <> all(v_held)
-    limit 1;
+    select b.id into v_job_id from unnest(_block_children.blocks) as b (id)
+    where b.id <> all(v_held) limit 1;
     if found then
         select j.status into v_status from rota.jobs as j where j.id = v_job_id;
-        if not found then
-            perform rota._raise_not_live(v_job_id);
-        end if;
+        if not found then perform rota._raise_not_live(v_job_id); end if;
         raise exception using
             errcode = 'RT013',
             message = format('job %s is %s and waits for no more jobs', v_job_id, case
@@ -73,9 +64,7 @@ begin
     select distinct p.parent_id, b.id
     from unnest(_block_children.blocks, _block_children.parts) as b (id, part)
     join rota._parent_statuses(_block_children.parts) as p on p.parent_id = b.part
-    where p.status <> 'succeeded'
-    order by 1, 2
-    on conflict do nothing;
+    where p.status <> 'succeeded' order by 1, 2 on conflict do nothing;
     -- A part that was found may end before this is committed.
     perform rota._add_checks('job', array(
         select format('%s all', b.id)
@@ -92,8 +81,7 @@ create or replace function rota._check_parts(
 declare
     v_part record;
 begin
-    select p.id, p.argument, e.status, e.ordering_key, p.id = p.blocks as is_itself
-    into v_part
+    select p.id, p.argument, e.status, e.ordering_key, p.id = p.blocks as is_itself into v_part
     from unnest(
         _check_parts.blocks, _check_parts.parts, _check_parts.are_new, _check_parts.arguments
     ) with ordinality as p (blocks, id, is_new, argument, ordinal)
@@ -101,11 +89,8 @@ begin
     where not p.is_new
       and (e.status in ('blocked', 'dead', 'cancelled')
         or e.ordering_key is not null and e.status <> 'succeeded')
-    order by p.ordinal
-    limit 1;
-    if not found then
-        return;
-    end if;
+    order by p.ordinal limit 1;
+    if not found then return; end if;
     raise exception using
         errcode = 'invalid_parameter_value',
         message = case
@@ -133,10 +118,8 @@ begin
     from (select distinct u.id from unnest(_parent_statuses.parent_ids) as u (id)) as p
     left join rota.jobs as j on j.id = p.id
     left join lateral (
-        select h.status, h.ordering_key
-        from rota.finished_jobs as h
-        where h.id = p.id
-          and j.id is null
+        select h.status, h.ordering_key from rota.finished_jobs as h
+        where h.id = p.id and j.id is null
     ) as f on true;
 end;
 $$;
@@ -157,16 +140,12 @@ begin
         return;
     end if;
 
-    select
-        array_agg(p.id) filter (where n.edges <= 20 and _parents_ended.status = 'succeeded'),
+    select array_agg(p.id) filter (where n.edges <= 20 and _parents_ended.status = 'succeeded'),
         array_agg(p.id) filter (where n.edges > 20 or _parents_ended.status <> 'succeeded')
-    into v_few, v_many
-    from unnest(_parents_ended.parent_ids) as p (id)
+    into v_few, v_many from unnest(_parents_ended.parent_ids) as p (id)
     cross join lateral (
         select count(*) as edges
-        from (
-            select from rota.dependencies as d where d.parent_id = p.id limit 21
-        ) as d
+        from (select from rota.dependencies as d where d.parent_id = p.id limit 21) as d
     ) as n
     where n.edges > 0;
     if v_few is not null then
@@ -174,8 +153,7 @@ begin
         perform rota._add_checks('job', v_doubtful::text[]);
         -- Edges that somebody has locked.
         v_many := v_many || array(
-            select distinct d.parent_id
-            from rota.dependencies as d
+            select distinct d.parent_id from rota.dependencies as d
             where d.parent_id = any(v_few)
         );
     end if;
@@ -192,10 +170,8 @@ begin
     with gone as (
         delete from rota.dependencies as d
         where d.ctid = any(array(
-            select e.ctid
-            from rota.dependencies as e
-            where e.parent_id = any(_delete_edges.parent_ids)
-            for update skip locked
+            select e.ctid from rota.dependencies as e
+            where e.parent_id = any(_delete_edges.parent_ids) for update skip locked
         ))
         returning d.job_id
     )
@@ -220,26 +196,19 @@ declare
     v_key text;
 begin
     select array_agg(j.id), array_agg(j.ordering_key), array_agg(rota._newest_parent(j.id))
-    into v_ids, v_keys, v_parents
-    from rota.jobs as j
-    where j.id = any(_open_children.job_ids)
-      and j.status = 'blocked';
-    if v_ids is null then
-        return '{}'::bigint[];
-    end if;
+    into v_ids, v_keys, v_parents from rota.jobs as j
+    where j.id = any(_open_children.job_ids) and j.status = 'blocked';
+    if v_ids is null then return '{}'::bigint[]; end if;
 
     v_free := rota._still_to_end(array_remove(v_parents, null));
     v_doubtful := array(
-        select c.id
-        from unnest(v_ids, v_parents) as c (id, parent_id)
-        where c.parent_id is not null
-          and c.parent_id <> all(v_free)
+        select c.id from unnest(v_ids, v_parents) as c (id, parent_id)
+        where c.parent_id is not null and c.parent_id <> all(v_free)
     );
     for v_key in
         select distinct c.ordering_key
         from unnest(v_parents, v_keys) as c (parent_id, ordering_key)
-        where c.parent_id is null
-          and c.ordering_key is not null
+        where c.parent_id is null and c.ordering_key is not null
     loop
         if not rota._check_order(v_key) then
             perform rota._add_checks('order', array[v_key]);
@@ -247,15 +216,11 @@ begin
     end loop;
 
     v_free := array(
-        select c.id
-        from unnest(v_ids, v_keys, v_parents) as c (id, ordering_key, parent_id)
+        select c.id from unnest(v_ids, v_keys, v_parents) as c (id, ordering_key, parent_id)
         where num_nonnulls(c.ordering_key, c.parent_id) = 0
     );
     v_held := array(
-        select j.id
-        from rota.jobs as j
-        where j.id = any(v_free)
-          and j.status = 'blocked'
+        select j.id from rota.jobs as j where j.id = any(v_free) and j.status = 'blocked'
         for update skip locked
     );
     -- Whoever lets a job wait for more has it locked: asked again, it is certain.
@@ -277,8 +242,8 @@ create or replace function rota._check_job(subject text)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 declare
-    c_id constant bigint := split_part(_check_job.subject, ' ', 1)::bigint;
-    c_from constant text := split_part(_check_job.subject, ' ', 2);
+    c_id constant bigint := split_part(subject, ' ', 1)::bigint;
+    c_from constant text := split_part(subject, ' ', 2);
     v_rule text;
     v_parents bigint[];
     v_statuses text[];
@@ -287,23 +252,16 @@ declare
     v_dead bigint;
     v_waits boolean := false;
 begin
-    select coalesce(j.if_parent_dead, 'cancel')
-    into v_rule
-    from rota.jobs as j
-    where j.id = c_id
-      and j.status = 'blocked';
-    if not found then
-        return true;
-    end if;
+    select coalesce(j.if_parent_dead, 'cancel') into v_rule from rota.jobs as j
+    where j.id = c_id and j.status = 'blocked';
+    if not found then return true; end if;
 
     v_parents := array(
-        select d.parent_id
-        from rota.dependencies as d
+        select d.parent_id from rota.dependencies as d
         where d.job_id = c_id
-          and d.parent_id < coalesce(
-            nullif(nullif(c_from, ''), 'all')::bigint, 9223372036854775807)
-        order by d.parent_id desc
-        limit 500
+          and d.parent_id < coalesce(nullif(nullif(c_from, ''), 'all')::bigint,
+            9223372036854775807)
+        order by d.parent_id desc limit 500
     );
     v_statuses := array(
         select coalesce(s.status, 'gone')
@@ -312,8 +270,7 @@ begin
         order by p.ordinal
     );
     v_live := array(
-        select p.id
-        from unnest(v_parents, v_statuses) as p (id, status)
+        select p.id from unnest(v_parents, v_statuses) as p (id, status)
         where p.status in ('blocked', 'queued', 'running', 'failed')
     );
     if c_from = '' then
@@ -324,20 +281,13 @@ begin
     select
         array_agg(p.id) filter (where p.status = 'succeeded'
             or v_rule = 'run' and p.status in ('dead', 'cancelled', 'gone')),
-        min(p.id) filter (where v_rule = 'cancel'
-            and p.status in ('dead', 'cancelled', 'gone'))
-    into v_done, v_dead
-    from unnest(v_parents, v_statuses) as p (id, status);
-    if v_dead is not null then
-        return rota._cancel_children(array[c_id], v_dead) = '{}';
-    end if;
+        min(p.id) filter (where v_rule = 'cancel' and p.status in ('dead', 'cancelled', 'gone'))
+    into v_done, v_dead from unnest(v_parents, v_statuses) as p (id, status);
+    if v_dead is not null then return rota._cancel_children(array[c_id], v_dead) = '{}'; end if;
     delete from rota.dependencies as d
     where d.ctid = any(array(
-        select e.ctid
-        from rota.dependencies as e
-        where e.job_id = c_id
-          and e.parent_id = any(v_done)
-        for update skip locked
+        select e.ctid from rota.dependencies as e
+        where e.job_id = c_id and e.parent_id = any(v_done) for update skip locked
     ));
 
     if v_waits then
@@ -345,8 +295,8 @@ begin
     elsif v_live <> '{}' and cardinality(rota._still_to_end(v_live)) < cardinality(v_live) then
         return false;
     elsif cardinality(v_parents) = 500 then
-        perform rota._add_checks(
-            'job', array[format('%s %s', c_id, v_parents[cardinality(v_parents)])]);
+        perform rota._add_checks('job',
+            array[format('%s %s', c_id, v_parents[cardinality(v_parents)])]);
         return true;
     elsif v_live <> '{}' or v_rule = 'wait' and 'dead' = any(v_statuses)
       or v_rule = 'wait' and 'cancelled' = any(v_statuses)
@@ -370,9 +320,8 @@ create or replace function rota._check_parent(subject text)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 declare
-    c_id constant bigint := split_part(_check_parent.subject, ' ', 1)::bigint;
-    c_after constant bigint :=
-        coalesce(nullif(split_part(_check_parent.subject, ' ', 2), '')::bigint, 0);
+    c_id constant bigint := split_part(subject, ' ', 1)::bigint;
+    c_after constant bigint := coalesce(nullif(split_part(subject, ' ', 2), '')::bigint, 0);
     c_status constant text := (
         select coalesce(s.status, nullif(split_part(_check_parent.subject, ' ', 3), ''), 'gone')
         from rota._parent_statuses(array[c_id]) as s);
@@ -383,24 +332,16 @@ declare
     v_doubtful bigint[] := '{}'::bigint[];
 begin
     -- It was retried: its next end tells.
-    if c_status in ('blocked', 'queued', 'running', 'failed') then
-        return true;
-    end if;
+    if c_status in ('blocked', 'queued', 'running', 'failed') then return true; end if;
 
     v_seen := array(
-        select d.job_id
-        from rota.dependencies as d
-        where d.parent_id = c_id
-          and d.job_id > c_after
-        order by d.job_id
-        limit c_chunk
+        select d.job_id from rota.dependencies as d
+        where d.parent_id = c_id and d.job_id > c_after order by d.job_id limit c_chunk
     );
-    select
-        array_agg(s.id) filter (where c_status = 'succeeded' or j.if_parent_dead = 'run'),
+    select array_agg(s.id) filter (where c_status = 'succeeded' or j.if_parent_dead = 'run'),
         array_agg(s.id) filter (where c_status <> 'succeeded' and j.status = 'blocked'
             and coalesce(j.if_parent_dead, 'cancel') = 'cancel')
-    into v_freed, v_cancelled
-    from unnest(v_seen) as s (id)
+    into v_freed, v_cancelled from unnest(v_seen) as s (id)
     left join rota.jobs as j on j.id = s.id;
     if v_cancelled is not null then
         v_doubtful := rota._cancel_children(v_cancelled, c_id);
@@ -409,25 +350,21 @@ begin
         with gone as (
             delete from rota.dependencies as d
             where d.ctid = any(array(
-                select e.ctid
-                from rota.dependencies as e
-                where e.parent_id = c_id
-                  and e.job_id = any(v_freed)
-                for update skip locked
+                select e.ctid from rota.dependencies as e
+                where e.parent_id = c_id and e.job_id = any(v_freed) for update skip locked
             ))
             returning d.job_id
         )
         select array_agg(g.job_id) into v_cancelled from gone as g;
         v_doubtful := v_doubtful || rota._open_children(v_cancelled) || array(
             select f.id from unnest(v_freed) as f (id)
-            where cardinality(v_cancelled) < cardinality(v_freed)
-              and f.id <> all(v_cancelled)
+            where cardinality(v_cancelled) < cardinality(v_freed) and f.id <> all(v_cancelled)
         );
     end if;
     perform rota._add_checks('job', v_doubtful::text[], rota.now() + interval '50 ms');
     if cardinality(v_seen) = c_chunk then
-        perform rota._add_checks(
-            'parent', array[format('%s %s %s', c_id, v_seen[c_chunk], c_status)]);
+        perform rota._add_checks('parent',
+            array[format('%s %s %s', c_id, v_seen[c_chunk], c_status)]);
     end if;
     return true;
 end;
@@ -447,19 +384,15 @@ declare
     v_missed bigint[];
 begin
     with held as (
-        select j.id, j.lease_token
-        from rota.jobs as j
-        where j.id = any(_cancel_children.job_ids)
-          and j.status = 'blocked'
+        select j.id, j.lease_token from rota.jobs as j
+        where j.id = any(_cancel_children.job_ids) and j.status = 'blocked'
         for update skip locked
     )
     select array_agg(h.id), array_agg(h.lease_token) into v_ids, v_tokens from held as h;
     v_missed := array(
-        select j.id
-        from rota.jobs as j
+        select j.id from rota.jobs as j
         where j.id = any(_cancel_children.job_ids)
-          and j.status = 'blocked'
-          and j.id <> all(coalesce(v_ids, '{}'))
+          and j.status = 'blocked' and j.id <> all(coalesce(v_ids, '{}'))
     );
 
     update rota.jobs as j
@@ -468,8 +401,7 @@ begin
             when c_status = 'cancelled' then 'was cancelled'
             else 'is not kept any more'
         end)
-    where j.id = any(v_ids)
-      and j.status = 'blocked';
+    where j.id = any(v_ids) and j.status = 'blocked';
     perform rota._end_jobs(v_ids, v_tokens, 'blocked', 'cancelled');
     return v_missed;
 end;
@@ -483,26 +415,20 @@ create or replace function rota._check_retry(subject text)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 declare
-    c_id constant bigint := split_part(_check_retry.subject, ' ', 1)::bigint;
-    c_after constant bigint := split_part(_check_retry.subject, ' ', 2)::bigint;
+    c_id constant bigint := split_part(subject, ' ', 1)::bigint;
+    c_after constant bigint := split_part(subject, ' ', 2)::bigint;
     c_chunk constant integer := 200;
     v_seen bigint[];
     v_child_id bigint;
 begin
     v_seen := array(
-        select d.job_id
-        from rota.dependencies as d
-        where d.parent_id = c_id
-          and d.job_id > c_after
-        order by d.job_id
-        limit c_chunk
+        select d.job_id from rota.dependencies as d
+        where d.parent_id = c_id and d.job_id > c_after order by d.job_id limit c_chunk
     );
     for v_child_id in
-        select f.id
-        from rota.finished_jobs as f
+        select f.id from rota.finished_jobs as f
         where f.id = any(v_seen)
-          and f.status = 'cancelled'
-          and f.cancel_reason like format('parent %s %%', c_id)
+          and f.status = 'cancelled' and f.cancel_reason like format('parent %s %%', c_id)
         order by f.id
     loop
         begin
@@ -537,23 +463,15 @@ begin
     v_seen := array(
         with recursive waiting (job_id, number) as (
             select (
-                select d.job_id
-                from rota.dependencies as d
-                where d.job_id > v_after
-                order by d.job_id
-                limit 1
+                select d.job_id from rota.dependencies as d where d.job_id > v_after
+                order by d.job_id limit 1
             ), 1
             union all
             select (
-                select d.job_id
-                from rota.dependencies as d
-                where d.job_id > w.job_id
-                order by d.job_id
-                limit 1
+                select d.job_id from rota.dependencies as d where d.job_id > w.job_id
+                order by d.job_id limit 1
             ), w.number + 1
-            from waiting as w
-            where w.job_id is not null
-              and w.number < c_jobs
+            from waiting as w where w.job_id is not null and w.number < c_jobs
         )
         select w.job_id from waiting as w where w.job_id is not null
     );
@@ -563,15 +481,12 @@ begin
     if v_gone <> '{}' then
         delete from rota.dependencies as d
         where d.ctid = any(array(
-            select e.ctid
-            from rota.dependencies as e
-            where e.job_id = any(v_gone)
-            limit _purge_dependencies.max_rows
-            for update skip locked
+            select e.ctid from rota.dependencies as e where e.job_id = any(v_gone)
+            limit _purge_dependencies.max_rows for update skip locked
         ));
         get diagnostics v_deleted = row_count;
     end if;
-    if v_deleted < _purge_dependencies.max_rows then
+    if v_deleted < max_rows then
         perform rota._keep_scan_start('edges', (
             case when cardinality(v_seen) = c_jobs then v_seen[c_jobs] else 0 end)::text);
     end if;

@@ -33,25 +33,19 @@ declare
     v_kind record;
 begin
     for v_kind in
-        select
-            j.queue, j.job_type, j.limit_key, j.priority, q.ageing,
+        select j.queue, j.job_type, j.limit_key, j.priority, q.ageing,
             q.ageing is not null or j.limit_key is not null or exists (
                 select from rota.fair_queues as f where f.queue = j.queue) as has_places,
             coalesce(array_agg(j.id order by j.run_at, j.id)
                 filter (where j.run_at <= v_now), '{}') as due_ids,
             coalesce(array_agg(j.id) filter (where j.run_at > v_now), '{}') as later_ids
-        from rota.jobs as j
-        left join rota.queues as q on q.queue = j.queue
-        where j.id = any(_place_jobs.job_ids)
-          and j.status = any(c_waiting)
-        group by 1, 2, 3, 4, 5, 6
-        order by min(j.id)
+        from rota.jobs as j left join rota.queues as q on q.queue = j.queue
+        where j.id = any(_place_jobs.job_ids) and j.status = any(c_waiting)
+        group by 1, 2, 3, 4, 5, 6 order by min(j.id)
     loop
         update rota.jobs as j
-        set hold = case when v_kind.has_places then 'time' end,
-            opened_for = null,
-            own_lane = null,
-            own_place = null
+        set hold = case when v_kind.has_places then 'time' end, opened_for = null,
+            own_lane = null, own_place = null
         where j.id = any(v_kind.later_ids);
         -- They may have been let into their lanes to take a slot.
         perform rota._check_held_of(v_kind.job_type, v_kind.limit_key)
@@ -61,25 +55,19 @@ begin
             continue;
         elsif not v_kind.has_places then
             update rota.jobs as j
-            set hold = null,
-                opened_for = null,
-                own_lane = null,
-                own_place = null
+            set hold = null, opened_for = null, own_lane = null, own_place = null
             where j.id = any(v_kind.due_ids)
               and num_nonnulls(j.hold, j.opened_for, j.own_lane, j.own_place) > 0;
         elsif v_kind.ageing is not null then
             update rota.jobs as j
-            set hold = null,
-                opened_for = null,
-                own_lane = 0,
+            set hold = null, opened_for = null, own_lane = 0,
                 own_place = j.run_at + j.priority * v_kind.ageing
             where j.id = any(v_kind.due_ids);
         else
-            perform rota._give_turns(
-                v_kind.queue, v_kind.limit_key, v_kind.priority, v_kind.due_ids);
+            perform rota._give_turns(v_kind.queue, v_kind.limit_key, v_kind.priority,
+                v_kind.due_ids);
         end if;
-        perform rota._hold_new(
-            v_kind.queue, v_kind.job_type, v_kind.limit_key,
+        perform rota._hold_new(v_kind.queue, v_kind.job_type, v_kind.limit_key,
             case when v_kind.ageing is null then v_kind.priority else 0 end, v_kind.due_ids);
     end loop;
 end;
@@ -97,7 +85,7 @@ declare
     v_limit record;
     v_room integer;
     v_first timestamptz;
-    v_ids bigint[] := _hold_new.job_ids;
+    v_ids bigint[] := job_ids;
 begin
     for v_limit in
         select l.limit_name, l.max_running
@@ -108,47 +96,36 @@ begin
         if v_room > 0 and rota._had_held(v_limit.limit_name) then
             v_room := 0;
         elsif v_room > 0 and v_limit.limit_name like 'key %' then
-            v_first := rota._first_place(_hold_new.queue, _hold_new.lane);
+            v_first := rota._first_place(queue, lane);
             v_room := v_room - (
                 select count(*)::integer
                 from (
-                    select
-                    from rota.jobs as j
+                    select from rota.jobs as j
                     where j.queue = _hold_new.queue
                       and coalesce(j.own_lane, j.priority) = _hold_new.lane
                       and coalesce(j.limit_key, '') = _hold_new.limit_key
-                      and j.own_place is not null
-                      and coalesce(j.hold, '') <> 'time'
-                      and j.hold is null
-                      and j.status in ('queued', 'failed')
-                      and coalesce(j.own_place, j.run_at) >= v_first
-                      and j.id <> all(v_ids)
-                    order by coalesce(j.own_place, j.run_at) desc
-                    limit v_room
+                      and j.own_place is not null and coalesce(j.hold, '') <> 'time'
+                      and j.hold is null and j.status in ('queued', 'failed')
+                      and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(v_ids)
+                    order by coalesce(j.own_place, j.run_at) desc limit v_room
                 ) as o
             );
         elsif v_room > 0 then
             v_room := v_room - (
-                select count(*)::integer
-                from rota.jobs as j
+                select count(*)::integer from rota.jobs as j
                 where j.id between v_ids[1] - 1000 and v_ids[1] - 1
                   and j.job_type = _hold_new.job_type
-                  and j.status = any('{queued,failed}'::text[])
-                  and coalesce(j.hold, '') = ''
+                  and j.status = any('{queued,failed}'::text[]) and coalesce(j.hold, '') = ''
             );
         end if;
         v_room := greatest(v_room, 0);
         continue when v_room >= cardinality(v_ids);
         perform rota._add_checks('limit', v_limit.limit_name || array(
-            select j.opened_for
-            from rota.jobs as j
-            where j.id = any(v_ids[v_room + 1:])
-              and j.opened_for is not null
+            select j.opened_for from rota.jobs as j
+            where j.id = any(v_ids[v_room + 1:]) and j.opened_for is not null
         ));
         update rota.jobs as j
-        set hold = v_limit.limit_name,
-            opened_for = null
-        where j.id = any(v_ids[v_room + 1:]);
+        set hold = v_limit.limit_name, opened_for = null where j.id = any(v_ids[v_room + 1:]);
         v_ids := v_ids[:v_room];
     end loop;
 end;
@@ -158,19 +135,16 @@ $$;
 create or replace function rota._had_held(limit_name text)
     returns boolean language plpgsql as $$
 declare
-    c_scan constant text := 'waiting ' || _had_held.limit_name;
+    c_scan constant text := 'waiting ' || limit_name;
     v_now constant timestamptz := rota.now();
     v_known constant bigint := rota._scan_from(c_scan, v_now);
     c_index constant oid := 'rota.jobs_hold_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_has_held boolean;
 begin
-    if v_known is not null then
-        return v_known = 1;
-    end if;
-    v_has_held := rota._has_held(_had_held.limit_name);
-    perform rota._keep_scan_from(
-        c_scan, v_now, true, c_index, v_walked, v_has_held::integer,
+    if v_known is not null then return v_known = 1; end if;
+    v_has_held := rota._has_held(limit_name);
+    perform rota._keep_scan_from(c_scan, v_now, true, c_index, v_walked, v_has_held::integer,
         -- Without need a job is held until the next tick, or claimed and turned away.
         case when v_has_held then interval '2 seconds' else '1 minute' end);
     return v_has_held;
@@ -183,52 +157,40 @@ create or replace function rota._give_turns(
 )
     returns void language plpgsql as $$
 declare
-    c_key constant text := coalesce(_give_turns.limit_key, '');
+    c_key constant text := coalesce(limit_key, '');
     v_first timestamptz;
     v_last timestamptz;
     v_jobs integer := 0;
     v_weight integer := 1;
 begin
-    if _give_turns.limit_key is not null then
-        perform rota._note_fair_queue(_give_turns.queue);
+    if limit_key is not null then
+        perform rota._note_fair_queue(queue);
         v_weight := coalesce(
             (select b.weight from rota._bound('key ' || _give_turns.limit_key) as b), 1);
     end if;
-    v_first := rota._first_place(_give_turns.queue, _give_turns.lane);
+    v_first := rota._first_place(queue, lane);
     v_last := (
-        select coalesce(j.own_place, j.run_at)
-        from rota.jobs as j
+        select coalesce(j.own_place, j.run_at) from rota.jobs as j
         where j.queue = _give_turns.queue
           and coalesce(j.own_lane, j.priority) = _give_turns.lane
-          and coalesce(j.limit_key, '') = c_key
-          and j.own_place is not null
-          and coalesce(j.hold, '') <> 'time'
-          and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) >= v_first
-          and j.id <> all(_give_turns.job_ids)
-        order by coalesce(j.own_place, j.run_at) desc
-        limit 1
+          and coalesce(j.limit_key, '') = c_key and j.own_place is not null
+          and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
+          and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_give_turns.job_ids)
+        order by coalesce(j.own_place, j.run_at) desc limit 1
     );
     if v_last is not null then
         v_jobs := (
-            select count(*)::integer
-            from rota.jobs as j
+            select count(*)::integer from rota.jobs as j
             where j.queue = _give_turns.queue
               and coalesce(j.own_lane, j.priority) = _give_turns.lane
-              and coalesce(j.limit_key, '') = c_key
-              and j.own_place is not null
-              and coalesce(j.hold, '') <> 'time'
-              and j.status in ('queued', 'failed')
-              and coalesce(j.own_place, j.run_at) = v_last
-              and j.id <> all(_give_turns.job_ids)
+              and coalesce(j.limit_key, '') = c_key and j.own_place is not null
+              and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
+              and coalesce(j.own_place, j.run_at) = v_last and j.id <> all(_give_turns.job_ids)
         );
     end if;
 
     update rota.jobs as j
-    set hold = null,
-        opened_for = null,
-        own_lane = null,
-        own_place = coalesce(v_last, v_first)
+    set hold = null, opened_for = null, own_lane = null, own_place = coalesce(v_last, v_first)
             + (v_jobs + array_position(_give_turns.job_ids, j.id) - 1) / v_weight
                 * interval '1 microsecond'
     where j.id = any(_give_turns.job_ids);
@@ -244,10 +206,8 @@ begin
         return;
     end if;
     -- With the lock nobody else is about to write it, so this does not wait.
-    insert into rota.fair_queues (queue)
-    values (_note_fair_queue.queue)
-    on conflict do nothing;
-    perform rota._add_checks('queue', array[_note_fair_queue.queue]);
+    insert into rota.fair_queues (queue) values (_note_fair_queue.queue) on conflict do nothing;
+    perform rota._add_checks('queue', array[queue]);
 end;
 $$;
 
@@ -255,7 +215,7 @@ $$;
 create or replace function rota._first_place(queue text, lane integer)
     returns timestamptz language plpgsql as $$
 declare
-    c_scan constant text := format('lane %s %s', _first_place.lane, _first_place.queue);
+    c_scan constant text := format('lane %s %s', lane, queue);
     v_now constant timestamptz := rota.now();
     v_start constant bigint := rota._scan_from(c_scan, v_now);
     v_from constant timestamptz := coalesce(
@@ -265,18 +225,13 @@ declare
     v_place timestamptz;
 begin
     v_place := least(v_now, (
-        select coalesce(j.own_place, j.run_at)
-        from rota.jobs as j
+        select coalesce(j.own_place, j.run_at) from rota.jobs as j
         where j.queue = _first_place.queue
-          and coalesce(j.own_lane, j.priority) = _first_place.lane
-          and j.hold is null
-          and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) >= v_from
-        order by coalesce(j.own_place, j.run_at)
-        limit 1
+          and coalesce(j.own_lane, j.priority) = _first_place.lane and j.hold is null
+          and j.status in ('queued', 'failed') and coalesce(j.own_place, j.run_at) >= v_from
+        order by coalesce(j.own_place, j.run_at) limit 1
     ));
-    perform rota._keep_scan_from(
-        c_scan, v_now, v_start is null, c_index, v_walked,
+    perform rota._keep_scan_from(c_scan, v_now, v_start is null, c_index, v_walked,
         (extract(epoch from v_place) * 1000000)::bigint, '1 minute');
     return v_place;
 end;
@@ -297,15 +252,10 @@ declare
     v_ids bigint[];
 begin
     v_ids := array(
-        select j.id
-        from rota.jobs as j
+        select j.id from rota.jobs as j
         where j.hold = 'time'
-          and j.status in ('queued', 'failed')
-          and j.run_at <= v_now
-          and j.run_at >= v_from
-        order by j.run_at, j.id
-        limit _enter_due.max_jobs
-        for update skip locked
+          and j.status in ('queued', 'failed') and j.run_at <= v_now and j.run_at >= v_from
+        order by j.run_at, j.id limit _enter_due.max_jobs for update skip locked
     );
     perform rota._keep_scan_from(
         'later', v_now, v_start is null, c_index, v_walked,
@@ -330,12 +280,9 @@ declare
         '-infinity');
 begin
     return exists (
-        select
-        from rota.jobs as j
+        select from rota.jobs as j
         where j.hold = 'time'
-          and j.status in ('queued', 'failed')
-          and j.run_at <= v_now
-          and j.run_at >= v_from
+          and j.status in ('queued', 'failed') and j.run_at <= v_now and j.run_at >= v_from
     );
 end;
 $$;
@@ -347,9 +294,8 @@ $$;
 create or replace function rota._check_queue(subject text)
     returns boolean language plpgsql as $$
 declare
-    c_queue constant text := split_part(_check_queue.subject, ' ', 1);
-    c_after constant bigint := coalesce(
-        nullif(split_part(_check_queue.subject, ' ', 2), ''), '0')::bigint;
+    c_queue constant text := split_part(subject, ' ', 1);
+    c_after constant bigint := coalesce(nullif(split_part(subject, ' ', 2), ''), '0')::bigint;
     c_ages constant boolean := (
         select true from rota.queues as q where q.queue = c_queue and q.ageing is not null);
     c_is_fair constant boolean := exists (
@@ -357,28 +303,20 @@ declare
     v_ids bigint[];
 begin
     v_ids := array(
-        select j.id
-        from rota.jobs as j
-        where j.id > c_after
-        order by j.id
-        limit 5000
+        select j.id from rota.jobs as j where j.id > c_after order by j.id limit 5000
     );
-    if v_ids = '{}' then
-        return true;
-    end if;
+    if v_ids = '{}' then return true; end if;
     perform rota._place_jobs(array(
-        select j.id
-        from rota.jobs as j
+        select j.id from rota.jobs as j
         where j.id = any(v_ids)
-          and j.queue = c_queue
-          and j.status = any('{queued,failed}'::text[])
+          and j.queue = c_queue and j.status = any('{queued,failed}'::text[])
           and coalesce(j.hold, 'time') = 'time'
           and ((j.own_lane = 0) is distinct from c_ages
             or c_is_fair and j.own_place is null and j.hold is null and j.run_at > rota.now())
         for update skip locked
     ));
-    perform rota._add_checks(
-        'queue', array[format('%s %s', c_queue, v_ids[cardinality(v_ids)])]);
+    perform rota._add_checks('queue',
+        array[format('%s %s', c_queue, v_ids[cardinality(v_ids)])]);
     return true;
 end;
 $$;

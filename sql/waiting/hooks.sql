@@ -84,26 +84,27 @@ end;
 $$;
 
 /*
- * These jobs have ended.  *parents* are those that others may wait for; *jobs* are
- * the rows, as they were, of those that lead to something; *held_limits* are lists of the slots
- * that they had; *waiting_kinds* are the pairs of type and limit key of those that had none.
+ * These jobs have ended.  *parents* are those that others may wait for; *jobs* are the rows, as
+ * they were, of those that lead to something: to a next job of their line or schedule, to a
+ * free slot, or, of those that had not started, to one that others may have now.
  */
 create or replace function rota._jobs_ended(
-    parents bigint[], jobs jsonb, held_limits jsonb, waiting_kinds jsonb, old_status text,
-    new_status text
+    parents bigint[], jobs jsonb, old_status text, new_status text
 )
     returns void language plpgsql as $$
 begin
-    if held_limits is not null then
+    if old_status = 'running' then
         perform rota._leave_limits(array(
-            select jsonb_array_elements_text(h.names)
-            from jsonb_array_elements(_jobs_ended.held_limits) as h (names)
+            select h.limit_name #>> '{}'
+            from jsonb_path_query(_jobs_ended.jobs, '$[*].held_limits[*] ? (@ != null)')
+                as h (limit_name)
         ));
-    else
-        perform rota._check_held_of(k.kind ->> 0, k.kind ->> 1)
-        from jsonb_array_elements(_jobs_ended.waiting_kinds) as k (kind);
+    elsif exists (select from rota.limits) then
+        perform rota._check_held_of(j.job ->> 'job_type', j.job ->> 'limit_key')
+        from jsonb_array_elements(_jobs_ended.jobs) as j (job)
+        where _jobs_ended.old_status in ('queued', 'failed');
     end if;
-    if jobs is not null then
+    if jsonb_path_exists(jobs, '$[*] ? (@.ordering_key != null || @.definition != null)') then
         perform rota._leave_lines(jobs, old_status, new_status);
         -- What follows the last job of a schedule is planned by its end.
         perform rota._add_checks('schedule', array(

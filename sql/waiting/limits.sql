@@ -38,41 +38,32 @@ create or replace function rota.set_limit(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_limit_name constant text := coalesce(
-        'queue ' || set_limit.queue, 'type ' || set_limit.job_type,
-        'key ' || set_limit.limit_key);
+    v_limit_name constant text := coalesce('queue ' || queue, 'type ' || job_type,
+        'key ' || limit_key);
     v_limit rota.limits;
 begin
-    perform rota._check_set_limit(
-        set_limit.queue, set_limit.job_type, set_limit.limit_key, set_limit.max_running,
-        set_limit.max_starts, set_limit.per, set_limit.burst, set_limit.weight,
-        set_limit.reset);
+    perform rota._check_set_limit(queue, job_type, limit_key, max_running, max_starts, per,
+        burst, weight, reset);
     if num_nonnulls(set_limit.max_running, set_limit.max_starts, set_limit.weight) = 0
       and not set_limit.reset
       and not exists (select from rota.limits as l where l.limit_name = v_limit_name) then
         perform rota._refuse('max_running', 'or max_starts or weight must be given');
     end if;
 
-    insert into rota.limits as l (
-        limit_name, queue, job_type, limit_key, max_running, max_starts, per, burst, weight
-    )
-    values (
-        v_limit_name, set_limit.queue, set_limit.job_type, set_limit.limit_key,
+    insert into rota.limits as l (limit_name, queue, job_type, limit_key, max_running,
+        max_starts, per, burst, weight)
+    values (v_limit_name, set_limit.queue, set_limit.job_type, set_limit.limit_key,
         set_limit.max_running, set_limit.max_starts, rota._exact(set_limit.per),
-        set_limit.burst, set_limit.weight
-    )
+        set_limit.burst, set_limit.weight)
     on conflict on constraint limits_pkey do update
     set max_running = coalesce(
             excluded.max_running, case when not reset then l.max_running end),
-        max_starts = coalesce(
-            excluded.max_starts, case when not reset then l.max_starts end),
+        max_starts = coalesce(excluded.max_starts, case when not reset then l.max_starts end),
         per = coalesce(excluded.per, case when not reset then l.per end),
         burst = coalesce(excluded.burst, case when not reset then l.burst end),
         weight = coalesce(excluded.weight, case when not reset then l.weight end),
-        updated_at = rota.now(),
-        is_settled = false
-    returning l.*
-    into v_limit;
+        updated_at = rota.now(), is_settled = false
+    returning l.* into v_limit;
     -- Nobody has looked after the commit, which is when all will know of the limit.
     update rota.limits as l
     set is_settled = v_limit.max_running is null or cardinality(rota._uncounted(v_limit)) = 0,
@@ -83,23 +74,20 @@ begin
     delete from rota.limits as l
     where l.limit_name = v_limit_name
       and num_nonnulls(l.max_running, l.max_starts, l.weight) = 0;
-    if found and set_limit.limit_key is not null then
+    if found and limit_key is not null then
         -- What runs counts for the class of the key from now on.
         update rota.limits as l
-        set is_settled = false
-        where l.limit_name = any(rota._key_limits(set_limit.limit_key));
-        perform rota._add_checks(
-            'limit', array_remove(rota._key_limits(set_limit.limit_key), null));
+        set is_settled = false where l.limit_name = any(rota._key_limits(set_limit.limit_key));
+        perform rota._add_checks('limit', array_remove(rota._key_limits(limit_key), null));
     end if;
     perform rota._add_checks('limit', array[v_limit_name]);
 end;
 $$;
 
-comment on function rota.set_limit(
-    text, text, text, integer, integer, interval, integer, integer, boolean) is
+comment on function rota.set_limit is
     'Limit how many jobs of a queue, job_type or limit_key run at once or start in a time: '
-    'null leaves a setting as it is, reset takes the others away, and the limit with the '
-    'last of them; raises 22023.';
+    'null leaves a setting as it is, reset takes the others away, and the limit with the last '
+    'of them; raises 22023.';
 
 create or replace function rota._check_set_limit(
     queue text, job_type text, limit_key text, max_running integer, max_starts integer,
@@ -107,45 +95,40 @@ create or replace function rota._check_set_limit(
 )
     returns void language plpgsql as $$
 begin
-    if num_nonnulls(
-        _check_set_limit.queue, _check_set_limit.job_type, _check_set_limit.limit_key) <> 1 then
+    if num_nonnulls(queue, job_type, limit_key) <> 1 then
         perform rota._refuse('queue', 'or job_type or limit_key must be given, and only one');
-    elsif _check_set_limit.queue is not null then
-        perform rota._check_name('queue', _check_set_limit.queue);
-    elsif _check_set_limit.job_type is not null then
-        perform rota._check_name('job_type', _check_set_limit.job_type);
+    elsif queue is not null then
+        perform rota._check_name('queue', queue);
+    elsif job_type is not null then
+        perform rota._check_name('job_type', job_type);
     else
-        perform rota._check_text('limit_key', _check_set_limit.limit_key, 255);
-        if _check_set_limit.limit_key like '%*'
-          and _check_set_limit.limit_key not like '%:*' then
+        perform rota._check_text('limit_key', limit_key, 255);
+        if limit_key like '%*' and limit_key not like '%:*' then
             perform rota._refuse('limit_key', format(
                 'is no key and no class: the name of a class ends in :*, got %L',
-                left(_check_set_limit.limit_key, 80)));
-        elsif _check_set_limit.limit_key like '%:%:*' then
+                left(limit_key, 80)));
+        elsif limit_key like '%:%:*' then
             perform rota._refuse('limit_key', format(
                 'with :* is a class, all keys with the same text before their first colon, so '
-                'it must have no other colon, got %L', left(_check_set_limit.limit_key, 80)));
+                'it must have no other colon, got %L', left(limit_key, 80)));
         end if;
     end if;
-    if _check_set_limit.max_running not between 0 and 1000000 then
-        perform rota._refuse('max_running', format(
-            'must be 0 to 1000000, got %s', _check_set_limit.max_running));
-    elsif _check_set_limit.max_starts not between 1 and 1000000 then
-        perform rota._refuse('max_starts', format(
-            'must be 1 to 1000000, got %s', _check_set_limit.max_starts));
-    elsif _check_set_limit.burst not between 1 and 10000 then
-        perform rota._refuse('burst', format(
-            'must be 1 to 10000, got %s', _check_set_limit.burst));
-    elsif _check_set_limit.weight not between 1 and 1000 then
-        perform rota._refuse('weight', format(
-            'must be 1 to 1000, got %s', _check_set_limit.weight));
-    elsif _check_set_limit.weight is not null and _check_set_limit.limit_key is null then
+    if max_running not between 0 and 1000000 then
+        perform rota._refuse('max_running', format('must be 0 to 1000000, got %s',
+            max_running));
+    elsif max_starts not between 1 and 1000000 then
+        perform rota._refuse('max_starts', format('must be 1 to 1000000, got %s', max_starts));
+    elsif burst not between 1 and 10000 then
+        perform rota._refuse('burst', format('must be 1 to 10000, got %s', burst));
+    elsif weight not between 1 and 1000 then
+        perform rota._refuse('weight', format('must be 1 to 1000, got %s', weight));
+    elsif weight is not null and limit_key is null then
         perform rota._refuse('weight', 'goes with limit_key only');
-    elsif _check_set_limit.reset is null then
+    elsif reset is null then
         perform rota._refuse('reset', 'must not be null');
     end if;
-    if _check_set_limit.per is not null then
-        perform rota._check_interval('per', _check_set_limit.per, '1 millisecond', '366 days');
+    if per is not null then
+        perform rota._check_interval('per', per, '1 millisecond', '366 days');
     end if;
 end;
 $$;
@@ -159,9 +142,8 @@ declare
         extract(epoch from interval '100 years') * 1000000 / c_gap)::bigint;
 begin
     if bound.burst > c_most then
-        perform rota._refuse('burst', format(
-            'must be 1 to %s at one start in %s, got %s', c_most,
-            c_gap * interval '1 microsecond', bound.burst));
+        perform rota._refuse('burst', format('must be 1 to %s at one start in %s, got %s',
+            c_most, c_gap * interval '1 microsecond', bound.burst));
     end if;
 end;
 $$;
@@ -171,8 +153,7 @@ create or replace function rota._key_limits(limit_key text)
     returns text[] language plpgsql immutable as $$
 begin
     return array_remove(array[
-        'key ' || _key_limits.limit_key,
-        'key ' || substring(_key_limits.limit_key, '^[^:]*:') || '*'
+        'key ' || limit_key, 'key ' || substring(limit_key, '^[^:]*:') || '*'
     ], null);
 end;
 $$;
@@ -183,14 +164,11 @@ create or replace function rota._bound(name text)
 declare
     v_bound record;
 begin
-    select
-        _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
+    select _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
         l.burst, l.weight, l.created_at, l.updated_at, l.is_settled, l.settled_xid
-    into v_bound
-    from rota.limits as l
+    into v_bound from rota.limits as l
     where l.limit_name in (_bound.name, substring(_bound.name, '^key [^:]*:') || '*')
-    order by l.limit_name = _bound.name desc
-    limit 1;
+    order by l.limit_name = _bound.name desc limit 1;
     return v_bound;
 end;
 $$;
@@ -201,14 +179,13 @@ create or replace function rota._limits_of(
 )
     returns setof rota.limits language plpgsql stable as $$
 begin
-    if _limits_of.limit_key is not null then
+    if limit_key is not null then
         return query
-        select b.*
-        from rota._bound('key ' || _limits_of.limit_key) as b
+        select b.* from rota._bound('key ' || _limits_of.limit_key) as b
         where num_nonnulls(b.max_running, b.max_starts) > 0;
     end if;
     return query select l.* from rota.limits as l where l.job_type = _limits_of.job_type;
-    if _limits_of.queue is not null then
+    if queue is not null then
         return query select l.* from rota.limits as l where l.queue = _limits_of.queue;
     end if;
 end;
@@ -234,12 +211,11 @@ declare
     v_room integer;
     v_unused text[];
 begin
-    ids := _admit_jobs.job_ids;
+    ids := job_ids;
     full_queues := '{}';
     limits_to_check := '{}';
     for v_limit in
-        select
-            l.limit_name, l.queue, (array_agg(l.l))[1] as bound,
+        select l.limit_name, l.queue, (array_agg(l.l))[1] as bound,
             array_agg(j.id order by coalesce(j.own_lane, j.priority),
                 coalesce(j.own_place, j.run_at), j.id) as job_ids
         from rota.jobs as j
@@ -247,16 +223,13 @@ begin
             select n.limit_name, n.queue, n as l
             from rota._limits_of(j.job_type, j.limit_key, j.queue) as n
         ) as l
-        where j.id = any(_admit_jobs.job_ids)
-        group by 1, 2
+        where j.id = any(_admit_jobs.job_ids) group by 1, 2
         -- A queue comes last: what it has room for shall be able to start.
         order by l.queue is not null, l.limit_name
     loop
         v_wanted := array(
-            select w.id
-            from unnest(v_limit.job_ids) with ordinality as w (id, ordinal)
-            where w.id = any(ids)
-            order by w.ordinal
+            select w.id from unnest(v_limit.job_ids) with ordinality as w (id, ordinal)
+            where w.id = any(ids) order by w.ordinal
         );
         v_bound := v_limit.bound;
         v_room := case when v_bound.is_settled then cardinality(v_wanted) else 0 end;
@@ -267,14 +240,13 @@ begin
             v_slots := v_room;
             v_room := rota._take_starts(v_bound, v_slots);
             if v_bound.max_running is not null and v_slots > v_room then
-                perform rota._give_slots(array_fill(
-                    v_limit.limit_name, array[v_slots - v_room]));
+                perform rota._give_slots(array_fill(v_limit.limit_name,
+                    array[v_slots - v_room]));
             end if;
         end if;
         if v_bound.max_running is not null and v_room > 0 then
             held_limits := coalesce(held_limits, '{}') || (
-                select jsonb_object_agg(
-                    w.id::text,
+                select jsonb_object_agg(w.id::text,
                     coalesce(held_limits -> w.id::text, '[]') || to_jsonb(v_limit.limit_name))
                 from unnest(v_wanted[:v_room]) as w (id)
             );
@@ -283,10 +255,8 @@ begin
         continue when v_refused = '{}';
 
         ids := array(
-            select i.id
-            from unnest(ids) with ordinality as i (id, ordinal)
-            where i.id <> all(v_refused)
-            order by i.ordinal
+            select i.id from unnest(ids) with ordinality as i (id, ordinal)
+            where i.id <> all(v_refused) order by i.ordinal
         );
         v_unused := array(
             select jsonb_array_elements_text(held_limits -> r.id::text)
@@ -303,15 +273,11 @@ begin
         else
             -- Another job may have the slot that one of these was let in for.
             limits_to_check := limits_to_check || v_limit.limit_name || array(
-                select j.opened_for
-                from rota.jobs as j
-                where j.id = any(v_refused)
-                  and j.opened_for is not null
+                select j.opened_for from rota.jobs as j
+                where j.id = any(v_refused) and j.opened_for is not null
             );
             update rota.jobs as j
-            set hold = v_limit.limit_name,
-                opened_for = null
-            where j.id = any(v_refused);
+            set hold = v_limit.limit_name, opened_for = null where j.id = any(v_refused);
         end if;
     end loop;
 end;
@@ -321,10 +287,9 @@ $$;
 create or replace function rota._has_room(limit_name text)
     returns boolean language plpgsql stable as $$
 declare
-    v_bound constant rota.limits := rota._bound(_has_room.limit_name);
+    v_bound constant rota.limits := rota._bound(limit_name);
 begin
-    return num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0
-        or v_bound.is_settled
+    return num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0 or v_bound.is_settled
             and (v_bound.max_running is null or rota._free_slots(v_bound, 1) > 0)
             and (v_bound.max_starts is null or rota._next_start_at(v_bound) <= rota.now());
 end;
@@ -340,54 +305,45 @@ create or replace function rota._free_slots(
     returns integer language plpgsql stable as $$
 declare
     c_parts constant integer := greatest(1, rota._parts(bound.max_running));
-    v_first constant bigint := case when not _free_slots.is_careful
+    v_first constant bigint := case when not is_careful
         then rota._scan_from('free ' || bound.limit_name, rota.now()) end;
     v_free integer;
 begin
-    if not rota._is_issued_for(bound.limit_name, bound.max_running) then
-        return 0;
-    end if;
+    if not rota._is_issued_for(bound.limit_name, bound.max_running) then return 0; end if;
     v_free := (
         select count(*)::integer
         from (
-            select
-            from rota.limit_slots as s
-            where s.limit_name = bound.limit_name
-              and s.version >= coalesce(v_first, 0)
-            order by s.version
-            limit _free_slots.max_slots
+            select from rota.limit_slots as s
+            where s.limit_name = bound.limit_name and s.version >= coalesce(v_first, 0)
+            order by s.version limit _free_slots.max_slots
         ) as f
     );
-    if v_free < _free_slots.max_slots then
+    if v_free < max_slots then
         v_free := v_free + bound.max_running - (
             select count(*)::integer * (bound.max_running / c_parts)
                 + (count(*) filter (where p.part < bound.max_running % c_parts))::integer
             from rota.limit_parts as p
-            where p.limit_name = bound.limit_name
-              and p.part between 0 and c_parts - 1
+            where p.limit_name = bound.limit_name and p.part between 0 and c_parts - 1
         );
     end if;
-    return least(v_free, _free_slots.max_slots);
+    return least(v_free, max_slots);
 end;
 $$;
 
 /* Into how many parts this many slots are split, and how many a part has. */
 create or replace function rota._parts(max_running integer)
     returns integer language plpgsql immutable as $$
-begin
-    return greatest(least(_parts.max_running, 64), _parts.max_running / 256);
-end;
+begin return greatest(least(max_running, 64), max_running / 256); end;
 $$;
 
 create or replace function rota._part_slots(part integer, max_running integer)
     returns integer language plpgsql immutable as $$
 declare
-    c_parts constant integer := rota._parts(_part_slots.max_running);
+    c_parts constant integer := rota._parts(max_running);
 begin
     return case
-        when _part_slots.part not between 0 and c_parts - 1 then 0
-        else _part_slots.max_running / c_parts
-            + (_part_slots.part < _part_slots.max_running % c_parts)::integer
+        when part not between 0 and c_parts - 1 then 0
+        else max_running / c_parts + (part < max_running % c_parts)::integer
     end;
 end;
 $$;
@@ -397,14 +353,11 @@ create or replace function rota._is_issued_for(limit_name text, max_running inte
     returns boolean language plpgsql stable as $$
 begin
     return not exists (
-        select
-        from rota.limit_parts as p
+        select from rota.limit_parts as p
         where p.limit_name = _is_issued_for.limit_name
           and p.max_running < _is_issued_for.max_running
     ) and not exists (
-        select
-        from rota.limit_parts as p
-        where p.limit_name = _is_issued_for.limit_name
+        select from rota.limit_parts as p where p.limit_name = _is_issued_for.limit_name
           and p.max_running > _is_issued_for.max_running
     );
 end;
@@ -431,19 +384,13 @@ declare
     v_part integer;
     v_slots integer;
 begin
-    if not rota._is_issued_for(bound.limit_name, bound.max_running) then
-        return 0;
-    end if;
+    if not rota._is_issued_for(bound.limit_name, bound.max_running) then return 0; end if;
     with taken as (
         delete from rota.limit_slots as s
         where s.ctid = any(array(
-            select f.ctid
-            from rota.limit_slots as f
-            where f.limit_name = bound.limit_name
-              and f.version >= coalesce(v_first, 0)
-            order by f.version
-            limit _take_slots.wanted
-            for update skip locked
+            select f.ctid from rota.limit_slots as f
+            where f.limit_name = bound.limit_name and f.version >= coalesce(v_first, 0)
+            order by f.version limit _take_slots.wanted for update skip locked
         ))
         returning s.version
     )
@@ -452,39 +399,30 @@ begin
         c_scan, v_now, v_first is null, c_index, v_walked,
         coalesce(
             v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
-    if v_taken = _take_slots.wanted then
-        return v_taken;
-    end if;
+    if v_taken = wanted then return v_taken; end if;
 
     v_issued := array(
-        select p.part
-        from rota.limit_parts as p
-        where p.limit_name = bound.limit_name
-          and p.part between 0 and c_parts - 1
+        select p.part from rota.limit_parts as p
+        where p.limit_name = bound.limit_name and p.part between 0 and c_parts - 1
     );
-    if cardinality(v_issued) >= c_parts then
-        return v_taken;
-    end if;
+    if cardinality(v_issued) >= c_parts then return v_taken; end if;
     v_part := floor(random() * c_parts)::integer;
     for v_step in 1..c_parts loop
-        exit when v_taken = _take_slots.wanted;
+        exit when v_taken = wanted;
         v_part := (v_part + 1) % c_parts;
         continue when v_part = any(v_issued);
         continue when not rota._lock_part(bound.limit_name, v_part);
         continue when exists (
-            select
-            from rota.limit_parts as p
-            where p.limit_name = bound.limit_name
-              and p.part = v_part
+            select from rota.limit_parts as p
+            where p.limit_name = bound.limit_name and p.part = v_part
         );
 
         v_slots := rota._part_slots(v_part, bound.max_running);
         insert into rota.limit_parts (limit_name, part, max_running, slots)
         values (bound.limit_name, v_part, bound.max_running, v_slots);
-        perform rota._give_slots(array_fill(
-            bound.limit_name,
-            array[greatest(0, v_slots - (_take_slots.wanted - v_taken))]));
-        v_taken := least(v_taken + v_slots, _take_slots.wanted);
+        perform rota._give_slots(array_fill(bound.limit_name,
+            array[greatest(0, v_slots - (wanted - v_taken))]));
+        v_taken := least(v_taken + v_slots, wanted);
     end loop;
     return v_taken;
 end;
@@ -492,10 +430,7 @@ $$;
 
 create or replace function rota._lock_part(limit_name text, part integer)
     returns boolean language plpgsql as $$
-begin
-    return pg_try_advisory_xact_lock(
-        1919907960, hashtext(_lock_part.part || ' ' || _lock_part.limit_name));
-end;
+begin return pg_try_advisory_xact_lock(1919907960, hashtext(part || ' ' || limit_name)); end;
 $$;
 
 /* Slots are free again: new rows, behind all others. */
@@ -503,8 +438,7 @@ create or replace function rota._give_slots(limit_names text[])
     returns void language plpgsql as $$
 begin
     insert into rota.limit_slots (limit_name)
-    select n.limit_name
-    from unnest(_give_slots.limit_names) as n (limit_name);
+    select n.limit_name from unnest(_give_slots.limit_names) as n (limit_name);
 end;
 $$;
 
@@ -517,10 +451,8 @@ create or replace function rota._leave_limits(limit_names text[])
 declare
     v_name text;
 begin
-    if cardinality(_leave_limits.limit_names) > 0 is not true then
-        return;
-    end if;
-    perform rota._give_slots(_leave_limits.limit_names);
+    if cardinality(limit_names) > 0 is not true then return; end if;
+    perform rota._give_slots(limit_names);
     for v_name in
         select distinct u.limit_name from unnest(_leave_limits.limit_names) as u (limit_name)
     loop
@@ -543,16 +475,16 @@ $$;
 create or replace function rota._open_held(limit_name text, max_jobs integer default null)
     returns integer language plpgsql as $$
 declare
-    c_scan constant text := 'held ' || _open_held.limit_name;
+    c_scan constant text := 'held ' || limit_name;
     v_now constant timestamptz := rota.now();
     v_start constant jsonb := rota._scan_start(c_scan)::jsonb;
-    v_is_full constant boolean := rota._is_full_scan_due(
-        (v_start ->> 'full_scan_at')::bigint, v_now);
+    v_is_full constant boolean := rota._is_full_scan_due((v_start ->> 'full_scan_at')::bigint,
+        v_now);
     c_index constant oid := 'rota.jobs_hold_idx'::regclass::oid;
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
-    v_room integer := _open_held.max_jobs;
+    v_room integer := max_jobs;
     v_first record;
     v_open record;
     v_ids bigint[];
@@ -560,25 +492,20 @@ declare
 begin
     for v_kind in
         select k.queue, k.job_type, k.lane, k.place, k.open_id
-        from jsonb_to_recordset(v_start -> 'kinds') as k (
-            queue text, job_type text, lane smallint, place timestamptz, open_id bigint)
+        from jsonb_to_recordset(v_start -> 'kinds') as k (queue text, job_type text,
+            lane smallint, place timestamptz, open_id bigint)
         where not v_is_full
         union all
         select k.queue, k.job_type, '-32768', '-infinity', 0
         from rota._held_kinds(case when v_is_full then _open_held.limit_name end) as k
     loop
         -- Slots before jobs: a claim takes both.
-        v_room := coalesce(
-            v_room, rota._free_slots(rota._bound(_open_held.limit_name), 1000), 1000);
-        select
-            coalesce(j.own_lane, j.priority) as lane,
+        v_room := coalesce(v_room, rota._free_slots(rota._bound(limit_name), 1000), 1000);
+        select coalesce(j.own_lane, j.priority) as lane,
             coalesce(j.own_place, j.run_at) as place
-        into v_first
-        from rota.jobs as j
+        into v_first from rota.jobs as j
         where j.hold = _open_held.limit_name
-          and j.hold <> 'time'
-          and j.status in ('queued', 'failed')
-          and j.queue = v_kind.queue
+          and j.hold <> 'time' and j.status in ('queued', 'failed') and j.queue = v_kind.queue
           and j.job_type = v_kind.job_type
           and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
             >= (v_kind.lane, v_kind.place)
@@ -586,34 +513,25 @@ begin
         limit 1;
         if found then
             -- Before any is locked: who ends one of these meanwhile opens the next himself.
-            select count(*)::integer as jobs, min(o.id) as id
-            into v_open
+            select count(*)::integer as jobs, min(o.id) as id into v_open
             from (
-                select j.id
-                from rota.jobs as j
+                select j.id from rota.jobs as j
                 where j.opened_for = _open_held.limit_name
-                  and j.hold is null
-                  and j.status in ('queued', 'failed')
-                  and j.queue = v_kind.queue
-                  and j.job_type = v_kind.job_type
+                  and j.hold is null and j.status in ('queued', 'failed')
+                  and j.queue = v_kind.queue and j.job_type = v_kind.job_type
                   and j.id >= v_kind.open_id
                   and coalesce(j.own_lane, j.priority) <= v_first.lane
-                order by j.id
-                limit v_room
+                order by j.id limit v_room
             ) as o;
             v_ids := array(
-                select j.id
-                from rota.jobs as j
+                select j.id from rota.jobs as j
                 where j.hold = _open_held.limit_name
-                  and j.hold <> 'time'
-                  and j.status in ('queued', 'failed')
-                  and j.queue = v_kind.queue
-                  and j.job_type = v_kind.job_type
+                  and j.hold <> 'time' and j.status in ('queued', 'failed')
+                  and j.queue = v_kind.queue and j.job_type = v_kind.job_type
                   and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
                     >= (v_first.lane, v_first.place)
                 order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
-                limit least(100, v_room - v_open.jobs)
-                for update skip locked
+                limit least(100, v_room - v_open.jobs) for update skip locked
             );
             v_kind.lane := v_first.lane;
             v_kind.place := v_first.place;
@@ -627,9 +545,7 @@ begin
 
     if v_opened <> '{}' then
         update rota.jobs as j
-        set hold = null,
-            opened_for = _open_held.limit_name
-        where j.id = any(v_opened);
+        set hold = null, opened_for = _open_held.limit_name where j.id = any(v_opened);
         perform rota._notify_for(v_opened);
     end if;
     v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked;
@@ -651,15 +567,11 @@ declare
     v_job_type text := '';
 begin
     for v_kind in 1..20 loop
-        select j.queue, j.job_type
-        into v_queue, v_job_type
-        from rota.jobs as j
+        select j.queue, j.job_type into v_queue, v_job_type from rota.jobs as j
         where j.hold = _held_kinds.limit_name
-          and j.hold <> 'time'
-          and j.status in ('queued', 'failed')
+          and j.hold <> 'time' and j.status in ('queued', 'failed')
           and (j.queue, j.job_type) > (v_queue, v_job_type)
-        order by j.queue, j.job_type
-        limit 1;
+        order by j.queue, j.job_type limit 1;
         exit when not found;
         queue := v_queue;
         job_type := v_job_type;
@@ -672,11 +584,9 @@ create or replace function rota._has_held(limit_name text)
     returns boolean language plpgsql stable as $$
 begin
     return exists (
-        select
-        from rota.jobs as j
+        select from rota.jobs as j
         where j.hold = _has_held.limit_name
-          and j.hold <> 'time'
-          and j.status in ('queued', 'failed')
+          and j.hold <> 'time' and j.status in ('queued', 'failed')
     );
 end;
 $$;
@@ -720,22 +630,19 @@ begin
     select c.* into v_rate from rota._cells(bound) as c;
     v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
     for v_step in 1..v_rate.cells loop
-        exit when v_taken >= _take_starts.wanted;
+        exit when v_taken >= wanted;
         v_cell := v_now - v_rate.cells + v_step;
-        continue when not pg_try_advisory_xact_lock(
-            1919907961, hashtext(v_cell || ' ' || bound.limit_name));
+        continue when not pg_try_advisory_xact_lock(1919907961,
+            hashtext(v_cell || ' ' || bound.limit_name));
         v_room := case when v_step = 1 then v_rate.oldest_starts
                 else v_rate.starts end - (
-            select coalesce(sum(s.starts), 0)::integer
-            from rota.limit_starts as s
-            where s.limit_name = bound.limit_name
-              and s.cell = v_cell
+            select coalesce(sum(s.starts), 0)::integer from rota.limit_starts as s
+            where s.limit_name = bound.limit_name and s.cell = v_cell
         );
         continue when v_room <= 0;
-        v_room := least(v_room, _take_starts.wanted - v_taken);
+        v_room := least(v_room, wanted - v_taken);
         insert into rota.limit_starts (limit_name, cell, starts, purge_at)
-        values (
-            bound.limit_name, v_cell, v_room,
+        values (bound.limit_name, v_cell, v_room,
             rota.now() + v_rate.cells * v_rate.length * interval '1 microsecond');
         v_taken := v_taken + v_room;
     end loop;
@@ -753,8 +660,7 @@ declare
 begin
     select c.* into v_rate from rota._cells(bound) as c;
     v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
-    select coalesce(sum(c.used), 0)::integer
-    into v_used
+    select coalesce(sum(c.used), 0)::integer into v_used
     from (
         select least(sum(s.starts), case when s.cell = v_now - v_rate.cells + 1
             then v_rate.oldest_starts else v_rate.starts end) as used
@@ -780,8 +686,8 @@ $$;
 create or replace function rota._check_limit(subject text)
     returns boolean language plpgsql as $$
 declare
-    c_horizon constant xid8 := substring(_check_limit.subject, '^([0-9]+) ')::xid8;
-    c_name constant text := regexp_replace(_check_limit.subject, '^[0-9]+ ', '');
+    c_horizon constant xid8 := substring(subject, '^([0-9]+) ')::xid8;
+    c_name constant text := regexp_replace(subject, '^[0-9]+ ', '');
     v_bound rota.limits;
     v_free integer := 1000;
     v_next timestamptz := rota.now();
@@ -802,9 +708,7 @@ begin
 
     if num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0 then
         v_opened := rota._open_held(c_name, 1000);
-        if v_opened > 0 then
-            perform rota._add_checks('limit', array[c_name]);
-        end if;
+        if v_opened > 0 then perform rota._add_checks('limit', array[c_name]); end if;
         return v_opened > 0 or not rota._has_held(c_name);
     elsif v_bound.max_running is not null then
         if not v_bound.is_settled or not rota._settle_slots(c_name, v_bound.max_running) then
@@ -812,9 +716,7 @@ begin
         end if;
         v_free := rota._free_slots(v_bound, 1000, true);
     end if;
-    if v_bound.max_starts is not null then
-        v_next := rota._next_start_at(v_bound);
-    end if;
+    if v_bound.max_starts is not null then v_next := rota._next_start_at(v_bound); end if;
 
     if v_free > 0 and v_next <= rota.now() then
         v_opened := rota._open_held(
@@ -836,17 +738,14 @@ begin
     elsif v_free > 0 then
         -- Those that were opened open the next when they end, if there is a limit at all.
         return v_is_settled and v_bound.max_running is not null and exists (
-            select
-            from rota.jobs as j
-            where j.opened_for = c_name
-              and j.hold is null
-              and j.status in ('queued', 'failed')
+            select from rota.jobs as j
+            where j.opened_for = c_name and j.hold is null and j.status in ('queued', 'failed')
         );
     elsif c_horizon is null then
         perform rota._add_checks(
             'limit',
-            array[format('%s %s', greatest(
-                pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot())), c_name)],
+            array[format('%s %s', greatest(pg_current_xact_id(),
+                pg_snapshot_xmax(pg_current_snapshot())), c_name)],
             -- Nor does anybody remember where to scan from for longer than 2 seconds.
             rota.now() + interval '2100 milliseconds');
     elsif pg_snapshot_xmin(pg_current_snapshot()) < c_horizon then
@@ -861,16 +760,12 @@ create or replace function rota._check_later(limit_name text, due_at timestamptz
     returns void language plpgsql as $$
 begin
     if not exists (
-        select
-        from rota.pending_checks as c
+        select from rota.pending_checks as c
         where c.kind = 'limit'
-          and c.subject = _check_later.limit_name
-          and c.due_at > '-infinity'
-          and c.due_at > rota.now()
-          and c.due_at <= _check_later.due_at
+          and c.subject = _check_later.limit_name and c.due_at > '-infinity'
+          and c.due_at > rota.now() and c.due_at <= _check_later.due_at
     ) then
-        perform rota._add_checks(
-            'limit', array[_check_later.limit_name], _check_later.due_at);
+        perform rota._add_checks('limit', array[limit_name], due_at);
     end if;
 end;
 $$;
@@ -893,20 +788,16 @@ $$;
 create or replace function rota._check_class(limit_name text)
     returns void language plpgsql as $$
 declare
-    c_prefix constant text := left(_check_class.limit_name, -1);
+    c_prefix constant text := left(limit_name, -1);
     v_name text := c_prefix;
     v_names text[] := '{}'::text[];
 begin
     loop
         v_name := (
-            select j.hold
-            from rota.jobs as j
-            where j.hold > v_name
-              and j.hold < left(c_prefix, -1) || ';'
-              and j.hold <> 'time'
+            select j.hold from rota.jobs as j
+            where j.hold > v_name and j.hold < left(c_prefix, -1) || ';' and j.hold <> 'time'
               and j.status in ('queued', 'failed')
-            order by j.hold
-            limit 1
+            order by j.hold limit 1
         );
         exit when v_name is null;
         v_names := v_names || v_name;
@@ -928,9 +819,7 @@ declare
     v_name text;
     v_slots integer;
 begin
-    select l.*
-    into v_limit
-    from rota.limits as l
+    select l.* into v_limit from rota.limits as l
     where l.limit_name = _settle_limit.limit_name
       and (not l.is_settled or l.settled_xid is not null)
     for update skip locked;
@@ -941,11 +830,8 @@ begin
 
     if v_limit.max_running is not null then
         v_ids := array(
-            select j.id
-            from rota.jobs as j
-            where j.id = any(rota._uncounted(v_limit))
-              and j.status = 'running'
-            order by j.id
+            select j.id from rota.jobs as j
+            where j.id = any(rota._uncounted(v_limit)) and j.status = 'running' order by j.id
             for update skip locked
         );
         for v_name, v_slots in
@@ -953,13 +839,9 @@ begin
                 case when v_limit.limit_key is not null then 'key ' || j.limit_key
                     else v_limit.limit_name end,
                 count(*)::integer
-            from rota.jobs as j
-            where j.id = any(v_ids)
-            group by 1
+            from rota.jobs as j where j.id = any(v_ids) group by 1
         loop
-            if not rota._issue_taken(v_name, v_slots) then
-                return false;
-            end if;
+            if not rota._issue_taken(v_name, v_slots) then return false; end if;
         end loop;
         update rota.jobs as j
         set held_limits = coalesce(j.held_limits, '{}') || case
@@ -978,8 +860,7 @@ begin
             then greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))
             when l.settled_xid > pg_snapshot_xmin(pg_current_snapshot()) then l.settled_xid
         end
-    where l.limit_name = v_limit.limit_name
-    returning l.* into v_limit;
+    where l.limit_name = v_limit.limit_name returning l.* into v_limit;
     return v_limit.is_settled and v_limit.settled_xid is null;
 end;
 $$;
@@ -989,13 +870,10 @@ create or replace function rota._uncounted(bound rota.limits)
     returns bigint[] language plpgsql stable as $$
 begin
     return array(
-        select j.id
-        from rota.jobs as j
-        where j.status = 'running'
-          and j.locked_until is not null
+        select j.id from rota.jobs as j
+        where j.status = 'running' and j.locked_until is not null
           and (j.queue = bound.queue or j.job_type = bound.job_type
-            or j.limit_key = bound.limit_key
-            or bound.limit_key like '%:*'
+            or j.limit_key = bound.limit_key or bound.limit_key like '%:*'
               and bound.limit_name = any(rota._key_limits(j.limit_key))
               and not exists (
                 select from rota.limits as l where l.limit_name = 'key ' || j.limit_key
@@ -1014,14 +892,11 @@ $$;
 create or replace function rota._issue_taken(limit_name text, slots integer)
     returns boolean language plpgsql as $$
 begin
-    if not rota._lock_part(_issue_taken.limit_name, -1) then
-        return false;
-    end if;
+    if not rota._lock_part(limit_name, -1) then return false; end if;
     insert into rota.limit_parts as p (limit_name, part, max_running, slots)
     values (_issue_taken.limit_name, -1, -1, _issue_taken.slots)
     on conflict on constraint limit_parts_pkey do update
-    set slots = p.slots + excluded.slots,
-        max_running = -1;
+    set slots = p.slots + excluded.slots, max_running = -1;
     return true;
 end;
 $$;
@@ -1037,58 +912,47 @@ declare
     v_surplus integer;
     v_moved integer;
 begin
-    if rota._is_issued_for(_settle_slots.limit_name, _settle_slots.max_running) then
+    if rota._is_issued_for(limit_name, max_running) then
         return true;
     -- Of two who adjust one limit, one; and nobody takes this part back.
-    elsif not rota._lock_part(_settle_slots.limit_name, -1) then
+    elsif not rota._lock_part(limit_name, -1) then
         return false;
     end if;
     v_surplus := (
         select (sum(p.slots)
             - sum(rota._part_slots(p.part, _settle_slots.max_running)))::integer
-        from rota.limit_parts as p
-        where p.limit_name = _settle_slots.limit_name
+        from rota.limit_parts as p where p.limit_name = _settle_slots.limit_name
     );
-    for v_part in 0..rota._parts(_settle_slots.max_running) - 1 loop
+    for v_part in 0..rota._parts(max_running) - 1 loop
         exit when v_surplus <= 0;
-        continue when not rota._lock_part(_settle_slots.limit_name, v_part);
+        continue when not rota._lock_part(limit_name, v_part);
         insert into rota.limit_parts (limit_name, part, max_running, slots)
         select _settle_slots.limit_name, v_part, _settle_slots.max_running, 0
         where not exists (
-            select
-            from rota.limit_parts as p
-            where p.limit_name = _settle_slots.limit_name
-              and p.part = v_part
+            select from rota.limit_parts as p
+            where p.limit_name = _settle_slots.limit_name and p.part = v_part
         );
-        if found then
-            v_surplus := v_surplus
-                - rota._part_slots(v_part, _settle_slots.max_running);
-        end if;
+        if found then v_surplus := v_surplus - rota._part_slots(v_part, max_running); end if;
     end loop;
 
     if v_surplus > 0 then
         delete from rota.limit_slots as s
         where s.ctid = any(array(
-            select f.ctid
-            from rota.limit_slots as f
-            where f.limit_name = _settle_slots.limit_name
-            order by f.version
-            limit least(v_surplus, 10000)
-            for update skip locked
+            select f.ctid from rota.limit_slots as f
+            where f.limit_name = _settle_slots.limit_name order by f.version
+            limit least(v_surplus, 10000) for update skip locked
         ));
         get diagnostics v_moved = row_count;
         v_moved := -v_moved;
     else
         v_moved := least(-v_surplus, 10000);
-        perform rota._give_slots(array_fill(_settle_slots.limit_name, array[v_moved]));
+        perform rota._give_slots(array_fill(limit_name, array[v_moved]));
     end if;
     insert into rota.limit_parts as p (limit_name, part, max_running, slots)
     values (_settle_slots.limit_name, -1, -1, v_moved)
     on conflict on constraint limit_parts_pkey do update
     set slots = p.slots + excluded.slots;
-    if v_surplus + v_moved <> 0 then
-        return false;
-    end if;
+    if v_surplus + v_moved <> 0 then return false; end if;
     update rota.limit_parts as p
     set max_running = _settle_slots.max_running
     where p.limit_name = _settle_slots.limit_name
@@ -1106,21 +970,16 @@ declare
 begin
     delete from rota.limit_starts as s
     where s.ctid = any(array(
-        select f.ctid
-        from rota.limit_starts as f
-        where f.purge_at < rota.now() - interval '1 minute'
-        order by f.purge_at
-        limit _purge_limits.max_rows
-        for update skip locked
+        select f.ctid from rota.limit_starts as f
+        where f.purge_at < rota.now() - interval '1 minute' order by f.purge_at
+        limit _purge_limits.max_rows for update skip locked
     ));
     get diagnostics v_rows = row_count;
     for v_name in
         select distinct c.limit_name
         from (
-            select p.limit_name
-            from rota.limit_parts as p
-            where p.checked_at < rota.now() - interval '1 hour'
-            order by p.checked_at
+            select p.limit_name from rota.limit_parts as p
+            where p.checked_at < rota.now() - interval '1 hour' order by p.checked_at
             limit _purge_limits.max_rows
         ) as c
     loop
@@ -1138,26 +997,21 @@ declare
 begin
     if (
         select bool_and(rota._lock_part(_purge_slots.limit_name, p.part))
-        from rota.limit_parts as p
-        where p.limit_name = _purge_slots.limit_name
+        from rota.limit_parts as p where p.limit_name = _purge_slots.limit_name
     ) is not true then
         return 0;
     end if;
     v_rows := array(
-        select s.ctid
-        from rota.limit_slots as s
-        where s.limit_name = _purge_slots.limit_name
+        select s.ctid from rota.limit_slots as s where s.limit_name = _purge_slots.limit_name
         for update skip locked
     );
     if cardinality(v_rows) < (
-        select sum(p.slots)
-        from rota.limit_parts as p
+        select sum(p.slots) from rota.limit_parts as p
         where p.limit_name = _purge_slots.limit_name
     ) then
         -- Some are in use: asked again in an hour.
         update rota.limit_parts as p
-        set checked_at = rota.now()
-        where p.limit_name = _purge_slots.limit_name;
+        set checked_at = rota.now() where p.limit_name = _purge_slots.limit_name;
         return 0;
     end if;
     delete from rota.limit_parts as p where p.limit_name = _purge_slots.limit_name;

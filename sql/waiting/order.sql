@@ -27,13 +27,11 @@
 create or replace function rota._check_order(ordering_key text)
     returns boolean language plpgsql as $$
 declare
-    v_head_id constant bigint := rota._line_head(_check_order.ordering_key, 0);
+    v_head_id constant bigint := rota._line_head(ordering_key, 0);
 begin
     -- Without the lock of the key, which only who may have to open it needs.
-    if v_head_id is not null then
-        return rota._still_to_end(array[v_head_id]) <> '{}';
-    end if;
-    return rota._open_line(_check_order.ordering_key, null, 1000);
+    if v_head_id is not null then return rota._still_to_end(array[v_head_id]) <> '{}'; end if;
+    return rota._open_line(ordering_key, null, 1000);
 end;
 $$;
 
@@ -47,14 +45,11 @@ create or replace function rota._line_head(ordering_key text, after_id bigint)
 begin
     return (
         -- By a range of one key, so that no planner walks the primary key.
-        select j.id
-        from rota.jobs as j
+        select j.id from rota.jobs as j
         where j.ordering_key >= _line_head.ordering_key
-          and j.ordering_key <= _line_head.ordering_key
-          and j.id > _line_head.after_id
+          and j.ordering_key <= _line_head.ordering_key and j.id > _line_head.after_id
           and j.status <> 'blocked'
-        order by j.ordering_key desc, j.id desc
-        limit 1
+        order by j.ordering_key desc, j.id desc limit 1
     );
 end;
 $$;
@@ -70,23 +65,21 @@ create or replace function rota._open_line(
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 declare
-    c_scan constant text := 'line ' || _open_line.ordering_key;
+    c_scan constant text := 'line ' || ordering_key;
     v_now constant timestamptz := rota.now();
     -- A job of a lower id that came late is found by the next full scan.
-    v_start bigint := case when _open_line.ended_id is not null
-        then rota._scan_from(c_scan, v_now) end;
+    v_start bigint := case when ended_id is not null then rota._scan_from(c_scan, v_now) end;
     c_index constant oid := 'rota.jobs_ordering_key_idx'::regclass::oid;
     v_walked bigint;
     v_job_id bigint;
     v_status text;
     v_parent_id bigint;
 begin
-    if _open_line.ended_id is null
-      and not rota._try_lock_key(_open_line.ordering_key, _open_line.max_locks) then
+    if ended_id is null and not rota._try_lock_key(ordering_key, max_locks) then
         return false;
     end if;
 
-    v_job_id := rota._line_head(_open_line.ordering_key, coalesce(_open_line.ended_id, 0));
+    v_job_id := rota._line_head(ordering_key, coalesce(ended_id, 0));
     if v_job_id is not null then
         return rota._still_to_end(array[v_job_id]) <> '{}';
     elsif exists (
@@ -94,44 +87,33 @@ begin
     ) then
         return true;
     end if;
-    if v_start > _open_line.ended_id then
-        v_start := _open_line.ended_id;
-    end if;
+    if v_start > ended_id then v_start := ended_id; end if;
     v_walked := pg_stat_get_xact_tuples_returned(c_index);
     v_job_id := (
         -- By a range of one key, so that no planner walks the primary key.
-        select j.id
-        from rota.jobs as j
+        select j.id from rota.jobs as j
         where j.ordering_key >= _open_line.ordering_key
-          and j.ordering_key <= _open_line.ordering_key
-          and j.status = 'blocked'
+          and j.ordering_key <= _open_line.ordering_key and j.status = 'blocked'
           and j.id >= coalesce(v_start, 0)
-        order by j.ordering_key, j.id
-        limit 1
+        order by j.ordering_key, j.id limit 1
     );
-    if _open_line.ended_id is not null then
-        perform rota._keep_scan_from(
-            c_scan, v_now, v_start is null, c_index, v_walked,
-            coalesce(v_job_id, v_start, _open_line.ended_id));
+    if ended_id is not null then
+        perform rota._keep_scan_from(c_scan, v_now, v_start is null, c_index, v_walked,
+            coalesce(v_job_id, v_start, ended_id));
     end if;
     if v_job_id is null then
         if v_start is not null then
-            perform rota._add_checks(
-                'order', array[_open_line.ordering_key], v_now + interval '2 seconds');
+            perform rota._add_checks('order', array[ordering_key],
+                v_now + interval '2 seconds');
         end if;
         return true;
     end if;
 
     v_parent_id := rota._newest_parent(v_job_id);
     if v_parent_id is null then
-        select j.status
-        into v_status
-        from rota.jobs as j
-        where j.id = v_job_id
+        select j.status into v_status from rota.jobs as j where j.id = v_job_id
         for update skip locked;
-        if v_status is distinct from 'blocked' then
-            return false;
-        end if;
+        if v_status is distinct from 'blocked' then return false; end if;
         -- Whoever lets a job wait for more has it locked: asked again, it is certain.
         v_parent_id := rota._newest_parent(v_job_id);
     end if;
@@ -158,10 +140,8 @@ declare
     c_held constant text := current_setting('rota.locked_keys', true);
     c_count constant integer := coalesce(substring(c_held from '^[0-9]{1,6}$'), '0')::integer;
 begin
-    if c_count >= _try_lock_key.max_locks
-      or current_setting('transaction_isolation') <> 'read committed'
-      or not pg_try_advisory_xact_lock(
-        hashtextextended('rota.order ' || _try_lock_key.ordering_key, 0)) then
+    if c_count >= max_locks or current_setting('transaction_isolation') <> 'read committed'
+      or not pg_try_advisory_xact_lock(hashtextextended('rota.order ' || ordering_key, 0)) then
         return false;
     end if;
     perform set_config('rota.locked_keys', (c_count + 1)::text, true);
@@ -174,12 +154,10 @@ create or replace function rota._open_jobs(job_ids bigint[])
     returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     update rota.jobs as j
-    set status = 'queued',
-        updated_at = rota.now()
-    where j.id = any(_open_jobs.job_ids)
-      and j.status = 'blocked';
-    perform rota._enter_lanes(_open_jobs.job_ids);
-    perform rota._notify_for(_open_jobs.job_ids);
+    set status = 'queued', updated_at = rota.now()
+    where j.id = any(_open_jobs.job_ids) and j.status = 'blocked';
+    perform rota._enter_lanes(job_ids);
+    perform rota._notify_for(job_ids);
 end;
 $$;
 
@@ -198,15 +176,11 @@ declare
     v_behind text[] := '{}'::text[];
 begin
     for v_key, v_job_id in
-        select j.ordering_key, min(j.id)
-        from rota.jobs as j
-        where j.id = any(_enter_lines.job_ids)
-        group by j.ordering_key
-        order by min(j.id)
+        select j.ordering_key, min(j.id) from rota.jobs as j
+        where j.id = any(_enter_lines.job_ids) group by j.ordering_key order by min(j.id)
     loop
         v_is_head := rota._newest_parent(v_job_id) is null
-          and rota._is_line_empty(v_key, v_job_id)
-          and rota._try_lock_key(v_key, 32);
+          and rota._is_line_empty(v_key, v_job_id) and rota._try_lock_key(v_key, 32);
         -- Asked again, with a snapshot that is younger than the lock.
         if v_is_head and rota._is_line_empty(v_key, v_job_id) then
             v_heads := v_heads || v_job_id;
@@ -215,12 +189,8 @@ begin
         end if;
     end loop;
 
-    if v_heads <> '{}' then
-        perform rota._open_jobs(v_heads);
-    end if;
-    if v_behind <> '{}' then
-        perform rota._add_checks('order', v_behind);
-    end if;
+    if v_heads <> '{}' then perform rota._open_jobs(v_heads); end if;
+    if v_behind <> '{}' then perform rota._add_checks('order', v_behind); end if;
 end;
 $$;
 
@@ -235,14 +205,10 @@ begin
         select from rota.halted_keys as s where s.ordering_key = _is_line_empty.ordering_key
     ) and (
         -- By a range of one key, so that no planner walks the primary key.
-        select j.id
-        from rota.jobs as j
-        where j.ordering_key >= _is_line_empty.ordering_key
-          and j.ordering_key <= _is_line_empty.ordering_key
-          and j.status = 'blocked'
+        select j.id from rota.jobs as j where j.ordering_key >= _is_line_empty.ordering_key
+          and j.ordering_key <= _is_line_empty.ordering_key and j.status = 'blocked'
           and j.id < _is_line_empty.job_id
-        order by j.ordering_key desc, j.id desc
-        limit 1
+        order by j.ordering_key desc, j.id desc limit 1
     ) is null;
 end;
 $$;
@@ -261,31 +227,26 @@ begin
     insert into rota.halted_keys (ordering_key, job_id, halted_since)
     select e.ordering_key, e.id, rota.now()
     from jsonb_populate_recordset(null::rota.jobs, _leave_lines.jobs) as e
-    where _leave_lines.new_status = 'dead'
-      and not e.skip_dead
-    on conflict do nothing;
+    where _leave_lines.new_status = 'dead' and not e.skip_dead on conflict do nothing;
 
     for v_key, v_job_id in
         select e.ordering_key, max(e.id)
         from jsonb_populate_recordset(null::rota.jobs, _leave_lines.jobs) as e
-        where e.ordering_key is not null
-          and (_leave_lines.new_status <> 'dead' or e.skip_dead)
+        where e.ordering_key is not null and (_leave_lines.new_status <> 'dead' or e.skip_dead)
         group by e.ordering_key
     loop
         -- An older snapshot does not show who is next.
         if current_setting('transaction_isolation') <> 'read committed'
           or not (
             case
-                when _leave_lines.old_status = 'blocked' then rota._check_order(v_key)
+                when old_status = 'blocked' then rota._check_order(v_key)
                 else rota._open_line(v_key, v_job_id, 32)
             end
           ) then
             v_behind := v_behind || v_key;
         end if;
     end loop;
-    if v_behind <> '{}' then
-        perform rota._add_checks('order', v_behind);
-    end if;
+    if v_behind <> '{}' then perform rota._add_checks('order', v_behind); end if;
 end;
 $$;
 
@@ -296,28 +257,26 @@ as $$
 declare
     v_job_id bigint;
 begin
-    perform rota._check_text('ordering_key', resume_ordering_key.ordering_key, 255);
+    perform rota._check_text('ordering_key', ordering_key, 255);
 
-    delete from rota.halted_keys as s
-    where s.ordering_key = resume_ordering_key.ordering_key
+    delete from rota.halted_keys as s where s.ordering_key = resume_ordering_key.ordering_key
     returning s.job_id into v_job_id;
     if not found then
         raise exception using
-            errcode = 'RT012',
-            message = format('ordering key %L is not halted', resume_ordering_key.ordering_key),
+            errcode = 'RT012', message = format('ordering key %L is not halted', ordering_key),
             hint = 'rota.halted_keys lists the keys whose next job is dead.';
     end if;
 
     if current_setting('transaction_isolation') = 'read committed' then
-        perform rota._open_line(resume_ordering_key.ordering_key, v_job_id, 32);
+        perform rota._open_line(ordering_key, v_job_id, 32);
     end if;
     -- A job that came in meanwhile saw that the key was halted.
-    perform rota._add_checks('order', array[resume_ordering_key.ordering_key]);
+    perform rota._add_checks('order', array[ordering_key]);
     return v_job_id;
 end;
 $$;
 
-comment on function rota.resume_ordering_key(text) is
+comment on function rota.resume_ordering_key is
     'Let the jobs behind the dead one of an ordering key go on without it and return its id; '
     'raises RT012 if the key is not halted, 22023.';
 
@@ -329,11 +288,8 @@ create or replace function rota._newest_parent(job_id bigint)
     returns bigint language plpgsql stable as $$
 begin
     return (
-        select d.parent_id
-        from rota.dependencies as d
-        where d.job_id = _newest_parent.job_id
-        order by d.parent_id desc
-        limit 1
+        select d.parent_id from rota.dependencies as d where d.job_id = _newest_parent.job_id
+        order by d.parent_id desc limit 1
     );
 end;
 $$;
@@ -350,18 +306,13 @@ declare
     v_marked bigint[];
     v_held bigint;
 begin
-    select
-        coalesce(array_agg(j.id) filter (where j.xmax = '0'::xid or j.xmax = j.xmin), '{}'),
+    select coalesce(array_agg(j.id) filter (where j.xmax = '0'::xid or j.xmax = j.xmin), '{}'),
         coalesce(array_agg(j.id) filter (where j.xmax <> '0'::xid and j.xmax <> j.xmin), '{}')
-    into v_free, v_marked
-    from rota.jobs as j
-    where j.id = any(_still_to_end.job_ids);
+    into v_free, v_marked from rota.jobs as j where j.id = any(_still_to_end.job_ids);
     if v_marked <> '{}' then
         begin
             for v_held in
-                select j.id
-                from rota.jobs as j
-                where j.id = any(v_marked)
+                select j.id from rota.jobs as j where j.id = any(v_marked)
                 for key share skip locked
             loop
                 v_free := v_free || v_held;

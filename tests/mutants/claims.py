@@ -177,15 +177,19 @@ CLAIMS = (
         "sql/jobs/test_scan_start.py",
         sql(
             "jobs/claim",
-            "_lock_head.start[1] > c_due and _lock_head.start",
-            "_lock_head.start",
+            "        _lock_head.start[1] > _lock_head.due_micros\n        and ",
+            "        ",
         ),
     ),
     mutant(
         "hint-from-the-future",
         "The clock went back, and the hint is good until it is there again.",
         "sql/jobs/test_scan_start.py",
-        sql("jobs/claim", "and _lock_head.start[1] <= c_due + 60000000", "and true"),
+        sql(
+            "jobs/claim",
+            "and _lock_head.start[1] <= _lock_head.due_micros + 60000000",
+            "and true",
+        ),
     ),
     mutant(
         "hint-of-another-call",

@@ -125,7 +125,7 @@ UPKEEP = (
         "nobody-is-rung",
         "A job comes, and the workers sleep on until their next poll.",
         "sql/maintenance/test_wakeups.py",
-        sql("jobs/enqueue", "perform rota._notify_slots(hashtext(enqueue.queue), 1);", "null;"),
+        sql("jobs/enqueue", "perform rota._notify(enqueue.queue)\n", "perform\n"),
     ),
     mutant(
         "everybody-is-rung",

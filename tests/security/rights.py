@@ -87,6 +87,7 @@ _READS = """
     job_runs              .       .         x         x
     jobs                  .       .         .         .
     jobs_id_seq           .       .         .         .
+    configured_names      .       .         .         .
     fair_queues           .       .         .         .
     limit_parts           .       .         .         .
     limit_slots           .       .         .         .

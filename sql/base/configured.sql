@@ -1,0 +1,36 @@
+/*
+ * base/configured.sql -- whether anything is set for a queue, a job type or for roles.
+ *
+ * Most jobs are plain: nobody has set anything for their queue and their type.  Settings stand
+ * in four tables (queues, limits, fair_queues, queue_grants), and to ask all of them costs more
+ * than to write a job.  So triggers of these tables keep a list of the names that something is
+ * set for, and a call asks that one list.  Whoever is told yes asks the tables.
+ *
+ * A name is in the list of whoever sees the setting, since one transaction writes both.
+ */
+
+/*
+ * Trigger of a table of settings.  A queue stands in the list by its name, and has no space in
+ * it; a job type, a key and an access have a word and a space before theirs.
+ */
+create or replace function rota._note_configured()
+    returns trigger language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_row constant jsonb := to_jsonb(case when tg_op = 'DELETE' then old else new end);
+    v_name constant text := case tg_table_name
+        when 'queue_grants' then 'access ' || (v_row ->> 'access')
+        else coalesce(v_row ->> 'queue', v_row ->> 'limit_name')
+    end;
+begin
+    if tg_op = 'DELETE' then
+        delete from rota.configured_names as c
+        where c.name = v_name and c.source = tg_table_name;
+    else
+        insert into rota.configured_names (name, source) values (v_name, tg_table_name)
+        on conflict do nothing;
+    end if;
+    return null;
+end;
+$$;
