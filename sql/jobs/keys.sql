@@ -25,8 +25,8 @@
  */
 
 /*
- * enqueue() for a job with a rule for its key, or with something that it waits for; *job* has
- * the form of _new_jobs().
+ * enqueue() for a job with a rule for its key, with a key and something that it waits for, or
+ * with a job that it blocks; *job* has the form of _new_jobs().
  */
 create or replace function rota._enqueue_special(
     job jsonb, unique_for interval, on_conflict text, updated_at timestamptz, max_wait interval,

@@ -61,6 +61,40 @@ end;
 $$;
 
 /*
+ * _jobs_came_in() for one job that is still to be inserted, in the same transaction and with
+ * the status that is returned: so the row is written once.
+ */
+create or replace function rota._job_comes_in(
+    job_id bigint, ordering_key text, depends_on bigint[]
+)
+    returns text language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+    v_unknown bigint;
+    v_parents bigint[];
+begin
+    if depends_on <> '{}' then
+        select min(p.parent_id) filter (where p.status is null),
+            array_agg(p.parent_id order by p.parent_id) filter (where p.status <> 'succeeded')
+        into v_unknown, v_parents from rota._parent_statuses(_job_comes_in.depends_on) as p;
+        if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
+        if v_parents is not null then
+            insert into rota.dependencies (parent_id, job_id)
+            select p.id, _job_comes_in.job_id from unnest(v_parents) as p (id);
+            perform rota._add_checks('job', array[format('%s all', job_id)]);
+        end if;
+    end if;
+
+    if ordering_key is null then
+        return case when v_parents is null then 'queued' else 'blocked' end;
+    elsif v_parents is null and rota._take_line(ordering_key, job_id) then
+        return 'queued';
+    end if;
+    perform rota._add_checks('order', array[ordering_key]);
+    return 'blocked';
+end;
+$$;
+
+/*
  * Jobs wait for their time, for a retry or with another priority than before, or have come back
  * with the slots that they held: give them their places, and hold those that have to wait.  To
  * be called in the transaction that wrote them; plain jobs are left alone.

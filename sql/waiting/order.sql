@@ -166,12 +166,10 @@ $$;
  * other job, and leave a check for the others.
  */
 create or replace function rota._enter_lines(job_ids bigint[])
-    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off as $$
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_key text;
     v_job_id bigint;
-    v_is_head boolean;
     v_heads bigint[] := '{}'::bigint[];
     v_behind text[] := '{}'::text[];
 begin
@@ -179,10 +177,7 @@ begin
         select j.ordering_key, min(j.id) from rota.jobs as j
         where j.id = any(_enter_lines.job_ids) group by j.ordering_key order by min(j.id)
     loop
-        v_is_head := rota._newest_parent(v_job_id) is null
-          and rota._is_line_empty(v_key, v_job_id) and rota._try_lock_key(v_key, 32);
-        -- Asked again, with a snapshot that is younger than the lock.
-        if v_is_head and rota._is_line_empty(v_key, v_job_id) then
+        if rota._newest_parent(v_job_id) is null and rota._take_line(v_key, v_job_id) then
             v_heads := v_heads || v_job_id;
         else
             v_behind := v_behind || v_key;
@@ -194,6 +189,20 @@ begin
 end;
 $$;
 
+/* Whether this job may become the head of its key, which nobody else makes then. */
+create or replace function rota._take_line(ordering_key text, job_id bigint)
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
+begin
+    if not (rota._is_line_empty(ordering_key, job_id)
+        and rota._try_lock_key(ordering_key, 32)) then
+        return false;
+    end if;
+    -- Asked again, with a snapshot that is younger than the lock.
+    return rota._is_line_empty(ordering_key, job_id);
+end;
+$$;
+
 /*
  * Whether a key is not halted and has no head, nor a job in front of this one.  From the newest
  * entry on: those of jobs that have ended are in front of it.
@@ -201,10 +210,14 @@ $$;
 create or replace function rota._is_line_empty(ordering_key text, job_id bigint)
     returns boolean language plpgsql stable as $$
 begin
-    return rota._line_head(_is_line_empty.ordering_key, 0) is null and not exists (
+    -- By ranges of one key, so that no planner walks the primary key.
+    return not exists (
         select from rota.halted_keys as s where s.ordering_key = _is_line_empty.ordering_key
     ) and (
-        -- By a range of one key, so that no planner walks the primary key.
+        select j.id from rota.jobs as j where j.ordering_key >= _is_line_empty.ordering_key
+          and j.ordering_key <= _is_line_empty.ordering_key and j.status <> 'blocked'
+        order by j.ordering_key desc, j.id desc limit 1
+    ) is null and (
         select j.id from rota.jobs as j where j.ordering_key >= _is_line_empty.ordering_key
           and j.ordering_key <= _is_line_empty.ordering_key and j.status = 'blocked'
           and j.id < _is_line_empty.job_id

@@ -29,6 +29,16 @@ BATCH = 100
 ENQUEUE = "select rota.enqueue('noop', '{\"n\": 1}')"
 WITH_KEY = "select rota.enqueue('noop', '{}', idempotency_key => gen_random_uuid()::text)"
 WITH_DELAY = "select rota.enqueue('noop', '{}', delay => '1 hour')"
+# By place, as some of these arguments had other names once.
+UP_TO_KEY = (
+    "'noop', '{}', 'special', null, null, 0, null, null, null, null, null, 'keep', null, null"
+)
+ON_EMPTY_LINE = f"select rota.enqueue({UP_TO_KEY}, gen_random_uuid()::text)"
+BEHIND = f"select rota.enqueue({UP_TO_KEY}, 'line')"
+WITH_PARENT = f"select rota.enqueue({UP_TO_KEY}, null, false, array[%s::bigint])"
+WITH_LIMIT_KEY = "select rota.enqueue('noop', '{}', 'turns', limit_key => 'tenant')"
+CLAIM_SPECIAL = "select job_id, lease_token from rota.claim_jobs('bench', array['special'])"
+FINISH = "select rota.finish_job(%s, %s)"
 CLAIM = "select job_id, lease_token from rota.claim_jobs('bench')"
 CLAIM_MANY = f"select job_id, lease_token from rota.claim_jobs('bench', max_jobs => {BATCH})"
 MANY = json.dumps([{"job_type": "noop", "payload": {"n": n}} for n in range(BATCH)])
@@ -58,6 +68,20 @@ class Bench:
         for values in each:
             rows += self._db.execute(query.encode(), values).fetchall()
         return (self._cpu() - before) / len(each) / jobs / 1000, rows
+
+    def _truncate(self) -> None:
+        # All but settings: the name of the table of checks has changed once.
+        self._db.execute("""
+            do $$ begin
+                execute (
+                    select 'truncate ' || string_agg('rota.' || c.relname, ', ')
+                    from pg_class as c
+                    where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
+                      and c.relname in ('jobs', 'finished_jobs', 'dependencies', 'rechecks',
+                        'pending_checks')
+                );
+            end $$
+        """)
 
     def round(self, calls: int) -> dict[str, float]:
         """Let jobs go their way, and time each step."""
@@ -91,7 +115,20 @@ class Bench:
         took["finish_and_claim"] = (self._cpu() - before) / (calls - 1) / 1000
         took["enqueue with a key"], _ = self._timed(WITH_KEY, plain)
         took["enqueue with a delay"], _ = self._timed(WITH_DELAY, plain)
-        self._db.execute("truncate rota.jobs, rota.finished_jobs")
+        self._truncate()
+
+        took["enqueue on an empty line"], rows = self._timed(ON_EMPTY_LINE, plain)
+        took["enqueue with a parent"], _ = self._timed(WITH_PARENT, rows)
+        self._truncate()
+        took["enqueue with a limit key"], _ = self._timed(WITH_LIMIT_KEY, plain)
+        self._truncate()
+        took["enqueue behind others"], _ = self._timed(BEHIND, plain)
+        before = self._cpu()
+        for _ in plain:
+            (job,) = self._db.execute(CLAIM_SPECIAL.encode()).fetchall()
+            self._db.execute(FINISH.encode(), job)
+        took["claim + finish in a line"] = (self._cpu() - before) / calls / 1000
+        self._truncate()
         return took
 
 

@@ -15,6 +15,7 @@ HOOKS = {
     "_end_stages",
     "_enter_lanes",
     "_has_room",
+    "_job_comes_in",
     "_jobs_came_in",
     "_jobs_ended",
 }

@@ -166,8 +166,8 @@ ONCE = (
         "sql/waiting/test_order.py races/test_waiting.py races/test_pairs.py",
         sql(
             "waiting/order",
-            "rota._line_head(_is_line_empty.ordering_key, 0) is null and",
-            "",
+            "_is_line_empty.ordering_key and j.status <> 'blocked'",
+            "_is_line_empty.ordering_key and false",
         ),
     ),
     mutant(
@@ -235,6 +235,11 @@ ONCE = (
         "A job that waits for others leaves no check, and a parent may end without seeing it.",
         "races/test_waiting.py",
         sql("waiting/hooks", "if v_waiting is not null then", "if false then"),
+        sql(
+            "waiting/hooks",
+            "perform rota._add_checks('job', array[format('%s all', job_id)]);",
+            "null;",
+        ),
     ),
     mutant(
         "one-token-for-two-stages",

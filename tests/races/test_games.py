@@ -80,7 +80,8 @@ def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Conn
             "none", "define more", "define less",
         ),
         (
-            "lines", "_jobs_came_in", "if v_waiting is not null", "if false",
+            "lines", "_job_comes_in",
+            "perform rota._add_checks('job', array[format('%s all', job_id)])", "null",
             "running", "enqueue after", "finish",
         ),
         (
