@@ -181,7 +181,10 @@ begin
                 prefix),
             hint = 'Make a part of several steps a pipeline: start_pipeline() has blocks, too.';
     end if;
-    perform rota._check_choice(prefix || 'if_parent_dead', if_parent_dead, '{cancel,run,wait}');
+    if if_parent_dead is distinct from 'cancel' then
+        perform rota._check_choice(prefix || 'if_parent_dead', if_parent_dead,
+            '{cancel,run,wait}');
+    end if;
     if limit_key is not null then
         perform rota._check_text(prefix || 'limit_key', limit_key, 255);
         if limit_key like '%:*' then

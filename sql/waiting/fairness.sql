@@ -30,12 +30,13 @@ create or replace function rota._place_jobs(job_ids bigint[])
 declare
     c_waiting constant text[] := '{queued,failed}'::text[];
     v_now constant timestamptz := rota.now();
+    v_has_limits constant boolean := exists (select from rota.limits);
+    v_has_places boolean;
     v_kind record;
 begin
     for v_kind in
         select j.queue, j.job_type, j.limit_key, j.priority, q.ageing,
-            q.ageing is not null or j.limit_key is not null or exists (
-                select from rota.fair_queues as f where f.queue = j.queue) as has_places,
+            exists (select from rota.fair_queues as f where f.queue = j.queue) as is_fair,
             coalesce(array_agg(j.id order by j.run_at, j.id)
                 filter (where j.run_at <= v_now), '{}') as due_ids,
             coalesce(array_agg(j.id) filter (where j.run_at > v_now), '{}') as later_ids
@@ -43,17 +44,19 @@ begin
         where j.id = any(_place_jobs.job_ids) and j.status = any(c_waiting)
         group by 1, 2, 3, 4, 5, 6 order by min(j.id)
     loop
-        update rota.jobs as j
-        set hold = case when v_kind.has_places then 'time' end, opened_for = null,
-            own_lane = null, own_place = null
-        where j.id = any(v_kind.later_ids);
-        -- They may have been let into their lanes to take a slot.
-        perform rota._check_held_of(v_kind.job_type, v_kind.limit_key)
-        where v_kind.later_ids <> '{}';
+        v_has_places := v_kind.is_fair or num_nonnulls(v_kind.ageing, v_kind.limit_key) > 0;
+        if v_kind.later_ids <> '{}' then
+            update rota.jobs as j
+            set hold = case when v_has_places then 'time' end, opened_for = null,
+                own_lane = null, own_place = null
+            where j.id = any(v_kind.later_ids);
+            -- They may have been let into their lanes to take a slot.
+            perform rota._check_held_of(v_kind.job_type, v_kind.limit_key);
+        end if;
 
         if v_kind.due_ids = '{}' then
             continue;
-        elsif not v_kind.has_places then
+        elsif not v_has_places then
             update rota.jobs as j
             set hold = null, opened_for = null, own_lane = null, own_place = null
             where j.id = any(v_kind.due_ids)
@@ -64,11 +67,16 @@ begin
                 own_place = j.run_at + j.priority * v_kind.ageing
             where j.id = any(v_kind.due_ids);
         else
+            if not v_kind.is_fair and v_kind.limit_key is not null then
+                perform rota._note_fair_queue(v_kind.queue);
+            end if;
             perform rota._give_turns(v_kind.queue, v_kind.limit_key, v_kind.priority,
                 v_kind.due_ids);
         end if;
-        perform rota._hold_new(v_kind.queue, v_kind.job_type, v_kind.limit_key,
-            case when v_kind.ageing is null then v_kind.priority else 0 end, v_kind.due_ids);
+        if v_has_limits then
+            perform rota._hold_new(v_kind.queue, v_kind.job_type, v_kind.limit_key, case
+                when v_kind.ageing is null then v_kind.priority else 0 end, v_kind.due_ids);
+        end if;
     end loop;
 end;
 $$;
@@ -164,7 +172,6 @@ declare
     v_weight integer := 1;
 begin
     if limit_key is not null then
-        perform rota._note_fair_queue(queue);
         v_weight := coalesce(
             (select b.weight from rota._bound('key ' || _give_turns.limit_key) as b), 1);
     end if;
@@ -178,7 +185,9 @@ begin
           and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_give_turns.job_ids)
         order by coalesce(j.own_place, j.run_at) desc limit 1
     );
-    if v_last is not null then
+    if v_last is not null and v_weight = 1 then
+        v_jobs := 1;
+    elsif v_last is not null then
         v_jobs := (
             select count(*)::integer from rota.jobs as j
             where j.queue = _give_turns.queue
@@ -231,8 +240,11 @@ begin
           and j.status in ('queued', 'failed') and coalesce(j.own_place, j.run_at) >= v_from
         order by coalesce(j.own_place, j.run_at) limit 1
     ));
-    perform rota._keep_scan_from(c_scan, v_now, v_start is null, c_index, v_walked,
-        (extract(epoch from v_place) * 1000000)::bigint, '1 minute');
+    -- Asked here too, where it costs no call.
+    if v_start is not null or pg_stat_get_xact_tuples_returned(c_index) - v_walked >= 200 then
+        perform rota._keep_scan_from(c_scan, v_now, v_start is null, c_index, v_walked,
+            (extract(epoch from v_place) * 1000000)::bigint, '1 minute');
+    end if;
     return v_place;
 end;
 $$;
