@@ -16,7 +16,7 @@
  *
  * What each call costs is mostly the start of statements and expressions, which PostgreSQL
  * prepares anew in each transaction, and the settings of the function.  So enqueue() asks in
- * two expressions whether a job is a plain one, and in one statement whether anything is set
+ * one expression whether a job is a plain one, and in one statement whether anything is set
  * for it (base/configured.sql).  A job that may have to wait is written once, with the status
  * that it shall have; and in the form of a batch only where it may find or change another one.
  * The planner's settings are left to the functions that look for jobs.  And the first question
@@ -55,11 +55,15 @@ as $$
 declare
     v_now constant timestamptz := rota.now();
     v_is_configured boolean;
-    v_may_wait boolean := false;
+    v_is_special boolean := false;
+    v_may_wait boolean;
     v_status text := 'queued';
     v_max_attempts integer;
     v_lease interval;
     v_run_at timestamptz;
+    v_place timestamptz;
+    v_skip_dead boolean;
+    v_if_parent_dead text;
     v_new_id bigint;
     v_job_id bigint;
 begin
@@ -70,19 +74,25 @@ begin
         and octet_length(job_type) <= 63 and octet_length(queue) <= 63
         and jsonb_typeof(payload) = 'object' and pg_column_size(payload) <= 5242880
         and octet_length(payload::text) <= 1048576 and priority between -32768 and 32767
-        and num_nonnulls(run_at, delay, max_attempts, lease, backoff, idempotency_key) = 0
-        ) is not true then
+        and on_conflict = 'keep' and not skip_dead and if_parent_dead = 'cancel'
+        and num_nonnulls(run_at, delay, max_attempts, lease,
+            backoff, idempotency_key, unique_for, updated_at,
+            max_wait, ordering_key, depends_on, blocks,
+            limit_key) = 0) is not true then
         perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
             max_attempts, lease, backoff, idempotency_key);
         v_lease := rota._exact(lease);
         v_run_at := coalesce(run_at, v_now + rota._exact(delay));
+        v_is_special := (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
+          is distinct from ('keep', false, 'cancel') or num_nonnulls(enqueue.unique_for,
+            enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key, enqueue.depends_on,
+            enqueue.blocks, enqueue.limit_key) > 0;
     end if;
-    if (on_conflict = 'keep' and not skip_dead and if_parent_dead = 'cancel'
-        and num_nonnulls(unique_for, updated_at, max_wait, ordering_key, depends_on, blocks,
-            limit_key) = 0) is not true then
+    if v_is_special then
         perform rota._check_waits('', ordering_key, skip_dead, depends_on, blocks,
             if_parent_dead, limit_key);
         v_may_wait := num_nonnulls(ordering_key, depends_on) > 0;
+        if ordering_key is not null then v_skip_dead := skip_dead; end if;
         -- Whatever may find a job, or change one, takes another way; this one stays short.
         if on_conflict is distinct from 'keep' or v_may_wait and idempotency_key is not null
           or num_nonnulls(unique_for, updated_at, max_wait, blocks) > 0 then
@@ -107,27 +117,32 @@ begin
         v_max_attempts := (
             select q.max_attempts from rota.queues as q where q.queue = enqueue.queue);
     end if;
-    if v_may_wait then
-        v_new_id := nextval('rota.jobs_id_seq');
-        v_status := rota._job_comes_in(v_new_id, ordering_key, depends_on);
+    if v_is_special then
+        if v_may_wait then
+            v_new_id := nextval('rota.jobs_id_seq');
+            v_status := rota._job_comes_in(v_new_id, ordering_key, depends_on);
+            v_if_parent_dead := if_parent_dead;
+        end if;
+        if limit_key is not null and v_status = 'queued' and v_run_at is null then
+            v_place := rota._new_place(queue, limit_key, priority);
+        end if;
     end if;
     loop
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
             backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
-            status, run_at, created_at, updated_at) overriding system value
+            status, run_at, own_place, created_at, updated_at) overriding system value
         values (coalesce(v_new_id, nextval('rota.jobs_id_seq')), enqueue.queue,
             enqueue.job_type, enqueue.payload, enqueue.priority,
             coalesce(enqueue.max_attempts, v_max_attempts, 10), v_lease, enqueue.backoff,
-            enqueue.idempotency_key, enqueue.ordering_key,
-            case when enqueue.ordering_key is not null then enqueue.skip_dead end,
-            case when v_may_wait then enqueue.if_parent_dead end, enqueue.limit_key, v_status,
-            coalesce(v_run_at, v_now), v_now, v_now)
+            enqueue.idempotency_key, enqueue.ordering_key, v_skip_dead, v_if_parent_dead,
+            enqueue.limit_key, v_status, coalesce(v_run_at, v_now), v_place, v_now, v_now)
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing
         returning j.id into v_job_id;
         if v_job_id is null then
             v_job_id := rota._find_keyed(idempotency_key, job_type);
-        elsif v_status = 'queued' and (v_is_configured or limit_key is not null) then
+        elsif v_status = 'queued' and v_place is null
+          and (v_is_configured or limit_key is not null) then
             perform rota._enter_new(v_job_id);
         end if;
         exit when v_job_id is not null;

@@ -159,11 +159,46 @@ begin
 end;
 $$;
 
+/*
+ * The place of a new job that is due, or null where _place_jobs() has to look at it because it
+ * may be held or ages.
+ */
+create or replace function rota._new_place(queue text, limit_key text, lane integer)
+    returns timestamptz language plpgsql set enable_seqscan = off set jit = off as $$
+begin
+    if exists (select from rota.limits)
+      or exists (
+        select from rota.queues as q where q.queue = _new_place.queue and q.ageing is not null
+      ) then
+        return null;
+    end if;
+
+    perform rota._note_fair_queue(queue);
+    return (rota._next_places(queue, limit_key, lane, '{}', 1))[1];
+end;
+$$;
+
 /* Give due jobs of one key their places. */
 create or replace function rota._give_turns(
     queue text, limit_key text, lane integer, job_ids bigint[]
 )
     returns void language plpgsql as $$
+declare
+    v_places constant timestamptz[] := rota._next_places(queue, limit_key, lane, job_ids,
+        cardinality(job_ids));
+begin
+    update rota.jobs as j
+    set hold = null, opened_for = null, own_lane = null,
+        own_place = v_places[array_position(_give_turns.job_ids, j.id)]
+    where j.id = any(_give_turns.job_ids);
+end;
+$$;
+
+/* The next places of a key in a lane, for so many jobs, apart from the places of these. */
+create or replace function rota._next_places(
+    queue text, limit_key text, lane integer, job_ids bigint[], jobs integer
+)
+    returns timestamptz[] language plpgsql as $$
 declare
     c_key constant text := coalesce(limit_key, '');
     v_first timestamptz;
@@ -173,16 +208,16 @@ declare
 begin
     if limit_key is not null then
         v_weight := coalesce(
-            (select b.weight from rota._bound('key ' || _give_turns.limit_key) as b), 1);
+            (select b.weight from rota._bound('key ' || _next_places.limit_key) as b), 1);
     end if;
     v_first := rota._first_place(queue, lane);
     v_last := (
         select coalesce(j.own_place, j.run_at) from rota.jobs as j
-        where j.queue = _give_turns.queue
-          and coalesce(j.own_lane, j.priority) = _give_turns.lane
+        where j.queue = _next_places.queue
+          and coalesce(j.own_lane, j.priority) = _next_places.lane
           and coalesce(j.limit_key, '') = c_key and j.own_place is not null
           and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
-          and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_give_turns.job_ids)
+          and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(_next_places.job_ids)
         order by coalesce(j.own_place, j.run_at) desc limit 1
     );
     if v_last is not null and v_weight = 1 then
@@ -190,19 +225,22 @@ begin
     elsif v_last is not null then
         v_jobs := (
             select count(*)::integer from rota.jobs as j
-            where j.queue = _give_turns.queue
-              and coalesce(j.own_lane, j.priority) = _give_turns.lane
+            where j.queue = _next_places.queue
+              and coalesce(j.own_lane, j.priority) = _next_places.lane
               and coalesce(j.limit_key, '') = c_key and j.own_place is not null
               and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')
-              and coalesce(j.own_place, j.run_at) = v_last and j.id <> all(_give_turns.job_ids)
+              and coalesce(j.own_place, j.run_at) = v_last and j.id <> all(_next_places.job_ids)
         );
     end if;
 
-    update rota.jobs as j
-    set hold = null, opened_for = null, own_lane = null, own_place = coalesce(v_last, v_first)
-            + (v_jobs + array_position(_give_turns.job_ids, j.id) - 1) / v_weight
-                * interval '1 microsecond'
-    where j.id = any(_give_turns.job_ids);
+    if jobs = 1 then
+        return array[coalesce(v_last, v_first) + v_jobs / v_weight * interval '1 microsecond'];
+    end if;
+    return array(
+        select coalesce(v_last, v_first)
+            + (v_jobs + p.ordinal - 1) / v_weight * interval '1 microsecond'
+        from generate_series(1, _next_places.jobs) as p (ordinal)
+    );
 end;
 $$;
 

@@ -18,6 +18,7 @@ HOOKS = {
     "_job_comes_in",
     "_jobs_came_in",
     "_jobs_ended",
+    "_new_place",
 }
 # Parts that still know of each other.
 TANGLED = [["jobs/enqueue", "jobs/keys"]]

@@ -410,8 +410,8 @@ ONCE = (
         "sql/waiting/test_limits.py",
         sql(
             "waiting/fairness",
-            "own_place = coalesce(v_last, v_first)\n",
-            "own_place = rota.now()\n",
+            "v_first := rota._first_place(queue, lane);\n    v_last := (",
+            "v_first := rota.now();\n    v_last := (",
         ),
     ),
     mutant(
