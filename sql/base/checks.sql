@@ -269,7 +269,7 @@ $$;
  * came upon the row while it was being claimed holds it too, and only until its commit: so
  * those that are held are tried again, for 20 ms.
  *
- * Tried, and not waited for: who waits while he holds others can be part of a circle, and on a
+ * Tried, and not waited for: who waits while he holds others can be part of a cycle, and on a
  * machine that is slow enough the server breaks it before the wait is over.  An order of the
  * locks would not help, because a claim is in no order, and `skip locked` does wait, though
  * seldom: if the transaction that it would pass over ends in that very moment, it waits for

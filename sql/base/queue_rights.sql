@@ -10,7 +10,7 @@
  * role that he is a member of; but that of all workers is one too, so who sets a role that is
  * confined to nothing is still confined as the one that he came as.
  *
- * A job of another queue is for a confined worker not there: RT001.  The upkeep that his tick()
+ * A job of another queue is for a confined worker not there: RT001.  The work that his tick()
  * does is for all queues, since recovery must not depend on who is there.
  */
 

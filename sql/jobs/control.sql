@@ -49,7 +49,7 @@ $$;
 comment on function rota.retry_job is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
     'one at once, an ended one with all its attempts, a running one only if forced (its worker '
-    'loses the lease); with_dependants has upkeep bring back the jobs that were cancelled '
+    'loses the lease); with_dependants has maintenance bring back the jobs that were cancelled '
     'because of it, and theirs; raises RT001, RT007 if its idempotency_key is taken, RT008 if '
     'it is running.';
 

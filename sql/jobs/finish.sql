@@ -189,17 +189,18 @@ $$;
  */
 create or replace function rota._end_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
-    results jsonb default null, next_stages text[] default null, is_hasty boolean default false
+    results jsonb default null, next_stages text[] default null,
+    is_optimistic boolean default false
 )
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_ended bigint[];
 begin
     v_ended := rota._archive_jobs(job_ids, lease_tokens, old_status, new_status, results,
-        is_hasty);
+        is_optimistic);
     if cardinality(v_ended) < cardinality(job_ids) then
         v_ended := v_ended || rota._end_stages(job_ids, lease_tokens, old_status, new_status,
-            results, next_stages, is_hasty);
+            results, next_stages, is_optimistic);
     end if;
     return v_ended;
 end;
@@ -221,7 +222,7 @@ $$;
  */
 create or replace function rota._archive_jobs(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text,
-    results jsonb default null, is_hasty boolean default false,
+    results jsonb default null, is_optimistic boolean default false,
     is_last_stage boolean default false
 )
     returns bigint[] language plpgsql as $$
@@ -241,7 +242,7 @@ begin
             _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])
           and j.status = _archive_jobs.old_status
           and (j.pipeline is null or _archive_jobs.is_last_stage)
-          and (not _archive_jobs.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
+          and (not _archive_jobs.is_optimistic or j.xmax = '0'::xid or j.xmax = j.xmin)
           -- Only a worker succeeds; other ends may be of a sweep, which is for all queues.
           and (_archive_jobs.new_status <> 'succeeded'
             or not exists (select from rota.queue_grants)

@@ -139,5 +139,5 @@ end;
 $$;
 
 comment on function rota.set_progress is
-    'Note how far a running job is, in percent and in words (cut to 1000 characters); raises '
+    'Record how far a running job is, in percent and in words (cut to 1000 characters); raises '
     'RT002 if the lease is lost, RT001, RT003, 22023.';

@@ -98,14 +98,14 @@ begin
 end;
 $$;
 
-/* Before that no lease is looked for; '-infinity' when it is time for a look from the start. */
-create or replace function rota._swept_until(moment timestamptz, is_careful boolean)
+/* Before that no lease is looked for; '-infinity' when it is time for a full scan. */
+create or replace function rota._swept_until(moment timestamptz, is_full boolean)
     returns timestamptz language plpgsql stable as $$
 declare
     v_hint constant bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
     v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
 begin
-    if is_careful or (v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000
+    if is_full or (v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000
         and v_hint[2] <= v_moment and v_hint[3] > 5000) is not true then
         return timestamptz '-infinity';
     end if;

@@ -9,7 +9,7 @@
  * tick that is late loses nothing by it.
  *
  * Of `after 10 minutes` the end of the last job decides.  While that is live nothing is
- * planned; whoever leaves it so writes a note, since the job may be about to end.
+ * planned; who leaves it so adds a check, since the job may be about to end.
  */
 
 create or replace function rota.schedule_job(

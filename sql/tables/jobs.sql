@@ -4,7 +4,7 @@
  * jobs holds only what is still to be done; the moment a job ends it moves to finished_jobs.
  * So jobs stays small however long the history is, and every question about work to do is
  * cheap.  That every row is in a state in which somebody looks for it, and a running one has a
- * deadline, is a CHECK: so none is stuck for ever.  PostgreSQL reads the text of each CHECK
+ * deadline, is a CHECK: so none waits for ever.  PostgreSQL reads the text of each CHECK
  * again for every statement that writes, which costs as much as the write of an index entry: so
  * jobs has this one, in few words, and all else is left to the functions, which take it as an
  * argument.

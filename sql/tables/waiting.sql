@@ -7,7 +7,7 @@
  *
  * halted_keys: an ordering key whose next job is dead.  Without the row the jobs behind go on.
  *
- * pending_checks: what upkeep has to look at again once it is committed, because two
+ * pending_checks: what maintenance has to look at again once it is committed, because two
  * transactions may have missed each other.  A check is only ever added, so it waits for nobody.
  */
 
@@ -55,13 +55,13 @@ with (
 );
 
 create index pending_checks_due_at_idx on rota.pending_checks (due_at, id);
--- What was put off by a clock that has stepped back since.
+-- What was deferred by a clock that has stepped back since.
 create index pending_checks_updated_at_idx on rota.pending_checks (updated_at)
     where due_at > '-infinity';
 
 comment on table rota.pending_checks is
-    'What upkeep has to look at again, because a transaction that made it possible could not '
-    'see what another did.';
+    'What maintenance has to look at again, because a transaction that made it possible could '
+    'not see what another did.';
 comment on column rota.pending_checks.subject is
     'By kind: an ordering key, a job''s id, a parent''s id, a limit or a schedule''s name; '
     'behind an id the position that the check has come to.';

@@ -297,15 +297,15 @@ $$;
 
 /*
  * How many slots are free, up to that many: those that are issued, from where this session
- * takes them or, if it is careful, from the first on, and those of parts that are not.
+ * takes them or, in a full scan, from the first on, and those of parts that are not.
  */
 create or replace function rota._free_slots(
-    bound rota.limits, max_slots integer, is_careful boolean default false
+    bound rota.limits, max_slots integer, is_full boolean default false
 )
     returns integer language plpgsql stable as $$
 declare
     c_parts constant integer := greatest(1, rota._parts(bound.max_running));
-    v_first constant bigint := case when not is_careful
+    v_first constant bigint := case when not is_full
         then rota._scan_from('free ' || bound.limit_name, rota.now()) end;
     v_free integer;
 begin

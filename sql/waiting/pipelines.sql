@@ -157,7 +157,7 @@ comment on function rota.start_pipeline is
  */
 create or replace function rota._end_stages(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
-    next_stages text[], is_hasty boolean
+    next_stages text[], is_optimistic boolean
 )
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -177,7 +177,7 @@ begin
             = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
           and j.status = _end_stages.old_status and j.pipeline is not null
           -- The same conditions as in _archive_jobs().
-          and (not _end_stages.is_hasty or j.xmax = '0'::xid or j.xmax = j.xmin)
+          and (not _end_stages.is_optimistic or j.xmax = '0'::xid or j.xmax = j.xmin)
           and (_end_stages.new_status <> 'succeeded'
             or not exists (select from rota.queue_grants)
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))

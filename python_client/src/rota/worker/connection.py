@@ -88,7 +88,7 @@ class ConnectionState:
             self._on_back.append(callback)
 
     def lost(self, error: Exception, opened_at: float) -> None:
-        """Note that a connection is gone, or could not be opened."""
+        """Record that a connection is gone, or could not be opened."""
         with self._lock:
             if self._began_at is not None:
                 return
@@ -98,7 +98,7 @@ class ConnectionState:
         logger.warning("the database is lost, trying again: %s", one_line(error))
 
     def works(self, opened_at: float) -> None:
-        """Note that a connection works."""
+        """Record that a connection works."""
         with self._lock:
             began_at = self._began_at
             if self._ended_at is None:

@@ -310,7 +310,7 @@ class Prefetch:
         return MAX_WAIT if self._batch is None else None
 
     def count(self) -> None:
-        """Note that a handler has ended."""
+        """Record that a handler has ended."""
         self._ended += 1
 
     def wanted(self, free: int, waiting: int) -> int:

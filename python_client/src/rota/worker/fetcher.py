@@ -175,11 +175,11 @@ class Poller:
         return True
 
     def fail(self, pause: float) -> None:
-        """Note that the claim failed."""
+        """Record that the claim failed."""
         self.claim_at = time.monotonic() + pause
 
     def end(self, found: int, *, is_full: bool) -> None:
-        """Note what the claim has found; *is_full* is whether there may be more."""
+        """Record what the claim has found; *is_full* is whether there may be more."""
         now = time.monotonic()
         self._count(found, now)
         is_near = found > 0 and now - self._found_at < ACTIVE_FROM
