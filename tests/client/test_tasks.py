@@ -510,6 +510,12 @@ def fine(order_id: int) -> None: ...
         (plain, {}, "plain is a plain function: let its job be of type Job"),
         (fine, {"idempotency_key": "{order}"}, r"names {order}, which is no parameter of fine"),
         (fine, {"limit_key": "{}"}, r"limit_key names {}, which is no parameter of fine"),
+        (
+            fine,
+            {"ordering_key": 7},
+            "ordering_key must be a text, which may name parameters",
+        ),
+        (fine, {"ordering_key": "{"}, "in braces, got '{': "),
         (fine, {"time_limit": 5}, "'time_limit' is no option of a task: it can have queue"),
         (fine, {"give_up_on": "ValueError"}, "give_up_on takes exception classes"),
         (fine, {"retry_on": [ValueError]}, "retry_on takes exception classes"),

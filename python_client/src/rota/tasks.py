@@ -119,9 +119,9 @@ class Task(Generic[Call, P, R]):
         return f"<rota.Task {self.job_type!r}>"
 
     def options(self, **options: Unpack[CallOptions]) -> Task[Call, P, R]:
-        """Return the task with other options, of which those given here are taken as they are.
+        """Return the task with these options instead of its own; None takes one away.
 
-        None stands for what the task, or else its queue, has without the option.
+        Keys are taken as they are: braces in them mean nothing.
         """
         task = copy(self)
         task._options = {**self._options, **_check_options(CallOptions, options)}
@@ -260,7 +260,14 @@ class Task(Generic[Call, P, R]):
         self._required = {p.name for p in parameters if p.default is p.empty}
 
     def _check_template(self, option: str, text: str) -> str:
-        for _, field, _, _ in Formatter().parse(text):
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(text)]
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{option} must be a text, which may name parameters in braces, got {text!r}: "
+                f"{error}"
+            ) from None
+        for field in fields:
             root = (field or "").replace("[", ".").partition(".")[0]
             if field is not None and root not in self._decoders:
                 raise ValueError(
