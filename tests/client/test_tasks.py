@@ -94,6 +94,19 @@ def test_task_runs_with_the_arguments_it_was_enqueued_with(
     assert (done["status"], done["result"]) == ("succeeded", {"sent": 1})
 
 
+def test_arguments_reach_parameters_of_each_kind(client: Client, drain: Drain) -> None:
+    registry = Registry()
+
+    @registry.task()
+    def take(job: Job, /, a: int, b: int = 2, c: int = 3, *, d: int, e: int = 5) -> None:
+        SEEN.append((a, b, c, d, e))
+
+    take.enqueue_many(client, [take.job(1, c=30, d=4), take.job(a=1, b=20, d=40, e=50)])
+    drain(registry, concurrency=1)
+
+    assert SEEN == [(1, 2, 30, 4, 5), (1, 20, 3, 40, 50)]
+
+
 def test_async_task_is_enqueued_by_an_async_client_and_gets_its_job(
     dsn: str, job: Callable[[int], Row], drain: Drain
 ) -> None:
