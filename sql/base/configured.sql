@@ -6,14 +6,16 @@
  * than to write a job.  So triggers of these tables keep a list of the names that something is
  * set for, and a call asks that one list.  Whoever is told yes asks the tables.
  *
- * A name is in the list of whoever sees the setting, since one transaction writes both.
+ * A name is in the list of whoever sees the setting, since one transaction writes both.  The
+ * list stays short, so it does no harm if a plan reads it whole.
  */
 
 /*
  * Trigger of a table of settings.  A queue stands in the list by its name, and has no space in
- * it; a job type, a key and an access have a word and a space before theirs.
+ * it; a job type and an access have a word and a space before theirs.  No call asks for a limit
+ * of a key, of which there may be very many: a job says itself that it has a key.
  */
-create or replace function rota._note_configured()
+create or replace function rota._list_configured()
     returns trigger language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -24,7 +26,9 @@ declare
         else coalesce(v_row ->> 'queue', v_row ->> 'limit_name')
     end;
 begin
-    if tg_op = 'DELETE' then
+    if v_name like 'key %' then
+        return null;
+    elsif tg_op = 'DELETE' then
         delete from rota.configured_names as c
         where c.name = v_name and c.source = tg_table_name;
     else

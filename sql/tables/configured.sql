@@ -14,14 +14,14 @@ create table rota.configured_names (
 comment on table rota.configured_names is
     'Queues, job types and accesses that a setting, a limit, turns or a grant is for.';
 comment on column rota.configured_names.name is
-    'A queue, or the word type, key or access, a space and a name.';
+    'A queue, or the word type or access, a space and a name.';
 comment on column rota.configured_names.source is 'The table of the setting.';
 
 create trigger queues_configured after insert or delete on rota.queues
-    for each row execute function rota._note_configured();
+    for each row execute function rota._list_configured();
 create trigger limits_configured after insert or delete on rota.limits
-    for each row execute function rota._note_configured();
+    for each row execute function rota._list_configured();
 create trigger fair_queues_configured after insert or delete on rota.fair_queues
-    for each row execute function rota._note_configured();
+    for each row execute function rota._list_configured();
 create trigger queue_grants_configured after insert on rota.queue_grants
-    for each row execute function rota._note_configured();
+    for each row execute function rota._list_configured();

@@ -135,7 +135,9 @@ def check(session: Session, round_number: int, jobs: int, name: str) -> None:
     assert len(session.plans) > 1, name
     for node in session.nodes():
         kind, relation = node["Node Type"], node.get("Relation Name")
-        assert not (kind == "Seq Scan" and relation), (name, relation)
+        # The list of names that something is set for is short, see base/configured.sql.
+        is_list = relation == "configured_names"
+        assert not (kind == "Seq Scan" and relation) or is_list, (name, relation)
         if kind == "Sort":
             assert node["Actual Rows"] <= 2 * (jobs + 20), (name, node)
         if relation == "jobs":

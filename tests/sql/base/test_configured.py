@@ -1,0 +1,48 @@
+"""The list of names that something is set for."""
+
+from __future__ import annotations
+
+from sql.helpers import one, rows
+
+RECOUNT = """
+    select queue, 'queues' from rota.queues
+    union select coalesce(queue, limit_name), 'limits' from rota.limits where limit_key is null
+    union select queue, 'fair_queues' from rota.fair_queues
+    union select 'access ' || access, 'queue_grants' from rota.queue_grants
+    order by 1, 2
+"""
+LISTED = "select name, source from rota.configured_names order by 1, 2"
+
+
+def test_what_is_set_is_listed_until_it_is_not_set_any_more(db):
+    lengths = []
+
+    for function, arguments in [
+        ("set_queue", {"queue": "mail", "max_attempts": 3}),
+        ("set_queue", {"queue": "mail", "ageing": "1 minute"}),
+        ("set_limit", {"queue": "mail", "max_running": 3}),
+        ("set_limit", {"job_type": "charge", "max_running": 3}),
+        ("set_limit", {"job_type": "charge", "max_running": 5}),
+        ("set_limit", {"limit_key": "customer:*", "max_running": 1}),
+        ("grant_queue", {"role": "postgres", "queue": "mail", "access": "worker"}),
+        ("set_queue", {"queue": "other", "max_attempts": 1}),
+        ("pause_queue", {"queue": "other"}),
+        ("resume_queue", {"queue": "other"}),
+        ("set_limit", {"job_type": "charge", "reset": True}),
+        ("set_limit", {"queue": "mail", "reset": True}),
+        ("revoke_queue", {"role": "postgres", "queue": "mail", "access": "worker"}),
+    ]:
+        one(db, function, **arguments)
+        lengths.append(len(rows(db, LISTED)))
+        assert rows(db, LISTED) == rows(db, RECOUNT)
+
+    assert lengths[:10] == [1, 1, 2, 3, 3, 3, 4, 5, 5, 5]
+    assert lengths[-1] == 3
+
+
+def test_a_setting_that_is_rolled_back_is_not_listed(db):
+    db.execute("begin")
+    one(db, "set_limit", job_type="charge", max_running=3)
+    db.execute("rollback")
+
+    assert rows(db, LISTED) == []
