@@ -20,6 +20,7 @@ import pytest
 
 import rota
 from rota import Client
+from rota.client.values import check_size
 
 ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
@@ -175,3 +176,27 @@ def test_values_of_another_type_break_nothing(client: Client, method: str) -> No
 def test_what_no_column_can_hold_is_refused(client: Client, call: Any) -> None:
     with pytest.raises(rota.InvalidArgumentError):
         call(client)
+
+
+def test_numbers_are_refused_by_the_width_that_the_catalog_gives_their_argument(
+    db: psycopg.Connection[Any],
+) -> None:
+    arguments = db.execute(
+        """
+        select distinct a.name, t.typname
+        from pg_proc as p,
+            unnest(p.proargnames[:p.pronargs], p.proargtypes::oid[]) as a (name, type),
+            pg_type as t
+        where p.pronamespace = 'rota'::regnamespace
+          and p.proname !~ '^_'
+          and t.oid = a.type
+          and t.typname in ('int4', '_int4', 'int8', '_int8')
+        """
+    ).fetchall()
+
+    assert ("blocks", "int8") in arguments
+    for name, kind in arguments:
+        bits = 63 if kind.endswith("8") else 31
+        check_size(name, [-(2**bits), 2**bits - 1])
+        with pytest.raises(rota.InvalidArgumentError, match=f"^{name} must be -"):
+            check_size(name, [2**bits])

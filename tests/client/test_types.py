@@ -1,8 +1,9 @@
-"""What mypy says of right and of wrong uses: it must refuse lines that end in ``# wrong``."""
+"""What type checkers say of uses: they must refuse the lines that end in ``# wrong``."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ import pytest
 
 import rota
 
-pytestmark = pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
+PYRIGHT_SETTINGS = '{"pythonVersion": "3.11", "typeCheckingMode": "standard"}'
 
 USES = """
 import rota
@@ -55,19 +56,116 @@ rota.Worker("", {"plain": plain}).run()  # wrong
 """
 
 
-def test_mypy_refuses_wrong_uses_and_takes_right_ones(tmp_path: Path) -> None:
-    (tmp_path / "uses.py").write_text(USES)
+TASKS = """
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+import rota
+
+registry = rota.Registry()
+
+@dataclass
+class Order:
+    order_id: int
+
+@registry.task(queue="mail", max_attempts=5, give_up_on=ValueError)
+def send_receipt(order_id: int, *, queue: str = "", copies: int = 1) -> int:
+    return order_id
+
+@registry.task("of_job", aliases=["with_job"], retry_on=(OSError, TimeoutError))
+def of_job(job: rota.Job, order_id: int) -> None: ...
+
+@registry.task()
+async def ship(job: rota.AsyncJob, order: Order, at: datetime) -> str:
+    await job.set_progress(50)
+    return str(order.order_id)
+
+@registry.task()
+async def fetch(order_id: int) -> int:
+    return order_id
+
+@registry.task()
+async def wrong_job(job: rota.Job, order_id: int) -> None: ...
+
+@registry.task()
+def wrong_async_job(job: rota.AsyncJob, order_id: int) -> None: ...
+
+@registry.task(quue="mail")  # wrong
+def option(order_id: int) -> None: ...
+
+@registry.task(queue=7)  # wrong
+def option_type(order_id: int) -> None: ...
+
+@registry.task  # wrong
+def bare(order_id: int) -> None: ...
+
+def produce(client: rota.Client, connection: psycopg.Connection[Any]) -> int:
+    send_receipt.enqueue(client, order_id=7)
+    send_receipt.enqueue(connection, 7, copies=2, queue="a parameter")
+    of_job.enqueue(client, order_id=7)
+    ship.enqueue(client, Order(1), datetime.now())
+    send_receipt.enqueue(client, order=7)  # wrong
+    send_receipt.enqueue(client, order_id="7")  # wrong
+    send_receipt.enqueue(client)  # wrong
+    send_receipt.enqueue("postgresql://", order_id=7)  # wrong
+    of_job.enqueue(client, order_id="7")  # wrong
+    of_job.enqueue(client, job=1, order_id=7)  # wrong
+    ship.enqueue(client, Order(1), "now")  # wrong
+    wrong_job.enqueue(client, order_id=7)  # wrong
+    wrong_async_job.enqueue(client, order_id=7)  # wrong
+    soon = send_receipt.options(queue="slow", delay=timedelta(seconds=5))
+    soon.enqueue(client, order_id=7)
+    soon.enqueue(client, order_id="7")  # wrong
+    send_receipt.options(priorty=1)  # wrong
+    send_receipt.options(delay=5)  # wrong
+    send_receipt.enqueue_many(client, [send_receipt.job(order_id=n) for n in range(3)])
+    send_receipt.enqueue_many(client, [send_receipt.job(order=n) for n in range(3)])  # wrong
+    send_receipt("7")  # wrong
+    of_job(7)  # wrong
+    return send_receipt(7) + send_receipt.enqueue(client, 7).job_id
+
+async def produce_async(client: rota.AsyncClient, job: rota.AsyncJob) -> int:
+    await ship(job, Order(1), datetime.now())
+    await fetch.enqueue(client, order_id="7")  # wrong
+    fetch.enqueue(client, 7).job_id  # wrong
+    await fetch.enqueue_many(client, [fetch.job(1)])
+    return (await fetch.enqueue(client, 7)).job_id + await fetch(7)
+"""
+
+
+@pytest.mark.parametrize("uses", [USES, TASKS], ids=["handlers", "tasks"])
+@pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
+def test_mypy_refuses_wrong_uses_and_takes_right_ones(uses: str, tmp_path: Path) -> None:
+    assert_refused(uses, tmp_path, "mypy", "--strict", "--cache-dir", ".")
+
+
+@pytest.mark.skipif(find_spec("pyright") is None, reason="pyright is not installed")
+def test_pyright_refuses_wrong_uses_of_tasks_and_takes_right_ones(tmp_path: Path) -> None:
+    (tmp_path / "pyrightconfig.json").write_text(PYRIGHT_SETTINGS)
+
+    assert_refused(TASKS, tmp_path, "pyright", "--pythonpath", sys.executable)
+
+
+def assert_refused(uses: str, directory: Path, *checker: str) -> None:
+    """Run a type checker: it must refuse the wrong lines and no other."""
+    (directory / "uses.py").write_text(uses)
     source = str(Path(rota.__file__).parents[1])
 
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), "uses.py"],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": source},
+        [sys.executable, "-m", *checker, "uses.py"],
+        cwd=directory,
+        env={**os.environ, "MYPYPATH": source, "PYTHONPATH": path_with(source)},
         check=False,
         capture_output=True,
         text=True,
     )
 
-    told = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line}
-    wrong = {n for n, line in enumerate(USES.splitlines(), 1) if line.endswith("# wrong")}
+    told = {int(line) for line in re.findall(r"uses\.py:(\d+):.*\berror\b", done.stdout)}
+    wrong = {n for n, line in enumerate(uses.splitlines(), 1) if line.endswith("# wrong")}
     assert told == wrong, done.stdout
+
+
+def path_with(source: str) -> str:
+    return os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))

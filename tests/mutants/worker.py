@@ -175,7 +175,25 @@ WORKER = (
         "fatal-is-failed",
         "FatalError is an error like any other.",
         "client/test_worker.py",
-        client("worker/outcomes", "fatal=isinstance(error, FatalError)", "fatal=False"),
+        client("worker/outcomes", "fatal or isinstance(error, FatalError)", "fatal"),
+    ),
+    mutant(
+        "given-up-is-retried",
+        "A job is tried again after an exception that its task gives up on.",
+        "client/test_tasks.py",
+        client("worker/outcomes", "failure(error, fatal=job.is_given_up)", "failure(error)"),
+    ),
+    mutant(
+        "own-errors-are-given-up",
+        "A task with retry_on gives up on an effect that another job is at.",
+        "client/test_tasks.py",
+        client("tasks", "JobCancelled, RotaError)", "JobCancelled)"),
+    ),
+    mutant(
+        "unread-arguments-enqueued",
+        "A job is enqueued whose payload the worker will not be able to read.",
+        "client/test_tasks.py",
+        client("tasks", "self._decode(payload)  # what", "# what"),
     ),
     mutant(
         "cancelled-ends-nothing",

@@ -8,6 +8,7 @@ from ._version import __version__
 from .client.async_client import AsyncClient
 from .client.statement import Unreadable
 from .client.sync_client import Client
+from .codec import Codec
 from .effects import Effect
 from .exceptions import (
     BadScheduleError,
@@ -50,6 +51,7 @@ from .rows import (
     Waiting,
 )
 from .schema import install, sql_dir
+from .tasks import Task
 from .worker.events import JsonFormatter
 from .worker.worker import Worker
 
@@ -59,6 +61,7 @@ __all__ = [
     "BadScheduleError",
     "ClaimedJob",
     "Client",
+    "Codec",
     "Effect",
     "EffectInProgressError",
     "EffectNotHeldError",
@@ -90,6 +93,7 @@ __all__ = [
     "RunInProgressError",
     "ScheduleChange",
     "Snooze",
+    "Task",
     "TickReport",
     "UnknownQueueError",
     "UnknownScheduleError",

@@ -102,6 +102,8 @@ class BaseJob:
         """The database said that the lease is lost."""
         self.is_in_doubt = False
         """The end of a `transaction` was sent, so it may have been committed."""
+        self.is_given_up = False
+        """Its task does not want another attempt after what its function raised."""
         self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
         self.state = State.HELD

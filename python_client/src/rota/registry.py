@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar, Unpack
 
 from .client.values import check_name
-from .job import AsyncJob, Job
+from .codec import Codec
+from .tasks import Errors, Handler, Task, TaskDecorator, TaskOptions
 
-Handler = Callable[[Job], object] | Callable[[AsyncJob], object]
 H = TypeVar("H", bound=Handler)
 
 
@@ -22,10 +22,12 @@ class Registry:
         def send_mail(job: rota.Job) -> None: ...
 
     A plain function runs in a thread and gets a `Job`, an ``async def`` function runs in the
-    event loop and gets an `AsyncJob`.
+    event loop and gets an `AsyncJob`.  *codec* turns the parameters of tasks into JSON and
+    back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec | None = None) -> None:
+        self._codec = codec or Codec()
         self._handlers: dict[str, Handler] = {}
         self._async_types: set[str] = set()
 
@@ -39,6 +41,47 @@ class Registry:
             return function
 
         return register
+
+    def task(
+        self,
+        job_type: str | None = None,
+        *,
+        aliases: Sequence[str] = (),
+        retry_on: type[Exception] | Errors | None = None,
+        give_up_on: type[Exception] | Errors = (),
+        **options: Unpack[TaskOptions],
+    ) -> TaskDecorator:
+        """Make a task of the decorated function, whose typed parameters are the payload.
+
+            @registry.task(queue="mail", idempotency_key="receipt:{order_id}")
+            def send_receipt(job: rota.Job, order_id: int) -> None: ...
+
+            send_receipt.enqueue(client, order_id=7)
+
+        A first parameter that is a job is filled by the worker.  The job type is the name of
+        the function unless given; *aliases* are former ones, whose jobs it runs too.  With
+        *retry_on* no other exception is retried, except those of rota; after one of
+        *give_up_on* the job is dead.  Keys may name parameters in braces.
+        """
+        if not isinstance(job_type, str | None):
+            raise TypeError("use @registry.task(), with parentheses")
+
+        def make(function: Callable[..., object]) -> Task[..., ..., object]:
+            name = job_type or str(getattr(function, "__name__", ""))
+            _check_runs(name, function)
+            task: Task[..., ..., object] = Task(
+                function,
+                name,
+                self._codec,
+                retry_on if retry_on is None else _errors("retry_on", retry_on),
+                _errors("give_up_on", give_up_on),
+                options,
+            )
+            for each in (name, *aliases):
+                self.add(each, task.handler)
+            return task
+
+        return TaskDecorator(make)
 
     def add(self, job_type: str, function: Handler) -> None:
         """Register a function for a job type; a second one for the same type is an error."""
@@ -76,6 +119,14 @@ def is_async(handler: Handler) -> bool:
     """Whether calling a handler gives a coroutine."""
     call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async one
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+
+
+def _errors(argument: str, errors: type[Exception] | Errors) -> Errors:
+    kinds = errors if isinstance(errors, tuple) else (errors,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise TypeError(f"{argument} takes exception classes, got {kind!r}")
+    return kinds
 
 
 def _check_takes_a_job(job_type: str, function: Handler) -> None:

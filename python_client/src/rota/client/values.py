@@ -28,7 +28,16 @@ from ..exceptions import InvalidArgumentError, text_of
 REFUSED = re.compile("[\x00\ud800-\udfff]")
 """The characters that Postgres refuses in text and in jsonb."""
 
-_WIDE = re.compile(r"(.*_)?(ids?|tokens?|after|before)")
+_BIGINT = {
+    "job_id",
+    "job_ids",
+    "kept_job_ids",
+    "lease_token",
+    "lease_tokens",
+    "kept_lease_tokens",
+    "depends_on",
+    "blocks",
+}
 """The arguments that are numbers of 64 bits; all others have 32."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}")
@@ -59,7 +68,7 @@ def check_range(argument: str, value: float, least: float, most: float) -> None:
 
 def check_size(argument: str, value: Any) -> None:
     """Raise InvalidArgumentError for a whole number, also in a list, of too many bits."""
-    bits = 63 if _WIDE.fullmatch(argument) else 31
+    bits = 63 if argument in _BIGINT else 31
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, int) and not -(2**bits) <= number < 2**bits:
             raise InvalidArgumentError(

@@ -85,7 +85,7 @@ def _returned(job: BaseJob, result: object) -> Outcome:
     return Succeeded(result)
 
 
-def failure(error: BaseException) -> Failed:
+def failure(error: BaseException, *, fatal: bool = False) -> Failed:
     """Describe an exception; never raise, though it may be built so that asking it does."""
     try:
         name = _name(type(error))
@@ -95,7 +95,7 @@ def failure(error: BaseException) -> Failed:
             error_type=name,
             stack=_stack(error)[-MAX_TEXT:],
             retry_in=_delay(error) if isinstance(error, RetryIn) else None,
-            fatal=isinstance(error, FatalError),
+            fatal=fatal or isinstance(error, FatalError),
             exception=None if is_asked_for else error,
         )
     except BaseException:
@@ -113,7 +113,7 @@ def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
             return Stopped()
     except BaseException:
         return failure(error)
-    return failure(error)
+    return failure(error, fatal=job.is_given_up)
 
 
 def _snooze(error: Snooze) -> Outcome:

@@ -1,0 +1,267 @@
+"""Values of a task's parameters as JSON, and back by the types of the parameters."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NewType,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+from uuid import UUID
+
+Decoder = Callable[[Any], Any]
+
+_TEXTS: dict[Any, Callable[[str], Any]] = {
+    UUID: UUID,
+    Decimal: Decimal,
+    datetime: datetime.fromisoformat,
+    date: date.fromisoformat,
+    time: time.fromisoformat,
+}
+
+
+class Codec:
+    """How arguments and results of tasks become JSON, and arguments become values again.
+
+    | value | JSON |
+    |---|---|
+    | None, bool, int, float, str | itself |
+    | list, tuple, set, frozenset | array |
+    | mapping, dataclass, TypedDict, model of pydantic | object |
+    | datetime, date, time | text as by ``isoformat()`` |
+    | timedelta | seconds |
+    | UUID, Decimal | text |
+    | Enum | its value |
+
+    For other types override both methods, call ``super()`` for the rest, and give the codec to
+    the `Registry`.
+    """
+
+    def encode(self, value: Any) -> Any:
+        """Return a value as JSON has it; raise TypeError for one of an unknown type."""
+        if isinstance(value, Enum):
+            return self.encode(value.value)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, datetime | date | time):
+            return value.isoformat()
+        if isinstance(value, UUID | Decimal):
+            return str(value)
+        if isinstance(value, timedelta):
+            return value.total_seconds()
+        if isinstance(value, Mapping):
+            return {_key(self.encode(key)): self.encode(item) for key, item in value.items()}
+        if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray):
+            return [self.encode(item) for item in value]
+        if is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in fields(value) if field.init]
+            return {name: self.encode(getattr(value, name)) for name in names}
+        if _is_model(type(value)):
+            return value.model_dump(mode="json", by_alias=True, round_trip=True)
+        raise TypeError(
+            f"the type {type(value).__name__} has no form in JSON: pass what identifies the "
+            "value, such as an id, or give the registry a rota.Codec that knows the type"
+        )
+
+    def decoder(self, kind: Any) -> Decoder:
+        """Return what makes a value of a type from JSON; raise TypeError for an unknown type.
+
+        What it returns raises ValueError or TypeError for JSON of another form.
+        """
+        origin, inner = get_origin(kind), get_args(kind)
+        if kind is Any or kind is object:
+            return _as_it_is
+        if kind in (None, NoneType, bool, int, float, str):
+            return partial(_plain, NoneType if kind is None else kind)
+        if kind in _TEXTS:
+            return partial(_text, _TEXTS[kind])
+        if kind is timedelta:
+            return _duration
+        if isinstance(kind, NewType):
+            return self.decoder(kind.__supertype__)
+        if origin in (Annotated, Required, NotRequired):
+            return self.decoder(inner[0])
+        if origin in (Union, UnionType):
+            return partial(_first, [self.decoder(part) for part in sorted(inner, key=_width)])
+        if origin is Literal:
+            return partial(_literal, inner)
+        if is_typeddict(kind):
+            return partial(decode_object, dict, self._parts(kind), _required_keys(kind))
+        if inspect.isclass(origin or kind):
+            return self._decoder_of_class(kind, origin or kind, inner)
+        raise _unknown(kind)
+
+    def _decoder_of_class(self, kind: Any, plain: type, inner: tuple[Any, ...]) -> Decoder:
+        if issubclass(plain, Enum):
+            return plain
+        if _is_model(plain):
+            return lambda value: kind.model_validate_json(json.dumps(value))
+        if is_dataclass(plain):
+            required = {
+                field.name
+                for field in fields(plain)
+                if field.init and field.default is MISSING and field.default_factory is MISSING
+            }
+            names = {field.name for field in fields(plain) if field.init}
+            parts = {name: part for name, part in self._parts(plain).items() if name in names}
+            return partial(decode_object, plain, parts, required)
+        if plain is tuple and inner and inner[-1] is not Ellipsis:
+            return partial(_tuple, [self.decoder(part) for part in inner])
+        if issubclass(plain, Mapping) and issubclass(dict, plain):
+            key, item = inner or (str, Any)
+            return partial(_mapping, self._decoder_of_key(key), self.decoder(item))
+        for made in (list, tuple, set, frozenset):
+            if issubclass(made, plain):
+                return partial(_array, made, self.decoder(inner[0] if inner else Any))
+        raise _unknown(kind)
+
+    def _decoder_of_key(self, kind: Any) -> Decoder:
+        return int if kind is int else self.decoder(kind)
+
+    def _parts(self, kind: Any) -> dict[str, Decoder]:
+        hints = get_type_hints(kind, include_extras=True)
+        return {name: self.decoder(part) for name, part in hints.items()}
+
+
+def _key(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise TypeError(f"{value!r} cannot be a key of a JSON object: use a text or an int")
+    return str(value)
+
+
+def _required_keys(kind: Any) -> set[str]:
+    # With annotations that are texts, a class does not see what is Required or NotRequired.
+    marks = {
+        name: get_origin(h) for name, h in get_type_hints(kind, include_extras=True).items()
+    }
+    return {
+        name
+        for name, mark in marks.items()
+        if mark is Required or (mark is not NotRequired and name in kind.__required_keys__)
+    }
+
+
+def _is_model(kind: type) -> bool:
+    pydantic = sys.modules.get("pydantic")  # whoever has a model has imported it
+    return pydantic is not None and issubclass(kind, pydantic.BaseModel)
+
+
+def _unknown(kind: Any) -> TypeError:
+    name = getattr(kind, "__name__", repr(kind))
+    return TypeError(
+        f"the type {name} has no form in JSON: take what identifies the value, such as an id, "
+        "or give the registry a rota.Codec that knows the type"
+    )
+
+
+def _width(kind: Any) -> int:
+    """Order the parts of a union: what takes most values comes last."""
+    origin = get_origin(kind) or kind
+    wide = (bool, int, float, str, list, dict, Any, object)
+    return wide.index(origin) + 1 if origin in wide else 0
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _plain(kind: type, value: Any) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"must be {'null' if kind is NoneType else kind.__name__}")
+    return value
+
+
+def _text(make: Callable[[str], Any], value: Any) -> Any:
+    return make(_plain(str, value))
+
+
+def _duration(value: Any) -> timedelta:
+    return timedelta(seconds=_plain(float, value))
+
+
+def _literal(choices: tuple[Any, ...], value: Any) -> Any:
+    for choice in choices:
+        if type(choice) is type(value) and choice == value:
+            return choice
+    raise ValueError(f"must be one of {', '.join(map(repr, choices))}")
+
+
+def _first(decoders: list[Decoder], value: Any) -> Any:
+    said = []
+    for decoder in decoders:
+        try:
+            return decoder(value)
+        except (ValueError, TypeError, ArithmeticError) as error:
+            said.append(str(error))
+    raise ValueError("; or ".join(said))
+
+
+def _array(make: Callable[[Any], Any], decoder: Decoder, value: Any) -> Any:
+    items = enumerate(_plain(list, value))
+    return make(decode(f"[{index}]", decoder, item) for index, item in items)
+
+
+def _tuple(decoders: list[Decoder], value: Any) -> Any:
+    if len(_plain(list, value)) != len(decoders):
+        raise ValueError(f"must be an array of {len(decoders)}")
+    items = enumerate(zip(decoders, value, strict=True))
+    return tuple(decode(f"[{index}]", decoder, item) for index, (decoder, item) in items)
+
+
+def _mapping(key: Decoder, decoder: Decoder, value: Any) -> Any:
+    items = _plain(dict, value).items()
+    return {
+        decode(f"[{name!r}]", key, name): decode(f"[{name!r}]", decoder, item)
+        for name, item in items
+    }
+
+
+def decode_object(
+    make: Callable[..., Any], parts: Mapping[str, Decoder], required: Set[str], value: Any
+) -> Any:
+    """Call *make* with the decoded parts of an object; raise ValueError if they differ."""
+    names = _plain(dict, value).keys()
+    if unknown := names - parts.keys():
+        raise ValueError(f"has the unknown {min(unknown)!r}")
+    if missing := required - names:
+        raise ValueError(f"lacks {min(missing)!r}")
+    return make(**{name: decode(f".{name}", parts[name], value[name]) for name in names})
+
+
+class _Misfit(ValueError):
+    """A value inside of another is of another form; says where."""
+
+    def __init__(self, path: str, said: str) -> None:
+        super().__init__(f"{path} {said}")
+        self.path = path
+        self.said = said
+
+
+def decode(path: str, decoder: Decoder, value: Any) -> Any:
+    """Decode a part of a value; raise ValueError that names its place and shows it."""
+    try:
+        return decoder(value)
+    except _Misfit as error:
+        raise _Misfit(path + error.path, error.said) from None
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise _Misfit(path, f"{error}, got {repr(value)[:80]}") from None

@@ -1,0 +1,382 @@
+"""Tasks: functions whose typed parameters are the contract between producer and worker."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from copy import copy
+from datetime import datetime, timedelta
+from functools import partial
+from string import Formatter
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from psycopg import AsyncConnection, Connection
+
+from .client.async_client import AsyncClient
+from .client.sync_client import Client
+from .client.values import check_name
+from .codec import Codec, decode, decode_object
+from .exceptions import InvalidArgumentError, JobCancelled, RetryIn, RotaError, Snooze
+from .job import AsyncJob, BaseJob, Job
+from .rows import EnqueuedJob
+
+P = ParamSpec("P")
+Call = ParamSpec("Call")
+R = TypeVar("R")
+Handler = Callable[[Job], object] | Callable[[AsyncJob], object]
+Errors = tuple[type[Exception], ...]
+
+_TEMPLATES = ("idempotency_key", "ordering_key", "limit_key")
+_NEVER_GIVEN_UP = (RetryIn, Snooze, JobCancelled, RotaError)
+
+
+class TaskOptions(TypedDict, total=False):
+    """The arguments of ``enqueue`` that a task can have as its defaults."""
+
+    queue: str
+    delay: timedelta | None
+    priority: int
+    max_attempts: int | None
+    lease: timedelta | None
+    backoff: Mapping[str, Any] | None
+    idempotency_key: str | None
+    unique_for: timedelta | None
+    on_conflict: str
+    max_wait: timedelta | None
+    ordering_key: str | None
+    skip_dead: bool
+    limit_key: str | None
+    if_parent_dead: str
+
+
+class CallOptions(TaskOptions, total=False):
+    """The arguments of ``enqueue`` that one call can have."""
+
+    run_at: datetime | None
+    updated_at: datetime | None
+    depends_on: Sequence[int] | None
+    blocks: int | None
+
+
+class Task(Generic[Call, P, R]):
+    """A function that is enqueued with its own parameters; calling it just calls it.
+
+    Options have a call of their own, `options`: beside ``**kwargs: P.kwargs`` type checkers
+    allow no further keyword, and so none can collide with a parameter of the function.
+    """
+
+    def __init__(
+        self,
+        function: Callable[Call, R],
+        job_type: str,
+        codec: Codec,
+        retry_on: Errors | None,
+        give_up_on: Errors,
+        options: Mapping[str, Any],
+    ) -> None:
+        if not inspect.isroutine(function):
+            raise TypeError(
+                f"a task is made of a function, got {function!r}; further names of a task are "
+                "its aliases"
+            )
+        check_name("job_type", job_type)
+        self.job_type = job_type
+        self._function: Callable[..., R] = function
+        self._codec = codec
+        self._retry_on = retry_on
+        self._give_up_on = give_up_on
+        self._is_async = inspect.iscoroutinefunction(function)
+        self._read_parameters()
+        self._templates = {
+            name: self._check_template(name, options[name])
+            for name in _TEMPLATES
+            if options.get(name) is not None
+        }
+        self._options = _check_options(TaskOptions, options)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> R:
+        """Call the function, here and now."""
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<rota.Task {self.job_type!r}>"
+
+    def options(self, **options: Unpack[CallOptions]) -> Task[Call, P, R]:
+        """Return the task with these options instead of its own; None takes one away.
+
+        Keys are taken as they are: braces in them mean nothing.
+        """
+        task = copy(self)
+        task._options = {**self._options, **_check_options(CallOptions, options)}
+        task._templates = {
+            name: text for name, text in self._templates.items() if name not in options
+        }
+        return task
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """Return what `enqueue_many`, of the task or of the client, takes as one job."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            text = f"{self.job_type}{self._signature}: {error}"
+            raise TypeError(text) from None
+        payload = {name: self._encode(name, item) for name, item in bound.arguments.items()}
+        self._decode(payload)  # what the worker could not read is refused here
+        bound.apply_defaults()
+        keys = {
+            name: template.format_map(bound.arguments)
+            for name, template in self._templates.items()
+        }
+        options = {n: value for n, value in self._options.items() if value is not None}
+        return {"job_type": self.job_type, "payload": payload, **options, **keys}
+
+    @overload
+    def enqueue(
+        self, client: Client | Connection[Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> EnqueuedJob: ...
+
+    @overload
+    def enqueue(
+        self, client: AsyncClient | AsyncConnection[Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, EnqueuedJob]: ...
+
+    def enqueue(
+        self,
+        client: Client | Connection[Any] | AsyncClient | AsyncConnection[Any],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> EnqueuedJob | Coroutine[Any, Any, EnqueuedJob]:
+        """Add a job with these arguments in the caller's transaction."""
+        added: EnqueuedJob | Coroutine[Any, Any, EnqueuedJob]
+        added = _client(client).enqueue(**self.job(*args, **kwargs))
+        return added
+
+    @overload
+    def enqueue_many(
+        self, client: Client | Connection[Any], jobs: Iterable[Mapping[str, Any]]
+    ) -> list[EnqueuedJob]: ...
+
+    @overload
+    def enqueue_many(
+        self, client: AsyncClient | AsyncConnection[Any], jobs: Iterable[Mapping[str, Any]]
+    ) -> Coroutine[Any, Any, list[EnqueuedJob]]: ...
+
+    def enqueue_many(
+        self,
+        client: Client | Connection[Any] | AsyncClient | AsyncConnection[Any],
+        jobs: Iterable[Mapping[str, Any]],
+    ) -> list[EnqueuedJob] | Coroutine[Any, Any, list[EnqueuedJob]]:
+        """Add many jobs in the caller's transaction, each made by `job`."""
+        made = list(jobs)
+        for job in made:
+            if not isinstance(job, Mapping) or job.get("job_type") != self.job_type:
+                raise TypeError(
+                    f"enqueue_many() of {self.job_type} takes what its job(...) returns; use "
+                    "enqueue_many() of the client for jobs of several tasks"
+                )
+        added: list[EnqueuedJob] | Coroutine[Any, Any, list[EnqueuedJob]]
+        added = _client(client).enqueue_many(made)
+        return added
+
+    @property
+    def handler(self) -> Handler:
+        """The function as the handler of a worker, which gets the job alone."""
+
+        def run(job: Job) -> object:
+            args, kwargs = self._arguments(job)
+            try:
+                return self._result(self._function(*args, **kwargs))
+            except Exception as error:
+                job.is_given_up = self._gives_up(error)
+                raise
+
+        async def run_async(job: AsyncJob) -> object:
+            args, kwargs = self._arguments(job)
+            function: Callable[..., Any] = self._function
+            try:
+                return self._result(await function(*args, **kwargs))
+            except Exception as error:
+                job.is_given_up = self._gives_up(error)
+                raise
+
+        return run_async if self._is_async else run
+
+    def _read_parameters(self) -> None:
+        name = getattr(self._function, "__qualname__", repr(self._function))
+        try:
+            hints = get_type_hints(self._function, include_extras=True)
+        except NameError as error:
+            raise TypeError(
+                f"the types of {name} cannot be read: {error}; import or define them in its "
+                "module, before it, and not under TYPE_CHECKING"
+            ) from None
+        self._function_signature = inspect.signature(self._function)
+        parameters = list(self._function_signature.parameters.values())
+        self._job_name: str | None = None
+        if parameters and (kinds := _job_kinds(hints.get(parameters[0].name))):
+            wanted = AsyncJob if self._is_async else Job
+            if not any(issubclass(wanted, kind) for kind in kinds):
+                made = "an async" if self._is_async else "a plain"
+                raise TypeError(
+                    f"{name} is {made} function: let its job be of type {wanted.__name__}"
+                )
+            self._job_name = parameters.pop(0).name
+        self._decoders = {}
+        for parameter in parameters:
+            what = f"the parameter {parameter.name} of {name}"
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise TypeError(f"{what} has no fixed name: use a list or a mapping instead")
+            if parameter.name not in hints:
+                raise TypeError(f"{what} needs a type, such as {parameter.name}: int")
+            if _job_kinds(hints[parameter.name]):
+                raise TypeError(f"{what} is the job: put it first")
+            try:
+                self._decoders[parameter.name] = self._codec.decoder(hints[parameter.name])
+            except RecursionError:
+                raise TypeError(f"{what} has a type that contains itself: use Any") from None
+            except (TypeError, NameError) as error:
+                raise TypeError(f"{what}: {error}") from None
+        self._signature = inspect.Signature(
+            [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+        )
+        self._required = {p.name for p in parameters if p.default is p.empty}
+
+    def _check_template(self, option: str, text: str) -> str:
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(text)]
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{option} must be a text, which may name parameters in braces, got {text!r}: "
+                f"{error}"
+            ) from None
+        for field in fields:
+            root = (field or "").replace("[", ".").partition(".")[0]
+            if field is not None and root not in self._decoders:
+                raise ValueError(
+                    f"{option} names {{{field}}}, which is no parameter of {self.job_type}"
+                    f"{self._signature}; write a brace that is meant as one twice"
+                )
+        return text
+
+    def _encode(self, name: str, value: Any) -> Any:
+        try:
+            return self._codec.encode(value)
+        except RecursionError:
+            raise InvalidArgumentError(
+                f"payload.{name} is nested too deeply, or in itself"
+            ) from None
+        except TypeError as error:
+            raise InvalidArgumentError(f"payload.{name}: {error}") from None
+
+    def _decode(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        decoder = partial(decode_object, dict, self._decoders, self._required)
+        try:
+            arguments: dict[str, Any] = decode("payload", decoder, payload)
+        except ValueError as error:
+            text = f"{error}; the task is {self.job_type}{self._signature}"
+            raise InvalidArgumentError(text) from None
+        return arguments
+
+    def _arguments(self, job: BaseJob) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments = self._decode(job.payload)
+        if self._job_name is not None:
+            arguments[self._job_name] = job
+        bound = inspect.BoundArguments(self._function_signature, arguments)
+        return bound.args, bound.kwargs
+
+    def _result(self, value: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value  # which is what it means
+        try:
+            return self._codec.encode(value)
+        except TypeError:
+            return value  # the worker says what becomes of it
+
+    def _gives_up(self, error: Exception) -> bool:
+        if isinstance(error, self._give_up_on):
+            return True
+        if self._retry_on is None or isinstance(error, _NEVER_GIVEN_UP):
+            return False
+        return not isinstance(error, self._retry_on)
+
+
+class AsyncFunctionNeedsAsyncJob:
+    """What a type checker sees of an ``async def`` function with a `Job`."""
+
+
+class PlainFunctionNeedsJob:
+    """What a type checker sees of a plain function with an `AsyncJob`."""
+
+
+class TaskDecorator:
+    """What ``registry.task(...)`` returns: it makes a task of a function."""
+
+    def __init__(self, make: Callable[[Callable[..., Any]], Task[..., ..., Any]]) -> None:
+        self._make = make
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[AsyncJob, P], Coroutine[Any, Any, R]]
+    ) -> Task[Concatenate[AsyncJob, P], P, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the narrower one stands first
+        self, function: Callable[Concatenate[Job, P], Coroutine[Any, Any, Any]]
+    ) -> AsyncFunctionNeedsAsyncJob: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Job, P], R]
+    ) -> Task[Concatenate[Job, P], P, R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[AsyncJob, P], Any]
+    ) -> PlainFunctionNeedsJob: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Task[P, P, R]: ...
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        """Make a task of a function and register it."""
+        return self._make(function)
+
+
+def _client(client: object) -> Any:
+    if isinstance(client, Client | AsyncClient):
+        return client
+    if isinstance(client, AsyncConnection):
+        return AsyncClient(client)
+    return Client(client)  # type: ignore[arg-type]  # which refuses what is no connection
+
+
+def _job_kinds(kind: Any) -> list[type[BaseJob]]:
+    is_union = get_origin(kind) in (Union, UnionType, Annotated)
+    kinds = get_args(kind) if is_union else (kind,)
+    return [k for k in kinds if isinstance(k, type) and issubclass(k, BaseJob)]
+
+
+def _check_options(known: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    names = get_type_hints(known)
+    for name in options:
+        if name not in names:
+            raise TypeError(f"{name!r} is no option of a task: it can have {', '.join(names)}")
+    return dict(options)

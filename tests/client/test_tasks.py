@@ -1,0 +1,552 @@
+"""Typed tasks: what is enqueued, what the function gets, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import rota
+from rota import AsyncClient, AsyncJob, Client, Codec, Job, Registry
+
+if TYPE_CHECKING:
+    from pathlib import PurePath
+
+if find_spec("pydantic"):
+    import pydantic
+
+    class Address(pydantic.BaseModel):
+        street: str = pydantic.Field(alias="Street")
+        since: date
+
+
+Drain = Callable[..., None]
+Row = dict[str, Any]
+SEEN: list[Any] = []
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Line(TypedDict):
+    sku: str
+    count: NotRequired[int]
+
+
+@dataclass
+class Node:
+    children: list[Node]
+
+
+@dataclass(frozen=True)
+class Order:
+    order_id: UUID
+    total: Decimal
+    placed_at: datetime
+    lines: list[Line] = field(default_factory=list)
+
+
+@pytest.fixture
+def job(db: psycopg.Connection[Any]) -> Callable[[int], Row]:
+    def get(job_id: int) -> Row:
+        with db.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+            cursor.execute("select * from rota.job_runs where id = %s", [job_id])
+            row = cursor.fetchone()
+            assert row is not None
+            return row
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    SEEN.clear()
+
+
+def test_task_runs_with_the_arguments_it_was_enqueued_with(
+    client: Client, job: Callable[[int], Row], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.task(queue="default")
+    def send_receipt(order_id: int, copies: int = 1) -> dict[str, int]:
+        SEEN.append((order_id, copies))
+        return {"sent": copies}
+
+    first = send_receipt.enqueue(client, order_id=7).job_id
+    send_receipt.enqueue(client.connection, 8, copies=2)
+    drain(registry, concurrency=1)
+
+    assert SEEN == [(7, 1), (8, 2)]
+    done = job(first)
+    assert (done["job_type"], done["payload"]) == ("send_receipt", {"order_id": 7})
+    assert (done["status"], done["result"]) == ("succeeded", {"sent": 1})
+
+
+def test_arguments_reach_parameters_of_each_kind(client: Client, drain: Drain) -> None:
+    registry = Registry()
+
+    @registry.task()
+    def take(job: Job, /, a: int, b: int = 2, c: int = 3, *, d: int, e: int = 5) -> None:
+        SEEN.append((a, b, c, d, e))
+
+    take.enqueue_many(client, [take.job(1, c=30, d=4), take.job(a=1, b=20, d=40, e=50)])
+    drain(registry, concurrency=1)
+
+    assert SEEN == [(1, 2, 30, 4, 5), (1, 20, 3, 40, 50)]
+
+
+def test_async_task_is_enqueued_by_an_async_client_and_gets_its_job(
+    dsn: str, job: Callable[[int], Row], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.task("rates")
+    async def fetch_rates(job: AsyncJob, day: date) -> str:
+        await job.set_progress(50)
+        SEEN.append((job.attempt, day))
+        return day.isoformat()
+
+    async def produce() -> list[int]:
+        async with await psycopg.AsyncConnection.connect(dsn) as connection:
+            one = await fetch_rates.enqueue(connection, day=date(2026, 1, 12))
+            many = await fetch_rates.enqueue_many(
+                AsyncClient(connection), [fetch_rates.job(date(2026, 1, 13))]
+            )
+            return [row.job_id for row in (one, *many)]
+
+    job_ids = asyncio.run(produce())
+    drain(registry, concurrency=1)
+
+    assert [day.day for _, day in SEEN] == [12, 13]
+    assert [job(job_id)["result"] for job_id in job_ids] == ["2026-01-12", "2026-01-13"]
+
+
+def test_calling_a_task_just_calls_the_function() -> None:
+    registry = Registry()
+
+    @registry.task()
+    def double(number: int) -> int:
+        """Double it."""
+        return 2 * number
+
+    @registry.task()
+    async def triple(job: AsyncJob | None, number: int) -> int:
+        return 3 * number
+
+    assert double(21) == 42
+    assert asyncio.run(triple(None, number=3)) == 9  # type: ignore[misc, arg-type]
+    assert (double.__name__, double.__doc__) == ("double", "Double it.")
+
+
+def test_plain_handler_and_task_live_in_one_registry_that_another_includes(
+    client: Client, drain: Drain
+) -> None:
+    part, whole = Registry(), Registry()
+
+    @part.task()
+    def typed(job: Job, number: int) -> None:
+        SEEN.append((job.job_type, number))
+
+    @part.handler("plain")
+    def plain(job: Job) -> None:
+        SEEN.append((job.job_type, job.payload["number"]))
+
+    whole.include(part)
+    client.enqueue_many([typed.job(1), {"job_type": "plain", "payload": {"number": 2}}])
+    drain(whole, concurrency=1)
+
+    assert SEEN == [("typed", 1), ("plain", 2)]
+
+
+def test_options_of_the_task_are_defaults_and_those_of_a_call_go_first(
+    client: Client, job: Callable[[int], Row]
+) -> None:
+    registry = Registry()
+
+    @registry.task(
+        queue="mail",
+        priority=3,
+        max_attempts=5,
+        lease=timedelta(seconds=90),
+        backoff={"kind": "fixed", "base_seconds": 60},
+        idempotency_key="receipt:{order_id}:{copies}",
+        ordering_key="order:{order_id}",
+        limit_key="customers",
+    )
+    def send_receipt(order_id: int, queue: str = "a parameter", copies: int = 1) -> None: ...
+
+    first = send_receipt.enqueue(client, 7, queue="x")
+    again = send_receipt.enqueue(client, 7, queue="y")
+    other = send_receipt.options(
+        queue="slow",
+        max_attempts=None,
+        idempotency_key="a {brace}",
+        ordering_key=None,
+        delay=timedelta(hours=1),
+    ).enqueue(client, 7, queue="z")
+
+    assert (again.is_new, again.job_id) == (False, first.job_id)
+    row = job(first.job_id)
+    assert row["payload"] == {"order_id": 7, "queue": "x"}
+    assert (row["queue"], row["priority"], row["max_attempts"]) == ("mail", 3, 5)
+    assert row["idempotency_key"] == "receipt:7:1"
+    row = job(other.job_id)
+    assert (row["queue"], row["priority"], row["max_attempts"]) == ("slow", 3, 10)
+    assert row["idempotency_key"] == "a {brace}"
+    keys = client.connection.execute(
+        "select ordering_key, limit_key, extract(epoch from lease)::int, backoff ->> 'kind', "
+        "run_at > now() + interval '50 minutes' from rota.jobs order by id"
+    ).fetchall()
+    assert keys == [
+        ("order:7", "customers", 90, "fixed", False),
+        (None, "customers", 90, "fixed", True),
+    ]
+
+
+def test_job_of_a_former_name_is_run_by_the_renamed_task(client: Client, drain: Drain) -> None:
+    registry = Registry()
+
+    @registry.task("send_receipt", aliases=["mail_receipt", "receipt"])
+    def send_receipt(order_id: int) -> None:
+        SEEN.append(order_id)
+
+    client.enqueue("mail_receipt", {"order_id": 1})
+    client.enqueue("receipt", {"order_id": 2})
+    drain(registry, concurrency=1)
+
+    assert SEEN == [1, 2]
+    assert send_receipt.job(3)["job_type"] == "send_receipt"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("options", "raised", "status"),
+    [
+        ({}, ValueError, "failed"),
+        ({"give_up_on": ValueError}, ValueError, "dead"),
+        ({"give_up_on": (KeyError, ValueError)}, UnicodeError, "dead"),
+        ({"give_up_on": ValueError}, KeyError, "failed"),
+        ({"retry_on": ConnectionError}, ConnectionRefusedError, "failed"),
+        ({"retry_on": ConnectionError}, ValueError, "dead"),
+        (
+            {"retry_on": OSError, "give_up_on": ConnectionRefusedError},
+            ConnectionRefusedError,
+            "dead",
+        ),
+        ({"retry_on": ConnectionError}, rota.EffectInProgressError, "failed"),
+        ({"retry_on": ConnectionError}, lambda: rota.RetryIn(60), "failed"),
+        ({"retry_on": ConnectionError}, lambda: rota.Snooze(60), "queued"),
+        ({"retry_on": ConnectionError}, lambda: rota.FatalError("no"), "dead"),
+    ],
+)
+def test_exceptions_that_are_tried_again_and_those_that_are_not(
+    client: Client,
+    job: Callable[[int], Row],
+    drain: Drain,
+    options: dict[str, Any],
+    raised: Callable[[], Exception],
+    status: str,
+    is_async: bool,
+) -> None:
+    registry = Registry()
+    backoff = {"kind": "fixed", "base_seconds": 3600}
+
+    def fail() -> None:
+        raise raised()
+
+    async def fail_async() -> None:
+        raise raised()
+
+    fails = registry.task("fails", backoff=backoff, **options)(fail_async if is_async else fail)
+    job_id = fails.enqueue(client).job_id
+    drain(registry)
+
+    row = job(job_id)
+    assert row["status"] == status
+    if isinstance(raised, type) and issubclass(raised, ValueError):
+        assert row["error_type"] == raised.__name__
+
+
+VALUES: list[tuple[Any, Any, Any]] = [
+    (None, None, None),
+    (bool, True, True),
+    (float, 3, 3),
+    (str, "a", "a"),
+    (int, 2**70, 2**70),
+    (Any, {"a": [1]}, {"a": [1]}),
+    (datetime, datetime(2026, 1, 2, 3, 4, 5, 6, UTC), "2026-01-02T03:04:05.000006+00:00"),
+    (date, date(2026, 1, 2), "2026-01-02"),
+    (timedelta, timedelta(milliseconds=1500), 1.5),
+    (UUID, UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    (Decimal, Decimal("1.10"), "1.10"),
+    (Color, Color.RED, "red"),
+    (Literal["a", 1], 1, 1),
+    (int | None, None, None),
+    (str | date, date(2026, 1, 2), "2026-01-02"),
+    (str | date, "tomorrow", "tomorrow"),
+    (list[UUID], [UUID(int=2)], ["00000000-0000-0000-0000-000000000002"]),
+    (tuple[int, ...], (1, 2), [1, 2]),
+    (tuple[int, Decimal], (1, Decimal(2)), [1, "2"]),
+    (frozenset[str], frozenset("a"), ["a"]),
+    (dict[int, date], {1: date(2026, 1, 2)}, {"1": "2026-01-02"}),
+    (Mapping[str, list[Decimal]], {"a": [Decimal(1)]}, {"a": ["1"]}),
+    (Line, {"sku": "a"}, {"sku": "a"}),
+    (
+        Order,
+        Order(UUID(int=1), Decimal("9.90"), datetime(2026, 1, 2, tzinfo=UTC), [{"sku": "a"}]),
+        {
+            "order_id": "00000000-0000-0000-0000-000000000001",
+            "total": "9.90",
+            "placed_at": "2026-01-02T00:00:00+00:00",
+            "lines": [{"sku": "a"}],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "json"), VALUES)
+def test_value_is_json_in_the_payload_and_itself_in_the_function(
+    client: Client, drain: Drain, kind: Any, value: Any, json: Any
+) -> None:
+    registry = Registry()
+
+    def take(value: Any) -> None:
+        SEEN.append(value)
+
+    take.__annotations__["value"] = kind
+    task = registry.task()(take)
+    assert task.job(value)["payload"] == {"value": json}
+    task.enqueue(client, value)
+    drain(registry)
+
+    assert SEEN[0] == value
+    assert type(SEEN[0]) is type(value) or kind is float
+
+
+@pytest.mark.skipif(not find_spec("pydantic"), reason="pydantic is not installed")
+def test_model_of_pydantic_goes_through_the_payload(client: Client, drain: Drain) -> None:
+    registry = Registry()
+    address = Address(Street="Mill Lane", since=date(2026, 1, 2))
+
+    @registry.task()
+    def move(to: Address) -> Address:
+        SEEN.append(to)
+        return to
+
+    move.enqueue(client, address)
+    drain(registry)
+
+    assert SEEN[0] == address
+    assert move.job(address)["payload"] == {
+        "to": {"Street": "Mill Lane", "since": "2026-01-02"}
+    }
+
+
+def test_returned_exception_counts_as_raised(
+    client: Client, job: Callable[[int], Row], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.task(give_up_on=ValueError)
+    def check() -> Exception:
+        return ValueError("no such order")
+
+    job_id = check.enqueue(client).job_id
+    drain(registry)
+
+    assert (job(job_id)["status"], job(job_id)["last_error"]) == ("dead", "no such order")
+
+
+def test_result_is_encoded_too(client: Client, job: Callable[[int], Row], drain: Drain) -> None:
+    registry = Registry()
+
+    @registry.task()
+    def price() -> dict[str, Decimal]:
+        return {"total": Decimal("9.90")}
+
+    job_id = price.enqueue(client).job_id
+    drain(registry)
+
+    assert job(job_id)["result"] == {"total": "9.90"}
+
+
+def test_codec_of_the_user_knows_more_types(client: Client, drain: Drain) -> None:
+    class Fractions(Codec):
+        def encode(self, value: Any) -> Any:
+            return str(value) if isinstance(value, Fraction) else super().encode(value)
+
+        def decoder(self, kind: Any) -> Callable[[Any], Any]:
+            return Fraction if kind is Fraction else super().decoder(kind)
+
+    registry = Registry(codec=Fractions())
+
+    @registry.task()
+    def mix(parts: list[Fraction]) -> None:
+        SEEN.append(parts)
+
+    mix.enqueue(client, [Fraction(1, 3)])
+    drain(registry)
+
+    assert SEEN[0] == [Fraction(1, 3)]
+
+
+def test_payload_that_does_not_fit_fails_the_attempt_and_says_where(
+    client: Client, job: Callable[[int], Row], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.task(retry_on=ConnectionError)
+    def pack(lines: list[Line]) -> None:
+        SEEN.append(lines)
+
+    job_ids = [
+        client.enqueue("pack", payload).job_id
+        for payload in ({}, {"lines": [{"sku": 1}]}, {"lines": [], "of": 7})
+    ]
+    drain(registry)
+
+    said = "; the task is pack(lines: list[client.test_tasks.Line])"
+    assert [job(job_id)["last_error"] for job_id in job_ids] == [
+        f"payload lacks 'lines', got {{}}{said}",
+        f"payload.lines[0].sku must be str, got 1{said}",
+        f"payload has the unknown 'of', got {{'of': 7, 'lines': []}}{said}",
+    ]
+    # A newer worker may understand it.
+    assert {job(job_id)["status"] for job_id in job_ids} == {"failed"}
+    assert SEEN == []
+
+
+def test_wrong_arguments_are_refused_before_anything_is_enqueued(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    registry = Registry()
+
+    @registry.task()
+    def send_receipt(order_id: int, when: datetime | None = None) -> None: ...
+
+    task: Any = send_receipt
+    with pytest.raises(TypeError, match=r"^send_receipt\(order_id: int, .* unexpected"):
+        task.enqueue(client, 7, order=7)
+    with pytest.raises(TypeError, match="missing a required argument: 'order_id'"):
+        task.job()
+    with pytest.raises(
+        rota.InvalidArgumentError, match=r"^payload\.order_id must be int, got '7'; "
+    ):
+        task.enqueue(client, order_id="7")
+    with pytest.raises(
+        rota.InvalidArgumentError, match=r"^payload\.when: the type object has no form"
+    ):
+        task.enqueue(client, 7, when=object())
+    with pytest.raises(
+        TypeError, match=r"^'priorty' is no option of a task: it can have queue"
+    ):
+        task.options(priorty=1)
+    with pytest.raises(
+        TypeError, match=r"^enqueue_many\(\) of send_receipt takes what its job"
+    ):
+        task.enqueue_many(client, [{"order_id": 7}])
+    with pytest.raises(TypeError, match=r"open it first, psycopg\.connect"):
+        task.enqueue("postgresql://localhost/shop", order_id=7)
+
+    assert db.execute("select count(*) from rota.jobs").fetchone() == (0,)
+
+
+def no_type(order_id) -> None:  # type: ignore[no-untyped-def]
+    ...
+
+
+def many(*order_ids: int) -> None: ...
+
+
+def named(**orders: int) -> None: ...
+
+
+def job_last(order_id: int, job: Job) -> None: ...
+
+
+def connected(connection: psycopg.Connection[Any]) -> None: ...
+
+
+def unknown(path: PurePath) -> None: ...
+
+
+def pages(count: int) -> Iterator[int]:
+    yield count
+
+
+def jobs(jobs: list[Job]) -> None: ...
+
+
+def tree(root: Node) -> None: ...
+
+
+async def waits(job: Job) -> None: ...
+
+
+def plain(job: AsyncJob) -> None: ...
+
+
+def fine(order_id: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "remedy"),
+    [
+        (no_type, {}, "order_id of no_type needs a type, such as order_id: int"),
+        (many, {}, "has no fixed name: use a list or a mapping instead"),
+        (named, {}, "has no fixed name: use a list or a mapping instead"),
+        (job_last, {}, "job of job_last is the job: put it first"),
+        (connected, {}, "Connection has no form in JSON: take what identifies the value"),
+        (unknown, {}, "'PurePath' is not defined; import or define them in its module"),
+        (pages, {}, "is a generator, of which a call runs no line: return a value instead"),
+        (jobs, {}, "the parameter jobs of jobs: the type Job has no form in JSON"),
+        (tree, {}, "root of tree has a type that contains itself: use Any"),
+        (
+            Registry().task()(fine),
+            {},
+            "got <rota.Task 'fine'>; further names of a task are its",
+        ),
+        (Codec(), {"job_type": "a"}, "a task is made of a function, got <"),
+        (waits, {}, "waits is an async function: let its job be of type AsyncJob"),
+        (plain, {}, "plain is a plain function: let its job be of type Job"),
+        (fine, {"idempotency_key": "{order}"}, r"names {order}, which is no parameter of fine"),
+        (fine, {"limit_key": "{}"}, r"limit_key names {}, which is no parameter of fine"),
+        (
+            fine,
+            {"ordering_key": 7},
+            "ordering_key must be a text, which may name parameters",
+        ),
+        (fine, {"ordering_key": "{"}, "in braces, got '{': "),
+        (fine, {"time_limit": 5}, "'time_limit' is no option of a task: it can have queue"),
+        (fine, {"give_up_on": "ValueError"}, "give_up_on takes exception classes"),
+        (fine, {"retry_on": [ValueError]}, "retry_on takes exception classes"),
+        (fine, {"aliases": ["fine"]}, "there is a handler for 'fine' already"),
+        (fine, {"job_type": "no name"}, "job_type must be 1 to 63 of the characters"),
+    ],
+)
+def test_function_that_is_no_task_is_refused_with_a_remedy(
+    function: Any, options: Any, remedy: str
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        Registry().task(**options)(function)
+
+    assert remedy in str(caught.value)
+
+
+def test_decorator_without_parentheses_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^use @registry\.task\(\), with parentheses$"):
+
+        @Registry().task  # type: ignore[arg-type]
+        def send_receipt(order_id: int) -> None: ...
