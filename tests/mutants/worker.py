@@ -139,8 +139,9 @@ WORKER = (
         "client/test_locked_rows.py",
         client(
             "worker/completer",
-            "            self._heartbeat.remove([job])\n            report.until",
-            "            report.until",
+            "            self._heartbeat.remove([job])\n"
+            "            report.until = now + job.seconds_left",
+            "            report.until = now + 1e9",
         ),
     ),
     mutant(
