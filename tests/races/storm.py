@@ -288,8 +288,9 @@ class History:
             since = born[-1].number if born and not is_new else 0
             last = [c for c in changes if c.new and c.number >= since][-1:]
             after = None if has_gone else last[0].new
-            # A new job comes in blocked, and becomes what it is by the last of its changes.
-            number = changes[-1 if is_new else 0].number
+            # A job that comes in, or back, is what it becomes by the last of its changes.
+            comes = any(c.place == "jobs" for c in born)
+            number = changes[-1 if comes else 0].number
             made_at = changes[-1].made_at
             step = Step(number, self.calls[call], job_id, before, after, made_at)
             found.append(step)
