@@ -9,11 +9,11 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 from uuid import UUID
 
 import psycopg
+import pydantic
 import pytest
 
 import rota
@@ -22,12 +22,10 @@ from rota import AsyncClient, AsyncJob, Client, Codec, Job, Registry
 if TYPE_CHECKING:
     from pathlib import PurePath
 
-if find_spec("pydantic"):
-    import pydantic
 
-    class Address(pydantic.BaseModel):
-        street: str = pydantic.Field(alias="Street")
-        since: date
+class Address(pydantic.BaseModel):
+    street: str = pydantic.Field(alias="Street")
+    since: date
 
 
 Drain = Callable[..., None]
@@ -335,7 +333,6 @@ def test_value_is_json_in_the_payload_and_itself_in_the_function(
     assert type(SEEN[0]) is type(value) or kind is float
 
 
-@pytest.mark.skipif(not find_spec("pydantic"), reason="pydantic is not installed")
 def test_model_of_pydantic_goes_through_the_payload(client: Client, drain: Drain) -> None:
     registry = Registry()
     address = Address(Street="Mill Lane", since=date(2026, 1, 2))

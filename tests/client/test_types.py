@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -136,12 +135,10 @@ async def produce_async(client: rota.AsyncClient, job: rota.AsyncJob) -> int:
 
 
 @pytest.mark.parametrize("uses", [USES, TASKS], ids=["handlers", "tasks"])
-@pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
 def test_mypy_refuses_wrong_uses_and_takes_right_ones(uses: str, tmp_path: Path) -> None:
     assert_refused(uses, tmp_path, "mypy", "--strict", "--cache-dir", ".")
 
 
-@pytest.mark.skipif(find_spec("pyright") is None, reason="pyright is not installed")
 def test_pyright_refuses_wrong_uses_of_tasks_and_takes_right_ones(tmp_path: Path) -> None:
     (tmp_path / "pyrightconfig.json").write_text(PYRIGHT_SETTINGS)
 
