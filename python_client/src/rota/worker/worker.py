@@ -137,6 +137,10 @@ class Worker:
             raise RuntimeError("a Worker runs once: make another one")
         self._is_begun = True
         self._context.loop = asyncio.get_running_loop()
+        async with self._registry.open_resources() as self._context.resources:
+            await self._work(drain=drain, once=once)
+
+    async def _work(self, *, drain: bool, once: bool) -> None:
         try:
             await self._maintenance.introduce()
         except BaseException:
@@ -217,6 +221,7 @@ class Worker:
         await _try(self._executor.give_back_held())
         await self._executor.wait(self._grace_period, self._stop_now)
         await _try(self._executor.stop_running())
+        await _try(self._executor.ends.close())
         self._heartbeat.stop()
         await _try(self._maintenance.leave())
         await self._connection.close()
