@@ -94,7 +94,7 @@ begin
                     priority, 'max_attempts', max_attempts, 'lease', lease, 'backoff', backoff,
                     'idempotency_key', idempotency_key, 'ordering_key', ordering_key,
                     'skip_dead', skip_dead, 'if_parent_dead', if_parent_dead, 'limit_key',
-                    limit_key)),
+                    limit_key, 'status', case when depends_on is not null then 'blocked' end)),
                 unique_for, on_conflict, updated_at, max_wait, depends_on, blocks);
         end if;
     end if;
@@ -165,15 +165,15 @@ create or replace function rota.enqueue_many(jobs jsonb)
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_read record;
     v_jobs rota.jobs[];
-    v_has_rules boolean;
-    v_has_keys boolean;
     v_new_ids bigint[];
     v_ids bigint[];
     v_news boolean[];
 begin
-    select r.new_jobs, r.has_rules, r.has_keys into v_jobs, v_has_rules, v_has_keys
+    select r.new_jobs, r.has_rules, r.has_keys into v_read
     from rota._read_jobs(enqueue_many.jobs) as r;
+    v_jobs := v_read.new_jobs;
     perform rota._check_queues_of(jobs);
     v_new_ids := array(
         select nextval('rota.jobs_id_seq') from generate_series(1, cardinality(v_jobs))
@@ -181,10 +181,10 @@ begin
 
     -- Where no job has a key there is nothing to find, and no need of the subtransaction: a
     -- caller may make thousands of such calls in one transaction.
-    if not v_has_keys then
+    if not v_read.has_keys then
         perform rota._insert_jobs(v_jobs, v_new_ids);
         v_ids := v_new_ids;
-    elsif v_has_rules and jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
+    elsif v_read.has_rules and jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
         || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
         select array_agg(m.job_id order by m.ordinal), array_agg(m.is_new order by m.ordinal)
         into v_ids, v_news from rota._enqueue_many_keyed(v_jobs, enqueue_many.jobs) as m;
@@ -203,7 +203,7 @@ begin
         end;
     end loop;
 
-    if v_has_rules then
+    if v_read.has_rules then
         if v_news is null then
             v_news := array(
                 select i.id = i.new_id
@@ -237,7 +237,7 @@ create or replace function rota._read_jobs(
 declare
     c_plain constant text[] := array['job_type', 'payload', 'queue', 'run_at', 'priority',
         'max_attempts', 'lease', 'backoff', 'idempotency_key'];
-    v_are_sound boolean;
+    v_read record;
     v_rule record;
 begin
     if jsonb_typeof(_read_jobs.jobs) is distinct from 'array' then
@@ -254,13 +254,16 @@ begin
 
     -- Nothing is written in this block, so it costs no transaction id.
     begin
-        select coalesce(array_agg(n), '{}'), count(n.idempotency_key) > 0,
+        select coalesce(array_agg(n), '{}') as new_jobs,
+            count(n.idempotency_key) > 0 as has_keys,
             bool_and(rota._is_sound(n.job_type, coalesce(n.queue, 'default'),
                 coalesce(n.payload, '{}'), coalesce(n.priority, 0::smallint), n.idempotency_key)
-                and num_nonnulls(n.run_at, n.max_attempts, n.lease, n.backoff) = 0)
-        into new_jobs, has_keys, v_are_sound
+                and num_nonnulls(n.run_at, n.max_attempts, n.lease, n.backoff) = 0) as are_sound
+        into v_read
         from jsonb_populate_recordset(null::rota.jobs, _read_jobs.jobs) as n;
-        if v_are_sound and not has_rules then return; end if;
+        new_jobs := v_read.new_jobs;
+        has_keys := v_read.has_keys;
+        if v_read.are_sound and not has_rules then return; end if;
 
         perform rota._check_new_job(format('jobs[%s].', n.ordinality), n.job_type,
             coalesce(n.payload, '{}'), coalesce(n.queue, 'default'), n.run_at, r.delay,
@@ -290,12 +293,10 @@ begin
         select r.ordinal, r.delay, r.depends_on from rota._rules_of(_read_jobs.jobs) as r
         where num_nonnulls(r.delay, r.depends_on) > 0
     loop
-        if v_rule.delay is not null then
-            new_jobs[v_rule.ordinal].run_at := rota.now() + rota._exact(v_rule.delay);
-        end if;
-        if v_rule.depends_on is not null then
-            new_jobs[v_rule.ordinal].status := 'blocked';
-        end if;
+        new_jobs[v_rule.ordinal] := jsonb_populate_record(new_jobs[v_rule.ordinal],
+            jsonb_strip_nulls(jsonb_build_object(
+                'run_at', rota.now() + rota._exact(v_rule.delay),
+                'status', case when v_rule.depends_on is not null then 'blocked' end)));
     end loop;
 end;
 $$;

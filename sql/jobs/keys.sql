@@ -34,17 +34,15 @@ create or replace function rota._enqueue_special(
 )
     returns bigint language plpgsql set enable_seqscan = off set jit = off as $$
 declare
-    v_job rota.jobs := new_job;
     v_job_id bigint;
     v_is_new boolean;
 begin
     perform rota._check_key_rule('', new_job.idempotency_key, unique_for, on_conflict,
         updated_at, max_wait);
     perform rota._check_queues('producer', array[new_job.queue]);
-    if depends_on is not null then v_job.status := 'blocked'; end if;
 
     select k.job_id, k.is_new into v_job_id, v_is_new
-    from rota._enqueue_keyed(v_job, _enqueue_special.unique_for,
+    from rota._enqueue_keyed(_enqueue_special.new_job, _enqueue_special.unique_for,
         _enqueue_special.on_conflict, _enqueue_special.updated_at, _enqueue_special.max_wait,
         true) as k;
     if not v_is_new and on_conflict <> 'keep' then

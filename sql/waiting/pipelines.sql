@@ -138,7 +138,7 @@ begin
             v_stage.lease, 'backoff', v_stage.backoff, 'idempotency_key', idempotency_key,
             'ordering_key', ordering_key, 'skip_dead', skip_dead, 'if_parent_dead',
             if_parent_dead, 'limit_key', limit_key, 'pipeline', v_stage.pipeline, 'stage',
-            v_stage.stage)),
+            v_stage.stage, 'status', case when depends_on is not null then 'blocked' end)),
         unique_for, 'keep', null, null, depends_on,
         blocks);
 end;

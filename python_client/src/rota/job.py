@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
 )
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, TypeVar
@@ -52,12 +53,27 @@ class State(Enum):
     """Its handler has ended, and that is being reported."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How an attempt ended, as the functions of `Registry.on_end` are told."""
+
+    outcome: str
+    """succeeded, failed (it is tried again), dead, cancelled, snoozed, released or lost."""
+    duration: float
+    """Seconds that the handler ran; 0 if it did not start."""
+    exception: BaseException | None = None
+    """What the handler raised, if that is why."""
+    next_run: datetime | None = None
+    """When a job that failed or snoozed runs again."""
+
+
 class JobContext:
-    """What a job uses of the worker that runs it: its name, its loop, its connections."""
+    """What a job uses of the worker that runs it: its name, loop, connections, resources."""
 
     def __init__(self, worker: str, connections: JobConnections) -> None:
         self.worker = worker
         self.connections = connections
+        self.resources: dict[str, Any] = {}
         self.loop: asyncio.AbstractEventLoop
 
     def run_in_loop(self, call: Coroutine[Any, Any, T]) -> T:
@@ -111,6 +127,11 @@ class BaseJob:
 
     def __repr__(self) -> str:
         return f"<rota.{type(self).__name__} {self.job_id} {self.job_type!r}>"
+
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        """What the functions of `Registry.lifespan` have opened for all jobs of the worker."""
+        return self._context.resources
 
     @property
     def is_finished(self) -> bool:

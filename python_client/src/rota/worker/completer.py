@@ -27,7 +27,7 @@ from ..exceptions import InvalidArgumentError, RotaError
 from ..job import BaseJob, State
 from ..rows import EndedJob
 from .connection import PASSING, Connection, Retry, backoff, end_task, is_lost
-from .events import log_job
+from .events import Ends
 from .heartbeat import Heartbeat
 from .outcomes import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
 
@@ -94,10 +94,15 @@ class Completer:
     """Has ends reported and logged, and then lets go of the jobs; calls *on_end* after it."""
 
     def __init__(
-        self, connection: Connection, heartbeat: Heartbeat, on_end: Callable[[], None]
+        self,
+        connection: Connection,
+        heartbeat: Heartbeat,
+        ends: Ends,
+        on_end: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._heartbeat = heartbeat
+        self._ends = ends
         self._on_end = on_end
         self._retry = Retry("reporting ends", connection.state)
         self._reports: dict[BaseJob, _Report] = {}
@@ -112,7 +117,8 @@ class Completer:
     @property
     def is_full(self) -> bool:
         """Whether so much waits to be reported that no more jobs should end."""
-        return len(self._reports) >= 2 * MAX_JOBS or self._size >= MAX_SIZE
+        is_full = len(self._reports) >= 2 * MAX_JOBS or self._size >= MAX_SIZE
+        return is_full or self._ends.is_full
 
     @property
     def is_behind(self) -> bool:
@@ -125,7 +131,7 @@ class Completer:
             if job.is_finished:
                 _warn_of_what_came_after(job, outcome)
             self._heartbeat.remove([job])
-            log_job("succeeded" if job.is_finished else "lost", job, duration)
+            self._ends.add("succeeded" if job.is_finished else "lost", job, duration)
             return
         job.state = State.ENDED
         report = _Report(job, duration, outcome)
@@ -149,7 +155,7 @@ class Completer:
             await asyncio.wait([self._flush], timeout=LAST_REPORT)
         for job, report in self._reports.items():
             logger.warning("job %s: its end could not be reported", job.job_id)
-            log_job("lost", job, report.duration)
+            self._ends.add("lost", job, report.duration)
         self._heartbeat.remove(self._reports)
         self._reports.clear()
         self._pending.clear()
@@ -282,9 +288,9 @@ class Completer:
         event = EVENTS.get(row.answer, row.answer)
         details: dict[str, Any] = {}
         match report.outcome:
-            case Failed(error, error_type) as failed if event in ("failed", "dead"):
+            case Failed(error, error_type, exception=exception) if event in ("failed", "dead"):
                 details = {"next_run": row.run_at, "error_type": error_type, "error": error}
-                details["exception"] = failed.exception
+                details["exception"] = exception
             case Failed() if event == "lost" and job.is_in_doubt:
                 # The reply to a commit was lost, and the handler took that for a failure.
                 event = "succeeded"
@@ -293,7 +299,7 @@ class Completer:
         if event == "refused":
             logger.error("job %s could not be ended: %s", job.job_id, row.message)
             event = "lost"
-        log_job(event, job, report.duration, **details)
+        self._ends.add(event, job, report.duration, **details)
         return True
 
     def _try_otherwise(self, report: _Report, row: EndedJob) -> bool:
