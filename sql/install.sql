@@ -52,8 +52,9 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir base/scan_start.sql
 
 -- jobs/: from enqueue to the end of a job.
-\ir jobs/enqueue.sql
+\ir jobs/insert.sql
 \ir jobs/keys.sql
+\ir jobs/enqueue.sql
 \ir jobs/claim.sql
 \ir jobs/finish.sql
 \ir jobs/lease.sql

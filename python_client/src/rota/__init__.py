@@ -32,7 +32,7 @@ from .exceptions import (
     UnknownQueueError,
     UnknownScheduleError,
 )
-from .job import AsyncJob, Job
+from .job import AsyncJob, Job, JobEnd
 from .registry import Registry
 from .rows import (
     ClaimedJob,
@@ -77,6 +77,7 @@ __all__ = [
     "IsolationLevelError",
     "Job",
     "JobCancelled",
+    "JobEnd",
     "JobFinishedError",
     "JobHeartbeat",
     "JobNotBlockedError",

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import TypeVar, Unpack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import Any, TypeVar, Unpack, cast
 
 from .client.values import check_name
 from .codec import Codec
+from .job import AsyncJob, BaseJob, Job, JobEnd
 from .tasks import Errors, Handler, Task, TaskDecorator, TaskOptions
 
 H = TypeVar("H", bound=Handler)
+Resources = Callable[[], AsyncIterator[Mapping[str, Any] | None]]
+Middleware = Callable[[Any], Iterator[None]]
+EndFunction = Callable[[Any, JobEnd], object]
+L = TypeVar("L", bound=Resources)
+M = TypeVar("M", bound=Middleware)
+E = TypeVar("E", bound=EndFunction)
 
 
 class Registry:
@@ -30,6 +44,9 @@ class Registry:
         self._codec = codec or Codec()
         self._handlers: dict[str, Handler] = {}
         self._async_types: set[str] = set()
+        self._lifespans: list[Resources] = []
+        self._middlewares: list[Callable[[BaseJob], AbstractContextManager[None]]] = []
+        self._end_functions: list[EndFunction] = []
 
     def handler(self, job_type: str) -> Callable[[H], H]:
         """Register the decorated function for a job type."""
@@ -83,6 +100,71 @@ class Registry:
 
         return TaskDecorator(make)
 
+    def lifespan(self, function: L) -> L:
+        """Open for all jobs of a worker what they share, and close it when the worker leaves.
+
+            @registry.lifespan
+            async def clients() -> AsyncIterator[dict[str, Any]]:
+                async with httpx.AsyncClient() as http:
+                    yield {"http": http}
+
+        A handler finds it as ``job.resources["http"]``.  What is raised before the yield keeps
+        the worker from starting.
+        """
+        is_generator: bool = inspect.isasyncgenfunction(function)
+        if not is_generator:
+            raise TypeError("a lifespan is an async def function with one yield")
+        self._lifespans.append(function)
+        return function
+
+    def middleware(self, function: M) -> M:
+        """Run the decorated function around each handler, which runs where it yields.
+
+            @registry.middleware
+            def traced(job: rota.Job | rota.AsyncJob) -> Iterator[None]:
+                with tracer.start_as_current_span(job.job_type):
+                    yield
+
+        What the handler raises, it raises at the yield.  Another exception may be raised in its
+        place; one that is swallowed counts all the same.  The first that was registered is the
+        outermost.  It runs in the thread of a plain handler, and in the event loop for an
+        ``async def`` one, which it must not block.
+        """
+        is_generator: bool = inspect.isgeneratorfunction(function)
+        if not is_generator:
+            raise TypeError("a middleware is a plain function with one yield")
+        self._middlewares.append(contextmanager(function))
+        return function
+
+    def on_end(self, function: E) -> E:
+        """Call the decorated function when an attempt has ended and the database knows.
+
+            @registry.on_end
+            def tell(job: rota.Job | rota.AsyncJob, end: rota.JobEnd) -> None:
+                if end.outcome == "dead":
+                    page(job.job_type, job.job_id, end.exception)
+
+        Plain functions run in a thread, ``async def`` ones in the event loop, one call after
+        the other.  What they raise is logged.  A worker that dies calls none.
+        """
+        self._end_functions.append(function)
+        return function
+
+    @property
+    def end_functions(self) -> Sequence[EndFunction]:
+        """The functions of `on_end`."""
+        return self._end_functions
+
+    @asynccontextmanager
+    async def open_resources(self) -> AsyncIterator[dict[str, Any]]:
+        """Run the functions of `lifespan`, and return what they yield as one mapping."""
+        async with AsyncExitStack() as stack:
+            resources: dict[str, Any] = {}
+            for function in self._lifespans:
+                opened = await stack.enter_async_context(asynccontextmanager(function)())
+                resources |= opened or {}
+            yield resources
+
     def add(self, job_type: str, function: Handler) -> None:
         """Register a function for a job type; a second one for the same type is an error."""
         check_name("job_type", job_type)
@@ -95,9 +177,12 @@ class Registry:
             self._async_types.add(job_type)
 
     def include(self, other: Registry) -> None:
-        """Register all handlers of another registry."""
+        """Register all handlers of another registry, and what runs around them."""
         for job_type, function in other._handlers.items():
             self.add(job_type, function)
+        self._lifespans += other._lifespans
+        self._middlewares += other._middlewares
+        self._end_functions += other._end_functions
 
     @property
     def job_types(self) -> list[str]:
@@ -109,7 +194,33 @@ class Registry:
         return job_type in self._async_types
 
     def __getitem__(self, job_type: str) -> Handler:
-        return self._handlers[job_type]
+        handler: Any = self._handlers[job_type]
+        if not self._middlewares:
+            return cast(Handler, handler)
+
+        def run(job: Job) -> object:
+            with self._around(job):
+                return _raise_if_error(handler(job))
+
+        async def run_async(job: AsyncJob) -> object:
+            with self._around(job):
+                return _raise_if_error(await handler(job))
+
+        return run_async if self.is_async(job_type) else run
+
+    @contextmanager
+    def _around(self, job: BaseJob) -> Iterator[None]:
+        failure: BaseException | None = None
+        with ExitStack() as stack:
+            for middleware in self._middlewares:
+                stack.enter_context(middleware(job))
+            try:
+                yield
+            except BaseException as error:
+                failure = error
+                raise
+        if failure is not None:  # what a middleware has swallowed is no success
+            raise failure
 
     def __len__(self) -> int:
         return len(self._handlers)
@@ -119,6 +230,12 @@ def is_async(handler: Handler) -> bool:
     """Whether calling a handler gives a coroutine."""
     call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async one
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+
+
+def _raise_if_error(result: object) -> object:
+    if isinstance(result, Exception):
+        raise result  # which is what it means, and middleware shall see it
+    return result
 
 
 def _errors(argument: str, errors: type[Exception] | Errors) -> Errors:

@@ -27,7 +27,7 @@ from ..exceptions import InvalidArgumentError, RotaError
 from ..job import BaseJob, State
 from ..rows import EndedJob
 from .connection import PASSING, Connection, Retry, backoff, end_task, is_lost
-from .events import log_job
+from .events import Ends
 from .heartbeat import Heartbeat
 from .outcomes import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
 
@@ -47,13 +47,26 @@ RELEASE_PAUSE = 0.1
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
 
 
+NOT_COMMITTED = Failed(
+    "finish_in() was called in a transaction that was not committed: what the handler wrote is "
+    "lost, so it is tried again",
+    "rota.NotCommitted",
+    "",
+)
+"""What a handler comes to that returns without its transaction."""
+
+
 @dataclass(eq=False, slots=True)
 class _Report:
-    """What is told of a job; *result* is JSON text, *until* when a refused one is given up."""
+    """What is told of a job; *result* is JSON text, *until* when a refused one is given up.
+
+    *came_after* is how the handler ended, if a transaction of its own may have ended the job.
+    """
 
     job: BaseJob
     duration: float
     outcome: Outcome
+    came_after: Outcome | None = None
     result: str | None = None
     is_changed: bool = False
     failures: int = 0
@@ -94,10 +107,15 @@ class Completer:
     """Has ends reported and logged, and then lets go of the jobs; calls *on_end* after it."""
 
     def __init__(
-        self, connection: Connection, heartbeat: Heartbeat, on_end: Callable[[], None]
+        self,
+        connection: Connection,
+        heartbeat: Heartbeat,
+        ends: Ends,
+        on_end: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._heartbeat = heartbeat
+        self._ends = ends
         self._on_end = on_end
         self._retry = Retry("reporting ends", connection.state)
         self._reports: dict[BaseJob, _Report] = {}
@@ -112,7 +130,8 @@ class Completer:
     @property
     def is_full(self) -> bool:
         """Whether so much waits to be reported that no more jobs should end."""
-        return len(self._reports) >= 2 * MAX_JOBS or self._size >= MAX_SIZE
+        is_full = len(self._reports) >= 2 * MAX_JOBS or self._size >= MAX_SIZE
+        return is_full or self._ends.is_full
 
     @property
     def is_behind(self) -> bool:
@@ -125,10 +144,14 @@ class Completer:
             if job.is_finished:
                 _warn_of_what_came_after(job, outcome)
             self._heartbeat.remove([job])
-            log_job("succeeded" if job.is_finished else "lost", job, duration)
+            self._ends.add("succeeded" if job.is_finished else "lost", job, duration)
             return
-        job.state = State.ENDED
         report = _Report(job, duration, outcome)
+        if job.state is State.FINISHING:
+            report.came_after = outcome
+            if isinstance(outcome, Succeeded):
+                report.outcome = outcome = NOT_COMMITTED
+        job.state = State.ENDED
         if isinstance(outcome, Succeeded):
             try:
                 check_stage(job.next_stage)
@@ -149,7 +172,7 @@ class Completer:
             await asyncio.wait([self._flush], timeout=LAST_REPORT)
         for job, report in self._reports.items():
             logger.warning("job %s: its end could not be reported", job.job_id)
-            log_job("lost", job, report.duration)
+            self._ends.add("lost", job, report.duration)
         self._heartbeat.remove(self._reports)
         self._reports.clear()
         self._pending.clear()
@@ -277,23 +300,27 @@ class Completer:
             return False
         if row.answer == "refused" and self._try_otherwise(report, row):
             return False
+        if row.answer == "lost" and job.is_in_doubt:
+            # A success is told apart what ended the job: its own transaction, or another lease.
+            job.is_in_doubt, report.outcome = False, Succeeded(None)
+            self._add(report)
+            return False
         del self._reports[job]
         self._size -= report.size
         event = EVENTS.get(row.answer, row.answer)
         details: dict[str, Any] = {}
         match report.outcome:
-            case Failed(error, error_type) as failed if event in ("failed", "dead"):
+            case Failed(error, error_type, exception=exception) if event in ("failed", "dead"):
                 details = {"next_run": row.run_at, "error_type": error_type, "error": error}
-                details["exception"] = failed.exception
-            case Failed() if event == "lost" and job.is_in_doubt:
-                # The reply to a commit was lost, and the handler took that for a failure.
-                event = "succeeded"
+                details["exception"] = exception
+            case Succeeded() if report.came_after is not None and event == "succeeded":
+                _warn_of_what_came_after(job, report.came_after)
             case Snoozed():
                 details = {"next_run": row.run_at}
         if event == "refused":
             logger.error("job %s could not be ended: %s", job.job_id, row.message)
             event = "lost"
-        log_job(event, job, report.duration, **details)
+        self._ends.add(event, job, report.duration, **details)
         return True
 
     def _try_otherwise(self, report: _Report, row: EndedJob) -> bool:
@@ -335,10 +362,10 @@ def _warn_of_what_came_after(job: BaseJob, outcome: Outcome) -> None:
     """Tell of what a handler returned or raised after the transaction that ended its job."""
     if isinstance(outcome, Succeeded):
         if outcome.result is not None and outcome.result is not job.result:
-            text = "job %s: what its handler returned after transaction() is not stored: "
-            logger.warning(text + "set job.result before the end of the block", job.job_id)
+            text = "job %s: what its handler returned after its transaction is not stored: "
+            logger.warning(text + "set job.result before that ends", job.job_id)
     elif not isinstance(outcome, Lost | Stopped):
         error = outcome.exception if isinstance(outcome, Failed) else None
-        text = "job %s has succeeded by its transaction(); what came after is dropped: %s"
+        text = "job %s has succeeded by its transaction; what came after is dropped: %s"
         told = outcome.error if isinstance(outcome, Failed) else "a snooze"
         logger.error(text, job.job_id, told, exc_info=error)

@@ -1,17 +1,27 @@
-"""One log line for each thing that happens to a job or a worker, as text or as JSON."""
+"""One log line for each thing that happens to a job or a worker, as text or as JSON.
+
+`Ends` tells how attempts ended: the log, the worker's figures, and the functions of `on_end`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import logging
+from collections import deque
 from collections.abc import Sequence
+from contextvars import Context
 from datetime import UTC, datetime
 from typing import Any
 
-from ..job import BaseJob
+from ..job import BaseJob, JobEnd
+from ..registry import EndFunction
 
 logger = logging.getLogger("rota")
 
+MAX_PENDING = 2000
+"""So many ends may wait for their functions before no more jobs are started."""
 _LEVELS = {"failed": logging.WARNING, "lost": logging.WARNING, "dead": logging.ERROR}
 
 
@@ -43,6 +53,65 @@ def log_job(
     logger.log(
         level, "%s %s", event, " ".join(words), exc_info=exception, extra={"rota": fields}
     )
+
+
+class Ends:
+    """Logs the ends of attempts, and calls *functions* for each, one after the other."""
+
+    def __init__(self, functions: Sequence[EndFunction]) -> None:
+        self.count = 0
+        """How many attempts have ended."""
+        self._functions = functions
+        self._pending: deque[tuple[BaseJob, JobEnd]] = deque()
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the functions are so far behind that no more jobs should end."""
+        return len(self._pending) >= MAX_PENDING
+
+    def add(
+        self,
+        event: str,
+        job: BaseJob,
+        duration: float = 0.0,
+        exception: BaseException | None = None,
+        next_run: datetime | None = None,
+        **details: Any,
+    ) -> None:
+        """Log an end that the database knows of, and tell the functions."""
+        self.count += 1
+        is_failure = event in ("failed", "dead")
+        log_job(
+            event, job, duration or None, exception if is_failure else None,
+            next_run=next_run, **details,
+        )  # fmt: skip
+        if self._functions:
+            self._pending.append((job, JobEnd(event, duration, exception, next_run)))
+            if self._telling is None:
+                # In a context of its own: this may be called in that of a job.
+                self._telling = asyncio.create_task(self._tell(), context=Context())
+
+    async def close(self) -> None:
+        """Wait until the functions know of all."""
+        if self._telling is not None:
+            await self._telling
+
+    async def _tell(self) -> None:
+        try:
+            while self._pending:
+                job, end = self._pending.popleft()
+                for function in self._functions:
+                    try:
+                        if inspect.iscoroutinefunction(function):
+                            await function(job, end)
+                        else:
+                            await asyncio.to_thread(function, job, end)
+                    except Exception:
+                        name = getattr(function, "__qualname__", repr(function))
+                        logger.exception("job %s: %s, of on_end, failed", job.job_id, name)
+        finally:
+            self._telling = None
 
 
 def log_start(

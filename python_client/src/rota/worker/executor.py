@@ -21,7 +21,7 @@ from ..registry import Registry
 from ..rows import ClaimedJob
 from .completer import Completer
 from .connection import Connection
-from .events import log_job
+from .events import Ends, log_job
 from .heartbeat import Heartbeat
 from .outcomes import Failed, Outcome, outcome_of, run_async, run_sync
 
@@ -63,7 +63,8 @@ class Executor:
     ) -> None:
         self._job_context = context
         self._registry = registry
-        self._completer = Completer(connection, heartbeat, self._go_on)
+        self.ends = Ends(registry.end_functions)
+        self._completer = Completer(connection, heartbeat, self.ends, self._go_on)
         self._heartbeat = heartbeat
         self._concurrency = concurrency
         self._prefetch = prefetch
@@ -214,8 +215,8 @@ class Executor:
         if (outcome := _refusal(job)) is None:
             handler = cast(AsyncHandler, self._registry[job.job_type])
             outcome = await run_async(handler, job)
-            if job.forget_call():
-                logger.warning("job %s: set_progress() was not awaited", job.job_id)
+            for name in job.forget_calls():
+                logger.warning("job %s: %s() was not awaited", job.job_id, name)
         self._end(job, began_at, outcome)
         self._go_on()
 
@@ -273,7 +274,7 @@ class Executor:
             finally:  # or they would be kept for ever, and nobody runs them
                 self._heartbeat.remove(jobs)
             for job in jobs:
-                log_job("released" if job.job_id in released else "lost", job)
+                self.ends.add("released" if job.job_id in released else "lost", job)
 
 
 def _refusal(job: BaseJob) -> Outcome | None:

@@ -1,0 +1,327 @@
+"""What runs around handlers: lifespan, middleware and the functions that hear of ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from client.workers import BackgroundWorker, wait_until
+from rota import AsyncJob, Client, Job, JobEnd, Registry, Worker
+
+Drain = Callable[..., None]
+Status = Callable[[int], str]
+AnyJob = Job | AsyncJob
+TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
+
+
+def test_resources_are_opened_once_and_closed_after_the_last_job(
+    client: Client, drain: Drain
+) -> None:
+    registry = Registry()
+    seen: list[object] = []
+
+    @registry.lifespan
+    async def numbers() -> AsyncIterator[dict[str, Any]]:
+        seen.append("open")
+        yield {"answer": 42}
+        seen.append("closed")
+
+    @registry.lifespan
+    async def nothing() -> AsyncIterator[None]:
+        yield None
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        seen.append(job.resources["answer"])
+
+    @registry.handler("in_loop")
+    async def in_loop(job: AsyncJob) -> None:
+        seen.append(job.resources["answer"])
+
+    client.enqueue_many([{"job_type": "plain"}, {"job_type": "in_loop"}])
+    drain(registry)
+
+    assert seen == ["open", 42, 42, "closed"]
+
+
+def test_a_lifespan_that_fails_keeps_the_worker_from_claiming(
+    client: Client, dsn: str, status: Status
+) -> None:
+    registry = Registry()
+    registry.add("nothing", lambda job: None)
+
+    @registry.lifespan
+    async def pool() -> AsyncIterator[None]:
+        raise ConnectionRefusedError("no cache here")
+        yield
+
+    job = client.enqueue("nothing")
+    with pytest.raises(ConnectionRefusedError, match="no cache here"):
+        Worker(dsn, registry).run(drain=True)
+
+    assert status(job.job_id) == "queued"
+
+
+def test_middleware_runs_around_each_handler_in_its_context(
+    client: Client, drain: Drain
+) -> None:
+    registry = Registry()
+    seen: list[object] = []
+
+    @registry.middleware
+    def outer(job: AnyJob) -> Iterator[None]:
+        TENANT.set(job.payload["tenant"])
+        seen.append("outer")
+        yield
+        seen.append("end of outer")
+
+    @registry.middleware
+    def inner(job: AnyJob) -> Iterator[None]:
+        seen.append("inner")
+        yield
+        seen.append("end of inner")
+
+    @registry.handler("plain")
+    def plain(job: Job) -> str:
+        seen.append(TENANT.get())
+        return "result"
+
+    @registry.task("task")
+    async def task(job: AsyncJob, tenant: str) -> str:
+        await asyncio.sleep(0)
+        seen.append(TENANT.get())
+        return "result"
+
+    expected = ["outer", "inner", "a", "end of inner", "end of outer"]
+    for job_type in ("plain", "task"):
+        seen.clear()
+        job = client.enqueue(job_type, {"tenant": "a"})
+        drain(registry)
+
+        assert seen == expected
+        row = client.connection.execute(
+            "select result from rota.finished_jobs where id = %s", [job.job_id]
+        ).fetchone()
+        assert row == ("result",)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_middleware_sees_what_a_handler_raises_or_returns_as_an_error(
+    client: Client, drain: Drain, status: Status, is_async: bool
+) -> None:
+    registry = Registry()
+    seen: list[str] = []
+
+    @registry.middleware
+    def watch(job: AnyJob) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            seen.append(str(error))
+            if job.payload["then"] == "snooze":
+                raise rota.Snooze(60) from error
+            if job.payload["then"] == "raise":
+                raise
+
+    def fail(job: Job) -> object:
+        if job.payload["how"] == "return":
+            return ValueError("returned")
+        raise ValueError("raised")
+
+    async def fail_in_loop(job: AsyncJob) -> object:
+        return fail(job)  # type: ignore[arg-type]
+
+    registry.add("fails", fail_in_loop if is_async else fail)
+    jobs = [
+        client.enqueue("fails", {"how": how, "then": then})
+        for how in ("raise", "return")
+        for then in ("raise", "swallow", "snooze")
+    ]
+    drain(registry)
+
+    assert sorted(seen) == ["raised"] * 3 + ["returned"] * 3
+    # A swallowed error is no success: nobody would ever see it.
+    assert [status(job.job_id) for job in jobs] == ["failed", "failed", "queued"] * 2
+
+
+def test_middleware_that_fails_before_the_handler_fails_the_attempt(
+    client: Client, drain: Drain, status: Status
+) -> None:
+    registry = Registry()
+    ran: list[int] = []
+    registry.add("plain", lambda job: ran.append(job.job_id))
+
+    @registry.middleware
+    def refuse(job: AnyJob) -> Iterator[None]:
+        raise PermissionError("not here")
+        yield
+
+    job = client.enqueue("plain")
+    drain(registry)
+
+    assert status(job.job_id) == "failed"
+    assert ran == []
+
+
+def _registry_of_ends(seen: dict[int, JobEnd]) -> Registry:
+    registry = Registry()
+
+    @registry.on_end
+    async def note(job: AnyJob, end: JobEnd) -> None:
+        seen[job.job_id] = end
+
+    @registry.on_end
+    def fail_itself(job: AnyJob, end: JobEnd) -> None:
+        raise RuntimeError("a hook of mine is broken")
+
+    @registry.handler("does")
+    def does(job: Job) -> None:
+        match job.payload["what"]:
+            case "snooze":
+                raise rota.Snooze(60)
+            case "fail":
+                raise KeyError("gone")
+            case "die":
+                raise rota.FatalError("never")
+            case "commit":
+                with job.transaction():
+                    pass
+
+    return registry
+
+
+def test_functions_of_on_end_hear_how_each_attempt_ended(
+    client: Client, drain: Drain, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: dict[int, JobEnd] = {}
+    jobs = {
+        what: client.enqueue("does", {"what": what}).job_id
+        for what in ("nothing", "snooze", "fail", "die", "commit")
+    }
+    drain(_registry_of_ends(seen))
+
+    outcomes = {what: seen[job_id].outcome for what, job_id in jobs.items()}
+    assert outcomes == {
+        "nothing": "succeeded",
+        "snooze": "snoozed",
+        "fail": "failed",
+        "die": "dead",
+        "commit": "succeeded",
+    }
+    assert isinstance(seen[jobs["fail"]].exception, KeyError)
+    assert isinstance(seen[jobs["die"]].exception, rota.FatalError)
+    assert seen[jobs["nothing"]].exception is None
+    for what in ("fail", "snooze"):
+        assert seen[jobs[what]].next_run is not None
+    assert caplog.text.count("fail_itself, of on_end, failed") == len(jobs)
+
+
+def test_an_end_is_told_after_the_database_knows_of_it(
+    client: Client, drain: Drain, dsn: str
+) -> None:
+    registry = Registry()
+    statuses: list[Any] = []
+    registry.add("plain", lambda job: None)
+
+    @registry.on_end
+    def look(job: AnyJob, end: JobEnd) -> None:
+        with psycopg.connect(dsn) as connection:
+            query = "select status from rota.finished_jobs where id = %s"
+            statuses.append(connection.execute(query, [job.job_id]).fetchone())
+
+    client.enqueue("plain")
+    drain(registry)
+
+    assert statuses == [("succeeded",)]
+
+
+def test_a_worker_that_is_behind_with_telling_starts_no_more_jobs(
+    client: Client, dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.worker.events.MAX_PENDING", 3)
+    registry = Registry()
+    go_on = threading.Event()
+    registry.add("plain", lambda job: None)
+    registry.on_end(lambda job, end: go_on.wait(30))
+    client.enqueue_many([{"job_type": "plain"}] * 40)
+
+    worker = BackgroundWorker(dsn, registry, concurrency=1, batch=1)
+    count = "select count(*) from rota.finished_jobs"
+    try:
+        ended = wait_until(lambda: _value(db, count) >= 3 and _value(db, count))
+        worker.worker.stop()
+        assert ended < 40
+    finally:
+        go_on.set()
+        worker.stop()
+
+
+def test_ends_of_jobs_that_are_given_back_are_told_before_the_worker_leaves(
+    client: Client, dsn: str
+) -> None:
+    registry = Registry()
+    started = threading.Event()
+    outcomes: list[str] = []
+
+    @registry.handler("waits")
+    async def waits(job: AsyncJob) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    @registry.on_end
+    def note(job: AnyJob, end: JobEnd) -> None:
+        outcomes.append(end.outcome)
+
+    client.enqueue("waits", lease=timedelta(seconds=30))
+    worker = BackgroundWorker(dsn, registry, grace_period=0.0)
+    assert started.wait(30)
+    worker.stop()
+
+    assert outcomes == ["released"]
+
+
+def test_a_registry_brings_what_runs_around_its_handlers(client: Client, drain: Drain) -> None:
+    part, whole = Registry(), Registry()
+    seen: list[str] = []
+
+    @part.lifespan
+    async def opened() -> AsyncIterator[None]:
+        seen.append("lifespan")
+        yield
+
+    @part.middleware
+    def around(job: AnyJob) -> Iterator[None]:
+        seen.append("middleware")
+        yield
+
+    @part.on_end
+    async def ended(job: AnyJob, end: JobEnd) -> None:
+        seen.append("end")
+
+    part.add("plain", lambda job: seen.append("handler"))
+    whole.include(part)
+    client.enqueue("plain")
+    drain(whole)
+
+    assert seen == ["lifespan", "middleware", "handler", "end"]
+
+
+def test_what_cannot_run_around_a_handler_is_refused_at_once() -> None:
+    registry = Registry()
+    with pytest.raises(TypeError, match="plain function with one yield"):
+        registry.middleware(lambda job: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="async def function with one yield"):
+        registry.lifespan(lambda: None)  # type: ignore[arg-type, return-value]
+
+
+def _value(db: psycopg.Connection[Any], query: Any) -> Any:
+    row = db.execute(query).fetchone()
+    return row and row[0]
