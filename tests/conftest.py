@@ -46,6 +46,10 @@ def _own_environment() -> Iterator[None]:
             is_ours = name == "PGBINDIR" or os.environ[name] == PLAIN_SESSION
             if name == "DATABASE_URL" or (name.startswith("PG") and not is_ours):
                 patch.delenv(name)
+        # What a test starts in another directory finds the same code.
+        if path := os.environ.get("PYTHONPATH"):
+            folders = [str(Path(folder).resolve()) for folder in path.split(os.pathsep)]
+            patch.setenv("PYTHONPATH", os.pathsep.join(folders))
         yield
 
 

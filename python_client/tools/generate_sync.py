@@ -15,7 +15,8 @@ NOTE = "# Written by tools/generate_sync.py from async_client.py: change that fi
 REPLACEMENTS = (
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
-    (r"\bAsync(Client|Connection|Cursor|RowFactory)\b", r"\1"),
+    (r"\bAsync(Client|Connection|Cursor|Caller)\b", r"\1"),
+    (r"\badapt_async\b", "adapt"),
 )
 
 

@@ -261,29 +261,6 @@ def test_after_the_payload_arguments_have_names(client: Client, arguments: Any) 
         client.schedule_job("n", "@daily", "a", {}, *arguments)
 
 
-class _Wrapper:
-    """As Django and SQLAlchemy have one."""
-
-    def __init__(self, connection: object) -> None:
-        self.connection = connection
-
-
-def test_what_is_no_connection_is_refused_with_what_helps(
-    db: psycopg.Connection[Any],
-) -> None:
-    wrong: Any
-    for wrong, remedy in (
-        ("postgresql://localhost/shop", r"open it first, psycopg\.connect"),
-        (_Wrapper(db), "pass its attribute `connection`"),
-        (_Wrapper(None), "driver_connection"),
-        (None, "other drivers"),
-    ):
-        with pytest.raises(TypeError, match=remedy):
-            Client(wrong)
-    with pytest.raises(TypeError, match=r"AsyncClient needs .* use rota\.Client with it"):
-        AsyncClient(db)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("payload", "message"),
     [

@@ -134,15 +134,77 @@ async def produce_async(client: rota.AsyncClient, job: rota.AsyncJob) -> int:
 """
 
 
-@pytest.mark.parametrize("uses", [USES, TASKS], ids=["handlers", "tasks"])
+CONNECTIONS = """
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]
+import psycopg
+import rota
+from django.db import connection, connections  # type: ignore[import-untyped]
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+)
+from sqlalchemy.orm import Session, scoped_session
+
+registry = rota.Registry()
+
+@registry.task()
+def count_to(n: int) -> None: ...
+
+def produce(
+    session: Session,
+    scoped: scoped_session[Session],
+    alchemy: Connection,
+    plain: psycopg.Connection[Any],
+    engine: Engine,
+    in_loop: AsyncSession,
+) -> int:
+    count_to.enqueue(scoped, 1)
+    count_to.enqueue(connection, 1)
+    count_to.enqueue(connections["default"], 1)
+    count_to.enqueue(alchemy, "1")  # wrong
+    count_to.enqueue(engine, 1)  # wrong
+    rota.Client(engine)  # wrong
+    rota.Client(in_loop)  # wrong
+    rota.Client("postgresql://")  # wrong
+    rota.AsyncClient(session)  # wrong
+    rota.AsyncClient(plain)  # wrong
+    count_to.enqueue_many(plain, [count_to.job(1)])[0].is_new
+    rota.Client(alchemy).enqueue("a")
+    return count_to.enqueue(session, 1).job_id + rota.Client(session).enqueue("a").job_id
+
+async def produce_in_loop(
+    session: AsyncSession,
+    scoped: async_scoped_session[AsyncSession],
+    alchemy: AsyncConnection,
+    plain: psycopg.AsyncConnection[Any],
+    engine: AsyncEngine,
+) -> int:
+    await count_to.enqueue(scoped, 1)
+    await count_to.enqueue(alchemy, 1)
+    await count_to.enqueue(plain, "1")  # wrong
+    count_to.enqueue(session, 1).job_id  # wrong
+    await count_to.enqueue(engine, 1)  # wrong
+    rota.AsyncClient(engine)  # wrong
+    await rota.AsyncClient(await asyncpg.connect()).enqueue("a")
+    await count_to.enqueue_many(session, [count_to.job(1)])
+    return (await count_to.enqueue(plain, 1)).job_id
+"""
+
+
+@pytest.mark.parametrize(
+    "uses", [USES, TASKS, CONNECTIONS], ids=["handlers", "tasks", "connections"]
+)
 def test_mypy_refuses_wrong_uses_and_takes_right_ones(uses: str, tmp_path: Path) -> None:
     assert_refused(uses, tmp_path, "mypy", "--strict", "--cache-dir", ".")
 
 
-def test_pyright_refuses_wrong_uses_of_tasks_and_takes_right_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("uses", [TASKS, CONNECTIONS], ids=["tasks", "connections"])
+def test_pyright_refuses_wrong_uses_and_takes_right_ones(uses: str, tmp_path: Path) -> None:
     (tmp_path / "pyrightconfig.json").write_text(PYRIGHT_SETTINGS)
 
-    assert_refused(TASKS, tmp_path, "pyright", "--pythonpath", sys.executable)
+    assert_refused(uses, tmp_path, "pyright", "--pythonpath", sys.executable)
 
 
 def assert_refused(uses: str, directory: Path, *checker: str) -> None:

@@ -28,8 +28,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import ClassVar
 
-import psycopg
-
 
 class RotaError(Exception):
     """A stored function of rota refused the call."""
@@ -196,11 +194,14 @@ def text_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose text cannot be had"
 
 
-def translate(error: psycopg.Error) -> Exception:
-    """Return the exception for a database error: one of ours, or the error itself."""
-    ours = _BY_SQLSTATE.get(error.sqlstate)
+def translate(error: Exception) -> Exception:
+    """Return the exception for an error of a driver: one of ours, or the error itself."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    ours = _BY_SQLSTATE.get(state)
     if ours is None:
         return error
-    translated = ours(error.diag.message_primary or str(error))
-    translated.hint = error.diag.message_hint
+    told = getattr(error, "diag", error)  # asyncpg has no diag
+    message = getattr(told, "message_primary", None) or getattr(told, "message", None)
+    translated = ours(message or str(error))
+    translated.hint = getattr(told, "message_hint", None) or getattr(told, "hint", None)
     return translated

@@ -26,8 +26,7 @@ from typing import (
     overload,
 )
 
-from psycopg import AsyncConnection, Connection
-
+from .client.adapters import AsyncCaller, Caller, is_async
 from .client.async_client import AsyncClient
 from .client.sync_client import Client
 from .client.values import check_name
@@ -149,39 +148,39 @@ class Task(Generic[Call, P, R]):
 
     @overload
     def enqueue(
-        self, client: Client | Connection[Any], /, *args: P.args, **kwargs: P.kwargs
+        self, client: Client | Caller, /, *args: P.args, **kwargs: P.kwargs
     ) -> EnqueuedJob: ...
 
     @overload
     def enqueue(
-        self, client: AsyncClient | AsyncConnection[Any], /, *args: P.args, **kwargs: P.kwargs
+        self, client: AsyncClient | AsyncCaller, /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, EnqueuedJob]: ...
 
     def enqueue(
         self,
-        client: Client | Connection[Any] | AsyncClient | AsyncConnection[Any],
+        client: Client | Caller | AsyncClient | AsyncCaller,
         /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> EnqueuedJob | Coroutine[Any, Any, EnqueuedJob]:
-        """Add a job with these arguments in the caller's transaction."""
+        """Add a job with these arguments in the transaction of a connection or session."""
         added: EnqueuedJob | Coroutine[Any, Any, EnqueuedJob]
         added = _client(client).enqueue(**self.job(*args, **kwargs))
         return added
 
     @overload
     def enqueue_many(
-        self, client: Client | Connection[Any], jobs: Iterable[Mapping[str, Any]]
+        self, client: Client | Caller, jobs: Iterable[Mapping[str, Any]]
     ) -> list[EnqueuedJob]: ...
 
     @overload
     def enqueue_many(
-        self, client: AsyncClient | AsyncConnection[Any], jobs: Iterable[Mapping[str, Any]]
+        self, client: AsyncClient | AsyncCaller, jobs: Iterable[Mapping[str, Any]]
     ) -> Coroutine[Any, Any, list[EnqueuedJob]]: ...
 
     def enqueue_many(
         self,
-        client: Client | Connection[Any] | AsyncClient | AsyncConnection[Any],
+        client: Client | Caller | AsyncClient | AsyncCaller,
         jobs: Iterable[Mapping[str, Any]],
     ) -> list[EnqueuedJob] | Coroutine[Any, Any, list[EnqueuedJob]]:
         """Add many jobs in the caller's transaction, each made by `job`."""
@@ -360,12 +359,10 @@ class TaskDecorator:
         return self._make(function)
 
 
-def _client(client: object) -> Any:
-    if isinstance(client, Client | AsyncClient):
-        return client
-    if isinstance(client, AsyncConnection):
-        return AsyncClient(client)
-    return Client(client)  # type: ignore[arg-type]  # which refuses what is no connection
+def _client(connection: Any) -> Any:
+    if isinstance(connection, Client | AsyncClient):
+        return connection
+    return AsyncClient(connection) if is_async(connection) else Client(connection)
 
 
 def _job_kinds(kind: Any) -> list[type[BaseJob]]:

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["demo"]:
         return _demo(words[1:])
     arguments = make_parser().parse_args(words)
+    arguments.words = words
     try:
         return int(arguments.run(arguments) or OK)
     except CommandError as error:

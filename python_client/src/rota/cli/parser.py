@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._version import __version__
-from . import effects, jobs, queues, schedules, schema, status, tick, worker
+from . import effects, jobs, questions, queues, schedules, schema, status, tick, worker
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -101,6 +101,9 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
     add = _add(commands, "job", jobs.job, "show one job and its errors", json=True)
     add.add_argument("job_id", type=int)
+    what = "say why a job does not run, and what would change that"
+    add = _add(commands, "explain", questions.explain, what, json=True)
+    add.add_argument("job_id", type=int)
     add = _add(commands, "retry", jobs.retry, "run a job again now", json=True)
     add.add_argument("job_id", type=int)
     add.add_argument("--force", action="store_true", help="also when it is running")
@@ -127,8 +130,10 @@ def _add_worker(commands: Any) -> None:
         add.add_argument(name, type=kind, default=default, metavar="N", help=what)
 
     add.add_argument("registry", help="module:name of a rota.Registry")
-    add.add_argument("--queue", action="append", help="may be repeated (default: default)")
-    number(int, "--concurrency", 4, "jobs at a time")
+    what = "or QUEUE=PLACES for one with its own places; may be repeated (default: default)"
+    add.add_argument("--queue", action="append", help=what)
+    number(int, "--concurrency", 4, "jobs at a time, of the queues without their own places")
+    number(int, "--processes", 1, "worker processes, each with this concurrency")
     number(int, "--batch", None, "hold so many jobs (default: what starts in 0.2 seconds)")
     add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
     add.add_argument("--name", help="(default: host:pid:random)")
@@ -139,6 +144,15 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--no-tick", action="store_true", help="leave the maintenance to others")
     number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
     number(float, "--grace-period", 20.0, "seconds that running jobs get after SIGTERM")
+    what = "leave after about so many jobs; of several processes another one follows"
+    number(int, "--max-jobs", None, what)
+    what = "the same when the process has used so many megabytes"
+    number(float, "--max-memory", None, what)
+    what = "answer GET /live, /ready and /metrics there; further processes at the next ports"
+    add.add_argument("--health", metavar="[HOST:]PORT", help=what)
+    what = "start again when a Python file below the current directory changes"
+    add.add_argument("--reload", action="store_true", help=what)
+    add.add_argument("--process-number", type=int, help=argparse.SUPPRESS)
     how = add.add_mutually_exclusive_group()
     how.add_argument("--drain", action="store_true", help="leave when nothing is due")
     how.add_argument("--once", action="store_true", help="leave after one claim")

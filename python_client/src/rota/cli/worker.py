@@ -3,31 +3,98 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import logging
 import os
 import sys
 import traceback
+from contextlib import suppress
 
 from ..client.connecting import named
 from ..registry import Registry
-from ..worker.worker import Worker
-from .output import UsageError, conninfo, set_up_log
+from ..worker.supervisor import Supervisor
+from ..worker.worker import Worker, run_together
+from .output import CommandError, UsageError, conninfo, set_up_log
 
 LEFT_HANDLERS = 3
 
 
 def work(arguments: argparse.Namespace) -> int:
-    """Run a worker until it is told to stop."""
+    """Run workers until they are told to stop."""
     set_up_log(arguments.log_format, arguments.log_level)
+    if arguments.processes < 1:
+        raise UsageError(f"--processes must be 1 or more, got {arguments.processes}")
+    is_child = arguments.process_number is not None
+    if (arguments.processes > 1 or arguments.reload) and not is_child:
+        command = [sys.executable, "-m", "rota", *arguments.words]
+        is_done = arguments.drain or arguments.once
+        return Supervisor(
+            command, arguments.processes, reload=arguments.reload, is_done=is_done
+        ).run()
     registry = load_registry(arguments.registry)
+    workers = _workers(arguments, registry)
+    health = _health(arguments.health, arguments.process_number or 0)
+    if health is not None:
+        with suppress(ImportError):
+            metrics = importlib.import_module("rota.contrib.prometheus")
+            metrics.instrument(registry, workers)
     try:
-        worker = Worker(
+        run_together(workers, drain=arguments.drain, once=arguments.once, health=health)
+    except OSError as error:
+        if health is None or error.errno != errno.EADDRINUSE:
+            raise
+        raise CommandError(f"another process answers at port {health[1]} already") from None
+    if any(worker.has_threads for worker in workers):
+        # A handler ignores that its job was given back: end it together with the process,
+        # without a clean-up of the interpreter that it could disturb.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(LEFT_HANDLERS)
+    return 0
+
+
+def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
+    """Return a worker for the queues that share places, and one for each that has its own."""
+    places: dict[str, int] = {}
+    shared: list[str] = []
+    for word in arguments.queue or ["default"]:
+        queue, sign, number = word.partition("=")
+        if not sign:
+            shared.append(queue)
+        elif number.isascii() and number.isdigit() and queue not in places:
+            places[queue] = int(number)
+        else:
+            raise UsageError(f"--queue is NAME or NAME=PLACES, got {word!r}")
+    groups = [([queue], number) for queue, number in places.items()]
+    if shared:
+        groups.insert(0, (shared, arguments.concurrency))
+    return [
+        _worker(arguments, registry, queues, concurrency, is_alone=len(groups) == 1)
+        for queues, concurrency in groups
+    ]
+
+
+def _worker(
+    arguments: argparse.Namespace,
+    registry: Registry,
+    queues: list[str],
+    concurrency: int,
+    *,
+    is_alone: bool,
+) -> Worker:
+    name = arguments.name
+    if name and not is_alone:
+        name = f"{name}:{queues[0]}"
+    if name and arguments.process_number is not None:
+        name = f"{name}:{arguments.process_number}"
+    try:
+        return Worker(
             conninfo(arguments),
             registry,
-            name=arguments.name,
-            queues=arguments.queue or ["default"],
-            concurrency=arguments.concurrency,
+            name=name,
+            queues=queues,
+            concurrency=concurrency,
             batch=arguments.batch,
             lease=arguments.lease,
             poll_interval=arguments.poll_interval,
@@ -36,17 +103,21 @@ def work(arguments: argparse.Namespace) -> int:
             grace_period=arguments.grace_period,
             listen=not arguments.no_listen,
             listen_conninfo=arguments.listen_url and named(arguments.listen_url),
+            max_jobs=arguments.max_jobs,
+            max_memory=arguments.max_memory,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    worker.run(drain=arguments.drain, once=arguments.once)
-    if worker.has_threads:
-        # A handler ignores that its job was given back: end it together with the process,
-        # without a clean-up of the interpreter that it could disturb.
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(LEFT_HANDLERS)
-    return 0
+
+
+def _health(address: str | None, process: int) -> tuple[str, int] | None:
+    """Read ``[HOST:]PORT``; each further process of a supervisor gets the next port."""
+    if address is None:
+        return None
+    host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise UsageError(f"--health is PORT or HOST:PORT, got {address!r}")
+    return host.strip("[]") or "127.0.0.1", int(port) + (process if int(port) else 0)
 
 
 def load_registry(spec: str) -> Registry:

@@ -59,33 +59,58 @@ def blame(arguments: Mapping[str, Any]) -> None:
         check_known(name, value)
 
 
-def call(function: str, arguments: Iterable[str], row: type | None = None) -> bytes:
+def call(
+    function: str,
+    arguments: Iterable[str],
+    row: type | None = None,
+    *,
+    json_as_text: bool = False,
+) -> bytes:
     """Return ``select … from rota.function(name => %(name)s, …)``.
 
     The columns are the fields of *row*; without it, the one value, whose column has the
     function's name.
     """
-    return _compose(function, tuple(arguments), row)
+    return _compose(function, tuple(arguments), row, json_as_text)
 
 
 @cache
-def _compose(function: str, arguments: tuple[str, ...], row: type | None) -> bytes:
+def _compose(
+    function: str, arguments: tuple[str, ...], row: type | None, json_as_text: bool
+) -> bytes:
     named = sql.SQL(", ").join(
         sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder(name))
         for name in arguments
     )
+    as_text = json_columns(row) if row and json_as_text else ()
     statement = sql.SQL("select {} from {}({})").format(
-        sql.SQL(", ").join(map(sql.Identifier, _columns(row) if row else [function])),
+        sql.SQL(", ").join(
+            sql.SQL("{0}::text as {0}" if name in as_text else "{}").format(
+                sql.Identifier(name)
+            )
+            for name in (columns(row) if row else [function])
+        ),
         sql.Identifier("rota", function),
         named,
     )
     return statement.as_bytes(None)
 
 
-def _columns(row: type) -> Sequence[str]:
+def columns(row: type) -> Sequence[str]:
+    """Return the names of the columns that make a row."""
     if is_dataclass(row):
         return [field.name for field in fields(row)]
     return row._fields  # type: ignore[attr-defined,no-any-return]
+
+
+@cache
+def json_columns(row: Any) -> frozenset[str]:
+    """Return the names of those that are JSON, which can be anything."""
+    return frozenset(
+        name
+        for name, kind in row.__annotations__.items()
+        if getattr(kind, "__forward_arg__", kind) == "Any"
+    )
 
 
 Row = TypeVar("Row")

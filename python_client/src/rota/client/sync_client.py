@@ -14,34 +14,27 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import Connection, Cursor
-from psycopg.rows import RowFactory, scalar_row
+from psycopg.rows import scalar_row
 from psycopg.types.json import Jsonb
 
 from .. import rows
 from ..exceptions import translate
+from .adapters import Caller, adapt
 from .statement import UNSET, Unset, blame, call, factory, given, read_forgiving
-from .values import (
-    check_connection,
-    clean_text,
-    of_one_job,
-    to_endings,
-    to_job,
-    to_jsonb,
-    to_result,
-)
+from .values import clean_text, of_one_job, to_endings, to_job, to_jsonb, to_result
 
 Row = TypeVar("Row")
 
 
 class Client:
-    """The stored functions of rota over a connection of the caller.
+    """The stored functions of rota over a connection, or session, of the caller.
 
     The caller owns connection and transaction; the client never commits.
     """
 
-    def __init__(self, connection: Connection[Any]) -> None:
-        check_connection(connection, Connection)
-        self.connection = connection
+    def __init__(self, connection: Caller) -> None:
+        self.connection: Any = connection
+        self._driver = adapt(connection)
 
     def enqueue(
         self,
@@ -504,9 +497,15 @@ class Client:
         self._value("stop_waiting")
 
     def report_worker(
-        self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
+        self,
+        worker: str,
+        host: str,
+        pid: int,
+        version: str,
+        queues: Sequence[str],
+        job_types: Sequence[str] | Unset | None = UNSET,
     ) -> None:
-        """Say that a worker is there."""
+        """Say that a worker is there, and what it takes."""
         self._value(
             "report_worker",
             worker=worker,
@@ -514,6 +513,7 @@ class Client:
             pid=pid,
             version=version,
             queues=_array(queues),
+            job_types=_array(job_types),
         )
 
     def deregister_worker(self, worker: str) -> None:
@@ -555,6 +555,10 @@ class Client:
         """Let an ended run go on from a stage; return the id of its job."""
         value: int = self._value("restart_pipeline", job_id=job_id, stage=stage)
         return value
+
+    def explain_job(self, job_id: int) -> list[rows.Reason]:
+        """Say why a job does not run, or how it runs or ended; the first reason decides."""
+        return self._rows(rows.Reason, "explain_job", job_id=job_id)
 
     def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or ask for it while it runs; say its status."""
@@ -648,9 +652,7 @@ class Client:
     def grant_statements(self, access: str, role: str) -> list[str]:
         """Return the statements that give *role* an access."""
         return self._execute(
-            scalar_row,
-            call("grant_statements", given({"access": access, "role": role})),
-            {"access": access, "role": role},
+            None, "grant_statements", given({"access": access, "role": role})
         )
 
     def grant_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
@@ -664,45 +666,51 @@ class Client:
         return value
 
     def _rows(self, row: type[Row], function: str, **arguments: Any) -> list[Row]:
-        arguments = given(arguments)
-        return self._execute(factory(row), call(function, arguments, row), arguments)
+        return self._execute(row, function, given(arguments))
 
     def _row(self, row: type[Row], function: str, **arguments: Any) -> Row:
         return (self._rows(row, function, **arguments))[0]
 
     def _value(self, function: str, **arguments: Any) -> Any:
-        arguments = given(arguments)
-        return (self._execute(scalar_row, call(function, arguments), arguments))[0]
+        return (self._execute(None, function, given(arguments)))[0]
 
     def _execute(
-        self,
-        row_factory: RowFactory[Row],
-        statement: bytes,
-        arguments: Mapping[str, Any],
-    ) -> list[Row]:
+        self, row: type[Any] | None, function: str, arguments: Mapping[str, Any]
+    ) -> list[Any]:
+        """Return the rows that a function answers, or its one value, without *row*."""
         try:
-            # Not of the class that the caller's connection may have chosen for its own cursors.
-            with Cursor(self.connection, row_factory=row_factory) as cursor:
-                if arguments:
-                    # In binary, what is read does not depend on DateStyle and IntervalStyle.
-                    cursor.execute(statement, arguments, binary=True)
-                else:
-                    # In one message, from which tick() sees that it is all of its transaction.
-                    cursor.execute(statement, prepare=False)
-                try:
-                    return cursor.fetchall()
-                except Exception:  # whatever a value did to its loader
-                    return read_forgiving(cursor, row_factory(cursor))
-        except psycopg.Error as error:
+            driver = self._driver()
+            if isinstance(driver, Connection):
+                return _fetch(driver, row, call(function, arguments, row), arguments)
+            return driver.fetch(row, function, arguments)
+        except Exception as error:
             told = translate(error)
-            if told is error and isinstance(
-                error, psycopg.DataError | psycopg.ProgrammingError
-            ):
-                blame(arguments)
-            raise told from error
-        except (TypeError, ValueError, RecursionError):  # a value that cannot be sent
-            blame(arguments)
+            if told is not error:
+                raise told from error
+            if not isinstance(error, psycopg.OperationalError):
+                blame(arguments)  # maybe for a value that cannot be sent
             raise
+
+
+def _fetch(
+    connection: Connection[Any],
+    row: type[Any] | None,
+    statement: bytes,
+    arguments: Mapping[str, Any],
+) -> list[Any]:
+    row_factory = factory(row) if row else scalar_row
+    # Not of the class that the caller's connection may have chosen for its own cursors.
+    with Cursor(connection, row_factory=row_factory) as cursor:
+        if arguments:
+            # In binary, what is read does not depend on DateStyle and IntervalStyle.
+            cursor.execute(statement, arguments, binary=True)
+        else:
+            # In one message, from which tick() sees that it is all of its transaction.
+            cursor.execute(statement, prepare=False)
+        try:
+            return cursor.fetchall()
+        except Exception:  # whatever a value did to its loader
+            return read_forgiving(cursor, row_factory(cursor))
 
 
 def _array(value: Sequence[Any] | Unset | None) -> list[Any] | Unset | None:

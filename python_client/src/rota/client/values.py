@@ -20,7 +20,6 @@ from decimal import Decimal
 from math import inf, isfinite
 from typing import Any
 
-import psycopg
 from psycopg.types.json import Jsonb
 
 from ..exceptions import InvalidArgumentError, text_of
@@ -177,27 +176,6 @@ def _is_too_long(number: int) -> bool:
         return number.bit_length() > 2000 and not str(number)
     except ValueError:  # the limit can be set
         return True
-
-
-def check_connection(connection: object, kind: type) -> None:
-    """Raise TypeError, with what helps, for what is no connection of psycopg of that kind."""
-    if isinstance(connection, kind):
-        return
-    client = "AsyncClient" if kind is psycopg.AsyncConnection else "Client"
-    got = type(connection).__name__
-    if isinstance(connection, str):
-        remedy = "open it first, psycopg.connect(...), or run a Worker, which opens its own"
-    elif isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
-        other = "Client" if client == "AsyncClient" else "AsyncClient"
-        remedy = f"use rota.{other} with it"
-    elif isinstance(getattr(connection, "connection", None), kind):
-        remedy = "pass its attribute `connection`, which is the one of psycopg"  # Django's
-    elif hasattr(connection, "connection"):
-        remedy = "pass the connection of psycopg inside it, such as SQLAlchemy's "
-        remedy += "session.connection().connection.driver_connection"
-    else:
-        remedy = "other drivers call the SQL functions themselves"
-    raise TypeError(f"rota.{client} needs a psycopg.{kind.__name__}, got {got}: {remedy}")
 
 
 @contextmanager

@@ -87,6 +87,11 @@ class ConnectionState:
         with self._lock:
             self._on_back.append(callback)
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the database was reached, and is not lost."""
+        return self._ended_at is not None and self._began_at is None
+
     def lost(self, error: Exception, opened_at: float) -> None:
         """Record that a connection is gone, or could not be opened."""
         with self._lock:

@@ -59,6 +59,8 @@ class Ends:
     """Logs the ends of attempts, and calls *functions* for each, one after the other."""
 
     def __init__(self, functions: Sequence[EndFunction]) -> None:
+        self.count = 0
+        """How many attempts have ended."""
         self._functions = functions
         self._pending: deque[tuple[BaseJob, JobEnd]] = deque()
         self._telling: asyncio.Task[None] | None = None
@@ -78,6 +80,7 @@ class Ends:
         **details: Any,
     ) -> None:
         """Log an end that the database knows of, and tell the functions."""
+        self.count += 1
         is_failure = event in ("failed", "dead")
         log_job(
             event, job, duration or None, exception if is_failure else None,

@@ -1,14 +1,17 @@
-"""The process of a worker: its event loop, and the signals that stop it."""
+"""The process of a worker: its event loop, its signals, and what systemd hears of it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
+import sys
 import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 from typing import Any, Protocol, cast
@@ -94,3 +97,18 @@ def stop_on_signals(stop: Stop) -> Iterator[bool]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def notify_service(message: str) -> None:
+    """Tell systemd, if it started this process and wants to know: READY=1, STOPPING=1."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(message.encode(), address.replace("@", "\0", 1))
+
+
+def peak_memory() -> float:
+    """Return how many megabytes the process has had in memory at most."""
+    resource = import_module("resource")  # which Windows has not
+    used: float = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used / (1e6 if sys.platform == "darwin" else 1e3)  # bytes there, kilobytes elsewhere

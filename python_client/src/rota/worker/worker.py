@@ -14,13 +14,17 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
 from math import inf
+from typing import Any
 
 import psycopg
 
+from .._version import __version__
 from ..client.async_client import AsyncClient
+from ..client.connecting import one_line
 from ..client.values import check_name, check_range
 from ..exceptions import RotaError, to_duration
 from ..job import BaseJob, JobContext
@@ -30,16 +34,19 @@ from .connection import Connection, ConnectionState, JobConnections, end_task
 from .events import log_start, log_stop
 from .executor import MAX_BATCH, Executor, Prefetch
 from .fetcher import Fetcher, Poller
+from .health import serve_health
 from .heartbeat import Heartbeat
 from .maintenance import Maintenance
 from .notifier import Notifier
-from .process import run_in_loop, stop_on_signals
+from .process import notify_service, peak_memory, run_in_loop, stop_on_signals
 
 logger = logging.getLogger("rota")
 
 LEAVE_TIMEOUT = 5.0
 """Seconds that each step of leaving may wait for the database."""
 MAX_LEASE = 30 * 24 * 3600
+WATCH_INTERVAL = 0.5
+"""Seconds between two looks whether the process is to be recycled."""
 
 
 class Worker:
@@ -50,7 +57,9 @@ class Worker:
     *lease*, a timedelta or seconds, is for jobs that bring none of their own.  After `stop`,
     running jobs have *grace_period* seconds to end.  Without *tick* the maintenance is left to
     others.  Without *listen* no job wakes it, and it only polls; *listen_conninfo* leads past
-    a pooler, through which no notification comes.
+    a pooler, through which no notification comes.  After about *max_jobs* jobs, or when the
+    process has used *max_memory* megabytes, it claims no more and leaves when what runs has
+    ended.
     """
 
     def __init__(
@@ -69,24 +78,30 @@ class Worker:
         grace_period: float = 20.0,
         listen: bool = True,
         listen_conninfo: str | None = None,
+        max_jobs: int | None = None,
+        max_memory: float | None = None,
     ) -> None:
         _check_settings(
             registry, name, queues, concurrency, batch, lease,
             poll_interval=poll_interval, tick_interval=tick_interval, grace_period=grace_period,
+            max_jobs=max_jobs, max_memory=max_memory,
         )  # fmt: skip
         self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._registry = registry
         self._queues = list(queues)
         self._lease = None if lease is None else to_duration("lease", lease)
-        self._concurrency = concurrency
+        self.concurrency = concurrency
+        """How many handlers may run at a time."""
         self._grace_period = grace_period
+        self._max_jobs = max_jobs
+        self._max_memory = max_memory
         self._has_signals = False
         self._is_begun = False
         self._has_ended = True
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        state = ConnectionState()
+        self._state = state = ConnectionState()
         self._connection = Connection(conninfo, "rota fetcher", state)
         self._connections = JobConnections(conninfo, concurrency, state)
         self._context = JobContext(self.name, self._connections)
@@ -94,7 +109,11 @@ class Worker:
             Connection(conninfo, "rota heartbeat", state), self._on_change
         )
         self._maintenance = Maintenance(
-            self._connection, self.name, self._queues, tick_interval if tick else None
+            self._connection,
+            self.name,
+            self._queues,
+            registry,
+            tick_interval if tick else None,
         )
         self._notifier: Notifier | None = None
         if listen:
@@ -123,10 +142,7 @@ class Worker:
 
         With *drain* leave as soon as nothing is due, with *once* after one claim.
         """
-        if _is_in_loop():
-            raise RuntimeError("an event loop runs here already: await worker.run_async()")
-        with stop_on_signals(self.stop) as self._has_signals:
-            self._has_ended = run_in_loop(self.run_async(drain=drain, once=once))
+        run_together([self], drain=drain, once=once)
 
     async def run_async(self, *, drain: bool = False, once: bool = False) -> None:
         """Work like `run`, in the caller's event loop and without signals.
@@ -149,12 +165,14 @@ class Worker:
         self._heartbeat.start()
         log_start(
             self.name, self._connection.database, self._queues, self._registry.job_types,
-            self._concurrency,
+            self.concurrency,
         )  # fmt: skip
+        await self._compare_versions()
         fetching = asyncio.create_task(
             self._fetcher.run(self._executor, drain=drain, once=once)
         )
         stopping = asyncio.create_task(self._stop.wait())
+        watching = asyncio.create_task(self._watch())
         notifying: asyncio.Task[None] | None = None
         if self._notifier is not None and not (drain or once):
             notifying = asyncio.create_task(self._notifier.run())
@@ -164,6 +182,7 @@ class Worker:
         finally:
             self.stop()
             stopping.cancel()
+            watching.cancel()
             await self._finish(asyncio.create_task(self._leave(fetching, notifying)))
         if not fetching.cancelled():
             fetching.result()  # raises what ended the loop
@@ -184,6 +203,16 @@ class Worker:
             self._call(self._stop_now.set)
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it reaches the database and asks for jobs."""
+        return self._ready.is_set() and not self._stop.is_set() and self._state.is_up
+
+    @property
+    def running(self) -> int:
+        """How many handlers run, or have ended without the database knowing."""
+        return self._executor.running
+
+    @property
     def has_threads(self) -> bool:
         """Whether a handler that did not want to end still runs, in a thread or in the loop."""
         return bool(self._executor.threads) or not self._has_ended
@@ -193,6 +222,36 @@ class Worker:
         return await client.claim_jobs(
             self.name, self._queues, max_jobs, self._lease, job_types
         )
+
+    async def _compare_versions(self) -> None:
+        try:
+            found = await self._connection.call(AsyncClient.version)
+        except (psycopg.Error, RotaError) as error:
+            logger.warning("the version of the database is not known: %s", one_line(error))
+            return
+        if found != __version__:
+            logger.warning(
+                "the database has rota %s and this worker %s: install the newer one on both, "
+                "the database first (rota install)",
+                found,
+                __version__,
+            )
+
+    async def _watch(self) -> None:
+        """Leave when it is time for another process; what runs may end, however long."""
+        while (reason := self._reason_to_retire()) is None:
+            await asyncio.sleep(WATCH_INTERVAL)
+        logger.info("worker %s makes room for another: %s", self.name, reason)
+        self._grace_period = inf
+        self.stop()
+
+    def _reason_to_retire(self) -> str | None:
+        ended = self._executor.ends.count
+        if self._max_jobs is not None and ended >= self._max_jobs:
+            return f"{ended} jobs have ended"
+        if self._max_memory is not None and (used := peak_memory()) >= self._max_memory:
+            return f"{used:.0f} MB of memory were in use"
+        return None
 
     async def _finish(self, leaving: asyncio.Task[None]) -> None:
         """Wait until the worker has left, however often the caller is cancelled meanwhile."""
@@ -241,6 +300,60 @@ class Worker:
             loop.call_soon_threadsafe(function)
 
 
+def run_together(
+    workers: Sequence[Worker],
+    *,
+    drain: bool = False,
+    once: bool = False,
+    health: tuple[str, int] | None = None,
+) -> None:
+    """Run workers in this process until all have left; if one fails, the others stop.
+
+    *health* is the address at which `rota.worker.health` answers.
+    """
+    if _is_in_loop():
+        raise RuntimeError("an event loop runs here already: await worker.run_async()")
+
+    def stop(*, now: bool = False) -> None:
+        notify_service("STOPPING=1")
+        for worker in workers:
+            worker.stop(now=now)
+
+    async def work() -> None:
+        async with AsyncExitStack() as stack:
+            if health is not None:
+                port = await stack.enter_async_context(serve_health(*health, workers))
+                logger.info("health is told at http://%s:%s/ready", health[0], port)
+            running = [
+                asyncio.create_task(worker.run_async(drain=drain, once=once))
+                for worker in workers
+            ]
+            ready = [asyncio.create_task(worker.wait_until_ready()) for worker in workers]
+            telling = asyncio.gather(*ready)
+            telling.add_done_callback(_tell_ready)
+            try:
+                await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            finally:
+                telling.cancel()
+                if not all(task.done() for task in running):
+                    stop()
+                await asyncio.wait(running)
+            for task in running:
+                task.result()
+
+    with stop_on_signals(stop) as has_signals:
+        for worker in workers:
+            worker._has_signals = has_signals
+        has_ended = run_in_loop(work())
+    for worker in workers:
+        worker._has_ended = has_ended
+
+
+def _tell_ready(telling: asyncio.Future[Any]) -> None:
+    if not telling.cancelled():
+        notify_service("READY=1")
+
+
 async def _try(action: Awaitable[None]) -> None:
     """Do what needs the database, but not for long: leaving matters more."""
     try:
@@ -268,6 +381,8 @@ def _check_settings(
     poll_interval: float,
     tick_interval: float,
     grace_period: float,
+    max_jobs: int | None,
+    max_memory: float | None,
 ) -> None:
     """Raise ValueError, or TypeError, for the first that is wrong."""
     if not isinstance(registry, Registry):
@@ -294,3 +409,7 @@ def _check_settings(
     check_range("poll_interval", poll_interval, 0.001, inf)
     check_range("tick_interval", tick_interval, 0.001, inf)
     check_range("grace_period", grace_period, 0, inf)
+    if max_jobs is not None:
+        check_range("max_jobs", max_jobs, 1, inf)
+    if max_memory is not None:
+        check_range("max_memory", max_memory, 1, inf)

@@ -1,0 +1,178 @@
+"""Several worker processes under one parent, which starts them again when they end.
+
+The parent runs no job and has no connection.  Each child is the same command for one process,
+in a process group of its own: so Ctrl-C reaches the parent alone, which passes it on once.
+Where the system can do that (Linux), the children are told to leave when the parent dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from .process import notify_service, stop_on_signals
+
+logger = logging.getLogger("rota")
+
+CHECK_INTERVAL = 0.1
+RELOAD_INTERVAL = 0.5
+"""Seconds between two looks at the files."""
+HEALTHY_AFTER = 30.0
+"""Seconds after which a child that ends is started again at once."""
+MAX_PAUSE = 30.0
+USED_WRONGLY = 2
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """One worker process; *number* counts from 0."""
+
+    def __init__(self, command: Sequence[str], number: int) -> None:
+        self.number = number
+        self._command = command
+        self._failures = 0
+        self._start_at = 0.0
+        self._started_at = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start_if_due(self) -> None:
+        """Start the process if it does not run and its pause is over."""
+        if self._process is None and time.monotonic() >= self._start_at:
+            self._started_at = time.monotonic()
+            environment = dict(os.environ)
+            environment.pop("NOTIFY_SOCKET", None)  # the parent speaks for all
+            self._process = subprocess.Popen(  # noqa: S603
+                [*self._command, "--process-number", str(self.number)],
+                env=environment,
+                process_group=0,
+                preexec_fn=_leave_with(os.getpid()),
+            )
+
+    def poll(self) -> int | None:
+        """Return the exit code of a process that has ended since it was last asked."""
+        code = None if self._process is None else self._process.poll()
+        if code is not None:
+            lived = time.monotonic() - self._started_at
+            self._failures = 0 if code == 0 or lived >= HEALTHY_AFTER else self._failures + 1
+            pause = min(2.0 ** (self._failures - 1), MAX_PAUSE) if self._failures else 0.0
+            self._start_at = time.monotonic() + pause
+            self._process = None
+        return code
+
+    def stop(self) -> None:
+        """Let the process leave, or at once if it was told before."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
+
+class Supervisor:
+    """Keeps *processes* children running until a signal; *command* starts one.
+
+    With *reload* they are started anew when a Python file below the current directory changes.
+    *is_done* says that a child that ends well has done all, and needs no successor.
+    """
+
+    def __init__(
+        self, command: Sequence[str], processes: int, *, reload: bool, is_done: bool
+    ) -> None:
+        self._children = [Child(command, number) for number in range(processes)]
+        self._reload = reload
+        self._is_done = is_done
+        self._is_stopping = False
+        self._codes: list[int] = []
+
+    def run(self) -> int:
+        """Return the worst exit code of the children, once all have left."""
+        with stop_on_signals(self._stop):
+            files = _Files() if self._reload else None
+            notify_service("READY=1")
+            while True:
+                for child in list(self._children):
+                    if not self._is_stopping:
+                        child.start_if_due()
+                    if (code := child.poll()) is not None:
+                        self._take_end(child, code)
+                if self._is_stopping and not any(c.is_running for c in self._children):
+                    return max(self._codes, default=0)
+                if files is not None and not self._is_stopping and files.have_changed():
+                    logger.info("files have changed: the workers start again")
+                    for _ in range(2):  # at once: somebody waits for the new code
+                        for child in self._children:
+                            child.stop()
+                time.sleep(CHECK_INTERVAL)
+
+    def _stop(self, *, now: bool) -> None:
+        self._is_stopping = True
+        notify_service("STOPPING=1")
+        for child in self._children:
+            child.stop()
+
+    def _take_end(self, child: Child, code: int) -> None:
+        if self._is_stopping:
+            self._codes.append(code if code >= 0 else 1)
+        elif code == USED_WRONGLY:
+            self._codes.append(code)
+            self._stop(now=False)
+        elif self._is_done:
+            self._codes.append(code if code >= 0 else 1)
+            self._children.remove(child)
+            self._is_stopping = not self._children
+        elif code != 0:
+            logger.warning(
+                "worker process %s ended with %s, and is started again", child.number, code
+            )
+
+
+class _Files:
+    """The Python files below the current directory, and when they were changed."""
+
+    def __init__(self) -> None:
+        self._seen = dict(self._look())
+        self._looked_at = time.monotonic()
+
+    def have_changed(self) -> bool:
+        """Whether one was changed, added or removed since the last change."""
+        if time.monotonic() < self._looked_at + RELOAD_INTERVAL:
+            return False
+        before, self._seen = self._seen, dict(self._look())
+        self._looked_at = time.monotonic()
+        return self._seen != before
+
+    def _look(self) -> Iterator[tuple[str, float]]:
+        for folder, folders, files in os.walk("."):
+            folders[:] = [f for f in folders if f[0] not in "._" and f != "node_modules"]
+            folders[:] = [f for f in folders if not Path(folder, f, "pyvenv.cfg").exists()]
+            for file in files:
+                if file.endswith(".py"):
+                    path = os.path.join(folder, file)
+                    with suppress(OSError):  # removed meanwhile
+                        yield path, os.stat(path).st_mtime
+
+
+def _leave_with(parent: int) -> Callable[[], None] | None:
+    """Return what a child runs first, so that it is told to leave when its parent dies."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(
+        None
+    ).prctl  # loaded here: a child that was just forked should do little
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has died before
+            os._exit(1)
+
+    return ask

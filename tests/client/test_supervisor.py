@@ -1,0 +1,381 @@
+"""Several processes of workers under one parent; recycling, reloading, health and places."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from client.workers import BackgroundWorker, WorkerProcess, wait_until
+from rota import Client, Job, Registry, Worker
+from rota.worker.worker import run_together
+
+Start = Callable[..., WorkerProcess]
+Run = Callable[..., str]
+LEASED = "select count(*) from rota.jobs where status = 'running'"
+DONE = "select count(*) from rota.finished_jobs where status = 'succeeded'"
+PIDS = "select coalesce(array_agg(pid order by pid), '{}') from rota.workers"
+
+
+def _value(db: psycopg.Connection[Any], query: Any) -> Any:
+    row = db.execute(query).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _pids(db: psycopg.Connection[Any], count: int) -> list[int]:
+    """Wait until so many processes have said that they work, and return their ids."""
+
+    def look() -> list[int] | None:
+        pids: list[int] = _value(db, PIDS)
+        return pids if len(pids) == count else None
+
+    found: list[int] = wait_until(look, f"{count} workers")
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.slow
+def test_processes_share_the_work_and_leave_with_their_parent(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    parent = start_worker("--processes", "2", "--concurrency", "1", "--name", "mine")
+    pids = _pids(db, 2)
+    assert parent.process.pid not in pids
+    client.enqueue_many([{"job_type": "polite", "payload": {"seconds": 60}}] * 2)
+    wait_until(lambda: _value(db, LEASED) == 2, "both at work")
+    names = db.execute("select worker from rota.workers order by 1").fetchall()
+    assert names == [("mine:0",), ("mine:1",)]
+
+    parent.signal(signal.SIGTERM)
+    parent.signal(signal.SIGTERM)
+
+    assert parent.wait() == 0
+    assert [pid for pid in pids if _lives(pid)] == []
+    assert (
+        db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)] * 2
+    )
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_followed_by_another(
+    db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    parent = start_worker("--processes", "2")
+    pids = _pids(db, 2)
+
+    os.kill(pids[0], signal.SIGKILL)
+
+    wait_until(lambda: set(_value(db, PIDS)) - set(pids), "a successor")
+    parent.wait_for_line("ended with -9,")
+    parent.signal(signal.SIGTERM)
+    assert parent.wait() == 0
+
+
+@pytest.mark.slow
+def test_processes_leave_when_their_parent_is_killed(
+    db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    parent = start_worker("--processes", "2")
+    pids = _pids(db, 2)
+
+    parent.signal(signal.SIGKILL)
+
+    wait_until(lambda: not any(map(_lives, pids)), "the end of the children")
+    assert _value(db, PIDS) == []  # they have taken leave
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_stops_each_process_once(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    """The terminal signals the whole group; a second signal would skip the grace period."""
+    client.enqueue("sleep", {"seconds": 2})
+    parent = start_worker("--processes", "1", "--reload")
+    wait_until(lambda: _value(db, LEASED) == 1, "a job at work")
+    (pid,) = _pids(db, 1)
+    assert os.getpgid(pid) != os.getpgid(parent.process.pid)
+
+    parent.signal(signal.SIGINT)
+
+    assert parent.wait() == 0
+    assert _value(db, DONE) == 1
+
+
+@pytest.mark.slow
+def test_processes_that_drain_end_and_have_no_successors(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    client.enqueue_many([{"job_type": "quick"}] * 50)
+    assert start_worker("--processes", "2", "--drain").wait() == 0
+    assert _value(db, DONE) == 50
+
+
+@pytest.mark.slow
+def test_a_registry_that_cannot_be_imported_is_told_once(dsn: str) -> None:
+    command = [sys.executable, "-m", "rota", "worker", "no_such_module", "--processes", "2"]
+    done = subprocess.run(
+        command, env={**os.environ, "DATABASE_URL": dsn}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "cannot import no_such_module" in done.stderr
+    assert "started again" not in done.stderr
+
+
+@pytest.mark.slow
+def test_after_its_jobs_a_process_makes_room_for_another(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    # Jobs that run on longer than the grace period are no reason to lose an attempt.
+    options = ("--max-jobs", "1", "--grace-period", "0.1", "--concurrency", "2")
+    parent = start_worker("--processes", "1", "--reload", *options)
+    (first,) = _pids(db, 1)
+    client.enqueue_many(
+        [{"job_type": "sleep", "payload": {"seconds": 2}}, {"job_type": "quick"}]
+    )
+    wait_until(lambda: _value(db, DONE) == 2, "both jobs")
+    wait_until(lambda: _value(db, PIDS) not in ([], [first]), "another process")
+
+    assert parent.lines("makes room")
+    attempts = "select array_agg(attempts) from rota.finished_jobs"
+    assert _value(db, attempts) == [1, 1]
+    parent.signal(signal.SIGTERM)
+    assert parent.wait() == 0
+
+
+@pytest.mark.slow
+def test_a_process_that_used_much_memory_leaves(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    client.enqueue("quick")
+    worker = start_worker("--max-memory", "1")
+    assert worker.wait() == 0
+    assert "of memory were in use" in worker.log.read_text()
+
+
+@pytest.mark.slow
+def test_reload_starts_again_when_a_file_changes(
+    client: Client, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
+) -> None:
+    code = """
+import rota
+registry = rota.Registry()
+@registry.handler("tell")
+def tell(job):
+    return {0}
+"""
+    module = tmp_path / "fresh.py"
+    module.write_text(code.format(1))
+    command = [
+        sys.executable,
+        "-m",
+        "rota",
+        "worker",
+        "fresh",
+        "--reload",
+        "--poll-interval",
+        "0.1",
+    ]
+    environment = {**os.environ, "DATABASE_URL": dsn, "PYTHONDONTWRITEBYTECODE": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as parent:
+        try:
+            results = "select array_agg(result order by id) from rota.finished_jobs"
+            for number in (1, 22):
+                module.write_text(code.format(number))
+                _wait_for_result(client, db, number)
+            assert _value(db, results)[0] == 1
+        finally:
+            parent.terminate()
+        assert parent.wait(30) == 0
+
+
+def _wait_for_result(client: Client, db: psycopg.Connection[Any], wanted: int) -> None:
+    """Enqueue job after job until one is run by the new code."""
+
+    def try_it() -> bool:
+        job = client.enqueue("tell")
+        query = f"select result from rota.finished_jobs where id = {job.job_id}"
+        wait_until(lambda: db.execute(query).fetchone(), "the job")
+        return bool(_value(db, query) == wanted)
+
+    wait_until(try_it, f"the result {wanted}")
+
+
+def _get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_health_tells_live_ready_and_figures(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start
+) -> None:
+    client.enqueue_many([{"job_type": "quick"}] * 3)
+    worker = start_worker("--health", "0", "--concurrency", "7")
+    told = worker.wait_for_line("health")
+    port = int(re.search(r":(\d+)/ready", told)[1])  # type: ignore[index]
+
+    wait_until(lambda: _get(port, "/ready") == (200, "ready\n"), "readiness")
+    assert _get(port, "/live") == (200, "live\n")
+    assert _get(port, "/nothing")[0] == 404
+    counted = 'rota_jobs_total{job_type="quick",outcome="succeeded",queue="default"} 3.0'
+    wait_until(lambda: counted in _get(port, "/metrics")[1], "the figures")
+    figures = _get(port, "/metrics")[1]
+    assert "rota_places 7.0" in figures
+    assert "rota_is_ready 1.0" in figures
+    assert 'rota_job_seconds_count{job_type="quick",queue="default"} 3.0' in figures
+
+    with socket.create_connection(("127.0.0.1", port)) as rude:
+        rude.sendall(b"\r\n" * 5000)  # neither a request nor short
+    assert _get(port, "/live")[0] == 200
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_a_port_that_is_taken_is_named(run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = run("worker", "client.handlers", "--health", str(port), "--once", code=1)
+    assert f"another process answers at port {port} already" in told
+
+
+def test_a_worker_is_not_ready_while_its_database_is_away(dsn: str) -> None:
+    registry = Registry()
+    registry.add("plain", lambda job: None)
+    assert not Worker(dsn, registry).is_ready  # it has not begun
+    name = conninfo_to_dict(dsn)["dbname"]
+    with psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as admin:
+        background = BackgroundWorker(dsn, registry)
+        worker = background.worker
+        try:
+            wait_until(lambda: worker.is_ready, "readiness")
+            admin.execute(f"alter database {name} allow_connections false")
+            ended = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s"
+            admin.execute(ended, [name])
+            wait_until(lambda: not worker.is_ready, "the outage")
+            admin.execute(f"alter database {name} allow_connections true")
+            wait_until(lambda: worker.is_ready, "the return")
+        finally:
+            admin.execute(f"alter database {name} allow_connections true")
+            background.stop()
+        assert not worker.is_ready
+
+
+def test_systemd_hears_that_a_worker_is_ready_and_that_it_stops(
+    db: psycopg.Connection[Any],
+    start_worker: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
+        service.bind(str(tmp_path / "notify"))
+        service.settimeout(30)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        worker = start_worker()
+        assert service.recv(100) == b"READY=1"
+        assert len(_value(db, PIDS)) == 1
+        worker.signal(signal.SIGTERM)
+        assert service.recv(100) == b"STOPPING=1"
+        assert worker.wait() == 0
+
+
+def test_a_queue_with_its_own_places_takes_none_of_the_others(
+    client: Client, db: psycopg.Connection[Any], dsn: str, run: Run
+) -> None:
+    """One place for mail, two for the rest: a slow mail keeps no other job from starting."""
+    registry = Registry()
+    running: dict[str, int] = {"mail": 0, "default": 0}
+    most = dict(running)
+    others_done = threading.Event()
+    lock = threading.Lock()
+
+    @registry.handler("count")
+    def count(job: Job) -> None:
+        with lock:
+            running[job.queue] += 1
+            most[job.queue] = max(most[job.queue], running[job.queue])
+        if job.queue == "mail":
+            assert others_done.wait(30)
+        elif job.payload.get("is_last"):
+            others_done.set()
+        with lock:
+            running[job.queue] -= 1
+
+    client.enqueue_many([{"job_type": "count", "queue": "mail"}] * 4)
+    client.enqueue_many([{"job_type": "count"}] * 20)
+    client.enqueue("count", {"is_last": True}, priority=10)
+    workers = [
+        Worker(dsn, registry, queues=["default"], concurrency=2),
+        Worker(dsn, registry, queues=["mail"], concurrency=1),
+    ]
+    run_together(workers, drain=True)
+
+    assert most["mail"] == 1
+    assert most["default"] <= 2
+    assert _value(db, DONE) == 25
+
+
+def test_places_are_given_on_the_command_line(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start, run: Run
+) -> None:
+    client.enqueue_many(
+        [{"job_type": "quick", "queue": queue} for queue in ("a", "b", "mail")] * 2
+    )
+    worker = start_worker("--queue", "a", "--queue", "mail=2", "--queue", "b", "--drain")
+    assert worker.wait() == 0
+    assert _value(db, DONE) == 6
+    started = sorted(line.partition("queues=")[2] for line in worker.lines("started"))
+    assert [line.split()[0] for line in started] == ["a,b", "mail"]
+    assert [line.rpartition("=")[2] for line in started] == ["4", "2"]
+
+    for word in ("mail=", "mail=x", "mail=-1"):
+        told = run("worker", "client.handlers", "--queue", word, code=2)
+        assert f"--queue is NAME or NAME=PLACES, got {word!r}" in told
+    told = run("worker", "client.handlers", "--queue", "mail=0", code=2)
+    assert "concurrency must be" in told
+
+
+def test_a_worker_that_fails_stops_the_others(dsn: str) -> None:
+    registry = Registry()
+    registry.add("plain", lambda job: None)
+    workers = [Worker(dsn, registry), Worker("host=127.0.0.1 port=1", registry)]
+    with pytest.raises(psycopg.OperationalError):
+        run_together(workers)
+
+
+def test_a_worker_tells_that_the_database_has_another_version(
+    db: psycopg.Connection[Any], dsn: str, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    registry = Registry()
+    registry.add("plain", lambda job: None)
+    Worker(dsn, registry).run(drain=True)
+    assert "install the newer one" not in caplog.text
+
+    monkeypatch.setattr("rota.worker.worker.__version__", "9.9.9")
+    Worker(dsn, registry).run(drain=True)
+    assert "and this worker 9.9.9: install the newer one on both" in caplog.text
