@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import ANY
@@ -65,13 +65,13 @@ def test_an_async_handler_runs_with_and_without_a_loop(registry: Registry) -> No
         await job.set_progress(50)  # for nobody to see
         return job.attempt
 
-    async def within() -> tuple[object, object]:
+    async def within() -> object:
         with pytest.raises(RuntimeError, match="await drain_async"):
             run_job(registry, "fetch")
-        return (await run_job_async(registry, "fetch", attempt=4)).result, None
+        return (await run_job_async(registry, "fetch", attempt=4)).result
 
     assert run_job(registry, "fetch").result == 1
-    assert asyncio.run(within()) == (4, None)
+    assert asyncio.run(within()) == 4
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,49 @@ def test_what_is_misspelt_is_refused(registry: Registry) -> None:
         run_job(registry, "echo", atempt=2)
     with pytest.raises(ValueError, match="at least 1"):
         run_job(registry, "echo", attempt=0)
+
+
+def test_middleware_runs_and_resources_are_those_of_the_test(registry: Registry) -> None:
+    around: list[str] = []
+
+    @registry.lifespan
+    async def open_them() -> AsyncIterator[dict[str, Any]]:
+        raise NotImplementedError("not in a test")
+        yield {}
+
+    @registry.middleware
+    def traced(job: Job | AsyncJob) -> Iterator[None]:
+        around.append("before")
+        yield
+        around.append("after")
+
+    registry.add("fetch", lambda job: job.resources["http"])
+
+    assert run_job(registry, "fetch", resources={"http": "fake"}).result == "fake"
+    assert around == ["before", "after"]
+
+
+def test_a_call_that_is_not_awaited_is_told(registry: Registry) -> None:
+    @registry.handler("forgetful")
+    async def forgetful(job: AsyncJob) -> None:
+        job.set_progress(50)  # type: ignore[unused-coroutine]
+
+    with pytest.warns(RuntimeWarning, match="set_progress"):
+        run_job(registry, "forgetful")
+
+
+def test_a_plain_handler_within_a_loop_has_its_effects(
+    registry: Registry, own: psycopg.Connection[Any]
+) -> None:
+    @registry.handler("once")
+    def once(job: Job) -> bool:
+        with job.effect("mail", "7") as effect:
+            return effect.is_due
+
+    async def test() -> object:
+        return run_job(registry, "once", connection=own).result
+
+    assert asyncio.run(test()) is True
 
 
 def test_a_handler_that_needs_a_database_says_so(registry: Registry) -> None:
@@ -225,6 +268,29 @@ def test_an_async_handler_has_the_session_of_a_plain_test(
     run_job(registry, "charge", connection=own)
 
     assert letters(own) == [8]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_finish_in_works_with_a_transaction_of_the_handlers_own(
+    own: psycopg.Connection[Any], registry: Registry, commits: bool
+) -> None:
+    @registry.handler("charge")
+    def charge(job: Job) -> str:
+        job.result = "paid"
+        with own.transaction(force_rollback=not commits):
+            own.execute("insert into letters values (7)")
+            job.finish_in(own)
+        return "late"
+
+    rota.Client(own).enqueue("charge")
+
+    if commits:
+        (outcome,) = drain(own, registry)
+        assert outcome.result == "paid"
+        assert letters(own) == [7]
+    else:
+        with pytest.raises(RuntimeError, match="not committed"):
+            drain(own, registry)
 
 
 # All that is due

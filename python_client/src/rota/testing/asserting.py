@@ -12,6 +12,8 @@ from ..tasks import Task
 from .session import Session, session_of
 
 MAX_LISTED = 20
+A_LITTLE = timedelta(seconds=1)
+"""So far a delay may be from the one that was asked for: it is read from two times."""
 _SHOWN = ("queue", "status", "priority", "idempotency_key", "ordering_key", "limit_key")
 
 Wanted = str | Task[..., ..., Any] | Mapping[str, Any]
@@ -96,7 +98,7 @@ def _rows(session: Session, with_ended: bool) -> tuple[list[str], list[dict[str,
 
 def _fits(row: Mapping[str, Any], name: str, wanted: Any) -> bool:
     if name == "delay":
-        wanted = wanted or timedelta(0)
+        return bool(abs(row[name] - (wanted or timedelta(0))) < A_LITTLE)
     if name == "payload":
         return _has(row[name], wanted)
     return bool(wanted == row[name])

@@ -18,6 +18,7 @@ import json
 import math
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -28,11 +29,17 @@ from typing import Any, TypeVar, cast
 from psycopg.rows import scalar_row
 
 from ..client.values import check_json, check_known, check_stage, storable
-from ..exceptions import InvalidArgumentError, JobNotFoundError, LeaseLostError
+from ..exceptions import (
+    InvalidArgumentError,
+    JobFinishedError,
+    JobNotFoundError,
+    LeaseLostError,
+)
 from ..job import AsyncJob, BaseJob, Job, JobContext, State
 from ..registry import Registry
 from ..rows import ClaimedJob
 from ..tasks import Task
+from ..worker.completer import NOT_COMMITTED
 from ..worker.connection import JobConnections
 from ..worker.outcomes import Failed, Outcome, Snoozed, Succeeded, failure, run_async, run_sync
 from .session import NoDatabase, NoDatabaseError, Session, session_of
@@ -76,6 +83,7 @@ def run_job(
     *,
     attempt: int = 1,
     connection: object = None,
+    resources: Mapping[str, Any] | None = None,
     raise_errors: bool = True,
     **fields: Any,
 ) -> JobOutcome:
@@ -84,10 +92,11 @@ def run_job(
     *job* is a type, a task, or what ``task.job(...)`` returns.  *fields* are further ones of
     the job, such as ``max_attempts`` or ``stage_input``.  With a *connection* the job is in
     the database, so that ``job.transaction()`` and ``job.effect()`` work; it never meets other
-    jobs there.  An exception of the handler is raised, unless it asks for another run, or
-    *raise_errors* is false.
+    jobs there.  *resources* stand for those of `Registry.lifespan`.  An exception of the
+    handler is raised, unless it asks for another run, or *raise_errors* is false.
     """
-    with _one_job(registry, job, payload, attempt, connection, fields, raise_errors) as steps:
+    way = _Way(registry, resources or {}, raise_errors)
+    with _one_job(way, job, payload, attempt, connection, fields) as steps:
         return _drive(registry, steps)
 
 
@@ -98,11 +107,13 @@ async def run_job_async(
     *,
     attempt: int = 1,
     connection: object = None,
+    resources: Mapping[str, Any] | None = None,
     raise_errors: bool = True,
     **fields: Any,
 ) -> JobOutcome:
     """Run the handler of one job like `run_job`, in the event loop of the test."""
-    with _one_job(registry, job, payload, attempt, connection, fields, raise_errors) as steps:
+    way = _Way(registry, resources or {}, raise_errors, asyncio.get_running_loop())
+    with _one_job(way, job, payload, attempt, connection, fields) as steps:
         return await _drive_async(registry, steps)
 
 
@@ -114,6 +125,7 @@ def drain(
     with_later: bool = False,
     raise_errors: bool = True,
     max_jobs: int = 1000,
+    resources: Mapping[str, Any] | None = None,
 ) -> list[JobOutcome]:
     """Run all jobs that are due, and those that they enqueue, if the registry has handlers.
 
@@ -121,10 +133,11 @@ def drain(
     database, where it is committed.  *with_later* runs those for later too, first what is due
     first, and so retries a job until it has ended.  An exception of a handler is raised when
     its job has failed, unless it asks for another run, or *raise_errors* is false.  More than
-    *max_jobs* are taken for a job that never ends.
+    *max_jobs* are taken for a job that never ends.  *resources* stand for those of
+    `Registry.lifespan`.  Functions of `Registry.on_end` are not called.
     """
     with session_of(connection) as session:
-        runner = _Runner(session, registry, raise_errors)
+        runner = _Runner(session, _Way(registry, resources or {}, raise_errors))
         return _drive(registry, runner.run_all(queues, with_later, max_jobs))
 
 
@@ -136,27 +149,37 @@ async def drain_async(
     with_later: bool = False,
     raise_errors: bool = True,
     max_jobs: int = 1000,
+    resources: Mapping[str, Any] | None = None,
 ) -> list[JobOutcome]:
     """Run all jobs that are due like `drain`, in the event loop of the test."""
     with session_of(connection) as session:
-        runner = _Runner(session, registry, raise_errors)
+        loop = asyncio.get_running_loop()
+        runner = _Runner(session, _Way(registry, resources or {}, raise_errors, loop))
         return await _drive_async(registry, runner.run_all(queues, with_later, max_jobs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How jobs are run; *loop* is that of the test, in the ``_async`` forms."""
+
+    registry: Registry
+    resources: Mapping[str, Any]
+    raise_errors: bool
+    loop: asyncio.AbstractEventLoop | None = None
 
 
 class _Context(JobContext):
     """What a job uses of the test that runs it."""
 
-    def __init__(self, connections: JobConnections) -> None:
+    def __init__(self, way: _Way, connections: JobConnections) -> None:
         super().__init__(WORKER, connections)
-        try:
-            self.loop = asyncio.get_running_loop()
-            self._is_in_loop = True
-        except RuntimeError:
-            self._is_in_loop = False
+        self.resources = dict(way.resources)
+        if way.loop is not None:
+            self.loop = way.loop
 
     def run_in_loop(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine for a plain function: in a loop of its own if the test has none."""
-        if self._is_in_loop:
+        if hasattr(self, "loop"):
             return super().run_in_loop(call)
         with ThreadPoolExecutor(1) as pool:  # this thread may have a loop that waits for us
             return pool.submit(asyncio.run, call).result()
@@ -165,11 +188,11 @@ class _Context(JobContext):
 class _Runner:
     """Takes jobs from claim to end: it yields each when its handler is to run."""
 
-    def __init__(self, session: Session, registry: Registry, raise_errors: bool) -> None:
+    def __init__(self, session: Session, way: _Way) -> None:
         self._session = session
-        self._registry = registry
-        self._raise_errors = raise_errors
-        self._context = _Context(session)
+        self._way = way
+        self._registry = way.registry
+        self._context = _Context(way, session)
 
     def run_all(
         self, queues: Sequence[str] | None, with_later: bool, max_jobs: int
@@ -202,7 +225,7 @@ class _Runner:
                     f"{what} has caught an error of the database that has broken the "
                     "transaction of the test: let it put a savepoint around the statement"
                 )
-        return _told(self._end(job, outcome), outcome, self._raise_errors)
+        return _told(self._end(job, outcome), outcome, self._way.raise_errors)
 
     def start(self, request: Mapping[str, Any], attempt: int) -> ClaimedJob:
         """Put one job in the database, and claim it for that attempt."""
@@ -270,13 +293,17 @@ class _Runner:
         ids, client = (job.job_id, job.lease_token), self._session.client
         try:
             match outcome:
+                case Succeeded() if job.is_in_doubt:
+                    if client.finish_job(*ids) == "finished":
+                        raise RuntimeError(f"{job.job_type}: {NOT_COMMITTED.error}")
+                    return _outcome_of(job, "succeeded", result=job.result)
                 case Succeeded(result):
                     try:
                         check_stage(job.next_stage)
                         with self._session.connection.transaction():
                             client.finish_job(*ids, storable(result, ids[0]), job.next_stage)
                     except (InvalidArgumentError, TypeError) as error:
-                        if self._raise_errors:
+                        if self._way.raise_errors:
                             raise
                         return self._end(job, failure(error))
                     return _outcome_of(job, "succeeded", result=result)
@@ -289,6 +316,10 @@ class _Runner:
                     run_at = client.snooze_job(*ids, delay)
                     status = "cancelled" if run_at is None else "snoozed"
                     return _outcome_of(job, status, delay=delay, run_at=run_at)
+        except JobFinishedError:
+            if not job.is_in_doubt:
+                raise
+            return _outcome_of(job, "succeeded", result=job.result)
         except (LeaseLostError, JobNotFoundError) as error:
             raise RuntimeError(
                 f"the handler of {job.job_type} has rolled back what was there before it, and "
@@ -299,13 +330,12 @@ class _Runner:
 
 @contextmanager
 def _one_job(
-    registry: Registry,
+    way: _Way,
     job: str | Task[..., ..., Any] | Mapping[str, Any],
     payload: Mapping[str, Any] | None,
     attempt: int,
     connection: object,
     fields: Mapping[str, Any],
-    raise_errors: bool,
 ) -> Iterator[Steps[JobOutcome]]:
     for name in fields:
         if name not in _FIELDS:
@@ -314,19 +344,16 @@ def _one_job(
     if attempt < 1:
         raise ValueError(f"attempt must be at least 1, got {attempt}")
     if connection is None:
-        steps = _run_alone(registry, request, attempt, raise_errors)
-        yield steps
+        yield _run_alone(way, request, attempt)
         return
     with session_of(connection) as session:
-        runner = _Runner(session, registry, raise_errors)
+        runner = _Runner(session, way)
         told = {name: value for name, value in request.items() if name in _FIELDS}
         claim = runner.start(request, attempt)._replace(**{"queue": "default", **told})
         yield runner.run(claim)
 
 
-def _run_alone(
-    registry: Registry, request: Mapping[str, Any], attempt: int, raise_errors: bool
-) -> Steps[JobOutcome]:
+def _run_alone(way: _Way, request: Mapping[str, Any], attempt: int) -> Steps[JobOutcome]:
     """Run a job that is in no database."""
     now = datetime.now(UTC)
     fields: dict[str, Any] = dict.fromkeys(ClaimedJob._fields)
@@ -335,7 +362,7 @@ def _run_alone(
     fields |= {"run_at": now, "created_at": now, "locked_until": now + timedelta(minutes=1)}
     fields |= {name: value for name, value in request.items() if name in fields}
     claim = ClaimedJob(**{**fields, "attempt": attempt})
-    job = _job_of(registry, claim, _Context(NoDatabase()))
+    job = _job_of(way.registry, claim, _Context(way, NoDatabase()))
     outcome = yield job
     match outcome:
         case Succeeded(result):
@@ -348,7 +375,7 @@ def _run_alone(
             ended = _outcome_of(job, "snoozed", delay=delay)
         case _:
             ended = _outcome_of(job, "lost")
-    return _told(ended, outcome, raise_errors)
+    return _told(ended, outcome, way.raise_errors)
 
 
 def request_of(
@@ -414,7 +441,7 @@ def _drive(registry: Registry, steps: Steps[T]) -> T:
                         _refuse_loop()
                         loop = stack.enter_context(asyncio.Runner())
                     outcome = loop.run(run_async(cast(Any, handler), job))
-                    job.forget_call()
+                    _warn_of(job.forget_calls())
                 else:
                     outcome = run_sync(cast(Callable[[Job], object], handler), cast(Job, job))
                 job = steps.send(outcome)
@@ -430,13 +457,18 @@ async def _drive_async(registry: Registry, steps: Steps[T]) -> T:
             handler = registry[job.job_type]
             if isinstance(job, AsyncJob):
                 outcome = await run_async(cast(Any, handler), job)
-                job.forget_call()
+                _warn_of(job.forget_calls())
             else:
                 call = cast(Callable[[Job], object], handler)
                 outcome = await asyncio.to_thread(run_sync, call, cast(Job, job))
             job = steps.send(outcome)
     except StopIteration as stop:
         return cast(T, stop.value)
+
+
+def _warn_of(forgotten: list[str]) -> None:
+    for name in forgotten:
+        warnings.warn(f"{name}() was not awaited", RuntimeWarning, stacklevel=4)
 
 
 def _refuse_loop() -> None:

@@ -17,6 +17,7 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.pq import TransactionStatus
 
+from ..client.adapters import adapt, is_async
 from ..client.async_client import AsyncClient
 from ..client.connecting import connect, named
 from ..client.sync_client import Client
@@ -151,13 +152,38 @@ def session_of(source: object) -> Iterator[Session]:
         session.release()
 
 
-def driver_of(source: object) -> Driver:
+def driver_of(source: Any) -> Driver:
     """Return the psycopg connection that is below what a test calls its connection."""
     if isinstance(source, Client | AsyncClient):
         return driver_of(source.connection)
     if isinstance(source, Connection | AsyncConnection):
         return source
-    raise TypeError(f"{type(source).__name__} is no connection of psycopg: {PAGE}")
+    driver = _below_async(source) if is_async(source) else adapt(source)()
+    if not isinstance(driver, Connection | AsyncConnection):
+        raise TypeError(
+            f"rota.testing shares the session of a test only where that is one of psycopg 3, "
+            f"not with {type(source).__module__}.{type(source).__name__}: pass the address of "
+            "the database, and commit before"
+        )
+    return driver
+
+
+def _below_async(source: Any) -> object:
+    """Return what is below an async connection or session, without a question to the server."""
+    if callable(source):  # an async_scoped_session of SQLAlchemy
+        source = source()
+    if (session := getattr(source, "sync_session", None)) is not None:
+        try:
+            return session.connection().connection.driver_connection
+        except Exception as error:
+            if "greenlet" not in str(error):
+                raise
+            raise RuntimeError(
+                "the session has not begun its transaction: await session.connection() first"
+            ) from None
+    if (connection := getattr(source, "sync_connection", None)) is not None:
+        return connection.connection.driver_connection
+    return source
 
 
 def _second(kind: type[C], first: Driver) -> C:
