@@ -52,8 +52,9 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir base/scan_start.sql
 
 -- jobs/: from enqueue to the end of a job.
-\ir jobs/enqueue.sql
+\ir jobs/insert.sql
 \ir jobs/keys.sql
+\ir jobs/enqueue.sql
 \ir jobs/claim.sql
 \ir jobs/finish.sql
 \ir jobs/lease.sql
@@ -95,6 +96,8 @@ select to_regnamespace('rota') is null as fresh \gset
 
 -- operations/: what people and dashboards read.
 \ir operations/views.sql
+\ir operations/words.sql
+\ir operations/explain.sql
 
 -- access/: who may do what.
 \ir access/queue_grants.sql

@@ -37,6 +37,9 @@ from unnest(
     'queues,job_errors,effects,dependencies,halted_keys,pipeline_stages,stage_runs,limits,'
     'job_definitions,occurrences,queue_grants,limit_stats,ticker_health}'::text[]) as v (name)
 union all
+select 'observer', 'function', f.name
+from unnest('{explain_job}'::text[]) as f (name)
+union all
 -- The views compute ages with now(), as whoever asks.
 select a.access, 'function', f.name
 from unnest('{producer,worker,observer}'::text[]) as a (access)

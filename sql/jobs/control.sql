@@ -120,7 +120,8 @@ begin
     from ended as e left join kept_place as k on k.job_id = e.id;
     if not found then
         return null;
-    elsif rota._insert_jobs(jsonb_build_array(v_job), array[job_id]) = '{}' then
+    elsif rota._insert_jobs(array[jsonb_populate_record(null::rota.jobs, v_job)],
+        array[job_id]) = '{}' then
         perform rota._raise_taken(job_id, v_job);
     end if;
 

@@ -18,10 +18,10 @@
  * prepares anew in each transaction, and the settings of the function.  So enqueue() asks in
  * one expression whether a job is a plain one, and in one statement whether anything is set
  * for it (base/configured.sql).  A job that may have to wait is written once, with the status
- * that it shall have; and in the form of a batch only where it may find or change another one.
- * The planner's settings are left to the functions that look for jobs.  And the first question
- * of _notify() (base/notify.sql) stands here once more, because where nobody waits it then
- * costs no call.
+ * that it shall have; and as a row of jobs/insert.sql only where it may find or change another
+ * one.  The planner's settings are left to the functions that look for jobs.  And the first
+ * question of _notify() (base/notify.sql) stands here once more, because where nobody waits it
+ * then costs no call.
  */
 
 create or replace function rota.enqueue(
@@ -67,18 +67,10 @@ declare
     v_new_id bigint;
     v_job_id bigint;
 begin
-    -- Most jobs have no more than this, and one expression costs less than the checks' calls.
-    -- Counted repeats would make the match of the pattern ten times as long.
-    if (job_type || ' ' || queue
-            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]* [A-Za-z0-9][A-Za-z0-9_.:/-]*$'
-        and octet_length(job_type) <= 63 and octet_length(queue) <= 63
-        and jsonb_typeof(payload) = 'object' and pg_column_size(payload) <= 5242880
-        and octet_length(payload::text) <= 1048576 and priority between -32768 and 32767
+    if (rota._is_sound(job_type, queue, payload, priority, idempotency_key)
         and on_conflict = 'keep' and not skip_dead and if_parent_dead = 'cancel'
-        and num_nonnulls(run_at, delay, max_attempts, lease,
-            backoff, idempotency_key, unique_for, updated_at,
-            max_wait, ordering_key, depends_on, blocks,
-            limit_key) = 0) is not true then
+        and num_nonnulls(run_at, delay, max_attempts, lease, backoff, unique_for, updated_at,
+            max_wait, ordering_key, depends_on, blocks, limit_key) = 0) is not true then
         perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
             max_attempts, lease, backoff, idempotency_key);
         v_lease := rota._exact(lease);
@@ -97,14 +89,13 @@ begin
         if on_conflict is distinct from 'keep' or v_may_wait and idempotency_key is not null
           or num_nonnulls(unique_for, updated_at, max_wait, blocks) > 0 then
             return rota._enqueue_special(
-                jsonb_build_object('job_type', job_type, 'payload', payload, 'queue', queue,
-                    'run_at', run_at, 'delay', delay, 'priority', priority, 'max_attempts',
-                    max_attempts, 'lease', lease, 'backoff', backoff, 'idempotency_key',
-                    idempotency_key, 'ordering_key', ordering_key, 'skip_dead', skip_dead,
-                    'depends_on', depends_on, 'if_parent_dead', if_parent_dead, 'limit_key',
-                    limit_key),
-                unique_for, on_conflict, updated_at,
-                max_wait, depends_on, blocks);
+                jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type', job_type,
+                    'payload', payload, 'queue', queue, 'run_at', v_run_at, 'priority',
+                    priority, 'max_attempts', max_attempts, 'lease', lease, 'backoff', backoff,
+                    'idempotency_key', idempotency_key, 'ordering_key', ordering_key,
+                    'skip_dead', skip_dead, 'if_parent_dead', if_parent_dead, 'limit_key',
+                    limit_key, 'status', case when depends_on is not null then 'blocked' end)),
+                unique_for, on_conflict, updated_at, max_wait, depends_on, blocks);
         end if;
     end if;
 
@@ -120,12 +111,12 @@ begin
     if v_is_special then
         if v_may_wait then
             v_new_id := nextval('rota.jobs_id_seq');
-            v_status := rota._job_comes_in(v_new_id, ordering_key, depends_on);
             v_if_parent_dead := if_parent_dead;
         end if;
-        if limit_key is not null and v_status = 'queued' and v_run_at is null then
-            v_place := rota._new_place(queue, limit_key, priority);
-        end if;
+        select c.status, c.place into v_status, v_place
+        from rota._job_comes_in(v_new_id, enqueue.ordering_key, enqueue.depends_on,
+            enqueue.queue, case when v_run_at is null then enqueue.limit_key end,
+            enqueue.priority) as c;
     end if;
     loop
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
@@ -167,67 +158,44 @@ create or replace function rota._enter_new(job_id bigint)
 begin perform rota._enter_lanes(array[job_id]); end;
 $$;
 
-/* The live job of a key; null if there is none. */
-create or replace function rota._find_keyed(idempotency_key text, key_scope text)
-    returns bigint language plpgsql stable set enable_seqscan = off set jit = off as $$
-begin
-    return (
-        -- The newest: an older snapshot may have the one that has ended, too.
-        select max(j.id) from rota.jobs as j
-        where j.idempotency_key = _find_keyed.idempotency_key
-          and coalesce('pipeline ' || j.pipeline, j.job_type) = _find_keyed.key_scope
-    );
-end;
-$$;
-
 create or replace function rota.enqueue_many(jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
-#variable_conflict use_column
 declare
-    v_has_waits boolean;
+    v_read record;
+    v_jobs rota.jobs[];
     v_new_ids bigint[];
     v_ids bigint[];
     v_news boolean[];
 begin
-    if rota._are_plain_jobs(jobs) then
-        perform rota._check_queues_of(jobs);
-        return query
-        select i.ordinal::integer, i.id, true
-        from unnest(rota._insert_plain_jobs(enqueue_many.jobs))
-            with ordinality as i (id, ordinal);
-        perform rota._notify_for_new(jobs);
-        return;
-    end if;
-
-    perform rota._check_new_jobs(jobs);
+    select r.new_jobs, r.has_rules, r.has_keys into v_read
+    from rota._read_jobs(enqueue_many.jobs) as r;
+    v_jobs := v_read.new_jobs;
     perform rota._check_queues_of(jobs);
-    v_has_waits := jsonb_path_exists(jobs,
-        '$[*] ? (exists(@.ordering_key) || exists(@.depends_on) || exists(@.blocks)
-            || exists(@.limit_key))');
     v_new_ids := array(
-        select nextval('rota.jobs_id_seq')
-        from generate_series(1, jsonb_array_length(enqueue_many.jobs))
+        select nextval('rota.jobs_id_seq') from generate_series(1, cardinality(v_jobs))
     );
 
     -- Where no job has a key there is nothing to find, and no need of the subtransaction: a
     -- caller may make thousands of such calls in one transaction.
-    if not jsonb_path_exists(jobs, '$[*].idempotency_key ? (@ != null)') then
-        perform rota._insert_jobs(jobs, v_new_ids);
+    if not v_read.has_keys then
+        perform rota._insert_jobs(v_jobs, v_new_ids);
         v_ids := v_new_ids;
-    end if;
-    if jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
+    elsif v_read.has_rules and jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
         || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
         select array_agg(m.job_id order by m.ordinal), array_agg(m.is_new order by m.ordinal)
-        into v_ids, v_news from rota._enqueue_many_keyed(enqueue_many.jobs) as m;
+        into v_ids, v_news from rota._enqueue_many_keyed(v_jobs, enqueue_many.jobs) as m;
     end if;
     while v_ids is null loop
         begin
-            perform rota._insert_jobs(jobs, v_new_ids);
-            v_ids := rota._find_jobs(jobs, v_new_ids);
+            perform rota._insert_jobs(
+                array_agg(n.job order by (n.job).idempotency_key, (n.job).job_type, n.id),
+                array_agg(n.id order by (n.job).idempotency_key, (n.job).job_type, n.id))
+            from (select unnest(v_jobs) as job, unnest(v_new_ids) as id) as n;
+            v_ids := rota._find_jobs(v_jobs, v_new_ids);
             if array_position(v_ids, null) is not null then raise no_data_found; end if;
         exception
             when no_data_found then
@@ -235,18 +203,21 @@ begin
         end;
     end loop;
 
-    if v_news is null then
-        v_news := array(
-            select i.id = i.new_id
-            from unnest(v_ids, v_new_ids) with ordinality as i (id, new_id, ordinal)
-            order by i.ordinal
-        );
+    if v_read.has_rules then
+        if v_news is null then
+            v_news := array(
+                select i.id = i.new_id
+                from unnest(v_ids, v_new_ids) with ordinality as i (id, new_id, ordinal)
+                order by i.ordinal
+            );
+        end if;
+        perform rota._link_jobs(jobs, v_ids, v_news);
     end if;
-    if v_has_waits then perform rota._link_jobs(jobs, v_ids, v_news); end if;
     perform rota._notify_for_new(jobs);
     return query
-    select i.ordinal::integer, i.id, i.is_new
-    from unnest(v_ids, v_news) with ordinality as i (id, is_new, ordinal) order by i.ordinal;
+    select i.ordinal::integer, i.id, coalesce(i.is_new, i.id = i.new_id)
+    from unnest(v_ids, v_news, v_new_ids) with ordinality as i (id, is_new, new_id, ordinal)
+    order by i.ordinal;
 end;
 $$;
 
@@ -256,111 +227,105 @@ comment on function rota.enqueue_many is
     'RT013, RT003.';
 
 /*
- * Whether all have a type, and at most a payload, a queue and a priority besides, and none is
- * wrong: then they need no keys looked up, and nobody to say which of them is wrong.
+ * Read and check the objects of a batch: as rows of jobs, for those keys that are columns, and
+ * whether any has another key, which _rules_of() reads, or an idempotency key.
  */
-create or replace function rota._are_plain_jobs(jobs jsonb)
-    returns boolean language plpgsql immutable as $$
-begin
-    if jsonb_typeof(_are_plain_jobs.jobs) is distinct from 'array'
-      or jsonb_array_length(_are_plain_jobs.jobs) > 10000 then
-        return false;
-    end if;
-    return coalesce(bool_and((
-        jsonb_typeof(j.job) = 'object'
-        and j.job - '{job_type,payload,queue,priority}'::text[] = '{}'
-        and (j.job ->> 'job_type') || ' ' || coalesce(j.job ->> 'queue', 'default')
-            ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62} [A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}$'
-        and coalesce(jsonb_typeof(j.job -> 'payload'), 'object') = 'object'
-        and octet_length(j.job::text) <= 1048576
-        and coalesce(j.job ->> 'priority', '0') ~ '^-?[0-9]{1,4}$'
-    ) is true), false)
-    from jsonb_array_elements(_are_plain_jobs.jobs) as j (job);
-end;
-$$;
-
-/* Insert plain jobs; returns their ids in the order given. */
-create or replace function rota._insert_plain_jobs(jobs jsonb)
-    returns bigint[] language plpgsql as $$
+create or replace function rota._read_jobs(
+    jobs jsonb, out new_jobs rota.jobs[], out has_rules boolean, out has_keys boolean
+)
+    language plpgsql as $$
 declare
-    v_now constant timestamptz := rota.now();
-    v_has_settings constant boolean := exists (select from rota.queues);
-    v_ids bigint[];
+    c_plain constant text[] := array['job_type', 'payload', 'queue', 'run_at', 'priority',
+        'max_attempts', 'lease', 'backoff', 'idempotency_key'];
+    v_read record;
+    v_rule record;
 begin
-    with added as (
-        insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at,
-            created_at, updated_at)
-        select coalesce(j.job ->> 'queue', 'default'), j.job ->> 'job_type',
-            coalesce(j.job -> 'payload', '{}'),
-            coalesce((j.job ->> 'priority')::smallint, 0::smallint),
-            coalesce(
-                case when v_has_settings then (
-                    select q.max_attempts from rota.queues as q
-                    where q.queue = coalesce(j.job ->> 'queue', 'default')
-                ) end, 10),
-            'queued', v_now, v_now, v_now
-        from jsonb_array_elements(_insert_plain_jobs.jobs) as j (job) returning id
-    )
-    -- Ids are drawn in the order of the rows.
-    select array_agg(a.id) into v_ids from added as a;
-    if v_has_settings or exists (select from rota.limits)
-      or exists (select from rota.fair_queues) then
-        perform rota._enter_lanes(v_ids);
+    if jsonb_typeof(_read_jobs.jobs) is distinct from 'array' then
+        perform rota._refuse('jobs', 'must be an array of objects');
+    elsif jsonb_array_length(jobs) > 10000 then
+        perform rota._refuse('jobs', format('must be at most 10000, got %s',
+            jsonb_array_length(jobs)));
     end if;
-    return v_ids;
-end;
-$$;
-
-/*
- * Put new jobs in, given in the form of _new_jobs(), with these ids, and those that need not
- * wait for others into their lanes; returns the ids of those that went in, which are not those
- * whose key has a live job.  All but the plain jobs of enqueue() and enqueue_many() come this
- * way, in the order of their keys.
- */
-create or replace function rota._insert_jobs(jobs jsonb, new_ids bigint[])
-    returns bigint[] language plpgsql as $$
-declare
-    v_now constant timestamptz := rota.now();
-    v_ids bigint[];
-begin
-    with added as (
-        insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
-            pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for, status,
-            run_at, lease_token, last_error, error_type, failed_at, created_at, updated_at)
-        overriding system value
-        select _insert_jobs.new_ids[n.ordinal], n.queue, n.job_type, n.payload, n.priority,
-            coalesce(n.max_attempts, q.max_attempts, 10), rota._exact(n.lease), n.backoff,
-            n.idempotency_key, n.ordering_key,
-            case when n.ordering_key is not null then n.skip_dead end,
-            case when n.status = 'blocked' then n.if_parent_dead end, n.limit_key, n.pipeline,
-            n.stage, n.stage_input, case when n.pipeline is not null then v_now end,
-            n.definition, n.scheduled_for, n.status,
-            coalesce(n.run_at, v_now + rota._exact(n.delay), v_now), n.lease_token,
-            n.last_error, n.error_type, n.failed_at, coalesce(n.created_at, v_now), v_now
-        from rota._new_jobs(_insert_jobs.jobs) as n
-        left join rota.queues as q on q.queue = n.queue
-        order by n.idempotency_key, n.job_type, n.ordinal on conflict do nothing returning j.id
-    )
-    select coalesce(array_agg(a.id), '{}') into v_ids from added as a;
-    perform rota._enter_lanes(v_ids);
-    return v_ids;
-end;
-$$;
-
-/* The ids of the jobs now there, null where the one that was found has ended just now. */
-create or replace function rota._find_jobs(jobs jsonb, new_ids bigint[])
-    returns bigint[] language plpgsql stable as $$
-begin
-    return array(
-        -- The newest: an older snapshot may have the one that has ended, too.
-        select distinct on (n.ordinal)
-            case when n.idempotency_key is null then _find_jobs.new_ids[n.ordinal] else j.id end
-        from rota._new_jobs(_find_jobs.jobs) as n
-        left join rota.jobs as j on j.idempotency_key = n.idempotency_key
-          and coalesce('pipeline ' || j.pipeline, j.job_type) = n.job_type
-        order by n.ordinal, j.id desc
+    has_rules := exists (
+        select from jsonb_array_elements(_read_jobs.jobs) as e (job)
+        where case jsonb_typeof(e.job) when 'object' then e.job - c_plain <> '{}' else true end
     );
+    if has_rules then perform rota._check_keys_of(jobs, c_plain); end if;
+
+    -- Nothing is written in this block, so it costs no transaction id.
+    begin
+        select coalesce(array_agg(n), '{}') as new_jobs,
+            count(n.idempotency_key) > 0 as has_keys,
+            bool_and(rota._is_sound(n.job_type, coalesce(n.queue, 'default'),
+                coalesce(n.payload, '{}'), coalesce(n.priority, 0::smallint), n.idempotency_key)
+                and num_nonnulls(n.run_at, n.max_attempts, n.lease, n.backoff) = 0) as are_sound
+        into v_read
+        from jsonb_populate_recordset(null::rota.jobs, _read_jobs.jobs) as n;
+        new_jobs := v_read.new_jobs;
+        has_keys := v_read.has_keys;
+        if v_read.are_sound and not has_rules then return; end if;
+
+        perform rota._check_new_job(format('jobs[%s].', n.ordinality), n.job_type,
+            coalesce(n.payload, '{}'), coalesce(n.queue, 'default'), n.run_at, r.delay,
+            coalesce(n.priority, 0::smallint), n.max_attempts, n.lease, n.backoff,
+            n.idempotency_key),
+            rota._check_key_rule(format('jobs[%s].', n.ordinality), n.idempotency_key,
+                r.unique_for, r.on_conflict, r.updated_at, r.max_wait),
+            rota._check_waits(format('jobs[%s].', n.ordinality), n.ordering_key,
+                coalesce(n.skip_dead, false), r.depends_on, r.blocks,
+                coalesce(n.if_parent_dead, 'cancel'), n.limit_key)
+        from unnest(new_jobs) with ordinality as n
+        join rota._rules_of(_read_jobs.jobs) as r on r.ordinal = n.ordinality;
+    exception
+        -- An unknown time zone is an invalid_parameter_value too, so no error is let through
+        -- before all texts are known to be values.
+        when data_exception or program_limit_exceeded then
+            perform rota._refuse(format('jobs[%s].%s', f.ordinal, f.key), f.problem)
+            from (
+                select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
+                from jsonb_array_elements(_read_jobs.jobs) with ordinality as e (job, ordinal)
+                cross join jsonb_each(e.job) as k
+            ) as f
+            where f.problem is not null limit 1;
+            raise;
+    end;
+    for v_rule in
+        select r.ordinal, r.delay, r.depends_on from rota._rules_of(_read_jobs.jobs) as r
+        where num_nonnulls(r.delay, r.depends_on) > 0
+    loop
+        new_jobs[v_rule.ordinal] := jsonb_populate_record(new_jobs[v_rule.ordinal],
+            jsonb_strip_nulls(jsonb_build_object(
+                'run_at', rota.now() + rota._exact(v_rule.delay),
+                'status', case when v_rule.depends_on is not null then 'blocked' end)));
+    end loop;
+end;
+$$;
+
+/* Refuse what is no object, and keys that are neither these nor those of _rules_of(). */
+create or replace function rota._check_keys_of(jobs jsonb, plain_keys text[])
+    returns void language plpgsql as $$
+declare
+    c_keys constant text[] := plain_keys || array['delay', 'unique_for', 'on_conflict',
+        'updated_at', 'max_wait', 'ordering_key', 'skip_dead', 'depends_on', 'blocks',
+        'if_parent_dead', 'limit_key'];
+    v_ordinal bigint;
+    v_job jsonb;
+begin
+    for v_ordinal, v_job in
+        select e.ordinal, e.job
+        from jsonb_array_elements(_check_keys_of.jobs) with ordinality as e (job, ordinal)
+        where case jsonb_typeof(e.job) when 'object' then e.job - c_keys <> '{}' else true end
+        limit 1
+    loop
+        perform rota._refuse(format('jobs[%s]', v_ordinal), coalesce(
+            (
+                select format('has an unknown key %L', left(k.key, 80))
+                from jsonb_each(
+                    case jsonb_typeof(v_job) when 'object' then v_job - c_keys end) as k
+                limit 1
+            ),
+            'must be an object'));
+    end loop;
 end;
 $$;
 
@@ -377,10 +342,10 @@ declare
 begin
     select array_agg(n.blocks), array_agg(_link_jobs.job_ids[n.ordinal]),
         array_agg(_link_jobs.news[n.ordinal]), array_agg(format('jobs[%s].blocks', n.ordinal))
-    into v_blocks, v_parts, v_are_new, v_names from rota._new_jobs(_link_jobs.jobs) as n
+    into v_blocks, v_parts, v_are_new, v_names from rota._rules_of(_link_jobs.jobs) as n
     where n.blocks is not null;
     select array_agg(p.id), array_agg(_link_jobs.job_ids[n.ordinal]) into v_parents, v_children
-    from rota._new_jobs(_link_jobs.jobs) as n cross join unnest(n.depends_on) as p (id)
+    from rota._rules_of(_link_jobs.jobs) as n cross join unnest(n.depends_on) as p (id)
     where _link_jobs.news[n.ordinal];
     perform rota._jobs_came_in(
         array(
@@ -388,115 +353,6 @@ begin
             where i.is_new
         ),
         v_children, v_parents, v_blocks, v_parts, v_are_new, v_names);
-end;
-$$;
-
-/*
- * The objects as typed rows, defaults filled in.  Their keys are the arguments of enqueue();
- * and, for jobs that do not come from there, columns of jobs.
- */
-create or replace function rota._new_jobs(jobs jsonb)
-    returns table (
-        ordinal bigint, job_type text, payload jsonb, queue text, run_at timestamptz,
-        delay interval, priority integer, max_attempts integer, lease interval, backoff jsonb,
-        idempotency_key text, unique_for interval, on_conflict text, updated_at timestamptz,
-        max_wait interval, ordering_key text, skip_dead boolean, depends_on bigint[],
-        blocks bigint, if_parent_dead text, limit_key text, pipeline text, stage text,
-        stage_input jsonb, definition text, scheduled_for timestamptz, status text,
-        lease_token bigint, last_error text, error_type text, failed_at timestamptz,
-        created_at timestamptz
-    ) language plpgsql stable as $$
-begin
-    return query
-    select n.ordinal, n.job_type,
-        case when jsonb_typeof(n.payload) = 'null' then '{}' else coalesce(n.payload, '{}') end,
-        coalesce(n.queue, 'default'), n.run_at, n.delay, coalesce(n.priority, 0),
-        n.max_attempts, n.lease, nullif(n.backoff, 'null'), n.idempotency_key,
-        n.unique_for, coalesce(n.on_conflict, 'keep'), n.updated_at, n.max_wait,
-        n.ordering_key, coalesce(n.skip_dead, false), n.depends_on, n.blocks,
-        coalesce(n.if_parent_dead, 'cancel'), n.limit_key, n.pipeline, n.stage,
-        nullif(n.stage_input, 'null'), n.definition, n.scheduled_for,
-        coalesce(n.status, case
-            when n.ordering_key is null and n.depends_on is null then 'queued'
-            else 'blocked'
-        end),
-        coalesce(n.lease_token, 0), n.last_error, n.error_type, n.failed_at, n.created_at
-    from rows from (
-        jsonb_to_recordset(_new_jobs.jobs) as (job_type text, payload jsonb, queue text,
-            run_at timestamptz, delay interval, priority integer, max_attempts integer,
-            lease interval, backoff jsonb, idempotency_key text, unique_for interval,
-            on_conflict text, updated_at timestamptz, max_wait interval, ordering_key text,
-            skip_dead boolean, depends_on bigint[], blocks bigint, if_parent_dead text,
-            limit_key text, pipeline text, stage text, stage_input jsonb, definition text,
-            scheduled_for timestamptz, status text, lease_token bigint, last_error text,
-            error_type text, failed_at timestamptz, created_at timestamptz)
-    ) with ordinality as n (job_type, payload, queue, run_at, delay, priority, max_attempts,
-        lease, backoff, idempotency_key, unique_for, on_conflict, updated_at, max_wait,
-        ordering_key, skip_dead, depends_on, blocks, if_parent_dead, limit_key, pipeline, stage,
-        stage_input, definition, scheduled_for, status, lease_token, last_error, error_type,
-        failed_at, created_at, ordinal
-    );
-end;
-$$;
-
-create or replace function rota._check_new_jobs(jobs jsonb)
-    returns void language plpgsql as $$
-declare
-    c_keys constant text[] := array[
-        'job_type', 'payload', 'queue', 'run_at', 'delay', 'priority', 'max_attempts',
-        'lease', 'backoff', 'idempotency_key', 'unique_for', 'on_conflict', 'updated_at',
-        'max_wait', 'ordering_key', 'skip_dead', 'depends_on', 'blocks', 'if_parent_dead',
-        'limit_key'];
-    v_ordinal bigint;
-    v_job jsonb;
-begin
-    if jsonb_typeof(_check_new_jobs.jobs) is distinct from 'array' then
-        perform rota._refuse('jobs', 'must be an array of objects');
-    elsif jsonb_array_length(jobs) > 10000 then
-        perform rota._refuse('jobs', format('must be at most 10000, got %s',
-            jsonb_array_length(jobs)));
-    end if;
-
-    for v_ordinal, v_job in
-        select e.ordinal, e.job
-        from jsonb_array_elements(_check_new_jobs.jobs) with ordinality as e (job, ordinal)
-        where case jsonb_typeof(e.job) when 'object' then e.job - c_keys <> '{}' else true end
-        limit 1
-    loop
-        perform rota._refuse(format('jobs[%s]', v_ordinal), coalesce(
-            (
-                select format('has an unknown key %L', left(k.key, 80))
-                from jsonb_each(
-                    case jsonb_typeof(v_job) when 'object' then v_job - c_keys end) as k
-                limit 1
-            ),
-            'must be an object'));
-    end loop;
-
-    -- Nothing is written in this block, so it costs no transaction id.
-    begin
-        perform rota._check_new_job(
-            format('jobs[%s].', n.ordinal), n.job_type, n.payload, n.queue, n.run_at, n.delay,
-            n.priority, n.max_attempts, n.lease, n.backoff, n.idempotency_key),
-            rota._check_key_rule(format('jobs[%s].', n.ordinal), n.idempotency_key,
-                n.unique_for, n.on_conflict, n.updated_at, n.max_wait),
-            rota._check_waits(format('jobs[%s].', n.ordinal), n.ordering_key, n.skip_dead,
-                n.depends_on, n.blocks, n.if_parent_dead, n.limit_key)
-        from rota._new_jobs(_check_new_jobs.jobs) as n;
-    exception
-        -- An unknown time zone is an invalid_parameter_value too, so no error is let through
-        -- before all texts are known to be values.
-        when data_exception or program_limit_exceeded then
-            perform rota._refuse(format('jobs[%s].%s', f.ordinal, f.key), f.problem)
-            from (
-                select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
-                from jsonb_array_elements(_check_new_jobs.jobs)
-                    with ordinality as e (job, ordinal)
-                cross join jsonb_each(e.job) as k
-            ) as f
-            where f.problem is not null limit 1;
-            raise;
-    end;
 end;
 $$;
 
@@ -509,13 +365,17 @@ begin
     case _cast_problem.argument
         when 'run_at', 'updated_at' then perform v_text::timestamptz;
         when 'delay', 'lease', 'unique_for', 'max_wait' then perform v_text::interval;
-        when 'priority', 'max_attempts' then perform v_text::integer;
+        when 'max_attempts' then perform v_text::integer;
+        when 'priority' then
+            if v_text::integer not between -32768 and 32767 then
+                return format('must be -32768 to 32767, got %s', v_text);
+            end if;
         when 'blocks' then perform v_text::bigint;
         when 'skip_dead' then perform v_text::boolean;
         when 'depends_on' then
-            perform n.depends_on
-            from rota._new_jobs(jsonb_build_array(jsonb_build_object('depends_on',
-                _cast_problem.value))) as n;
+            perform r.depends_on
+            from rota._rules_of(jsonb_build_array(jsonb_build_object('depends_on',
+                _cast_problem.value))) as r;
         else null;
     end case;
     return null;
@@ -523,6 +383,24 @@ exception
     when data_exception or program_limit_exceeded then
         return format('is not valid: %s', left(sqlerrm, 200));
 end;
+$$;
+
+/*
+ * Whether a job that has no more than this breaks no rule, as most do.  An expression that is
+ * put into the caller's costs less than the calls that tell which rule is broken.  Counted
+ * repeats would make the match of the pattern ten times as long.
+ */
+create or replace function rota._is_sound(
+    job_type text, queue text, payload jsonb, priority integer, idempotency_key text
+)
+    returns boolean language sql stable as $$
+select (
+    job_type || ' ' || queue ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]* [A-Za-z0-9][A-Za-z0-9_.:/-]*$'
+    and octet_length(job_type) <= 63 and octet_length(queue) <= 63
+    and jsonb_typeof(payload) = 'object' and pg_column_size(payload) <= 5242880
+    and octet_length(payload::text) <= 1048576 and priority between -32768 and 32767
+    and coalesce(octet_length(idempotency_key) between 1 and 255, true)
+) is true
 $$;
 
 /* The rules for one new job; *prefix* says which of many it is. */

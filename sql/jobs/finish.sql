@@ -305,11 +305,11 @@ declare
 begin
     -- Somebody asked for another run meanwhile; it begins where this one ends.
     perform rota._insert_jobs(
-        jsonb_agg(jsonb_build_object('queue', e.queue, 'job_type', e.job_type, 'payload',
-            e.rerun_payload, 'priority', e.rerun_priority, 'max_attempts', e.max_attempts,
-            'lease', e.lease, 'backoff', e.backoff, 'idempotency_key', e.idempotency_key,
-            'ordering_key', e.ordering_key, 'skip_dead', e.skip_dead, 'limit_key', e.limit_key,
-            'run_at', e.rerun_run_at, 'lease_token', e.lease_token)),
+        array_agg(jsonb_populate_record(e, jsonb_build_object('payload', e.rerun_payload,
+            'priority', e.rerun_priority, 'run_at', e.rerun_run_at, 'status', null,
+            'pipeline', null, 'stage', null, 'stage_input', null, 'definition', null,
+            'scheduled_for', null, 'last_error', null, 'error_type', null, 'failed_at', null,
+            'created_at', null)) order by e.idempotency_key, e.job_type),
         array_agg(nextval('rota.jobs_id_seq')))
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null having count(*) > 0;

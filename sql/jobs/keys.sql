@@ -26,23 +26,23 @@
 
 /*
  * enqueue() for a job with a rule for its key, with a key and something that it waits for, or
- * with a job that it blocks; *job* has the form of _new_jobs().
+ * with a job that it blocks.
  */
 create or replace function rota._enqueue_special(
-    job jsonb, unique_for interval, on_conflict text, updated_at timestamptz, max_wait interval,
-    depends_on bigint[], blocks bigint
+    new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
+    max_wait interval, depends_on bigint[], blocks bigint
 )
     returns bigint language plpgsql set enable_seqscan = off set jit = off as $$
 declare
-    v_key constant text := job ->> 'idempotency_key';
     v_job_id bigint;
     v_is_new boolean;
 begin
-    perform rota._check_key_rule('', v_key, unique_for, on_conflict, updated_at, max_wait);
-    perform rota._check_queues('producer', array[job ->> 'queue']);
+    perform rota._check_key_rule('', new_job.idempotency_key, unique_for, on_conflict,
+        updated_at, max_wait);
+    perform rota._check_queues('producer', array[new_job.queue]);
 
     select k.job_id, k.is_new into v_job_id, v_is_new
-    from rota._enqueue_keyed(_enqueue_special.job, _enqueue_special.unique_for,
+    from rota._enqueue_keyed(_enqueue_special.new_job, _enqueue_special.unique_for,
         _enqueue_special.on_conflict, _enqueue_special.updated_at, _enqueue_special.max_wait,
         true) as k;
     if not v_is_new and on_conflict <> 'keep' then
@@ -64,13 +64,13 @@ $$;
  * Find or insert the one job of a key, then ask the memory of the key, then change the job.
  */
 create or replace function rota._enqueue_keyed(
-    job jsonb, unique_for interval, on_conflict text, updated_at timestamptz, max_wait interval,
-    may_wait boolean
+    new_job rota.jobs, unique_for interval, on_conflict text, updated_at timestamptz,
+    max_wait interval, may_wait boolean
 )
     returns table (job_id bigint, is_new boolean) language plpgsql as $$
 declare
-    v_key constant text := job ->> 'idempotency_key';
-    v_scope constant text := coalesce('pipeline ' || (job ->> 'pipeline'), job ->> 'job_type');
+    v_key constant text := new_job.idempotency_key;
+    v_scope constant text := coalesce('pipeline ' || new_job.pipeline, new_job.job_type);
     v_new_ids bigint[];
     v_is_versioned constant boolean := unique_for is not null or updated_at is not null;
 begin
@@ -81,7 +81,7 @@ begin
             exit when job_id is not null;
         end if;
         v_new_ids := coalesce(v_new_ids, array[nextval('rota.jobs_id_seq')]);
-        job_id := (rota._insert_jobs(jsonb_build_array(job), v_new_ids))[1];
+        job_id := (rota._insert_jobs(array[new_job], v_new_ids))[1];
         is_new := true;
         exit when job_id is not null;
         if not v_is_versioned and on_conflict = 'keep' then
@@ -103,7 +103,7 @@ begin
             where k.idempotency_key = v_key and k.key_scope = v_scope;
         end if;
     elsif not is_new and on_conflict <> 'keep' then
-        perform rota._update_keyed(job_id, job, on_conflict = 'rerun', max_wait);
+        perform rota._update_keyed(job_id, new_job, on_conflict = 'rerun', max_wait);
     end if;
     return next;
 end;
@@ -175,23 +175,22 @@ $$;
  * a time was given.
  */
 create or replace function rota._update_keyed(
-    job_id bigint, job jsonb, is_rerun boolean, max_wait interval
+    job_id bigint, new_job rota.jobs, is_rerun boolean, max_wait interval
 )
     returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_payload constant jsonb := job -> 'payload';
-    v_priority constant smallint := (job ->> 'priority')::smallint;
-    v_time constant timestamptz := coalesce((job ->> 'run_at')::timestamptz,
-        v_now + rota._exact((job ->> 'delay')::interval));
-    v_run_at constant timestamptz := coalesce(v_time, v_now);
+    v_payload constant jsonb := coalesce(new_job.payload, '{}');
+    v_priority constant smallint := coalesce(new_job.priority, 0::smallint);
+    v_run_at constant timestamptz := coalesce(new_job.run_at, v_now);
 begin
     update rota.jobs as j
     set payload = case when j.status = 'running' then j.payload else v_payload end,
         priority = case when j.status = 'running' then j.priority else v_priority end,
         run_at = case
             when j.status = 'running' then j.run_at
-            when j.status = 'failed' and _update_keyed.is_rerun and v_time is null then j.run_at
+            when j.status = 'failed' and _update_keyed.is_rerun and new_job.run_at is null
+                then j.run_at
             else least(v_run_at, j.created_at + rota._exact(_update_keyed.max_wait))
         end,
         rerun_payload = case when j.status = 'running' then v_payload end,
@@ -220,7 +219,7 @@ end;
 $$;
 
 /* enqueue_many() for a batch with rules for its keys. */
-create or replace function rota._enqueue_many_keyed(jobs jsonb)
+create or replace function rota._enqueue_many_keyed(new_jobs rota.jobs[], jobs jsonb)
     returns table (ordinal integer, job_id bigint, is_new boolean) language plpgsql as $$
 declare
     v_ids bigint[];
@@ -232,13 +231,16 @@ begin
     while not v_is_done loop
         begin
             for v_new in
-                select n.ordinal, k.job_id, k.is_new
+                select r.ordinal, k.job_id, k.is_new
                 from (
-                    select m.* from rota._new_jobs(_enqueue_many_keyed.jobs) as m
-                    order by m.idempotency_key, m.job_type, m.ordinal
-                ) as n
-                cross join lateral rota._enqueue_keyed(to_jsonb(n), n.unique_for, n.on_conflict,
-                    n.updated_at, n.max_wait, false) as k
+                    select r.* from rota._rules_of(_enqueue_many_keyed.jobs) as r
+                    join unnest(_enqueue_many_keyed.new_jobs) with ordinality as n
+                        on n.ordinality = r.ordinal
+                    order by n.idempotency_key, n.job_type, r.ordinal
+                ) as r
+                cross join lateral rota._enqueue_keyed(
+                    _enqueue_many_keyed.new_jobs[r.ordinal], r.unique_for, r.on_conflict,
+                    r.updated_at, r.max_wait, false) as k
             loop
                 v_ids[v_new.ordinal] := v_new.job_id;
                 v_news[v_new.ordinal] := v_new.is_new;
@@ -253,8 +255,8 @@ begin
 
     -- A key is one for all queues, so it may have found a job of any.
     perform rota._check_queues_of_jobs(array(
-        select v_ids[n.ordinal] from rota._new_jobs(_enqueue_many_keyed.jobs) as n
-        where n.on_conflict <> 'keep' and not v_news[n.ordinal]
+        select v_ids[r.ordinal] from rota._rules_of(_enqueue_many_keyed.jobs) as r
+        where r.on_conflict <> 'keep' and not v_news[r.ordinal]
     ));
     return query
     select o.ordinal, v_ids[o.ordinal], v_news[o.ordinal]

@@ -300,9 +300,9 @@ create or replace function rota._make_jobs(
 declare
     v_blocked bigint[];
 begin
-    -- Not all at once where they are large: a jsonb holds 256 MB.
+    -- Not all at once where they are large: an array holds 1 GB.
     perform rota._insert_jobs(
-        jsonb_agg(jsonb_build_object(
+        array_agg(jsonb_populate_record(null::rota.jobs, jsonb_build_object(
             'queue', d.queue, 'job_type', d.job_type, 'payload', d.payload,
             'priority', d.priority, 'max_attempts', d.max_attempts, 'lease', d.lease,
             'backoff', d.backoff,
@@ -313,7 +313,7 @@ begin
             'run_at', case
                 when _make_jobs.is_manual then _make_jobs.made_at
                 else d.scheduled_for + random() * d.jitter
-            end) order by d.id),
+            end)) order by d.id),
         array_agg(d.id order by d.id))
     from (
         select d.*, m.scheduled_for, m.id,

@@ -164,7 +164,7 @@ $$;
  * may be held or ages.
  */
 create or replace function rota._new_place(queue text, limit_key text, lane integer)
-    returns timestamptz language plpgsql set enable_seqscan = off set jit = off as $$
+    returns timestamptz language plpgsql as $$
 begin
     if exists (select from rota.limits)
       or exists (

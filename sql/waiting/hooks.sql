@@ -62,12 +62,14 @@ $$;
 
 /*
  * _jobs_came_in() for one job that is still to be inserted, in the same transaction and with
- * the status that is returned: so the row is written once.
+ * the status that is returned, and the place, unless that is null: so the row is written once.
+ * The limit key is for a job that is due.
  */
 create or replace function rota._job_comes_in(
-    job_id bigint, ordering_key text, depends_on bigint[]
+    job_id bigint, ordering_key text, depends_on bigint[], queue text, limit_key text,
+    priority integer, out status text, out place timestamptz
 )
-    returns text language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+    language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_unknown bigint;
     v_parents bigint[];
@@ -84,13 +86,15 @@ begin
         end if;
     end if;
 
-    if ordering_key is null then
-        return case when v_parents is null then 'queued' else 'blocked' end;
-    elsif v_parents is null and rota._take_line(ordering_key, job_id) then
-        return 'queued';
+    status := case when v_parents is null then 'queued' else 'blocked' end;
+    if ordering_key is not null and (v_parents is not null
+        or not rota._take_line(ordering_key, job_id)) then
+        status := 'blocked';
+        perform rota._add_checks('order', array[ordering_key]);
     end if;
-    perform rota._add_checks('order', array[ordering_key]);
-    return 'blocked';
+    if status = 'queued' and limit_key is not null then
+        place := rota._new_place(queue, limit_key, priority);
+    end if;
 end;
 $$;
 

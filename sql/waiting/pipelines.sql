@@ -131,13 +131,14 @@ begin
         limit_key);
 
     return rota._enqueue_special(
-        jsonb_build_object('job_type', v_stage.job_type, 'payload', payload, 'queue',
-            v_stage.queue, 'run_at', run_at, 'delay', delay, 'priority',
+        jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type', v_stage.job_type,
+            'payload', payload, 'queue', v_stage.queue, 'run_at',
+            coalesce(run_at, rota.now() + rota._exact(delay)), 'priority',
             coalesce(v_stage.priority, priority), 'max_attempts', v_stage.max_attempts, 'lease',
             v_stage.lease, 'backoff', v_stage.backoff, 'idempotency_key', idempotency_key,
-            'ordering_key', ordering_key, 'skip_dead', skip_dead, 'depends_on', depends_on,
-            'if_parent_dead', if_parent_dead, 'limit_key', limit_key, 'pipeline',
-            v_stage.pipeline, 'stage', v_stage.stage),
+            'ordering_key', ordering_key, 'skip_dead', skip_dead, 'if_parent_dead',
+            if_parent_dead, 'limit_key', limit_key, 'pipeline', v_stage.pipeline, 'stage',
+            v_stage.stage, 'status', case when depends_on is not null then 'blocked' end)),
         unique_for, 'keep', null, null, depends_on,
         blocks);
 end;

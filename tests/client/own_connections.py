@@ -35,6 +35,11 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
+settings.configure(
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}}, USE_TZ=True
+)
+django.setup()
+
 Lent = tuple[Any, Callable[[], AbstractContextManager[Any]]]
 LentInLoop = tuple[Any, Callable[[], AbstractAsyncContextManager[Any]]]
 
@@ -46,10 +51,6 @@ def url(dsn: str, driver: str) -> str:
 @contextmanager
 def django_on(dsn: str) -> Iterator[Any]:
     """Let Django's default connection be one to a database."""
-    if not settings.configured:
-        default = {"ENGINE": "django.db.backends.postgresql"}
-        settings.configure(DATABASES={"default": default}, USE_TZ=True)
-        django.setup()
     said = conninfo_to_dict(dsn)
     found = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host"}
     found |= {"PORT": "port"}

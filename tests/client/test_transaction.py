@@ -201,9 +201,9 @@ def test_what_comes_after_the_transaction_is_told(
 
     told = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert [r.getMessage() for r in told] == [
-        f"job {ids['returns']}: what its handler returned after transaction() is not stored: "
-        "set job.result before the end of the block",
-        f"job {ids['raises']} has succeeded by its transaction(); what came after is dropped: "
+        f"job {ids['returns']}: what its handler returned after its transaction is not stored: "
+        "set job.result before that ends",
+        f"job {ids['raises']} has succeeded by its transaction; what came after is dropped: "
         "too late",
     ]
     assert told[1].exc_info is not None

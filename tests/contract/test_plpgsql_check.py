@@ -92,7 +92,7 @@ def test_functions_that_it_does_not_read_are_one_statement_each(
         " where pronamespace = 'rota'::regnamespace and lanname <> 'plpgsql' order by 1"
     ).fetchall()
 
-    assert others == [("_access",), ("_scan_setting",), ("version",)]
+    assert others == [("_access",), ("_is_sound",), ("_scan_setting",), ("version",)]
 
 
 def test_no_function_has_a_finding(checker: psycopg.Connection[Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from history import load
 from history.checker import check
 from races.instrument import mutate, some_of
-from races.test_storm import TOKEN
+from races.test_storm import NO_CONFLICT, TOKEN
 
 BY_TOKEN = """\
 and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
@@ -68,7 +68,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     "a key that is not unique": (
         "I5",
         [
-            ("_insert_jobs", "on conflict do nothing", ""),
+            ("_insert_jobs", NO_CONFLICT, ""),
             ("_find_jobs", "when n.idempotency_key is null then", "when true then"),
         ],
     ),

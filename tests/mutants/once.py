@@ -24,12 +24,13 @@ ONCE = (
         returning""",
         ),
         sql(
-            "jobs/enqueue",
+            "jobs/insert",
             """\
-        order by n.idempotency_key, n.job_type, n.ordinal
-        on conflict do nothing""",
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing
+        returning""",
             """\
-        order by n.idempotency_key, n.job_type, n.ordinal""",
+        returning""",
         ),
     ),
     mutant(
@@ -48,8 +49,10 @@ ONCE = (
         "races/test_enqueue.py races/test_load.py",
         sql(
             "jobs/enqueue",
-            "order by n.idempotency_key, n.job_type, n.ordinal",
-            "order by n.ordinal",
+            """\
+                array_agg(n.job order by (n.job).idempotency_key, (n.job).job_type, n.id),
+                array_agg(n.id order by (n.job).idempotency_key, (n.job).job_type, n.id))""",
+            "array_agg(n.job order by n.id), array_agg(n.id order by n.id))",
         ),
     ),
     mutant(
@@ -58,8 +61,8 @@ ONCE = (
         "races/test_enqueue.py races/test_keys.py",
         sql(
             "jobs/keys",
-            "order by m.idempotency_key, m.job_type, m.ordinal",
-            "order by m.ordinal",
+            "order by n.idempotency_key, n.job_type, r.ordinal",
+            "order by r.ordinal",
         ),
     ),
     mutant(

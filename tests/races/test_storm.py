@@ -23,7 +23,7 @@ MUTANTS = {
         "keys",
         [
             ("enqueue", NO_CONFLICT, ""),
-            ("_insert_jobs", "on conflict do nothing", ""),
+            ("_insert_jobs", NO_CONFLICT, ""),
         ],
         "beside job",
     ),

@@ -63,6 +63,8 @@ _CALLS = """
     stop_ticker           .       .         x         .
     unschedule_job        .       .         x         .
 
+    explain_job           .       .         x         x
+
     describe_schedule     x       x         x         x
     next_run              x       x         x         x
     now                   x       x         x         x

@@ -38,6 +38,7 @@ CALLS = {
     "end_jobs": """select * from rota.end_jobs(jsonb_build_array(jsonb_build_object(
         'job_id', %(job_id)s::bigint, 'lease_token', %(token)s::bigint, 'outcome', 'failed',
         'error', %(error)s::text, 'error_type', 'E', 'stack', %(error)s::text)))""",
+    "explain_job": "select * from rota.explain_job(%(job_id)s)",
     "fail_job": """select * from rota.fail_job(%(job_id)s, %(token)s, %(error)s, 'E',
         %(error)s)""",
     "finish_and_claim": """select * from rota.finish_and_claim('w2', %(job_ids)s, %(tokens)s,

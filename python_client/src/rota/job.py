@@ -16,10 +16,11 @@ from contextlib import (
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from psycopg import AsyncConnection, Connection
 
+from .client.adapters import AsyncCaller, Caller, check_transaction, is_async
 from .client.async_client import AsyncClient
 from .client.connecting import one_line
 from .client.statement import UNSET, Unset
@@ -48,7 +49,7 @@ class State(Enum):
     RUNNING = "running"
     """Its handler runs."""
     FINISHING = "finishing"
-    """Its handler runs, and `transaction` is about to commit its end."""
+    """Its handler runs, and a transaction has its end, of which nobody knows if it commits."""
     FINISHED = "finished"
     """Its handler runs, and `transaction` has committed its end."""
     ENDED = "ended"
@@ -110,7 +111,7 @@ class BaseJob:
         """The time that the schedule named, however late the job was made or runs."""
         self.lease: timedelta = claim.locked_for
         self.result: Any = None
-        """What `transaction` stores; otherwise the handler's return value is stored."""
+        """What `transaction` and `finish_in` store; else what the handler returns is stored."""
         self.next_stage: str | None = None
         """Where its run of a pipeline goes on to: None is the next in order, ``end`` none."""
         self.is_cancel_requested = False
@@ -120,7 +121,7 @@ class BaseJob:
         self.is_told_lost = False
         """The database said that the lease is lost."""
         self.is_in_doubt = False
-        """The end of a `transaction` was sent, so it may have been committed."""
+        """A transaction has its end, so that may have been committed."""
         self.is_given_up = False
         """Its task does not want another attempt after what its function raised."""
         self.confirmed_at = claimed_at
@@ -191,14 +192,30 @@ class BaseJob:
     @contextmanager
     def _finishing(self) -> Iterator[None]:
         """Remember that the block ended the job, if it did."""
-        if self.is_finished:
-            raise RuntimeError(f"job {self.job_id} is finished: it has one transaction")
+        self._check_unfinished()
         try:
             yield
         except BaseException:
             self.state = State.RUNNING
             raise
         self.state = State.FINISHED
+
+    @contextmanager
+    def _joining(self) -> Iterator[None]:
+        """Remember that the block put the end into a transaction of the handler's own.
+
+        That is committed later, or not: `Completer` asks when the handler has ended.
+        """
+        self._check_unfinished()
+        try:
+            yield
+        except BaseException:
+            self.state = State.RUNNING
+            raise
+
+    def _check_unfinished(self) -> None:
+        if self.is_finished:
+            raise RuntimeError(f"job {self.job_id} is finished: it has one transaction")
 
     def _begin_finish(self) -> dict[str, Any]:
         # From here on a heartbeat that finds the job gone means that it is finished.
@@ -235,6 +252,19 @@ class Job(BaseJob):
             yield connection
             self._end_finish(Client(connection).finish_job(**self._begin_finish()))
 
+    def finish_in(self, connection: Caller) -> None:
+        """Finish the job, with `result`, in the transaction of your own connection or session.
+
+            with Session.begin() as session:
+                session.add(Payment(...))
+                job.finish_in(session)
+
+        Call it last: your commit then ends the job too, and a rollback does neither.  A lost
+        lease raises LeaseLostError.  If the handler returns and has not committed, the attempt
+        has failed, since what it wrote is lost.
+        """
+        _finish_in(self, connection)
+
     def effect(
         self,
         scope: str,
@@ -261,7 +291,9 @@ class Job(BaseJob):
 class AsyncJob(BaseJob):
     """A job for an ``async def`` function, which runs in the worker's event loop."""
 
-    _last_call: Coroutine[Any, Any, None] | None = None
+    def __init__(self, claim: ClaimedJob, context: JobContext, claimed_at: float) -> None:
+        super().__init__(claim, context, claimed_at)
+        self._calls: dict[str, Coroutine[Any, Any, None]] = {}
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
@@ -276,6 +308,30 @@ class AsyncJob(BaseJob):
                     yield connection
                     client = AsyncClient(connection)
                     self._end_finish(await client.finish_job(**self._begin_finish()))
+
+    @overload
+    def finish_in(self, connection: AsyncCaller) -> Coroutine[Any, Any, None]: ...
+
+    @overload
+    def finish_in(self, connection: Caller) -> None: ...
+
+    def finish_in(self, connection: AsyncCaller | Caller) -> Coroutine[Any, Any, None] | None:
+        """Finish the job in the transaction of your own connection or session, like `Job`.
+
+        With a connection that is not async, as of Django within ``sync_to_async()``, there is
+        nothing to await.
+        """
+        if not is_async(connection):
+            _finish_in(self, cast(Caller, connection))
+            return None
+        self._calls["finish_in"] = self._finish_in_async(cast(AsyncCaller, connection))
+        return self._calls["finish_in"]
+
+    async def _finish_in_async(self, connection: AsyncCaller) -> None:
+        client = AsyncClient(connection)
+        check_transaction(await client._driver())
+        with self._joining():
+            self._end_finish(await client.finish_job(**self._begin_finish()))
 
     def effect(
         self,
@@ -305,13 +361,21 @@ class AsyncJob(BaseJob):
         self, percent: float, message: str | None = None
     ) -> Coroutine[Any, Any, None]:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        self._last_call = self._store_progress(percent, message)
-        return self._last_call
+        self._calls["set_progress"] = self._store_progress(percent, message)
+        return self._calls["set_progress"]
 
-    def forget_call(self) -> bool:
-        """Drop a call of `set_progress` that was not awaited; say whether there was one."""
-        call, self._last_call = self._last_call, None
-        if call is None or inspect.getcoroutinestate(call) != inspect.CORO_CREATED:
-            return False
-        call.close()
-        return True
+    def forget_calls(self) -> list[str]:
+        """Drop the calls that were not awaited; return their names."""
+        forgotten = []
+        for name, call in self._calls.items():
+            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+                call.close()
+                forgotten.append(name)
+        return forgotten
+
+
+def _finish_in(job: BaseJob, connection: Caller) -> None:
+    client = Client(connection)
+    check_transaction(client._driver())
+    with job._joining():
+        job._end_finish(client.finish_job(**job._begin_finish()))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._version import __version__
-from . import effects, jobs, queues, schedules, schema, status, tick, worker
+from . import effects, jobs, questions, queues, schedules, schema, status, tick, worker
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -100,6 +100,9 @@ def _add_job_commands(commands: Any) -> None:
     add = _add(commands, "effects", effects.effects, what, json=True)
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
     add = _add(commands, "job", jobs.job, "show one job and its errors", json=True)
+    add.add_argument("job_id", type=int)
+    what = "say why a job does not run, and what would change that"
+    add = _add(commands, "explain", questions.explain, what, json=True)
     add.add_argument("job_id", type=int)
     add = _add(commands, "retry", jobs.retry, "run a job again now", json=True)
     add.add_argument("job_id", type=int)

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from psycopg import AsyncConnection, Connection
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from .statement import Unreadable, call, columns, json_columns
@@ -129,6 +130,21 @@ def is_async(connection: object) -> bool:
     """Whether a connection, or what might be one, is for `AsyncClient`."""
     kinds = _kinds(connection)
     return not kinds.isdisjoint(_ASYNC)
+
+
+def check_transaction(driver: Any) -> None:
+    """Raise RuntimeError if a statement would be committed by itself."""
+    if isinstance(driver, Asyncpg):
+        is_alone = not driver.connection.is_in_transaction()
+    else:
+        connection = driver.connection if isinstance(driver, Psycopg2) else driver
+        status = connection.info.transaction_status
+        is_alone = connection.autocommit and status == TransactionStatus.IDLE
+    if is_alone:
+        raise RuntimeError(
+            "there is no transaction: begin one, as by `with session.begin()` or "
+            "`with transaction.atomic()`, and call this at the end of its block"
+        )
 
 
 class Psycopg2:

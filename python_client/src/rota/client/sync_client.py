@@ -497,9 +497,15 @@ class Client:
         self._value("stop_waiting")
 
     def report_worker(
-        self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
+        self,
+        worker: str,
+        host: str,
+        pid: int,
+        version: str,
+        queues: Sequence[str],
+        job_types: Sequence[str] | Unset | None = UNSET,
     ) -> None:
-        """Say that a worker is there."""
+        """Say that a worker is there, and what it takes."""
         self._value(
             "report_worker",
             worker=worker,
@@ -507,6 +513,7 @@ class Client:
             pid=pid,
             version=version,
             queues=_array(queues),
+            job_types=_array(job_types),
         )
 
     def deregister_worker(self, worker: str) -> None:
@@ -548,6 +555,10 @@ class Client:
         """Let an ended run go on from a stage; return the id of its job."""
         value: int = self._value("restart_pipeline", job_id=job_id, stage=stage)
         return value
+
+    def explain_job(self, job_id: int) -> list[rows.Reason]:
+        """Say why a job does not run, or how it runs or ended; the first reason decides."""
+        return self._rows(rows.Reason, "explain_job", job_id=job_id)
 
     def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or ask for it while it runs; say its status."""

@@ -47,13 +47,26 @@ RELEASE_PAUSE = 0.1
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
 
 
+NOT_COMMITTED = Failed(
+    "finish_in() was called in a transaction that was not committed: what the handler wrote is "
+    "lost, so it is tried again",
+    "rota.NotCommitted",
+    "",
+)
+"""What a handler comes to that returns without its transaction."""
+
+
 @dataclass(eq=False, slots=True)
 class _Report:
-    """What is told of a job; *result* is JSON text, *until* when a refused one is given up."""
+    """What is told of a job; *result* is JSON text, *until* when a refused one is given up.
+
+    *came_after* is how the handler ended, if a transaction of its own may have ended the job.
+    """
 
     job: BaseJob
     duration: float
     outcome: Outcome
+    came_after: Outcome | None = None
     result: str | None = None
     is_changed: bool = False
     failures: int = 0
@@ -133,8 +146,12 @@ class Completer:
             self._heartbeat.remove([job])
             self._ends.add("succeeded" if job.is_finished else "lost", job, duration)
             return
-        job.state = State.ENDED
         report = _Report(job, duration, outcome)
+        if job.state is State.FINISHING:
+            report.came_after = outcome
+            if isinstance(outcome, Succeeded):
+                report.outcome = outcome = NOT_COMMITTED
+        job.state = State.ENDED
         if isinstance(outcome, Succeeded):
             try:
                 check_stage(job.next_stage)
@@ -283,6 +300,11 @@ class Completer:
             return False
         if row.answer == "refused" and self._try_otherwise(report, row):
             return False
+        if row.answer == "lost" and job.is_in_doubt:
+            # A success is told apart what ended the job: its own transaction, or another lease.
+            job.is_in_doubt, report.outcome = False, Succeeded(None)
+            self._add(report)
+            return False
         del self._reports[job]
         self._size -= report.size
         event = EVENTS.get(row.answer, row.answer)
@@ -291,9 +313,8 @@ class Completer:
             case Failed(error, error_type, exception=exception) if event in ("failed", "dead"):
                 details = {"next_run": row.run_at, "error_type": error_type, "error": error}
                 details["exception"] = exception
-            case Failed() if event == "lost" and job.is_in_doubt:
-                # The reply to a commit was lost, and the handler took that for a failure.
-                event = "succeeded"
+            case Succeeded() if report.came_after is not None and event == "succeeded":
+                _warn_of_what_came_after(job, report.came_after)
             case Snoozed():
                 details = {"next_run": row.run_at}
         if event == "refused":
@@ -341,10 +362,10 @@ def _warn_of_what_came_after(job: BaseJob, outcome: Outcome) -> None:
     """Tell of what a handler returned or raised after the transaction that ended its job."""
     if isinstance(outcome, Succeeded):
         if outcome.result is not None and outcome.result is not job.result:
-            text = "job %s: what its handler returned after transaction() is not stored: "
-            logger.warning(text + "set job.result before the end of the block", job.job_id)
+            text = "job %s: what its handler returned after its transaction is not stored: "
+            logger.warning(text + "set job.result before that ends", job.job_id)
     elif not isinstance(outcome, Lost | Stopped):
         error = outcome.exception if isinstance(outcome, Failed) else None
-        text = "job %s has succeeded by its transaction(); what came after is dropped: %s"
+        text = "job %s has succeeded by its transaction; what came after is dropped: %s"
         told = outcome.error if isinstance(outcome, Failed) else "a snooze"
         logger.error(text, job.job_id, told, exc_info=error)

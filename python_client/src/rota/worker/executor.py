@@ -215,8 +215,8 @@ class Executor:
         if (outcome := _refusal(job)) is None:
             handler = cast(AsyncHandler, self._registry[job.job_type])
             outcome = await run_async(handler, job)
-            if job.forget_call():
-                logger.warning("job %s: set_progress() was not awaited", job.job_id)
+            for name in job.forget_calls():
+                logger.warning("job %s: %s() was not awaited", job.job_id, name)
         self._end(job, began_at, outcome)
         self._go_on()
 

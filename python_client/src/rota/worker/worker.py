@@ -109,7 +109,11 @@ class Worker:
             Connection(conninfo, "rota heartbeat", state), self._on_change
         )
         self._maintenance = Maintenance(
-            self._connection, self.name, self._queues, tick_interval if tick else None
+            self._connection,
+            self.name,
+            self._queues,
+            registry,
+            tick_interval if tick else None,
         )
         self._notifier: Notifier | None = None
         if listen:

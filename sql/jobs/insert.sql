@@ -1,0 +1,110 @@
+/*
+ * jobs/insert.sql -- new jobs as rows, and the statement that writes them.
+ *
+ * Whoever makes jobs hands them over as rows of jobs: a batch of enqueue_many(), a job with a
+ * key, the run that follows another, a job that comes back from the history, the jobs of
+ * schedules and pipelines.  What a new job has is the list of columns in _insert_jobs() and
+ * stands there alone; all else of a row, as what its last attempt left, is not taken over.
+ * Only a single enqueue() has an insert of its own, which costs it less.
+ *
+ * Who hands over jobs with keys does so in the order of the keys, so that two calls that share
+ * some wait for each other in one direction only.
+ */
+
+/*
+ * Insert new jobs with these ids, and put those that need not wait for others into their lanes;
+ * returns the ids of those that went in, which are not those whose key has a live job.
+ */
+create or replace function rota._insert_jobs(new_jobs rota.jobs[], new_ids bigint[])
+    returns bigint[] language plpgsql as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_is_configured constant boolean := exists (select from rota.configured_names);
+    v_ids bigint[];
+    v_has_limit_keys boolean;
+begin
+    with added as (
+        insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
+            backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
+            pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for, status,
+            run_at, lease_token, last_error, error_type, failed_at, created_at, updated_at)
+        overriding system value
+        select _insert_jobs.new_ids[n.ordinality], coalesce(n.queue, 'default'), n.job_type,
+            coalesce(n.payload, '{}'), coalesce(n.priority, 0::smallint),
+            coalesce(n.max_attempts, case when v_is_configured then (
+                select q.max_attempts from rota.queues as q
+                where q.queue = coalesce(n.queue, 'default')
+            ) end, 10),
+            case when n.lease is not null then rota._exact(n.lease) end, n.backoff,
+            n.idempotency_key, n.ordering_key,
+            case when n.ordering_key is not null then coalesce(n.skip_dead, false) end,
+            case when n.status = 'blocked' or n.status is null and n.ordering_key is not null
+                then coalesce(n.if_parent_dead, 'cancel') end,
+            n.limit_key, n.pipeline, n.stage, n.stage_input,
+            case when n.pipeline is not null then v_now end, n.definition, n.scheduled_for,
+            coalesce(n.status,
+                case when n.ordering_key is null then 'queued' else 'blocked' end),
+            coalesce(n.run_at, v_now), coalesce(n.lease_token, 0), n.last_error, n.error_type,
+            n.failed_at, coalesce(n.created_at, v_now), v_now
+        from unnest(_insert_jobs.new_jobs) with ordinality as n
+        on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+            where idempotency_key is not null do nothing
+        returning j.id, j.limit_key
+    )
+    select coalesce(array_agg(a.id), '{}'), count(a.limit_key) > 0
+    into v_ids, v_has_limit_keys from added as a;
+    if v_is_configured or v_has_limit_keys then perform rota._enter_lanes(v_ids); end if;
+    return v_ids;
+end;
+$$;
+
+/* The live job of a key; null if there is none. */
+create or replace function rota._find_keyed(idempotency_key text, key_scope text)
+    returns bigint language plpgsql stable set enable_seqscan = off set jit = off as $$
+begin
+    return (
+        -- The newest: an older snapshot may have the one that has ended, too.
+        select max(j.id) from rota.jobs as j
+        where j.idempotency_key = _find_keyed.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = _find_keyed.key_scope
+    );
+end;
+$$;
+
+/* The ids of the jobs now there, null where the one that was found has ended just now. */
+create or replace function rota._find_jobs(new_jobs rota.jobs[], new_ids bigint[])
+    returns bigint[] language plpgsql stable as $$
+begin
+    return array(
+        -- The newest: an older snapshot may have the one that has ended, too.
+        select distinct on (n.ordinality)
+            case
+                when n.idempotency_key is null then _find_jobs.new_ids[n.ordinality]
+                else j.id
+            end
+        from unnest(_find_jobs.new_jobs) with ordinality as n
+        left join rota.jobs as j on j.idempotency_key = n.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = n.job_type
+        order by n.ordinality, j.id desc
+    );
+end;
+$$;
+
+/* Of the objects of a batch what is no column, or means more than one: the rest of a job. */
+create or replace function rota._rules_of(jobs jsonb)
+    returns table (
+        ordinal bigint, delay interval, unique_for interval, on_conflict text,
+        updated_at timestamptz, max_wait interval, depends_on bigint[], blocks bigint
+    ) language plpgsql stable as $$
+begin
+    return query
+    select r.ordinal, r.delay, r.unique_for, coalesce(r.on_conflict, 'keep'), r.updated_at,
+        r.max_wait, r.depends_on, r.blocks
+    from rows from (
+        jsonb_to_recordset(_rules_of.jobs) as (delay interval, unique_for interval,
+            on_conflict text, updated_at timestamptz, max_wait interval, depends_on bigint[],
+            blocks bigint)
+    ) with ordinality as r (delay, unique_for, on_conflict, updated_at, max_wait, depends_on,
+        blocks, ordinal);
+end;
+$$;
