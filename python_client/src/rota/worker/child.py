@@ -1,19 +1,20 @@
 """What runs in the process of a handler: take a function and its arguments, answer, again.
 
-Messages are pickles, each behind its length in eight bytes.  The function is named by its
-module, which is imported here, and not sent: it may be that of a task.
+Messages are pickles, as the processes of multiprocessing send them: parent and child are one
+program of one user.  Each stands behind its length in eight bytes.  The function is named by
+its module, which is imported here, and not sent: it may be that of a task.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import pickle
 import signal
 import struct
 import sys
 import traceback
 from functools import reduce
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, BinaryIO
 
 from .process import die_with
@@ -36,15 +37,15 @@ def main() -> None:
 def answer(body: bytes) -> tuple[Any, ...]:
     """Call the function; return its result, or what it raised and where."""
     try:
-        module, name, args, kwargs, path = pickle.loads(body)  # noqa: S301 - from our parent
+        module, name, args, kwargs, path = ForkingPickler.loads(body)
         sys.path[:] = path
         found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
         result = (True, getattr(found, "__wrapped__", found)(*args, **kwargs))
-        pickle.dumps(result)
+        ForkingPickler.dumps(result)
     except BaseException as error:  # also SystemExit: the parent shall know
         stack = "".join(traceback.format_exception(error))
         try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301
+            ForkingPickler.loads(ForkingPickler.dumps(error))
         except Exception:
             kind = type(error)
             error = RuntimeError(f"{kind.__module__}.{kind.__qualname__}: {error}")
@@ -60,5 +61,5 @@ def send(stream: BinaryIO, message: Any) -> None:
 
 def packed(message: Any) -> bytes:
     """Return a message with its length in front."""
-    body = pickle.dumps(message)
+    body = bytes(ForkingPickler.dumps(message))
     return LENGTH.pack(len(body)) + body

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from .child import LENGTH, packed
@@ -57,7 +57,7 @@ class Processes:
             await _kill(process)
         else:
             self._idle.append(process)
-        is_result, *answer = pickle.loads(body)  # noqa: S301 - from our child
+        is_result, *answer = ForkingPickler.loads(body)
         if is_result:
             return answer[0]
         error, stack = answer
