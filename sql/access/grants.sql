@@ -38,7 +38,7 @@ from unnest(
     'job_definitions,occurrences,queue_grants,limit_stats,ticker_health}'::text[]) as v (name)
 union all
 select 'observer', 'function', f.name
-from unnest('{explain_job}'::text[]) as f (name)
+from unnest('{explain_job,doctor,fold_error}'::text[]) as f (name)
 union all
 -- The views compute ages with now(), as whoever asks.
 select a.access, 'function', f.name

@@ -63,6 +63,8 @@ _CALLS = """
     stop_ticker           .       .         x         .
     unschedule_job        .       .         x         .
 
+    doctor                .       .         x         x
+    fold_error            .       .         x         x
     explain_job           .       .         x         x
 
     describe_schedule     x       x         x         x
@@ -109,6 +111,7 @@ _READS = """
     halted_keys            .       .         x         x
     ticker_health         .       .         x         x
     upgrade_log           .       .         .         .
+    manifest              .       .         .         .
     maintenance           .       .         .         .
     workers               .       .         x         x
 """
