@@ -59,6 +59,7 @@ _CALLS = """
     set_limit             .       .         x         .
     set_priority          .       .         x         .
     set_queue             .       .         x         .
+    settle_effect         .       .         x         .
     start_ticker          .       .         x         .
     stop_ticker           .       .         x         .
     unschedule_job        .       .         x         .
@@ -110,6 +111,7 @@ _READS = """
     stale_jobs            .       .         x         x
     halted_keys            .       .         x         x
     ticker_health         .       .         x         x
+    unknown_effects       .       .         x         x
     upgrade_log           .       .         .         .
     manifest              .       .         .         .
     maintenance           .       .         .         .

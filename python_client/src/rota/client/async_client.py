@@ -367,6 +367,22 @@ class AsyncClient:
             "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
         )
 
+    async def settle_effect(
+        self, scope: str, key: str, outcome: str, result: Any | Unset = UNSET
+    ) -> int:
+        """Say what became of an effect of which nobody knew; return the id of its job.
+
+        *outcome* is ``done``, or ``again``: then it is due again.
+        """
+        value: int = await self._value(
+            "settle_effect",
+            scope=scope,
+            key=key,
+            outcome=outcome,
+            result=result if result is UNSET else to_result(result),
+        )
+        return value
+
     async def effect_result(self, scope: str, key: str) -> rows.EffectResult | None:
         """Return what is known of an effect, None if nobody has recorded it."""
         found = await self._rows(rows.EffectResult, "effect_result", scope=scope, key=key)

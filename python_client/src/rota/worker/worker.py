@@ -280,6 +280,7 @@ class Worker:
         await _try(self._executor.give_back_held())
         await self._executor.wait(self._grace_period, self._stop_now)
         await _try(self._executor.stop_running())
+        await _try(self._context.processes.close())
         await _try(self._executor.ends.close())
         self._heartbeat.stop()
         await _try(self._maintenance.leave())
