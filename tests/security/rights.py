@@ -59,10 +59,13 @@ _CALLS = """
     set_limit             .       .         x         .
     set_priority          .       .         x         .
     set_queue             .       .         x         .
+    settle_effect         .       .         x         .
     start_ticker          .       .         x         .
     stop_ticker           .       .         x         .
     unschedule_job        .       .         x         .
 
+    doctor                .       .         x         x
+    fold_error            .       .         x         x
     explain_job           .       .         x         x
 
     describe_schedule     x       x         x         x
@@ -108,7 +111,9 @@ _READS = """
     stale_jobs            .       .         x         x
     halted_keys            .       .         x         x
     ticker_health         .       .         x         x
+    unknown_effects       .       .         x         x
     upgrade_log           .       .         .         .
+    manifest              .       .         .         .
     maintenance           .       .         .         .
     workers               .       .         x         x
 """

@@ -27,6 +27,7 @@ CALLS = {
         )""",
     "describe_schedule": "select rota.describe_schedule('*/5 9-17 * * mon-fri')",
     "disable_schedule": "select rota.disable_schedule('daily')",
+    "doctor": "select * from rota.doctor()",
     "drop_pipeline": "select rota.drop_pipeline('spare')",
     "effect_result": "select * from rota.effect_result('mail', %(key)s)",
     "enable_schedule": "select rota.enable_schedule('asleep')",
@@ -46,6 +47,7 @@ CALLS = {
     "finish_job": "select rota.finish_job(%(job_id)s, %(token)s, %(payload)s)",
     "finish_jobs": "select * from rota.finish_jobs(%(job_ids)s, %(tokens)s, %(results)s)",
     "deregister_worker": "select rota.deregister_worker('w')",
+    "fold_error": "select rota.fold_error(%(error)s)",
     "grant_queue": "select rota.grant_queue(current_user, '*')",
     "grant_statements": "select * from rota.grant_statements('worker', current_user)",
     "heartbeat": "select * from rota.heartbeat(%(job_id)s, %(token)s, '1 minute')",
@@ -70,6 +72,7 @@ CALLS = {
     "set_progress": "select rota.set_progress(%(job_id)s, %(token)s, 50, %(error)s)",
     "set_queue": """select rota.set_queue('q', backoff => '{"kind": "fixed"}',
         ageing => '1 hour')""",
+    "settle_effect": "select rota.settle_effect('sms', %(key)s, 'done', %(payload)s)",
     "snooze_job": "select rota.snooze_job(%(job_id)s, %(token)s, '1 minute')",
     "start_pipeline": """select rota.start_pipeline('line', %(payload)s,
         idempotency_key => 'run' || %(key)s)""",
@@ -106,6 +109,7 @@ def set_scene(owner: Db, secret: str = "s3", key: str = "k3") -> dict[str, Any]:
     ended = value(owner, "start_pipeline", pipeline="line", payload=payload)
     for _ in PIPELINE:
         (run,) = claim(owner, queues=["p"])
+        call(owner, "record_effect", scope="sms", key=key, **_owner(run))
         call(owner, "finish_job", **_owner(run), result=payload)
     dead, _ = (_die(owner, payload, secret, name) for name in (None, key))
     waiting = enqueue(owner, "t", payload=payload, queue="q", run_at="2030-01-01+00")

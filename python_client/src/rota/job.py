@@ -26,7 +26,7 @@ from .client.connecting import one_line
 from .client.statement import UNSET, Unset
 from .client.sync_client import Client
 from .client.values import storable
-from .effects import WITHDRAW_ON, Effect, Errors, record, record_async
+from .effects import WITHDRAW_ON, Effect, Errors, Recording
 from .exceptions import JobCancelled, JobFinishedError, LeaseLostError
 from .rows import ClaimedJob
 from .worker.connection import PASSING, JobConnections, is_lost, time_limit
@@ -281,7 +281,7 @@ class Job(BaseJob):
         *withdraw_on* says that it did not: it is due again.  Raise EffectInProgressError while
         another job is at it.
         """
-        return record(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+        return Recording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
@@ -343,7 +343,7 @@ class AsyncJob(BaseJob):
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AbstractAsyncContextManager[Effect]:
         """Do something outside of the database once, like `Job.effect`."""
-        return record_async(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+        return Recording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
 
     async def run_in_process(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -367,6 +367,22 @@ class AsyncClient:
             "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
         )
 
+    async def settle_effect(
+        self, scope: str, key: str, outcome: str, result: Any | Unset = UNSET
+    ) -> int:
+        """Say what became of an effect of which nobody knew; return the id of its job.
+
+        *outcome* is ``done``, or ``again``: then it is due again.
+        """
+        value: int = await self._value(
+            "settle_effect",
+            scope=scope,
+            key=key,
+            outcome=outcome,
+            result=result if result is UNSET else to_result(result),
+        )
+        return value
+
     async def effect_result(self, scope: str, key: str) -> rows.EffectResult | None:
         """Return what is known of an effect, None if nobody has recorded it."""
         found = await self._rows(rows.EffectResult, "effect_result", scope=scope, key=key)
@@ -558,6 +574,15 @@ class AsyncClient:
     async def explain_job(self, job_id: int) -> list[rows.Reason]:
         """Say why a job does not run, or how it runs or ended; the first reason decides."""
         return await self._rows(rows.Reason, "explain_job", job_id=job_id)
+
+    async def doctor(self) -> list[rows.Finding]:
+        """Say what is wrong with the queue and the database under it, the worst first."""
+        return await self._rows(rows.Finding, "doctor")
+
+    async def fold_error(self, message: str) -> str:
+        """Return the text of an error without what differs from job to job."""
+        value: str = await self._value("fold_error", message=_text(message))
+        return value
 
     async def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or ask for it while it runs; say its status."""

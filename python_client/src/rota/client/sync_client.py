@@ -368,6 +368,22 @@ class Client:
             "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
         )
 
+    def settle_effect(
+        self, scope: str, key: str, outcome: str, result: Any | Unset = UNSET
+    ) -> int:
+        """Say what became of an effect of which nobody knew; return the id of its job.
+
+        *outcome* is ``done``, or ``again``: then it is due again.
+        """
+        value: int = self._value(
+            "settle_effect",
+            scope=scope,
+            key=key,
+            outcome=outcome,
+            result=result if result is UNSET else to_result(result),
+        )
+        return value
+
     def effect_result(self, scope: str, key: str) -> rows.EffectResult | None:
         """Return what is known of an effect, None if nobody has recorded it."""
         found = self._rows(rows.EffectResult, "effect_result", scope=scope, key=key)
@@ -559,6 +575,15 @@ class Client:
     def explain_job(self, job_id: int) -> list[rows.Reason]:
         """Say why a job does not run, or how it runs or ended; the first reason decides."""
         return self._rows(rows.Reason, "explain_job", job_id=job_id)
+
+    def doctor(self) -> list[rows.Finding]:
+        """Say what is wrong with the queue and the database under it, the worst first."""
+        return self._rows(rows.Finding, "doctor")
+
+    def fold_error(self, message: str) -> str:
+        """Return the text of an error without what differs from job to job."""
+        value: str = self._value("fold_error", message=_text(message))
+        return value
 
     def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or ask for it while it runs; say its status."""
