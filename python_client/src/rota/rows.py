@@ -199,3 +199,13 @@ class Reason:
     reason: str
     explanation: str
     remedy: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a check of ``doctor()`` found; *severity* is ``critical``, ``warning`` or ``ok``."""
+
+    severity: str
+    finding: str
+    evidence: str
+    remedy: str | None
