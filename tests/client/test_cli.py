@@ -475,3 +475,21 @@ def test_doctor_of_a_sound_database_returns_0(
 def test_doctor_that_cannot_ask_returns_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--check", "-d", "port=1"]) == 3
     assert capsys.readouterr().err.startswith("rota: ")
+
+
+def test_verify_tells_which_promise_is_broken(
+    ask: Callable[..., tuple[int, str]], client: Client, db: psycopg.Connection[Any]
+) -> None:
+    client.enqueue("a")
+    code, shown = ask("verify")
+    assert code == 0
+    assert shown.startswith("holds  a job is live or has ended, and never both: 0 of 1\n")
+
+    db.execute("update rota.jobs set attempts = 99")
+
+    code, shown = ask("verify", "--max-rows", "5")
+    assert code == 1
+    assert (
+        "BROKEN  a job has at most max_attempts attempts: 1 of 1, such as: job 1 had" in shown
+    )
+    assert sum(row["violations"] for row in json.loads(ask("verify", "--json")[1])) == 1

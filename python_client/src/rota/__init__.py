@@ -50,6 +50,7 @@ from .rows import (
     ScheduleChange,
     TickReport,
     UpcomingRun,
+    Verdict,
     Waiting,
 )
 from .schema import install, sql_dir
@@ -104,6 +105,7 @@ __all__ = [
     "UnknownScheduleError",
     "Unreadable",
     "UpcomingRun",
+    "Verdict",
     "Waiting",
     "Worker",
     "__version__",

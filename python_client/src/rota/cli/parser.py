@@ -73,6 +73,10 @@ def _add_schema_commands(commands: Any) -> None:
     add.add_argument("--force", action="store_true", help=what)
     add = _add(commands, "uninstall", schema.uninstall, "remove rota and all its jobs")
     add.add_argument("--yes", action="store_true", help="do not ask")
+    what = "count the promises again on the newest rows"
+    add = _add(commands, "verify", questions.verify, what, json=True)
+    what = "how many of each kind (default: %(default)s)"
+    add.add_argument("--max-rows", type=int, default=10000, metavar="N", help=what)
     what = "say what is wrong with the queue and the database under it"
     add = _add(commands, "doctor", questions.doctor, what, json=True)
     add.description = f"{add.description} {DOCTOR}"

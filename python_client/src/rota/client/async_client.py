@@ -579,6 +579,10 @@ class AsyncClient:
         """Say what is wrong with the queue and the database under it, the worst first."""
         return await self._rows(rows.Finding, "doctor")
 
+    async def verify(self, max_rows: int | Unset = UNSET) -> list[rows.Verdict]:
+        """Count the promises again on the newest rows of each kind."""
+        return await self._rows(rows.Verdict, "verify", max_rows=max_rows)
+
     async def fold_error(self, message: str) -> str:
         """Return the text of an error without what differs from job to job."""
         value: str = await self._value("fold_error", message=_text(message))

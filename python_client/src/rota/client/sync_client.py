@@ -580,6 +580,10 @@ class Client:
         """Say what is wrong with the queue and the database under it, the worst first."""
         return self._rows(rows.Finding, "doctor")
 
+    def verify(self, max_rows: int | Unset = UNSET) -> list[rows.Verdict]:
+        """Count the promises again on the newest rows of each kind."""
+        return self._rows(rows.Verdict, "verify", max_rows=max_rows)
+
     def fold_error(self, message: str) -> str:
         """Return the text of an error without what differs from job to job."""
         value: str = self._value("fold_error", message=_text(message))
