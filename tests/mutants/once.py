@@ -353,7 +353,7 @@ ONCE = (
         "sql/waiting/test_limits_open.py sql/waiting/test_limits.py",
         sql(
             "waiting/limits",
-            "            perform rota._open_held(v_name);\n",
+            "            perform rota._open_held(v_name, slots_given => v_given);\n",
             "            null;\n",
         ),
     ),
@@ -363,8 +363,8 @@ ONCE = (
         "sql/waiting/test_limits_open.py",
         sql(
             "waiting/limits",
-            "limit least(100, v_room - v_open.jobs)",
-            "limit least(100, v_room)",
+            "                    v_room - v_open.jobs)\n",
+            "                    v_room)\n",
         ),
     ),
     mutant(
