@@ -247,6 +247,20 @@ A line is SCHEDULE JOB_TYPE, then if you like KEY=VALUE (the arguments of schedu
 JSON payload. TZ= and CRON_TZ= are for the lines below them. All lines are put in, or none;
 schedules that are not in the file are left alone.
 """
+SYNC = """\
+in the code:
+  registry = rota.Registry("shop")
+
+  @registry.schedule("0 2 * * *", time_zone="Europe/Warsaw")
+  @registry.task()
+  def clean_up(days: int = 30) -> None: ...
+
+at each deployment:
+  rota schedule sync shop.jobs:registry --prune
+
+What is new or changed is put in, all of it or nothing. Schedules belong to the registry of that
+name: others, and those that were put in without a registry, are never removed.
+"""
 Add = Callable[..., argparse.ArgumentParser]
 
 
@@ -281,6 +295,12 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
     add.add_argument("file", help="lines as in a crontab; - is the standard input")
     add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
     _add_zone(add, "zone of lines before the first TZ=")
+    what = "put in the schedules beside the code of handlers"
+    add = add_command(own, "sync", schedules.sync, what, json=True)
+    _teach(add, SYNC)
+    add.add_argument("registry", help="module:name of a rota.Registry")
+    add.add_argument("--prune", action="store_true", help="remove what the code has no more")
+    add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
 
 
 def _add_add(own: Any, add_command: Add) -> None:
