@@ -97,6 +97,8 @@ select to_regnamespace('rota') is null as fresh \gset
 
 -- operations/: what people and dashboards read.
 \ir operations/views.sql
+\ir operations/words.sql
+\ir operations/explain.sql
 
 -- access/: who may do what.
 \ir access/queue_grants.sql

@@ -12,7 +12,7 @@ cd python_client
 "../$bin/ruff" check
 "../$bin/mypy"
 cd ..
-MYPYPATH=tests "$bin/mypy" --config-file $config --explicit-package-bases \
+MYPYPATH=tests:python_client/src "$bin/mypy" --config-file $config --explicit-package-bases \
     tests/conftest.py tests/matrix.py tests/fuzz/arena.py tests/fuzz/arguments.py \
     tests/fuzz/calls.py tests/fuzz/hostile.py tests/fuzz/judge.py tests/fuzz/plain.py \
     tests/fuzz/shrink.py tests/fuzz/world.py tests/races/harness.py tests/races/run.py \

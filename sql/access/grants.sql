@@ -26,7 +26,7 @@ from unnest(
     '{retry_job,cancel_job,set_priority,reschedule_job,pause_queue,resume_queue,set_queue,'
     'set_limit,resume_ordering_key,define_pipeline,drop_pipeline,restart_pipeline,schedule_job,'
     'unschedule_job,enable_schedule,disable_schedule,run_schedule_now,tick,start_ticker,'
-    'stop_ticker,sweep_stale_leases,grant_statements}'::text[]) as f (name)
+    'stop_ticker,sweep_stale_leases,settle_effect,grant_statements}'::text[]) as f (name)
 union all
 select a.access, 'procedure', 'tick_loop'
 from unnest('{worker,operator}'::text[]) as a (access)
@@ -35,7 +35,11 @@ select 'observer', 'view', v.name
 from unnest(
     '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,error_groups,hourly_stats,workers,'
     'queues,job_errors,effects,dependencies,halted_keys,pipeline_stages,stage_runs,limits,'
-    'job_definitions,occurrences,queue_grants,limit_stats,ticker_health}'::text[]) as v (name)
+    'job_definitions,occurrences,queue_grants,limit_stats,unknown_effects,'
+    'ticker_health}'::text[]) as v (name)
+union all
+select 'observer', 'function', f.name
+from unnest('{explain_job}'::text[]) as f (name)
 union all
 -- The views compute ages with now(), as whoever asks.
 select a.access, 'function', f.name

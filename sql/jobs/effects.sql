@@ -12,6 +12,9 @@
  *    holder itself, should it ask again, chooses too.
  * 4. A lease that is lost, or does not hold the record, changes nothing.
  *
+ * Somebody may know all the same what became of an effect of which no worker does: that the
+ * mail is there, or that the mail server has never seen it.  settle_effect() takes his word.
+ *
  * Every call locks first the row of its own job, then that of the effect, and waits for no
  * third; so calls cannot deadlock.  Whether the holder's lease is held is only read: once it is
  * lost it stays so, because a token never comes back.
@@ -61,11 +64,7 @@ begin
         return false;
     elsif (v_effect.job_id, v_effect.lease_token)
       <> (job_id, lease_token) and rota._is_leased(v_effect.job_id, v_effect.lease_token) then
-        raise exception using
-            errcode = 'RT010',
-            message = format('effect %s %L is in progress: job %s has recorded it and still '
-                'runs', scope, key, v_effect.job_id),
-            hint = 'Try again when that job has ended.';
+        perform rota._raise_in_progress(v_effect);
     elsif if_unknown = 'skip' then
         return false;
     end if;
@@ -159,6 +158,56 @@ comment on function rota.withdraw_effect is
     'Take back the record of an effect that certainly did not happen; raises RT002 if the '
     'lease is lost, RT011 if it does not hold the record, RT001, RT003, 22023.';
 
+create or replace function rota.settle_effect(
+    scope text,
+    key text,
+    outcome text,
+    result jsonb default null
+)
+    returns bigint language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_effect rota.effects;
+begin
+    perform rota._check_effect(scope, key);
+    perform rota._check_choice('outcome', outcome, '{done,again}');
+    perform rota._check_size('result', result, '');
+    if outcome = 'again' and result is not null then
+        perform rota._refuse('result', 'goes with the outcome done only');
+    end if;
+
+    select e.* into v_effect from rota.effects as e
+    where e.scope = settle_effect.scope
+      and e.key = settle_effect.key and e.completed_at is null
+    for update;
+    if not found then
+        raise exception using
+            errcode = 'RT011',
+            message = format('effect %s %L has no open record', scope, key),
+            hint = 'rota.unknown_effects lists those that can be settled.';
+    elsif rota._is_leased(v_effect.job_id, v_effect.lease_token) then
+        perform rota._raise_in_progress(v_effect);
+    end if;
+
+    if outcome = 'again' then
+        delete from rota.effects as e
+        where e.scope = settle_effect.scope and e.key = settle_effect.key;
+    else
+        update rota.effects as e
+        set completed_at = rota.now(), result = settle_effect.result
+        where e.scope = settle_effect.scope and e.key = settle_effect.key;
+    end if;
+    return v_effect.job_id;
+end;
+$$;
+
+comment on function rota.settle_effect is
+    'Say of an effect whose outcome is unknown that it is done, with its result, or let the '
+    'next job that records it do it again, and return the id of the job that had recorded it; '
+    'raises RT010 if that job is still at it, RT011 if no record is open, 22023.';
+
 create or replace function rota.effect_result(scope text, key text)
     returns table (is_done boolean, result jsonb) language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
@@ -206,6 +255,17 @@ begin
       and j.lease_token = _lock_lease.lease_token and j.status = 'running'
     for update;
     return found;
+end;
+$$;
+
+create or replace function rota._raise_in_progress(effect rota.effects)
+    returns void language plpgsql as $$
+begin
+    raise exception using
+        errcode = 'RT010',
+        message = format('effect %s %L is in progress: job %s has recorded it and still runs',
+            effect.scope, effect.key, effect.job_id),
+        hint = 'Try again when that job has ended.';
 end;
 $$;
 

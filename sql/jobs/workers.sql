@@ -10,7 +10,8 @@ create or replace function rota.report_worker(
     host text,
     pid integer,
     version text,
-    queues text[]
+    queues text[],
+    job_types text[] default null
 )
     returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -18,13 +19,16 @@ as $$
 begin
     perform rota._check_text('worker', worker, 255);
     perform rota._check_names('queues', queues);
+    if job_types is not null then perform rota._check_names('job_types', job_types); end if;
 
-    insert into rota.workers as w (worker, host, pid, version, queues)
+    insert into rota.workers as w (worker, host, pid, version, queues, job_types, backend_pid)
     values (report_worker.worker, left(report_worker.host, 255), report_worker.pid,
-        left(report_worker.version, 255), report_worker.queues)
+        left(report_worker.version, 255), report_worker.queues, report_worker.job_types,
+        pg_backend_pid())
     on conflict on constraint workers_pkey do update
     set host = excluded.host,
         pid = excluded.pid, version = excluded.version, queues = excluded.queues,
+        job_types = excluded.job_types, backend_pid = excluded.backend_pid,
         started_at = case
             when (w.host, w.pid) is distinct from (excluded.host, excluded.pid)
                 then excluded.started_at else w.started_at
@@ -34,7 +38,8 @@ end;
 $$;
 
 comment on function rota.report_worker is
-    'Say that a worker is there, for people who look at rota.workers; raises 22023.';
+    'Say that a worker is there, and of which job_types it takes jobs, for explain_job() and '
+    'people who look at rota.workers; raises 22023.';
 
 create or replace function rota.deregister_worker(worker text)
     returns void language plpgsql security definer

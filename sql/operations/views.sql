@@ -180,6 +180,23 @@ comment on view rota.limit_stats is
     'One row per limit in use: how many jobs run under it, how many due ones wait for whatever '
     'reason, and when the next may start at its rate.';
 
+create or replace view rota.unknown_effects as
+select e.scope, e.key, e.recorded_at, e.expires_at, e.job_id, r.job_type, r.status
+from rota.effects as e
+-- One look-up for each, however the planner sees the history.
+left join lateral (
+    select h.job_type, h.status from rota.job_runs as h where h.id = e.job_id limit 1
+) as r on true
+where e.completed_at is null
+  and not exists (
+      select from rota.jobs as j
+      where j.id = e.job_id and j.lease_token = e.lease_token and j.status = 'running'
+  );
+
+comment on view rota.unknown_effects is
+    'Effects of which nobody knows whether they happened, with the job that was at it; '
+    'settle_effect() says it.';
+
 create or replace view rota.ticker_health as
 select nullif(u.done_at, '-infinity') as last_tick_at, u.done_by as last_tick_by,
     n.now - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag, d.schedules_overdue,

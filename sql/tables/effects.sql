@@ -25,6 +25,7 @@ create table rota.effects (
 );
 
 create index effects_expires_at_idx on rota.effects (expires_at);
+create index effects_open_idx on rota.effects (recorded_at) where completed_at is null;
 
 comment on table rota.effects is
     'What must happen once outside of the database: a row before it, completed after it.';

@@ -253,6 +253,8 @@ create table rota.workers (
     pid integer,
     version text,
     queues text[] not null,
+    job_types text[],
+    backend_pid integer,
     started_at timestamptz not null default rota.now(),
     last_seen_at timestamptz not null default rota.now(),
 
@@ -261,6 +263,10 @@ create table rota.workers (
 
 comment on table rota.workers is
     'Who works here, for people to look at; nothing is ever decided by it.';
+comment on column rota.workers.job_types is 'What it has handlers for; null means all types.';
+comment on column rota.workers.backend_pid is
+    'The process of the server that it reported by: where that is gone, so is the worker, '
+    'unless it is just connecting again.';
 
 create table rota.maintenance (
     task text primary key,

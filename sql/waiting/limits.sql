@@ -450,16 +450,18 @@ create or replace function rota._leave_limits(limit_names text[])
     returns void language plpgsql as $$
 declare
     v_name text;
+    v_given integer;
 begin
     if cardinality(limit_names) > 0 is not true then return; end if;
     perform rota._give_slots(limit_names);
-    for v_name in
-        select distinct u.limit_name from unnest(_leave_limits.limit_names) as u (limit_name)
+    for v_name, v_given in
+        select u.limit_name, count(*)::integer
+        from unnest(_leave_limits.limit_names) as u (limit_name) group by u.limit_name
     loop
         if v_name like 'queue %' then
             perform rota._notify(substr(v_name, 7));
         else
-            perform rota._open_held(v_name);
+            perform rota._open_held(v_name, slots_given => v_given);
         end if;
     end loop;
 end;
@@ -471,8 +473,13 @@ $$;
  * each queue and type, of up to 20, since nobody knows which of those have workers.  Those that
  * are in their lanes already count: else they would become more and more where no worker takes
  * them, and claims would have to walk past them.
+ *
+ * An end that gives slots back tells how many, and lets in no more than these, or 20: while a
+ * hundred are in their lanes, or after one end of twenty, it then has nothing to do.
  */
-create or replace function rota._open_held(limit_name text, max_jobs integer default null)
+create or replace function rota._open_held(
+    limit_name text, max_jobs integer default null, slots_given integer default null
+)
     returns integer language plpgsql as $$
 declare
     c_scan constant text := 'held ' || limit_name;
@@ -489,6 +496,7 @@ declare
     v_open record;
     v_ids bigint[];
     v_opened bigint[] := '{}'::bigint[];
+    v_is_needed boolean;
 begin
     for v_kind in
         select k.queue, k.job_type, k.lane, k.place, k.open_id
@@ -499,8 +507,6 @@ begin
         select k.queue, k.job_type, '-32768', '-infinity', 0
         from rota._held_kinds(case when v_is_full then _open_held.limit_name end) as k
     loop
-        -- Slots before jobs: a claim takes both.
-        v_room := coalesce(v_room, rota._free_slots(rota._bound(limit_name), 1000), 1000);
         select coalesce(j.own_lane, j.priority) as lane,
             coalesce(j.own_place, j.run_at) as place
         into v_first from rota.jobs as j
@@ -511,18 +517,18 @@ begin
             >= (v_kind.lane, v_kind.place)
         order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
         limit 1;
-        if found then
+        v_is_needed := found;
+        if v_is_needed and slots_given is not null then
+            v_is_needed := (select o.jobs from rota._opened(limit_name, v_kind.queue,
+                v_kind.job_type, v_first.lane, v_kind.open_id, 100) as o) < 100;
+        end if;
+        if v_is_needed then
+            -- Slots before jobs: a claim takes both.
+            v_room := coalesce(v_room, rota._free_slots(rota._bound(limit_name), 200), 200);
             -- Before any is locked: who ends one of these meanwhile opens the next himself.
-            select count(*)::integer as jobs, min(o.id) as id into v_open
-            from (
-                select j.id from rota.jobs as j
-                where j.opened_for = _open_held.limit_name
-                  and j.hold is null and j.status in ('queued', 'failed')
-                  and j.queue = v_kind.queue and j.job_type = v_kind.job_type
-                  and j.id >= v_kind.open_id
-                  and coalesce(j.own_lane, j.priority) <= v_first.lane
-                order by j.id limit v_room
-            ) as o;
+            select o.jobs, o.id into v_open
+            from rota._opened(limit_name, v_kind.queue, v_kind.job_type, v_first.lane,
+                v_kind.open_id, v_room) as o;
             v_ids := array(
                 select j.id from rota.jobs as j
                 where j.hold = _open_held.limit_name
@@ -531,7 +537,9 @@ begin
                   and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at))
                     >= (v_first.lane, v_first.place)
                 order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
-                limit least(100, v_room - v_open.jobs) for update skip locked
+                limit least(100, greatest(20, coalesce(slots_given, 100)),
+                    v_room - v_open.jobs)
+                for update skip locked
             );
             v_kind.lane := v_first.lane;
             v_kind.place := v_first.place;
@@ -556,6 +564,26 @@ begin
             'kinds', v_kinds)::text);
     end if;
     return cardinality(v_opened);
+end;
+$$;
+
+/* How many jobs of a kind a limit has let into their lanes, up to so many, and the first. */
+create or replace function rota._opened(
+    limit_name text, queue text, job_type text, last_lane smallint, first_id bigint,
+    max_jobs integer, out jobs integer, out id bigint
+)
+    language plpgsql stable as $$
+begin
+    select count(*)::integer, min(o.id) into jobs, id
+    from (
+        select j.id from rota.jobs as j
+        where j.opened_for = _opened.limit_name
+          and j.hold is null and j.status in ('queued', 'failed')
+          and j.queue = _opened.queue and j.job_type = _opened.job_type
+          and j.id >= _opened.first_id
+          and coalesce(j.own_lane, j.priority) <= _opened.last_lane
+        order by j.id limit _opened.max_jobs
+    ) as o;
 end;
 $$;
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import time
+from pathlib import Path
 
 import rota
 
@@ -68,3 +70,16 @@ def mark(job: rota.Job) -> None:
     with job.transaction() as connection:
         connection.execute("insert into marks (job_id) values (%s)", [job.job_id])
         sleep(job)
+
+
+@registry.handler("computes")
+async def computes(job: rota.AsyncJob) -> None:
+    """Compute without end in a process of its own."""
+    await job.run_in_process(compute, job.payload["started"])
+
+
+def compute(started: str) -> None:
+    """Tell the process, and go on until it is killed."""
+    Path(started).write_text(str(os.getpid()))
+    while True:
+        time.sleep(1)

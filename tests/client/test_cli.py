@@ -396,3 +396,23 @@ def test_effects_lists_what_nobody_knows(run: Callable[..., str], client: Client
     (row,) = json.loads(run("effects", "--json"))
     assert (row["scope"], row["key"], row["job_id"]) == ("mail", "b", failed.job_id)
     assert (row["job_type"], row["status"]) == ("send", "failed")
+
+
+def test_explain_says_what_decides_and_what_helps(
+    run: Callable[..., str], client: Client
+) -> None:
+    job_id = client.enqueue("charge", queue="billing").job_id
+    client.pause_queue("billing", reason="the bank is down, and will be until tomorrow noon")
+
+    shown = run("explain", str(job_id))
+
+    head, empty, first, second, remedy, *_ = shown.splitlines()
+    assert head == f"job {job_id}, charge in queue billing, is queued"
+    assert empty == ""
+    assert first.startswith("queue_paused  queue billing is paused: by role postgres")
+    assert second.startswith("              ")
+    assert remedy.strip() == "select rota.resume_queue('billing');"
+    assert max(map(len, shown.splitlines())) <= 80
+    found = json.loads(run("explain", str(job_id), "--json"))
+    assert [row["reason"] for row in found] == ["queue_paused", "no_worker", "next"]
+    assert run("explain", "999999", code=1).startswith("rota: job 999999 not found (")

@@ -1,13 +1,20 @@
 """An effect is recorded before its block and completed after it, whatever happens inside."""
 
 import asyncio
+import json
+import re
+import smtplib
 import socket
 import threading
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from aiosmtpd.controller import Controller
+from conftest import Clock
 
 import rota
 from client.workers import wait_until
@@ -318,3 +325,132 @@ def test_what_stays_unknown_is_told_when_it_does_and_at_each_skip(
         "unknown after ValueError",
         "skipped",
     ]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = [
+    ("README.md", "mail_report", {"user_id": 7}, "send_mail"),
+    ("python_client/README.md", "send_invoice", {"number": 7}, "deliver"),
+]
+
+
+class MailServer:
+    """One that is down until it is started, always at the same address."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            self.port = found.getsockname()[1]
+        self.mails: list[str] = []
+        self._controller = Controller(self, hostname="127.0.0.1", port=self.port)
+        self.start, self.stop = self._controller.start, self._controller.stop
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        self.mails.append(envelope.content.decode().strip())
+        return "250 OK"
+
+    def send(self, number: int) -> str:
+        """Send a mail as a handler would."""
+        with smtplib.SMTP("127.0.0.1", self.port) as smtp:
+            smtp.sendmail("shop@example.com", ["you@example.com"], f"mail {number}")
+        return f"<{number}@example.com>"
+
+
+@pytest.mark.parametrize(("document", "job_type", "payload", "name"), EXAMPLES)
+def test_the_example_sends_its_mail_after_ten_minutes_without_a_server(
+    document: str,
+    job_type: str,
+    payload: Any,
+    name: str,
+    client: Client,
+    db: psycopg.Connection[Any],
+    clock: Clock,
+    drain: Drain,
+) -> None:
+    """As it is printed, with the defaults for attempts and backoff."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    server, registry = MailServer(), Registry()
+    (example,) = [
+        text for text in blocks if "job.effect(" in text and "def " + job_type in text
+    ]
+    exec(example, {"rota": rota, "registry": registry, name: server.send})
+    is_back_at = clock.set(clock.now()) + timedelta(minutes=10)
+    client.enqueue(job_type, payload)
+
+    drain(registry)
+    while clock.now() < is_back_at:
+        assert _ledger(db) == []
+        (run_at,) = db.execute("select run_at from rota.jobs").fetchone() or (None,)
+        assert run_at is not None
+        clock.set(run_at)
+        if run_at >= is_back_at:
+            server.start()
+        drain(registry)
+    server.stop()
+
+    assert server.mails == ["mail 7"]
+    assert [done for _, done, _ in _ledger(db)] == [True]
+    assert db.execute("select status from rota.finished_jobs").fetchall() == [("succeeded",)]
+
+
+def test_what_nobody_knows_is_listed_and_settled(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    run: Callable[..., str],
+) -> None:
+    """The server has gone away in the middle, and an operator finds no such mail there."""
+    sent: list[int] = []
+
+    def body(job: Any, effect: Effect) -> None:
+        if effect.is_due:
+            if not sent:
+                sent.append(job.attempt)
+                raise TimeoutError("no answer")
+            sent.append(job.attempt)
+
+    registry = _registry(body)
+    job_id = client.enqueue("plain", backoff=NOW).job_id
+    _until_ended(db, lambda: drain(registry))
+    (listed,) = json.loads(run("effects", "--json"))
+    assert (listed["scope"], listed["key"], listed["status"]) == ("mail", "k", "succeeded")
+    assert "rota effects settle SCOPE KEY --done, or --again" in run("effects")
+
+    assert run("effects", "settle", "mail", "k", "--again", "--dry-run") == (
+        "effect mail k is due again\n"
+        f"(job {job_id} has ended, succeeded; to run it: rota retry {job_id})\n"
+        "(dry run: nothing was done)\n"
+    )
+    assert _ledger(db) == [("k", False, None)]
+    run("effects", "settle", "mail", "k", "--again")
+    run("retry", str(job_id))
+    drain(registry)
+
+    assert len(sent) == 2
+    assert _ledger(db) == [("k", True, None)]
+    assert "has no open record" in run("effects", "settle", "mail", "k", "--done", code=1)
+
+
+def test_what_is_known_to_be_done_is_settled_with_its_result(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    run: Callable[..., str],
+) -> None:
+    def body(job: Any, effect: Effect) -> None:
+        if effect.is_due:
+            raise TimeoutError("no answer")
+
+    registry = _registry(body)
+    client.enqueue("plain", max_attempts=1)
+    drain(registry)
+
+    said = run("effects", "settle", "mail", "k", "--done", "--result", '{"id": 5}')
+    client.enqueue("plain")
+    drain(registry)
+
+    assert said == "effect mail k is done\n"
+    assert _ledger(db) == [("k", True, {"id": 5})]
+    assert _results(db)[-1] == {"id": 5}
+    assert run("effects") == "(none)\n"
+    wrong = run("effects", "settle", "mail", "k", "--again", "--result", "5", code=2)
+    assert wrong == "rota: --result goes with --done\n"

@@ -241,7 +241,14 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     "restart_pipeline": {"pick": PICKS, "stage": ["b", "b", "a", "m", "z"]},
     "resume_ordering_key": {"ordering_key": ["o", "schedule:s"]},
     "effect": {
-        "function": ["record_effect", "record_effect", "complete_effect", "withdraw_effect"],
+        "function": [
+            "record_effect",
+            "record_effect",
+            "record_effect",
+            "complete_effect",
+            "withdraw_effect",
+            "settle_effect",
+        ],
         "key": ["k", "l"],
         "pick": PICKS,
         "word": ["skip", "again"],

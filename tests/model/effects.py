@@ -45,6 +45,18 @@ class Ledger(Pipelines):
         del self.effects[scope, key]
         return [[None]]
 
+    def settle_effect(self, scope: str, key: str, outcome: str, result: Any) -> Rows:
+        record = self.effects.get((scope, key))
+        if record is None or record[3] is not None:
+            raise Refused("RT011")
+        if self.holds(*record[:2]):
+            raise Refused("RT010")
+        if outcome == "again":
+            del self.effects[scope, key]
+        else:
+            record[3:] = [self.now, result]
+        return [[record[0]]]
+
     def _hold_open(self, record: list[Any], ref: Ref) -> None:
         """Refuse whoever does not hold the open record."""
         self._held(*ref)

@@ -299,6 +299,10 @@ class Machine(RuleBasedStateMachine):
             its["if_unknown"] = word
         elif function == "complete_effect":
             its["result"] = {"said": word}
+        elif function == "settle_effect":
+            is_done = word == "skip"
+            its = {"scope": "mail", "key": key, "outcome": "done" if is_done else "again"}
+            its["result"] = {"said": word} if is_done else None
         self.play(function, **its)
 
     def operate_schedule(self, name: str, function: str) -> None:

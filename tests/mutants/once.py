@@ -353,7 +353,7 @@ ONCE = (
         "sql/waiting/test_limits_open.py sql/waiting/test_limits.py",
         sql(
             "waiting/limits",
-            "            perform rota._open_held(v_name);\n",
+            "            perform rota._open_held(v_name, slots_given => v_given);\n",
             "            null;\n",
         ),
     ),

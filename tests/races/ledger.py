@@ -22,6 +22,8 @@ OPERATIONS = {
     "complete": f"select rota.complete_effect({EFFECT}, to_jsonb(%(me)s::text)) as answer",
     "complete by another": f"select rota.complete_effect({THEIRS}) as answer",
     "withdraw": f"select rota.withdraw_effect({EFFECT}){ANSWER}",
+    "settle": "select rota.settle_effect('mail', 'e', 'done', '7') as job_id",
+    "settle to do it again": "select rota.settle_effect('mail', 'e', 'again') as job_id",
     "heartbeat": f"select h.* from rota.heartbeat({LEASE}, '10 minutes') as h",
     "heartbeat batch": f"select is_lost, locked_until from rota.heartbeat_jobs({BATCH})",
     "progress": f"select rota.set_progress({LEASE}, 50, %(me)s){ANSWER}",

@@ -74,6 +74,7 @@ OPERATIONS = {
     "record effect": f"select rota.record_effect({EFFECT}, 'again') as answer",
     "complete effect": f"select rota.complete_effect({EFFECT}) as answer",
     "withdraw effect": f"select rota.withdraw_effect({EFFECT}){ANSWER}",
+    "settle effect": "select rota.settle_effect('mail', 'e', 'done') as job_id",
     "report worker": f"select rota.report_worker('w', {ME}, 1, '1', '{{q}}'){ANSWER}",
     "forget worker": f"select rota.deregister_worker('w'){ANSWER}",
     "wait for jobs": "select w.look_again_in < '1 s' as is_soon"

@@ -59,9 +59,12 @@ _CALLS = """
     set_limit             .       .         x         .
     set_priority          .       .         x         .
     set_queue             .       .         x         .
+    settle_effect         .       .         x         .
     start_ticker          .       .         x         .
     stop_ticker           .       .         x         .
     unschedule_job        .       .         x         .
+
+    explain_job           .       .         x         x
 
     describe_schedule     x       x         x         x
     next_run              x       x         x         x
@@ -106,6 +109,7 @@ _READS = """
     stale_jobs            .       .         x         x
     halted_keys            .       .         x         x
     ticker_health         .       .         x         x
+    unknown_effects       .       .         x         x
     upgrade_log           .       .         .         .
     maintenance           .       .         .         .
     workers               .       .         x         x

@@ -38,6 +38,7 @@ CALLS = {
     "end_jobs": """select * from rota.end_jobs(jsonb_build_array(jsonb_build_object(
         'job_id', %(job_id)s::bigint, 'lease_token', %(token)s::bigint, 'outcome', 'failed',
         'error', %(error)s::text, 'error_type', 'E', 'stack', %(error)s::text)))""",
+    "explain_job": "select * from rota.explain_job(%(job_id)s)",
     "fail_job": """select * from rota.fail_job(%(job_id)s, %(token)s, %(error)s, 'E',
         %(error)s)""",
     "finish_and_claim": """select * from rota.finish_and_claim('w2', %(job_ids)s, %(tokens)s,
@@ -69,6 +70,7 @@ CALLS = {
     "set_progress": "select rota.set_progress(%(job_id)s, %(token)s, 50, %(error)s)",
     "set_queue": """select rota.set_queue('q', backoff => '{"kind": "fixed"}',
         ageing => '1 hour')""",
+    "settle_effect": "select rota.settle_effect('sms', %(key)s, 'done', %(payload)s)",
     "snooze_job": "select rota.snooze_job(%(job_id)s, %(token)s, '1 minute')",
     "start_pipeline": """select rota.start_pipeline('line', %(payload)s,
         idempotency_key => 'run' || %(key)s)""",
@@ -105,6 +107,7 @@ def set_scene(owner: Db, secret: str = "s3", key: str = "k3") -> dict[str, Any]:
     ended = value(owner, "start_pipeline", pipeline="line", payload=payload)
     for _ in PIPELINE:
         (run,) = claim(owner, queues=["p"])
+        call(owner, "record_effect", scope="sms", key=key, **_owner(run))
         call(owner, "finish_job", **_owner(run), result=payload)
     dead, _ = (_die(owner, payload, secret, name) for name in (None, key))
     waiting = enqueue(owner, "t", payload=payload, queue="q", run_at="2030-01-01+00")

@@ -49,6 +49,7 @@ def test_no_statement_of_the_client_holds_a_value(
         "complete_effect": lambda: client.complete_effect("mail", KEY, *job, result=payload),
         "withdraw_effect": lambda: client.withdraw_effect("mail", KEY, *job),
         "effect_result": lambda: client.effect_result("mail", KEY),
+        "settle_effect": lambda: client.settle_effect("sms", KEY, "done", payload),
         "resume_ordering_key": lambda: client.resume_ordering_key(KEY),
         "set_limit": lambda: client.set_limit(limit_key=KEY, max_running=1),
     }

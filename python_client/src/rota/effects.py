@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +45,23 @@ class Effect:
         self._is_withdrawn = True
 
 
-class _Recording:
-    """The record of one effect of one job."""
+class Recording:
+    """The record of one effect of one job, around the block that causes it."""
 
     def __init__(
-        self, job: BaseJob, context: JobContext, scope: str, key: str, withdraw_on: Errors
+        self,
+        job: BaseJob,
+        context: JobContext,
+        scope: str,
+        key: str,
+        if_unknown: str,
+        keep: timedelta | Unset,
+        withdraw_on: Errors,
     ) -> None:
         self._job = job
         self._context = context
         self._what = f"job {job.job_id}: effect {scope!r} {key!r}"
+        self._choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
         self._withdraw_on = withdraw_on
         self._names: dict[str, Any] = {
             "scope": scope,
@@ -63,20 +70,33 @@ class _Recording:
             "lease_token": job.lease_token,
         }
 
-    async def begin(self, if_unknown: str, keep: timedelta | Unset) -> Effect:
+    def __enter__(self) -> Effect:
+        return self._context.run_in_loop(self.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        self._context.run_in_loop(self.__aexit__(kind, error, _))
+
+    async def __aenter__(self) -> Effect:
         """Record the effect."""
         async with self._context.connections.lend_async() as connection:
             client = AsyncClient(connection)
-            if await client.record_effect(**self._names, if_unknown=if_unknown, keep=keep):
-                return Effect(is_due=True, earlier=None)
-            earlier = await client.effect_result(self._names["scope"], self._names["key"])
-        effect = Effect(is_due=False, earlier=earlier)
-        if not effect.is_done:
-            logger.warning("%s is skipped: nobody knows whether it happened", self._what)
-        return effect
+            is_due = await client.record_effect(**self._names, **self._choice)
+            earlier: EffectResult | None = None
+            if not is_due:
+                earlier = await client.effect_result(self._names["scope"], self._names["key"])
+        self._effect = Effect(is_due, earlier)
+        if not is_due and not self._effect.is_done:
+            logger.warning(
+                "%s is skipped: nobody knows whether it happened; rota effects settle tells it",
+                self._what,
+            )
+        return self._effect
 
-    async def end(self, effect: Effect, error: BaseException | None) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Complete or withdraw the effect, or leave it unknown; repeat until it is stored."""
+        effect = self._effect
         if not effect.is_due:
             return
         if effect._is_withdrawn or isinstance(error, self._withdraw_on):
@@ -105,45 +125,3 @@ class _Recording:
                 if self._job.is_lost:
                     raise
                 await retry.wait(error)
-
-
-@contextmanager
-def record(
-    job: BaseJob,
-    context: JobContext,
-    scope: str,
-    key: str,
-    if_unknown: str,
-    keep: timedelta | Unset,
-    withdraw_on: Errors,
-) -> Iterator[Effect]:
-    """Record an effect before the block, and complete or withdraw it after."""
-    recording = _Recording(job, context, scope, key, withdraw_on)
-    effect = context.run_in_loop(recording.begin(if_unknown, keep))
-    try:
-        yield effect
-    except BaseException as error:
-        context.run_in_loop(recording.end(effect, error))
-        raise
-    context.run_in_loop(recording.end(effect, None))
-
-
-@asynccontextmanager
-async def record_async(
-    job: BaseJob,
-    context: JobContext,
-    scope: str,
-    key: str,
-    if_unknown: str,
-    keep: timedelta | Unset,
-    withdraw_on: Errors,
-) -> AsyncIterator[Effect]:
-    """Record an effect before the block, and complete or withdraw it after."""
-    recording = _Recording(job, context, scope, key, withdraw_on)
-    effect = await recording.begin(if_unknown, keep)
-    try:
-        yield effect
-    except BaseException as error:
-        await recording.end(effect, error)
-        raise
-    await recording.end(effect, None)

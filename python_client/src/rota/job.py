@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -16,7 +16,7 @@ from contextlib import (
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from psycopg import AsyncConnection, Connection
 
@@ -26,13 +26,15 @@ from .client.connecting import one_line
 from .client.statement import UNSET, Unset
 from .client.sync_client import Client
 from .client.values import storable
-from .effects import WITHDRAW_ON, Effect, Errors, record, record_async
+from .effects import WITHDRAW_ON, Effect, Errors, Recording
 from .exceptions import JobCancelled, JobFinishedError, LeaseLostError
 from .rows import ClaimedJob
 from .worker.connection import PASSING, JobConnections, is_lost, time_limit
+from .worker.processes import Processes
 
 logger = logging.getLogger("rota")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 PROGRESS_TIMEOUT = 5.0
@@ -75,6 +77,7 @@ class JobContext:
         self.worker = worker
         self.connections = connections
         self.resources: dict[str, Any] = {}
+        self.processes = Processes()
         self.loop: asyncio.AbstractEventLoop
 
     def run_in_loop(self, call: Coroutine[Any, Any, T]) -> T:
@@ -278,7 +281,7 @@ class Job(BaseJob):
         *withdraw_on* says that it did not: it is due again.  Raise EffectInProgressError while
         another job is at it.
         """
-        return record(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+        return Recording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
@@ -340,7 +343,19 @@ class AsyncJob(BaseJob):
         withdraw_on: Errors = WITHDRAW_ON,
     ) -> AbstractAsyncContextManager[Effect]:
         """Do something outside of the database once, like `Job.effect`."""
-        return record_async(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+        return Recording(self, self._context, scope, key, if_unknown, keep, withdraw_on)
+
+    async def run_in_process(
+        self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a function of a module in a process of its own, which is kept for the next call.
+
+        The process is killed when the job is cancelled or the worker stops; what computes for
+        long neither blocks the event loop nor other handlers.  What goes in and comes out must
+        be such that pickle takes it.
+        """
+        result: T = await self._context.processes.run(function, args, kwargs)
+        return result
 
     def set_progress(
         self, percent: float, message: str | None = None

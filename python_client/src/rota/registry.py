@@ -66,6 +66,7 @@ class Registry:
         aliases: Sequence[str] = (),
         retry_on: type[Exception] | Errors | None = None,
         give_up_on: type[Exception] | Errors = (),
+        own_process: bool = False,
         **options: Unpack[TaskOptions],
     ) -> TaskDecorator:
         """Make a task of the decorated function, whose typed parameters are the payload.
@@ -78,7 +79,9 @@ class Registry:
         A first parameter that is a job is filled by the worker.  The job type is the name of
         the function unless given; *aliases* are former ones, whose jobs it runs too.  With
         *retry_on* no other exception is retried, except those of rota; after one of
-        *give_up_on* the job is dead.  Keys may name parameters in braces.
+        *give_up_on* the job is dead.  Keys may name parameters in braces.  With *own_process*
+        the function, which takes no job, runs in another process, as it should if it computes
+        for long; see `AsyncJob.run_in_process`.
         """
         if not isinstance(job_type, str | None):
             raise TypeError("use @registry.task(), with parentheses")
@@ -93,6 +96,7 @@ class Registry:
                 retry_on if retry_on is None else _errors("retry_on", retry_on),
                 _errors("give_up_on", give_up_on),
                 options,
+                own_process=own_process,
             )
             for each in (name, *aliases):
                 self.add(each, task.handler)

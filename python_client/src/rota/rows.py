@@ -199,3 +199,13 @@ class TickReport:
     partitions_dropped: int | None
     was_skipped: bool
     has_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a job does not run; *remedy* is the SQL that would change it, if there is any."""
+
+    ordinal: int
+    reason: str
+    explanation: str
+    remedy: str | None

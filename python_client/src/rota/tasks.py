@@ -88,6 +88,8 @@ class Task(Generic[Call, P, R]):
         retry_on: Errors | None,
         give_up_on: Errors,
         options: Mapping[str, Any],
+        *,
+        own_process: bool = False,
     ) -> None:
         if not inspect.isroutine(function):
             raise TypeError(
@@ -102,6 +104,12 @@ class Task(Generic[Call, P, R]):
         self._give_up_on = give_up_on
         self._is_async = inspect.iscoroutinefunction(function)
         self._read_parameters()
+        self._own_process = own_process
+        if own_process and (self._is_async or self._job_name is not None):
+            raise TypeError(
+                f"{job_type} , of own_process, is a plain function without a job, which cannot "
+                "go there: let an async one call job.run_in_process()"
+            )
         self._templates = {
             name: self._check_template(name, options[name])
             for name in _TEMPLATES
@@ -216,6 +224,17 @@ class Task(Generic[Call, P, R]):
                 job.is_given_up = self._gives_up(error)
                 raise
 
+        async def run_apart(job: AsyncJob) -> object:
+            args, kwargs = self._arguments(job)
+            function: Callable[..., Any] = self._function
+            try:
+                return self._result(await job.run_in_process(function, *args, **kwargs))
+            except Exception as error:
+                job.is_given_up = self._gives_up(error)
+                raise
+
+        if self._own_process:
+            return run_apart
         return run_async if self._is_async else run
 
     def _read_parameters(self) -> None:

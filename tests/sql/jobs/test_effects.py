@@ -431,3 +431,97 @@ def test_observers_and_nobody_else_reads_the_ledger_and_nobody_writes_it(db):
     granted = rows(db, "select access from rota._access() where name = 'effects'")
 
     assert [row.access for row in granted] == ["observer"]
+
+
+def unknown(db: Db, scope="mail", key="report:7"):
+    """Leave an effect unknown, of a job that has ended; return that."""
+    job = running(db)
+    record(db, job, scope=scope, key=key)
+    one(db, "finish_job", **owner(job))
+    return job
+
+
+def settle(db: Db, outcome: str, **arguments) -> int:
+    return value(db, "settle_effect", **{**MAIL, "outcome": outcome, **arguments})
+
+
+def test_settle_effect_says_that_an_unknown_one_is_done(db):
+    job = unknown(db)
+
+    assert settle(db, "done", result=Jsonb({"id": 5})) == job.job_id
+
+    assert known(db) == [(True, {"id": 5})]
+    assert not record(db, running(db), if_unknown="again")
+    assert rows(db, "select completed_at is not null from rota.effects") == [(True,)]
+
+
+def test_settle_effect_lets_an_unknown_one_be_done_again(db):
+    job = unknown(db)
+
+    assert settle(db, "again") == job.job_id
+
+    assert known(db) == []
+    assert record(db, running(db))
+
+
+@pytest.mark.parametrize("outcome", ["done", "again"])
+def test_settle_effect_leaves_what_is_known_or_not_there(db, outcome):
+    with raises("RT011"):
+        settle(db, outcome)
+    job = running(db)
+    record(db, job)
+    with raises("RT010"):
+        settle(db, outcome)
+    complete(db, job)
+    before = ledger(db)
+    with raises("RT011"):
+        settle(db, outcome)
+    one(db, "finish_job", **owner(job))
+    with raises("RT011"):
+        settle(db, outcome)
+
+    assert ledger(db) == before
+
+
+def test_settle_effect_may_come_as_soon_as_the_lease_is_taken_back(db, clock):
+    job = running(db)
+    record(db, job)
+    clock.advance("2 minutes")
+    with raises("RT010"):
+        settle(db, "done")
+    value(db, "sweep_stale_leases")
+
+    settle(db, "again")
+
+    with raises("RT002"):
+        complete(db, job)
+    assert known(db) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "bad"),
+    [("scope", None), ("key", ""), ("outcome", "maybe"), ("outcome", None)],
+)
+def test_settle_effect_refuses_bad_arguments(db, argument, bad):
+    unknown(db)
+
+    with refused(argument):
+        settle(db, **{"outcome": "done", argument: bad})
+
+
+def test_settle_effect_takes_no_result_of_what_is_to_be_done_again(db):
+    unknown(db)
+
+    with refused("result"):
+        settle(db, "again", result=Jsonb(5))
+
+
+def test_unknown_effects_are_those_that_no_lease_holds(db):
+    ended = unknown(db)
+    unknown(db, key="done")
+    settle(db, "done", key="done")
+    record(db, running(db), key="in progress")
+
+    seen = rows(db, "select scope, key, job_id, job_type, status from rota.unknown_effects")
+
+    assert seen == [("mail", "report:7", ended.job_id, "x", "succeeded")]

@@ -66,3 +66,13 @@ def test_forget_worker_refuses_bad_names(db):
     for bad in (None, "", "w" * 256):
         with refused("worker"):
             value(db, "deregister_worker", worker=bad)
+
+
+def test_report_worker_notes_what_it_takes_and_by_which_session(db):
+    value(db, "report_worker", **ME, job_types=["x", "y"])
+
+    (row,) = rows(db, "select job_types, backend_pid from rota.workers")
+    assert row.job_types == ["x", "y"]
+    assert row.backend_pid is not None
+    with refused("job_types"):
+        value(db, "report_worker", **ME, job_types=["a b"])

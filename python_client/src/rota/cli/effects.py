@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 import argparse
+import json
 
-from .output import connected, print_json, print_table
+from ..client.statement import UNSET
+from ..client.sync_client import Client
+from .output import LOCK_TIMEOUT, UsageError, connected, print_json, print_table
 
-# While its lease runs, the job that has recorded an effect is still at it.
-UNKNOWN = """
-    select e.scope, e.key, e.recorded_at, e.job_id, r.job_type, r.status
-    from rota.effects as e
-    left join rota.job_runs as r on r.id = e.job_id
-    where e.completed_at is null
-      and not exists (
-          select from rota.jobs as j
-          where j.id = e.job_id
-            and j.lease_token = e.lease_token
-            and j.status = 'running'
-      )
-    order by e.recorded_at desc
-    limit %s
-    """
+UNKNOWN = "select * from rota.unknown_effects order by recorded_at desc limit %s"
 
 
 def effects(arguments: argparse.Namespace) -> None:
     """List the effects of which nobody knows whether they happened, the newest first."""
     with connected(arguments) as connection:
         rows = connection.execute(UNKNOWN, [arguments.limit]).fetchall()
-    (print_json if arguments.json else print_table)(rows)
+    if arguments.json:
+        print_json(rows)
+        return
+    print_table(rows)
+    if rows:
+        print("\n(once you know: rota effects settle SCOPE KEY --done, or --again)")
+
+
+def settle(arguments: argparse.Namespace) -> None:
+    """Say what became of one of them."""
+    scope, key, result = arguments.scope, arguments.key, UNSET
+    if arguments.result is not None:
+        if arguments.outcome == "again":
+            raise UsageError("--result goes with --done")
+        try:
+            result = json.loads(arguments.result)
+        except ValueError as error:
+            raise UsageError(f"the result is not JSON: {error}") from None
+    with (
+        connected(arguments) as connection,
+        connection.transaction(force_rollback=arguments.dry_run),
+    ):
+        connection.execute(LOCK_TIMEOUT)
+        job_id = Client(connection).settle_effect(scope, key, arguments.outcome, result)
+        found = connection.execute(
+            "select job_type, status from rota.job_runs where id = %s", [job_id]
+        ).fetchone()
+    job = found or {"job_type": None, "status": None}
+    if arguments.json:
+        said = {"scope": scope, "key": key, "outcome": arguments.outcome, "job_id": job_id}
+        print_json(said | job | {"is_dry_run": arguments.dry_run})
+        return
+    is_done = arguments.outcome == "done"
+    print(f"effect {scope} {key} is {'done' if is_done else 'due again'}")
+    if not is_done and job["status"] in ("succeeded", "dead", "cancelled"):
+        print(f"(job {job_id} has ended, {job['status']}; to run it: rota retry {job_id})")
+    if arguments.dry_run:
+        print("(dry run: nothing was done)")

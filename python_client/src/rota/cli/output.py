@@ -6,6 +6,9 @@ import argparse
 import json
 import logging
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -129,6 +132,22 @@ def print_record(row: Mapping[str, Any]) -> None:
     width = max(map(len, row))
     for name, value in row.items():
         print(f"{name.ljust(width)}  {text_of(value)}".rstrip())
+
+
+def print_findings(findings: Sequence[tuple[str, str, str | None]]) -> None:
+    """Print a word, what it is about and the SQL that helps, as paragraphs under each other."""
+    margin = max((len(word) for word, _, _ in findings), default=0) + 2
+    for word, text, remedy in findings:
+        lines = textwrap.wrap(text, max(width() - margin, 20), break_on_hyphens=False)
+        for number, line in enumerate(lines):
+            print(f"{'' if number else word:<{margin}}{line}")
+        if remedy:  # whole, so that it can be pasted
+            print(f"{'':<{margin}}{remedy}")
+
+
+def width() -> int:
+    """Return how many columns there are: 80 where nobody looks."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
 
 
 def span(length: timedelta) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._version import __version__
-from . import effects, jobs, queues, schedules, schema, status, tick, worker
+from . import effects, jobs, questions, queues, schedules, schema, status, tick, worker
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
@@ -99,7 +99,24 @@ def _add_job_commands(commands: Any) -> None:
     what = "list effects of which nobody knows whether they happened"
     add = _add(commands, "effects", effects.effects, what, json=True)
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    own = add.add_subparsers(title="commands", metavar="COMMAND")
+    what = "say what became of an effect of which nobody knows"
+    add = _add(own, "settle", effects.settle, what, json=True)
+    add.add_argument("scope")
+    add.add_argument("key")
+    how = add.add_mutually_exclusive_group(required=True)
+    what = "it happened, and no job does it any more"
+    how.add_argument("--done", dest="outcome", action="store_const", const="done", help=what)
+    what = "it did not, and the next job that comes to it does it"
+    how.add_argument("--again", dest="outcome", action="store_const", const="again", help=what)
+    add.add_argument(
+        "--result", metavar="JSON", help="what a run that did it would have stored"
+    )
+    add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
     add = _add(commands, "job", jobs.job, "show one job and its errors", json=True)
+    add.add_argument("job_id", type=int)
+    what = "say why a job does not run, and what would change that"
+    add = _add(commands, "explain", questions.explain, what, json=True)
     add.add_argument("job_id", type=int)
     add = _add(commands, "retry", jobs.retry, "run a job again now", json=True)
     add.add_argument("job_id", type=int)

@@ -374,6 +374,22 @@ class Client:
             "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
         )
 
+    def settle_effect(
+        self, scope: str, key: str, outcome: str, result: Any | Unset = UNSET
+    ) -> int:
+        """Say what became of an effect of which nobody knew; return the id of its job.
+
+        *outcome* is ``done``, or ``again``: then it is due again.
+        """
+        value: int = self._value(
+            "settle_effect",
+            scope=scope,
+            key=key,
+            outcome=outcome,
+            result=result if result is UNSET else to_result(result),
+        )
+        return value
+
     def effect_result(self, scope: str, key: str) -> rows.EffectResult | None:
         """Return what is known of an effect, None if nobody has recorded it."""
         found = self._rows(rows.EffectResult, "effect_result", scope=scope, key=key)
@@ -503,9 +519,15 @@ class Client:
         self._value("stop_waiting")
 
     def report_worker(
-        self, worker: str, host: str, pid: int, version: str, queues: Sequence[str]
+        self,
+        worker: str,
+        host: str,
+        pid: int,
+        version: str,
+        queues: Sequence[str],
+        job_types: Sequence[str] | Unset | None = UNSET,
     ) -> None:
-        """Say that a worker is there."""
+        """Say that a worker is there, and what it takes."""
         self._value(
             "report_worker",
             worker=worker,
@@ -513,6 +535,7 @@ class Client:
             pid=pid,
             version=version,
             queues=_array(queues),
+            job_types=_array(job_types),
         )
 
     def deregister_worker(self, worker: str) -> None:
@@ -554,6 +577,10 @@ class Client:
         """Let an ended run go on from a stage; return the id of its job."""
         value: int = self._value("restart_pipeline", job_id=job_id, stage=stage)
         return value
+
+    def explain_job(self, job_id: int) -> list[rows.Reason]:
+        """Say why a job does not run, or how it runs or ended; the first reason decides."""
+        return self._rows(rows.Reason, "explain_job", job_id=job_id)
 
     def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or ask for it while it runs; say its status."""

@@ -15,6 +15,7 @@ import psycopg
 from .._version import __version__
 from ..client.async_client import AsyncClient
 from ..exceptions import RotaError
+from ..registry import Registry
 from ..rows import TickReport
 from .connection import Connection, Retry
 
@@ -104,16 +105,23 @@ class Maintenance:
     """Ticks about every *interval* seconds, or never, and reports the worker now and then."""
 
     def __init__(
-        self, connection: Connection, worker: str, queues: list[str], interval: float | None
+        self,
+        connection: Connection,
+        worker: str,
+        queues: list[str],
+        registry: Registry,
+        interval: float | None,
     ) -> None:
         self._connection = connection
         self._worker = worker
         self._queues = queues
+        self._registry = registry
         self._ticker = Ticker(connection, interval, jitter=0.2)
         self._retry = Retry("reporting the worker", connection.state)
         self._must_tick = False
         self._reported_at = -inf
         self._report_interval = REPORT_INTERVAL
+        connection.state.on_back(self._report_soon)
 
     @property
     def due_at(self) -> float:
@@ -152,11 +160,15 @@ class Maintenance:
             lambda client: client.deregister_worker(self._worker), timeout=LEAVE_TIMEOUT
         )
 
+    def _report_soon(self) -> None:
+        """Tell by which session of the database this worker is to be seen now."""
+        self._reported_at = -inf
+
     async def _report(self) -> None:
         self._reported_at = time.monotonic()
         host, pid = socket.gethostname(), os.getpid()
         await self._connection.call(
             lambda client: client.report_worker(
-                self._worker, host, pid, __version__, self._queues
+                self._worker, host, pid, __version__, self._queues, self._registry.job_types
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, Protocol, cast
 
+PR_SET_PDEATHSIG = 1
 LAST_WORDS = 1.0
 """Seconds that what is left in a loop has to end after it was cancelled."""
 
@@ -105,6 +107,14 @@ def notify_service(message: str) -> None:
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(message.encode(), address.replace("@", "\0", 1))
+
+
+def die_with(parent: int, number: signal.Signals) -> None:
+    """Let this process, a child of *parent*, get a signal when that dies (on Linux)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # it has died before
+            os._exit(1)
 
 
 def peak_memory() -> float:

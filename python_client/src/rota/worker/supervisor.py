@@ -7,18 +7,17 @@ Where the system can do that (Linux), the children are told to leave when the pa
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from .process import notify_service, stop_on_signals
+from .process import die_with, notify_service, stop_on_signals
 
 logger = logging.getLogger("rota")
 
@@ -29,7 +28,6 @@ HEALTHY_AFTER = 30.0
 """Seconds after which a child that ends is started again at once."""
 MAX_PAUSE = 30.0
 USED_WRONGLY = 2
-_PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -53,7 +51,7 @@ class Child:
                 [*self._command, "--process-number", str(self.number)],
                 env=environment,
                 process_group=0,
-                preexec_fn=_leave_with(os.getpid()),
+                preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
             )
 
     def poll(self) -> int | None:
@@ -160,19 +158,3 @@ class _Files:
                     path = os.path.join(folder, file)
                     with suppress(OSError):  # removed meanwhile
                         yield path, os.stat(path).st_mtime
-
-
-def _leave_with(parent: int) -> Callable[[], None] | None:
-    """Return what a child runs first, so that it is told to leave when its parent dies."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(
-        None
-    ).prctl  # loaded here: a child that was just forked should do little
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it has died before
-            os._exit(1)
-
-    return ask

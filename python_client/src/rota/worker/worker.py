@@ -109,7 +109,11 @@ class Worker:
             Connection(conninfo, "rota heartbeat", state), self._on_change
         )
         self._maintenance = Maintenance(
-            self._connection, self.name, self._queues, tick_interval if tick else None
+            self._connection,
+            self.name,
+            self._queues,
+            registry,
+            tick_interval if tick else None,
         )
         self._notifier: Notifier | None = None
         if listen:
@@ -276,6 +280,7 @@ class Worker:
         await _try(self._executor.give_back_held())
         await self._executor.wait(self._grace_period, self._stop_now)
         await _try(self._executor.stop_running())
+        await _try(self._context.processes.close())
         await _try(self._executor.ends.close())
         self._heartbeat.stop()
         await _try(self._maintenance.leave())

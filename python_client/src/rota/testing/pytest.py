@@ -1,0 +1,166 @@
+"""A plugin of pytest: a throw-away server with rota on it, and a database for each test.
+
+Put ``pytest_plugins = ["rota.testing.pytest"]`` in the topmost ``conftest.py``.  A test asks
+for `rota_url`, the address of a database of its own, in which it and workers may commit, or
+for `rota_connection`, whose transaction is rolled back after it.  Override `rota_prepare` to
+have the tables of an application in both.
+
+With xdist each of its processes has a server of its own.  ``--rota-url`` names one that is
+there already, with a role that may create databases; the databases have names of their own,
+and are dropped.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection, Connection, sql
+from psycopg.conninfo import make_conninfo
+
+from ..client.connecting import named
+from ..schema import install
+from .server import EmbeddedPostgres, memory
+from .session import Session
+
+__all__ = [
+    "pytest_addoption",
+    "rota_async_connection",
+    "rota_connection",
+    "rota_databases",
+    "rota_prepare",
+    "rota_server",
+    "rota_shared_url",
+    "rota_url",
+]
+
+
+class Databases:
+    """Copies of one database that is prepared once."""
+
+    def __init__(self, server: str, prepare: Callable[[str], None]) -> None:
+        self._server = server
+        self._admin = psycopg.connect(server, autocommit=True)
+        self._left: list[str] = []
+        self._template = self._create("template0")
+        url = self._url(self._template)
+        with psycopg.connect(url, autocommit=True) as connection:
+            install(connection)
+        prepare(url)
+        # No copy can be made while somebody is there, such as the pool of an application.
+        name = sql.Identifier(self._template)
+        self._admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
+        self._admin.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s",
+            [self._template],
+        )
+
+    @contextmanager
+    def copy(self) -> Iterator[str]:
+        """Lend the address of a new copy."""
+        # A drop waits for sessions that are leaving, in steps of 100 ms; those of the last
+        # test have had the time of this one.
+        while len(self._left) > 1:
+            self._drop(self._left.pop(0))
+        name = self._create(self._template)
+        yield self._url(name)
+        self._left.append(name)
+
+    def close(self) -> None:
+        """Drop all that was made here."""
+        with self._admin:
+            for name in (*self._left, self._template):
+                self._drop(name)
+
+    def _create(self, template: str) -> str:
+        name = f"rota_test_{secrets.token_hex(6)}"
+        statement = sql.SQL("create database {} template {}").format(
+            sql.Identifier(name), sql.Identifier(template)
+        )
+        if self._admin.info.server_version >= 150000:
+            statement += sql.SQL(" strategy file_copy")  # the faster one of so few rows
+        self._admin.execute(statement)
+        return name
+
+    def _drop(self, name: str) -> None:
+        drop = sql.SQL("drop database if exists {} with (force)")
+        self._admin.execute(drop.format(sql.Identifier(name)))
+
+    def _url(self, name: str) -> str:
+        if self._server.startswith(("postgresql://", "postgres://")):
+            address, _, options = self._server.partition("?")
+            scheme, _, rest = address.partition("://")
+            url = f"{scheme}://{rest.partition('/')[0]}/{name}"
+            return f"{url}?{options}" if options else url
+        return make_conninfo(self._server, dbname=name)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that names a server."""
+    parser.getgroup("rota").addoption(
+        "--rota-url",
+        help="a database on the server where rota's fixtures create theirs; "
+        "by default they start a server of their own",
+    )
+
+
+@pytest.fixture(scope="session")
+def rota_server(pytestconfig: pytest.Config) -> Iterator[str]:
+    """Give the address of a database on the server of this run."""
+    if url := pytestconfig.getoption("--rota-url"):
+        yield named(url)
+        return
+    with EmbeddedPostgres(directory=memory()) as server:
+        yield server.url()
+
+
+@pytest.fixture(scope="session")
+def rota_prepare() -> Callable[[str], None]:
+    """Override this: return what makes the tables of your application at an address."""
+    return lambda url: None
+
+
+@pytest.fixture(scope="session")
+def rota_databases(
+    rota_server: str, rota_prepare: Callable[[str], None]
+) -> Iterator[Databases]:
+    """Make databases: ``with rota_databases.copy() as url`` gives one more."""
+    databases = Databases(rota_server, rota_prepare)
+    yield databases
+    databases.close()
+
+
+@pytest.fixture
+def rota_url(rota_databases: Databases) -> Iterator[str]:
+    """Give the address of a database of the test's own, where it may commit."""
+    with rota_databases.copy() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def rota_shared_url(rota_databases: Databases) -> Iterator[str]:
+    """Give the address of a database for all tests that roll back."""
+    with rota_databases.copy() as url:
+        yield url
+
+
+@pytest.fixture
+def rota_connection(rota_shared_url: str) -> Iterator[Connection[Any]]:
+    """Open a connection whose transaction is rolled back after the test."""
+    connection = psycopg.connect(rota_shared_url)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def rota_async_connection(
+    rota_connection: Connection[Any],
+) -> Iterator[AsyncConnection[Any]]:
+    """Give `rota_connection` as an async connection too, for any event loop."""
+    session = Session(rota_connection)
+    yield session.async_connection
+    session.release()

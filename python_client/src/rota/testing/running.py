@@ -1,0 +1,479 @@
+"""Run jobs in a test: one handler with `run_job`, or all that is due with `drain`.
+
+Jobs run one by one, as a worker would run them, but on the session of the test and in its
+transaction: `drain` claims a job, runs its handler behind a savepoint, and reports its end.
+What a handler has written before it raises stays, as it does where each statement is a
+transaction; only if its error has broken the transaction of the test, all that it has
+written is undone, and the next job runs.
+
+A plain function runs in the thread of the test, where Django's connection is, or a session of
+SQLAlchemy that the test has put in its place.  Within an event loop, with the ``_async`` forms,
+it runs in another thread, as in a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar, cast
+
+from psycopg.rows import scalar_row
+
+from ..client.values import check_json, check_known, check_stage, storable
+from ..exceptions import (
+    InvalidArgumentError,
+    JobFinishedError,
+    JobNotFoundError,
+    LeaseLostError,
+)
+from ..job import AsyncJob, BaseJob, Job, JobContext, State
+from ..registry import Registry
+from ..rows import ClaimedJob
+from ..tasks import Task
+from ..worker.completer import NOT_COMMITTED
+from ..worker.connection import JobConnections
+from ..worker.outcomes import Failed, Outcome, Snoozed, Succeeded, failure, run_async, run_sync
+from .session import NoDatabase, NoDatabaseError, Session, session_of
+
+T = TypeVar("T")
+Steps = Generator[BaseJob, Outcome, T]
+
+WORKER = "rota.testing"
+MAX_ATTEMPTS = 10
+_FIELDS = set(ClaimedJob._fields) - {"job_id", "lease_token", "job_type", "payload", "attempt"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """What became of one run of a job."""
+
+    job_id: int
+    """Without a database it is 1."""
+    job_type: str
+    payload: Any
+    attempt: int
+    status: str
+    """``succeeded``, ``failed`` (and to be tried again), ``dead``, ``snoozed``, ``cancelled``
+    or ``lost``."""
+    result: Any = None
+    """What the handler returned, or set before the end of ``job.transaction()``."""
+    error: BaseException | None = None
+    """What the handler raised to fail, `RetryIn` as well."""
+    delay: timedelta | None = None
+    """How long the handler wants to wait, by `Snooze` or `RetryIn`."""
+    run_at: datetime | None = None
+    """When the job runs next; only a database knows."""
+    next_stage: str | None = None
+    """The stage that the handler has sent its run to."""
+
+
+def run_job(
+    registry: Registry,
+    job: str | Task[..., ..., Any] | Mapping[str, Any],
+    payload: Mapping[str, Any] | None = None,
+    *,
+    attempt: int = 1,
+    connection: object = None,
+    resources: Mapping[str, Any] | None = None,
+    raise_errors: bool = True,
+    **fields: Any,
+) -> JobOutcome:
+    """Run the handler of one job, and say what becomes of the job.
+
+    *job* is a type, a task, or what ``task.job(...)`` returns.  *fields* are further ones of
+    the job, such as ``max_attempts`` or ``stage_input``.  With a *connection* the job is in
+    the database, so that ``job.transaction()`` and ``job.effect()`` work; it never meets other
+    jobs there.  *resources* stand for those of `Registry.lifespan`.  An exception of the
+    handler is raised, unless it asks for another run, or *raise_errors* is false.
+    """
+    way = _Way(registry, resources or {}, raise_errors)
+    with _one_job(way, job, payload, attempt, connection, fields) as steps:
+        return _drive(registry, steps)
+
+
+async def run_job_async(
+    registry: Registry,
+    job: str | Task[..., ..., Any] | Mapping[str, Any],
+    payload: Mapping[str, Any] | None = None,
+    *,
+    attempt: int = 1,
+    connection: object = None,
+    resources: Mapping[str, Any] | None = None,
+    raise_errors: bool = True,
+    **fields: Any,
+) -> JobOutcome:
+    """Run the handler of one job like `run_job`, in the event loop of the test."""
+    way = _Way(registry, resources or {}, raise_errors, asyncio.get_running_loop())
+    with _one_job(way, job, payload, attempt, connection, fields) as steps:
+        return await _drive_async(registry, steps)
+
+
+def drain(
+    connection: object,
+    registry: Registry,
+    *,
+    queues: Sequence[str] | None = None,
+    with_later: bool = False,
+    raise_errors: bool = True,
+    max_jobs: int = 1000,
+    resources: Mapping[str, Any] | None = None,
+) -> list[JobOutcome]:
+    """Run all jobs that are due, and those that they enqueue, if the registry has handlers.
+
+    *connection* is the test's own, in whose transaction all this is, or the address of a
+    database, where it is committed.  *with_later* runs those for later too, first what is due
+    first, and so retries a job until it has ended.  An exception of a handler is raised when
+    its job has failed, unless it asks for another run, or *raise_errors* is false.  More than
+    *max_jobs* are taken for a job that never ends.  *resources* stand for those of
+    `Registry.lifespan`.  Functions of `Registry.on_end` are not called.
+    """
+    with session_of(connection) as session:
+        runner = _Runner(session, _Way(registry, resources or {}, raise_errors))
+        return _drive(registry, runner.run_all(queues, with_later, max_jobs))
+
+
+async def drain_async(
+    connection: object,
+    registry: Registry,
+    *,
+    queues: Sequence[str] | None = None,
+    with_later: bool = False,
+    raise_errors: bool = True,
+    max_jobs: int = 1000,
+    resources: Mapping[str, Any] | None = None,
+) -> list[JobOutcome]:
+    """Run all jobs that are due like `drain`, in the event loop of the test."""
+    with session_of(connection) as session:
+        loop = asyncio.get_running_loop()
+        runner = _Runner(session, _Way(registry, resources or {}, raise_errors, loop))
+        return await _drive_async(registry, runner.run_all(queues, with_later, max_jobs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How jobs are run; *loop* is that of the test, in the ``_async`` forms."""
+
+    registry: Registry
+    resources: Mapping[str, Any]
+    raise_errors: bool
+    loop: asyncio.AbstractEventLoop | None = None
+
+
+class _Context(JobContext):
+    """What a job uses of the test that runs it."""
+
+    def __init__(self, way: _Way, connections: JobConnections) -> None:
+        super().__init__(WORKER, connections)
+        self.resources = dict(way.resources)
+        if way.loop is not None:
+            self.loop = way.loop
+
+    def run_in_loop(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine for a plain function: in a loop of its own if the test has none."""
+        if hasattr(self, "loop"):
+            return super().run_in_loop(call)
+        with ThreadPoolExecutor(1) as pool:  # this thread may have a loop that waits for us
+            return pool.submit(asyncio.run, call).result()
+
+
+class _Runner:
+    """Takes jobs from claim to end: it yields each when its handler is to run."""
+
+    def __init__(self, session: Session, way: _Way) -> None:
+        self._session = session
+        self._way = way
+        self._registry = way.registry
+        self._context = _Context(way, session)
+
+    def run_all(
+        self, queues: Sequence[str] | None, with_later: bool, max_jobs: int
+    ) -> Steps[list[JobOutcome]]:
+        """Run what is due, and with *with_later* what is due later."""
+        ended: list[JobOutcome] = []
+        is_more = True
+        while is_more:
+            claim = self._claim(queues)
+            if claim is None:
+                is_more = with_later and self._make_due(queues)
+                continue
+            if len(ended) == max_jobs:
+                raise RuntimeError(
+                    f"{max_jobs} jobs have run and there are more, the next a "
+                    f"{claim.job_type} with {claim.payload}: does a job never end? "
+                    "max_jobs=... lets more run"
+                )
+            ended.append((yield from self.run(claim)))
+        return ended
+
+    def run(self, claim: ClaimedJob) -> Steps[JobOutcome]:
+        """Run one job and report its end."""
+        job = _job_of(self._registry, claim, self._context)
+        what = f"the handler of {job.job_type}"
+        with self._session.savepoint(what):
+            outcome = yield job
+            if self._session.is_broken and isinstance(outcome, Succeeded):
+                raise RuntimeError(
+                    f"{what} has caught an error of the database that has broken the "
+                    "transaction of the test: let it put a savepoint around the statement"
+                )
+        return _told(self._end(job, outcome), outcome, self._way.raise_errors)
+
+    def start(self, request: Mapping[str, Any], attempt: int) -> ClaimedJob:
+        """Put one job in the database, and claim it for that attempt."""
+        client = self._session.client
+        kept = {"job_type", "payload", "max_attempts", "backoff", "lease"}
+        queue = f"{WORKER}.{secrets.token_hex(8)}"
+        client.enqueue(**{n: v for n, v in request.items() if n in kept}, queue=queue)
+        while claims := client.claim_jobs(WORKER, [queue]):
+            if claims[0].attempt == attempt:
+                return claims[0]
+            client.fail_job(
+                claims[0].job_id, claims[0].lease_token, "an attempt before the test",
+                retry_in=timedelta(0),
+            )  # fmt: skip
+        raise RuntimeError(
+            f"the job cannot be run at attempt {attempt}: it has max_attempts, or a limit"
+        )
+
+    def _claim(self, queues: Sequence[str] | None) -> ClaimedJob | None:
+        chosen, job_types = self._queues(queues), self._registry.job_types
+        for has_ticked in (False, True):
+            if chosen and job_types:
+                claims = self._session.client.claim_jobs(WORKER, chosen, 1, job_types=job_types)
+                if claims:
+                    return claims[0]
+            if not has_ticked:  # what a schedule makes, or waits for others, comes by a tick
+                self._session.client.tick()
+                chosen = self._queues(queues)
+        return None
+
+    def _queues(self, queues: Sequence[str] | None) -> list[str]:
+        if queues is not None:
+            return list(queues)
+        return self._ask(
+            "select distinct queue from rota.job_runs where status in ('queued', 'failed')"
+        )
+
+    def _make_due(self, queues: Sequence[str] | None) -> bool:
+        """Make the next of the later jobs due; say whether there was one."""
+        later = self._ask(
+            """
+            select id from rota.job_runs
+            where status in ('queued', 'failed')
+              and run_at > rota.now()
+              and job_type = any (%(job_types)s)
+              and (%(queues)s::text[] is null or queue = any (%(queues)s))
+            order by run_at, priority, id
+            limit 1
+            """,
+            job_types=self._registry.job_types,
+            queues=None if queues is None else list(queues),
+        )
+        for job_id in later:
+            self._session.client.reschedule_job(job_id, delay=timedelta(0))
+        return bool(later)
+
+    def _ask(self, question: str, **values: Any) -> list[Any]:
+        with self._session.connection.cursor(row_factory=scalar_row) as cursor:
+            return cursor.execute(question.encode(), values).fetchall()
+
+    def _end(self, job: BaseJob, outcome: Outcome) -> JobOutcome:
+        """Report the end of a job, and say what became of it."""
+        if job.is_finished:
+            return _outcome_of(job, "succeeded", result=job.result)
+        ids, client = (job.job_id, job.lease_token), self._session.client
+        try:
+            match outcome:
+                case Succeeded() if job.is_in_doubt:
+                    if client.finish_job(*ids) == "finished":
+                        raise RuntimeError(f"{job.job_type}: {NOT_COMMITTED.error}")
+                    return _outcome_of(job, "succeeded", result=job.result)
+                case Succeeded(result):
+                    try:
+                        check_stage(job.next_stage)
+                        with self._session.connection.transaction():
+                            client.finish_job(*ids, storable(result, ids[0]), job.next_stage)
+                    except (InvalidArgumentError, TypeError) as error:
+                        if self._way.raise_errors:
+                            raise
+                        return self._end(job, failure(error))
+                    return _outcome_of(job, "succeeded", result=result)
+                case Failed(error, error_type, stack, retry_in, fatal, exception):
+                    ended = client.fail_job(*ids, error, error_type, stack, retry_in, fatal)
+                    return _outcome_of(
+                        job, ended.status, error=exception, delay=retry_in, run_at=ended.run_at
+                    )
+                case Snoozed(delay):
+                    run_at = client.snooze_job(*ids, delay)
+                    status = "cancelled" if run_at is None else "snoozed"
+                    return _outcome_of(job, status, delay=delay, run_at=run_at)
+        except JobFinishedError:
+            if not job.is_in_doubt:
+                raise
+            return _outcome_of(job, "succeeded", result=job.result)
+        except (LeaseLostError, JobNotFoundError) as error:
+            raise RuntimeError(
+                f"the handler of {job.job_type} has rolled back what was there before it, and "
+                "with that its own job: commit what the test has done on the same session"
+            ) from error
+        return _outcome_of(job, "lost")
+
+
+@contextmanager
+def _one_job(
+    way: _Way,
+    job: str | Task[..., ..., Any] | Mapping[str, Any],
+    payload: Mapping[str, Any] | None,
+    attempt: int,
+    connection: object,
+    fields: Mapping[str, Any],
+) -> Iterator[Steps[JobOutcome]]:
+    for name in fields:
+        if name not in _FIELDS:
+            raise TypeError(f"{name!r} is no field of a job: it has {', '.join(_FIELDS)}")
+    request = {**request_of(job, payload), **fields}
+    if attempt < 1:
+        raise ValueError(f"attempt must be at least 1, got {attempt}")
+    if connection is None:
+        yield _run_alone(way, request, attempt)
+        return
+    with session_of(connection) as session:
+        runner = _Runner(session, way)
+        told = {name: value for name, value in request.items() if name in _FIELDS}
+        claim = runner.start(request, attempt)._replace(**{"queue": "default", **told})
+        yield runner.run(claim)
+
+
+def _run_alone(way: _Way, request: Mapping[str, Any], attempt: int) -> Steps[JobOutcome]:
+    """Run a job that is in no database."""
+    now = datetime.now(UTC)
+    fields: dict[str, Any] = dict.fromkeys(ClaimedJob._fields)
+    fields |= dict.fromkeys(("job_id", "lease_token"), 1) | {"queue": "default", "priority": 0}
+    fields |= {"max_attempts": max(MAX_ATTEMPTS, attempt), "locked_for": timedelta(minutes=1)}
+    fields |= {"run_at": now, "created_at": now, "locked_until": now + timedelta(minutes=1)}
+    fields |= {name: value for name, value in request.items() if name in fields}
+    claim = ClaimedJob(**{**fields, "attempt": attempt})
+    job = _job_of(way.registry, claim, _Context(way, NoDatabase()))
+    outcome = yield job
+    match outcome:
+        case Succeeded(result):
+            check_stage(job.next_stage)
+            ended = _outcome_of(job, "succeeded", result=result)
+        case Failed(fatal=fatal, retry_in=retry_in, exception=error):
+            status = "dead" if fatal or attempt >= job.max_attempts else "failed"
+            ended = _outcome_of(job, status, error=error, delay=retry_in)
+        case Snoozed(delay):
+            ended = _outcome_of(job, "snoozed", delay=delay)
+        case _:
+            ended = _outcome_of(job, "lost")
+    return _told(ended, outcome, way.raise_errors)
+
+
+def request_of(
+    job: str | Task[..., ..., Any] | Mapping[str, Any], payload: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return a job as ``enqueue`` takes it, with the payload that a worker would get."""
+    if isinstance(job, Mapping):
+        if payload is not None:
+            raise TypeError("a job that task.job(...) has made brings its payload")
+        request = dict(job)
+    elif isinstance(job, Task):
+        request = job.job(**(payload or {}))
+    else:
+        request = {"job_type": job, "payload": payload or {}}
+    check_json("payload", request["payload"])
+    try:
+        request["payload"] = json.loads(json.dumps(request["payload"]))
+    except TypeError:
+        check_known("payload", request["payload"])
+        raise
+    return request
+
+
+def _job_of(registry: Registry, claim: ClaimedJob, context: JobContext) -> BaseJob:
+    if claim.job_type not in registry.job_types:
+        raise LookupError(
+            f"the registry has no handler for {claim.job_type!r}; it has "
+            f"{', '.join(registry.job_types) or 'none'}"
+        )
+    kind = AsyncJob if registry.is_async(claim.job_type) else Job
+    job = kind(claim, context, time.monotonic())
+    job.confirmed_at = math.inf  # nobody else is there, however long a debugger stops it
+    job.state = State.RUNNING
+    return job
+
+
+def _outcome_of(job: BaseJob, status: str, **told: Any) -> JobOutcome:
+    return JobOutcome(
+        job_id=job.job_id, job_type=job.job_type, payload=job.payload, attempt=job.attempt,
+        status=status, next_stage=job.next_stage, **told,
+    )  # fmt: skip
+
+
+def _told(ended: JobOutcome, outcome: Outcome, raise_errors: bool) -> JobOutcome:
+    """Raise what the handler did not mean to tell the worker."""
+    error = outcome.exception if isinstance(outcome, Failed) else None
+    is_ours = isinstance(error, NoDatabaseError) or not isinstance(error, Exception)
+    if error is not None and (raise_errors or is_ours):
+        raise error
+    return ended
+
+
+def _drive(registry: Registry, steps: Steps[T]) -> T:
+    """Run the handlers here, and async ones in a loop that is made for them."""
+    with ExitStack() as stack:
+        loop: asyncio.Runner | None = None
+        try:
+            job = next(steps)
+            while True:
+                handler = registry[job.job_type]
+                if isinstance(job, AsyncJob):
+                    if loop is None:
+                        _refuse_loop()
+                        loop = stack.enter_context(asyncio.Runner())
+                    outcome = loop.run(run_async(cast(Any, handler), job))
+                    _warn_of(job.forget_calls())
+                else:
+                    outcome = run_sync(cast(Callable[[Job], object], handler), cast(Job, job))
+                job = steps.send(outcome)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+
+
+async def _drive_async(registry: Registry, steps: Steps[T]) -> T:
+    """Run async handlers in this loop, and the others in threads."""
+    try:
+        job = next(steps)
+        while True:
+            handler = registry[job.job_type]
+            if isinstance(job, AsyncJob):
+                outcome = await run_async(cast(Any, handler), job)
+                _warn_of(job.forget_calls())
+            else:
+                call = cast(Callable[[Job], object], handler)
+                outcome = await asyncio.to_thread(run_sync, call, cast(Job, job))
+            job = steps.send(outcome)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+
+
+def _warn_of(forgotten: list[str]) -> None:
+    for name in forgotten:
+        warnings.warn(f"{name}() was not awaited", RuntimeWarning, stacklevel=4)
+
+
+def _refuse_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("an event loop runs here: await drain_async() or run_job_async()")

@@ -1,0 +1,482 @@
+/*
+ * operations/explain.sql -- why does this job not run?
+ *
+ * Each thing that can keep a job from running is asked in turn, and what is found becomes a
+ * row: a reason, what it says about this job, and the statement that would change it.  The
+ * first row decides, and the others are what would keep the job next.
+ *
+ * It only reads, waits for no lock, and looks at a bounded number of rows: so it may be called
+ * at the worst moment, on a standby, and for any job.
+ */
+
+create or replace function rota.explain_job(job_id bigint)
+    returns table (ordinal integer, reason text, explanation text, remedy text)
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off
+as $$
+declare
+    v_found record;
+begin
+    perform rota._check_job_id(job_id);
+    -- One statement, so that a job on its way between the tables is seen in one of them.
+    select j.id as live_id, j.job, j.row_xmax, f.id as ended_id, f.ended into v_found
+    from (select explain_job.job_id as id) as asked
+    left join lateral (
+        select i.id, i as job, i.xmax as row_xmax from rota.jobs as i where i.id = asked.id
+    ) as j on true
+    left join lateral (
+        select i.id, i as ended from rota.finished_jobs as i where i.id = asked.id limit 1
+    ) as f on true;
+    if coalesce(v_found.live_id, v_found.ended_id) is null then
+        perform rota._raise_not_found(job_id);
+    end if;
+
+    return query
+    select r.ordinal::integer, r.reason, r.explanation, r.remedy
+    from rota._explain(v_found.job, v_found.row_xmax, v_found.ended)
+        with ordinality as r (reason, explanation, remedy, ordinal)
+    order by r.ordinal;
+end;
+$$;
+
+comment on function rota.explain_job is
+    'Why a job does not run, or how it runs or ended: in order a reason, what it says about '
+    'this job, and the statement that would change it, null where none would; the first row '
+    'decides; reads only, and waits for nobody; raises RT001, 22023.';
+
+create or replace function rota._explain(
+    job rota.jobs, row_xmax xid, ended rota.finished_jobs
+)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+begin
+    if job.id is null then
+        return query select e.* from rota._explain_ended(ended) as e;
+        return;
+    elsif job.status = 'running' then
+        return query select r.* from rota._explain_running(job) as r;
+        return query select l.* from rota._explain_lock(row_xmax) as l;
+    elsif job.status = 'blocked' then
+        return query
+        select p.* from rota._explain_parents(job) as p
+        union all
+        select o.* from rota._explain_order(job) as o;
+        if not found then
+            return query
+            select 'needs_tick', 'nothing holds it any more: the next tick opens it',
+                'select * from rota.tick();';
+        end if;
+        return query select l.* from rota._explain_lock(row_xmax) as l;
+    else
+        return query select t.* from rota._explain_time(job) as t;
+        return query select l.* from rota._explain_lock(row_xmax) as l;
+        return query select n.* from rota._explain_limits(job) as n;
+        return query select w.* from rota._explain_workers(job) as w;
+        return query select p.* from rota._explain_place(job) as p;
+    end if;
+    return query select t.* from rota._explain_ticks() as t;
+end;
+$$;
+
+/* Not due, or in a paused queue. */
+create or replace function rota._explain_time(job rota.jobs)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    if job.run_at > c_now and job.status = 'failed' then
+        return query
+        select 'retry', format(
+                'attempt %s of %s failed %s ago with %s; it is tried again in %s, at %s',
+                job.attempts, job.max_attempts, rota._span(c_now - job.failed_at),
+                rota._error_words(job.error_type, job.last_error),
+                rota._span(job.run_at - c_now), rota._moment(job.run_at)),
+            format('select rota.retry_job(%s);', job.id);
+    elsif job.run_at > c_now then
+        return query
+        select 'not_due', format('it is not due for another %s, until %s%s',
+                rota._span(job.run_at - c_now), rota._moment(job.run_at),
+                ', as schedule ' || job.definition || ' wants it'),
+            format('select rota.reschedule_job(%s, delay => ''0'');', job.id);
+    elsif job.hold = 'time' then
+        return query
+        select 'needs_tick', format('it has been due for %s, and the next tick lets it in',
+            rota._span(c_now - job.run_at)), 'select * from rota.tick();';
+    end if;
+    return query
+    select 'queue_paused', format('queue %s is paused: by role %s %s ago%s', q.queue,
+            q.paused_by, rota._span(c_now - q.paused_at),
+            coalesce(', because ' || rota._one_line(q.pause_reason), ', without a reason')),
+        format('select rota.resume_queue(%L);', q.queue)
+    from rota.queues as q where q.queue = job.queue and q.is_paused;
+end;
+$$;
+
+/* Another transaction has locked the row: claims pass over it. */
+create or replace function rota._explain_lock(row_xmax xid)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'row_locked', format('its row is locked by %s; whoever would take it passes it over',
+            coalesce('the prepared transaction ' || quote_literal(h.gid),
+                rota._session_words(h.pid))),
+        coalesce('rollback prepared ' || quote_literal(h.gid) || ';',
+            format('select pg_terminate_backend(%s);', h.pid))
+    from rota._row_holder(_explain_lock.row_xmax, 'rota.jobs') as h;
+end;
+$$;
+
+/* Which limits it counts for have no room, or hold it although they have. */
+create or replace function rota._explain_limits(job rota.jobs)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+    c_hold constant text := nullif(job.hold, 'time');
+    v_bound rota.limits;
+    v_argument text;
+    v_free integer;
+    v_next_start_at timestamptz;
+    v_running text[];
+    v_is_full boolean := false;
+begin
+    for v_bound in
+        select l.* from rota._limits_of(job.job_type, job.limit_key, job.queue) as l
+        where num_nonnulls(l.max_running, l.max_starts) > 0
+        order by l.limit_name is distinct from c_hold
+    loop
+        v_argument := case
+            when v_bound.queue is not null then format('queue => %L', v_bound.queue)
+            when v_bound.job_type is not null then format('job_type => %L', v_bound.job_type)
+            -- That of a class is for each key of it, so the key gets one of its own.
+            else format('limit_key => %L', job.limit_key)
+        end;
+        v_free := 1;
+        if v_bound.max_running is not null and v_bound.is_settled then
+            v_free := rota._free_slots(v_bound, 1, is_full => true);
+        end if;
+        v_next_start_at := case
+            when v_bound.max_starts is not null then rota._next_start_at(v_bound) end;
+
+        if not v_bound.is_settled then
+            return query
+            select 'limit_new', format('limit %s was set %s ago: nothing starts under it until '
+                    'maintenance has counted what runs', v_bound.limit_name,
+                    rota._span(c_now - v_bound.updated_at)),
+                'select * from rota.tick();';
+        elsif v_free = 0 then
+            -- Running jobs are few, and those that hold a slot of this limit fewer.
+            v_running := array(
+                select r.id::text || coalesce(' (' || r.locked_by || ')', '')
+                from rota.jobs as r
+                where r.status = 'running' and r.locked_until is not null
+                  and v_bound.limit_name = any(r.held_limits)
+                order by r.locked_until limit 1000
+            );
+            return query
+            select 'limit_full', format('limit %s is full: %s may run at once%s',
+                    v_bound.limit_name, v_bound.max_running,
+                    coalesce(', and these do: ' || nullif(rota._list(v_running), ''), '')),
+                format('select rota.set_limit(%s, max_running => %s);', v_argument,
+                    v_bound.max_running + 1);
+        elsif v_next_start_at > c_now then
+            return query
+            select 'rate', format('limit %s lets %s start in %s: the next may start in %s, '
+                    'at %s', v_bound.limit_name, v_bound.max_starts,
+                    rota._span(coalesce(v_bound.per, '1 second')),
+                    rota._span(v_next_start_at - c_now), rota._moment(v_next_start_at)),
+                format('select rota.set_limit(%s, max_starts => %s);', v_argument,
+                    least(v_bound.max_starts * 2, 1000000));
+        else
+            continue;
+        end if;
+        v_is_full := true;
+    end loop;
+    if c_hold is not null and not v_is_full then
+        return query
+        select 'needs_tick', format('it waits for limit %s, which has room: the next tick, or '
+            'the end of a job under that limit, lets it in', c_hold),
+            'select * from rota.tick();';
+    end if;
+end;
+$$;
+
+/* The jobs that it depends on, those first that will never end well by themselves. */
+create or replace function rota._explain_parents(job rota.jobs)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    c_max_parents constant integer := 200;
+    c_parents constant bigint[] := array(
+        select d.parent_id from rota.dependencies as d where d.job_id = job.id
+        order by d.parent_id desc limit c_max_parents
+    );
+    v_parents record;
+begin
+    select count(*) as open into v_parents
+    from rota._parent_statuses(c_parents) as s where s.status is distinct from 'succeeded';
+    return query
+    select 'waits_for_job', format('it waits for job %s (%s)%s', s.parent_id,
+            case
+                when s.status is null then 'which retention has removed'
+                when s.status in ('dead', 'cancelled') then s.status || ': '
+                    || rota._error_words(f.error_type, case s.status
+                        when 'dead' then f.last_error
+                        else coalesce(f.cancel_reason, 'no reason') end)
+                else coalesce(j.job_type || ', ', '') || s.status
+            end,
+            case
+                when v_parents.open > 1 then format(', one of %s%s that have not succeeded',
+                    case when cardinality(c_parents) = c_max_parents then 'at least ' end,
+                    v_parents.open)
+            end),
+        case
+            when s.status in ('dead', 'cancelled')
+                then format('select rota.retry_job(%s);', s.parent_id)
+            when s.status is not null
+                then format('select * from rota.explain_job(%s);', s.parent_id)
+        end
+    from rota._parent_statuses(c_parents) as s
+    left join rota.jobs as j on j.id = s.parent_id
+    left join lateral (
+        select i.error_type, i.last_error, i.cancel_reason from rota.finished_jobs as i
+        where i.id = s.parent_id and j.id is null limit 1
+    ) as f on true
+    where s.status is distinct from 'succeeded'
+    order by coalesce(s.status, '') not in ('dead', 'cancelled', ''), s.parent_id limit 5;
+end;
+$$;
+
+/* The jobs before it under its ordering key. */
+create or replace function rota._explain_order(job rota.jobs)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    c_max_ahead constant integer := 1000;
+    v_head_id bigint;
+    v_ahead integer;
+begin
+    if job.ordering_key is null then return; end if;
+    return query
+    select 'key_halted', format('its ordering key %L has been halted for %s by job %s, which '
+            'is %s', h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
+            coalesce('dead: ' || rota._error_words(f.error_type, f.last_error),
+                'removed by retention')),
+        case
+            when f.id is not null then format('select rota.retry_job(%s);', h.job_id)
+            else format('select rota.resume_ordering_key(%L);', h.ordering_key)
+        end
+    from rota.halted_keys as h
+    left join lateral (
+        select i.id, i.error_type, i.last_error from rota.finished_jobs as i
+        where i.id = h.job_id limit 1
+    ) as f on true
+    where h.ordering_key = job.ordering_key
+    union all
+    select 'key_halted', format('or let the others go on without job %s', h.job_id),
+        format('select rota.resume_ordering_key(%L);', h.ordering_key)
+    from rota.halted_keys as h where h.ordering_key = job.ordering_key;
+
+    v_head_id := rota._line_head(job.ordering_key, 0);
+    v_ahead := (
+        select count(*)::integer
+        from (
+            select from rota.jobs as j
+            where j.ordering_key >= job.ordering_key and j.ordering_key <= job.ordering_key
+              and j.status = 'blocked' and j.id < job.id
+            limit c_max_ahead
+        ) as a
+    );
+    if v_head_id is not null or v_ahead > 0 then
+        return query
+        select 'behind_in_key', format('%s before it under ordering key %L%s',
+                rota._jobs_words(v_ahead + (v_head_id is not null)::integer, c_max_ahead),
+                job.ordering_key,
+                (
+                    select format(', and the first of them is job %s (%s, %s)', j.id,
+                        j.job_type, j.status)
+                    from rota.jobs as j where j.id = v_head_id
+                )),
+            format('select * from rota.explain_job(%s);', v_head_id)
+        where v_head_id is distinct from job.id;
+    end if;
+end;
+$$;
+
+/* Whether anybody is there who takes such jobs. */
+create or replace function rota._explain_workers(job rota.jobs)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    v_takers bigint;
+    v_others text[];
+    v_gone text;
+begin
+    select count(*) filter (where w.takes_type), array_agg(w.worker order by w.worker)
+    into v_takers, v_others
+    from (
+        select l.worker, l.job_types is null or job.job_type = any(l.job_types) as takes_type
+        from rota._live_workers() as l where job.queue = any(l.queues)
+    ) as w;
+    if v_takers > 0 then return; end if;
+
+    v_gone := (
+        select format('; %s did, and was last seen %s ago', w.worker,
+            rota._span(rota.now() - w.last_seen_at))
+        from rota.workers as w
+        where job.queue = any(w.queues)
+          and (w.job_types is null or job.job_type = any(w.job_types))
+        order by w.last_seen_at desc limit 1
+    );
+    return query
+    select 'no_worker', case
+            when v_others is null
+                then format('no live worker takes jobs of queue %s%s', job.queue, v_gone)
+            else format('no live worker takes jobs of type %s (%s on queue %s take%s others: '
+                '%s)%s', job.job_type, cardinality(v_others), job.queue,
+                case cardinality(v_others) when 1 then 's' else '' end, rota._list(v_others),
+                v_gone)
+        end || format('. Start one with a handler for %s and --queue %s', job.job_type,
+            job.queue),
+        null::text;
+end;
+$$;
+
+/*
+ * How many are before it, and when it will start if jobs go on ending as those of the last ten
+ * minutes did.  Both are counted up to a thousand.
+ */
+create or replace function rota._explain_place(job rota.jobs)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    c_max constant integer := 1000;
+    c_now constant timestamptz := rota.now();
+    c_lane constant smallint := coalesce(job.own_lane, job.priority);
+    v_ahead integer;
+    v_ended record;
+begin
+    if job.run_at > c_now or job.hold is not null then return; end if;
+    v_ahead := (
+        select count(*)::integer
+        from (
+            select from rota.jobs as j
+            where j.queue = job.queue and j.hold is null and j.status in ('queued', 'failed')
+              and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id)
+                < (c_lane, coalesce(job.own_place, job.run_at), job.id)
+              and j.run_at <= c_now
+            limit c_max
+        ) as a
+    );
+    select count(*) as jobs, c_now - min(f.finished_at) as span into v_ended
+    from (
+        select e.finished_at from rota.finished_jobs as e
+        where e.queue = job.queue and e.finished_at > c_now - interval '10 minutes'
+        order by e.finished_at desc limit c_max
+    ) as f;
+
+    return query
+    select case when v_ahead = 0 then 'next' else 'behind_in_lane' end,
+        case
+            when v_ahead = 0
+                then 'it is the next of its queue: a worker with a free place takes it'
+            else format('%s before it in queue %s', rota._jobs_words(v_ahead, c_max), job.queue)
+        end || case
+            when v_ended.jobs = 0 then '; none of queue ' || job.queue
+                || ' has ended in the last ten minutes'
+            when v_ahead > 0 then format('; %s ended in the last %s, so it starts in about %s',
+                v_ended.jobs, rota._span(v_ended.span),
+                rota._span(v_ahead * v_ended.span / v_ended.jobs))
+            else ''
+        end,
+        null::text;
+end;
+$$;
+
+/* Who has it, and what there is to be seen of him. */
+create or replace function rota._explain_running(job rota.jobs)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+    c_holder constant text := format('%s has had it for %s, in attempt %s of %s',
+        job.locked_by, rota._span(c_now - job.started_at), job.attempts, job.max_attempts);
+    c_worker constant rota.workers := (
+        select w from rota.workers as w where w.worker = job.locked_by);
+    c_is_gone constant boolean := c_worker.worker is not null and not exists (
+        select from rota._live_workers() as l where l.worker = job.locked_by);
+begin
+    if job.locked_until < c_now then
+        return query
+        select 'lease_over', format('%s, and did not keep its lease, which ended %s ago: the '
+                'next tick takes it back', c_holder, rota._span(c_now - job.locked_until)),
+            'select rota.sweep_stale_leases();';
+    elsif c_is_gone then
+        return query
+        select 'worker_gone', format('%s, but that worker is not connected any more: without a '
+                'sign of life the job is taken back in %s, when its lease ends', c_holder,
+                rota._span(job.locked_until - c_now)),
+            format('select rota.retry_job(%s, force => true);', job.id);
+    end if;
+    return query
+    select 'running', format('it runs: %s; its last sign of life was %s ago, its lease ends in '
+            '%s%s', c_holder, rota._span(c_now - job.updated_at),
+            rota._span(job.locked_until - c_now),
+            coalesce('; it is ' || job.progress_percent || ' % done', '')
+            || coalesce(': ' || rota._one_line(job.progress_message), '')),
+        null::text
+    where job.locked_until >= c_now and not c_is_gone;
+    return query
+    select 'cancel_requested', format('its worker was asked %s ago to stop%s',
+            rota._span(c_now - job.cancel_requested_at),
+            coalesce(', because ' || rota._one_line(job.cancel_reason), '')),
+        format('select rota.retry_job(%s, force => true);', job.id)
+    where job.cancel_requested_at is not null;
+end;
+$$;
+
+/* How it ended, and each attempt that failed, the newest first. */
+create or replace function rota._explain_ended(ended rota.finished_jobs)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    c_ago constant text := rota._span(rota.now() - ended.finished_at) || ' ago';
+    -- It keeps the edge to the parent because of which it was cancelled.
+    c_parent_id constant bigint := rota._newest_parent(ended.id);
+begin
+    return query
+    select ended.status, case ended.status
+            when 'succeeded' then format('it succeeded %s in attempt %s of %s, after %s, by %s',
+                c_ago, ended.attempts, ended.max_attempts,
+                rota._span(ended.finished_at - ended.started_at), ended.locked_by)
+            when 'dead' then format('it is dead: attempt %s of %s, %s, failed with %s',
+                ended.attempts, ended.max_attempts, c_ago,
+                rota._error_words(ended.error_type, ended.last_error))
+            else format('it was cancelled %s%s', c_ago,
+                coalesce(', because ' || rota._one_line(ended.cancel_reason),
+                    ', without a reason'))
+        end,
+        case
+            when ended.status = 'cancelled' and c_parent_id is not null
+                then format('select rota.retry_job(%s, with_dependants => true);', c_parent_id)
+            when ended.status <> 'succeeded' then format('select rota.retry_job(%s);', ended.id)
+        end;
+    return query
+    select 'attempt', format('attempt %s by %s ended %s ago, after %s, with %s', e.attempt,
+            e.worker, rota._span(rota.now() - e.failed_at),
+            rota._span(e.failed_at - e.started_at), rota._error_words(e.error_type, e.message)),
+        null::text
+    from rota.job_errors as e where e.job_id = ended.id order by e.lease_token desc limit 50;
+end;
+$$;
+
+/* Whether anybody does the maintenance that lets jobs in and takes them back. */
+create or replace function rota._explain_ticks()
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'no_tick', format('nobody has ticked for %s: what waits for more than its place '
+            'stays where it is; a worker ticks, and so does rota tick --loop',
+            rota._span(t.lag)),
+        'select * from rota.tick();'
+    from (
+        select rota.now() - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag
+        from rota.maintenance as u join rota.upgrade_log as i on i.id = 0 where u.task = 'tick'
+    ) as t
+    -- While there is nothing to do, a tick is recorded every five.
+    where t.lag > interval '6 minutes';
+end;
+$$;

@@ -1,0 +1,153 @@
+/*
+ * operations/words.sql -- how findings speak of times, errors, sessions and workers.
+ *
+ * What explain_job() and doctor() find is read at night by somebody who knows Postgres and
+ * perhaps not rota.  So each names who has to act by what Postgres calls it: the pid, the role
+ * and the application.  The server hides what other roles' sessions do from an owner without
+ * pg_read_all_stats; then the words leave that out.
+ */
+
+/* A length of time by its two largest units, such as 3 min 20 s. */
+create or replace function rota._span(duration interval)
+    returns text language plpgsql immutable as $$
+declare
+    c_left constant bigint := abs(extract(epoch from duration))::bigint;
+    c_days constant bigint := c_left / 86400;
+    c_hours constant bigint := c_left % 86400 / 3600;
+    c_minutes constant bigint := c_left % 3600 / 60;
+    c_parts constant text[] := array_remove(array[
+        nullif(c_days, 0) || ' d', nullif(c_hours, 0) || ' h',
+        case when c_days = 0 then nullif(c_minutes, 0) || ' min' end,
+        case when c_days + c_hours = 0 then nullif(c_left % 60, 0) || ' s' end
+    ], null);
+begin
+    return case
+        when duration is null then null
+        when c_parts = '{}' then '0 s'
+        else array_to_string(c_parts[:2], ' ')
+    end;
+end;
+$$;
+
+/* A time in the zone of the session, to the second. */
+create or replace function rota._moment(moment timestamptz)
+    returns text language plpgsql stable as $$
+begin return to_char(moment, 'YYYY-MM-DD HH24:MI:SS TZ'); end;
+$$;
+
+/* A text of somebody else in one line, cut to a readable length. */
+create or replace function rota._one_line(value text, max_length integer default 200)
+    returns text language plpgsql immutable as $$
+declare
+    c_line constant text := regexp_replace(btrim(left(value, 2000)), '\s+', ' ', 'g');
+begin
+    return case when char_length(c_line) <= max_length then c_line
+        else left(c_line, max_length - 3) || '...' end;
+end;
+$$;
+
+/* How many jobs there are, where they were counted up to so many. */
+create or replace function rota._jobs_words(jobs bigint, counted_to bigint)
+    returns text language plpgsql immutable as $$
+begin
+    return format('%s%s %s', case when jobs >= counted_to then 'at least ' end, jobs,
+        case jobs when 1 then 'job is' else 'jobs are' end);
+end;
+$$;
+
+/* An error as its type and its text. */
+create or replace function rota._error_words(error_type text, error text)
+    returns text language plpgsql immutable as $$
+begin
+    return coalesce(concat_ws(': ', error_type, nullif(rota._one_line(error), '')), 'no text');
+end;
+$$;
+
+/* At most five of these, and how many more there are. */
+create or replace function rota._list(names text[])
+    returns text language plpgsql immutable as $$
+begin
+    return array_to_string(names[:5], ', ') || case
+        when cardinality(names) > 5 then format(' and %s more', cardinality(names) - 5)
+        else ''
+    end;
+end;
+$$;
+
+/* Who a process of the server is; says that it is gone where it is. */
+create or replace function rota._session_words(pid integer)
+    returns text language plpgsql stable as $$
+declare
+    v_session record;
+begin
+    select a.usename, nullif(a.application_name, '') as application_name, a.state,
+        clock.now - coalesce(a.state_change, a.xact_start) as since, a.backend_type,
+        clock.now - a.xact_start as open_for
+    into v_session from pg_stat_get_activity(_session_words.pid) as g
+    join pg_stat_activity as a on a.pid = g.pid
+    cross join (select rota.now() as now) as clock;
+    if not found then return format('pid %s, which has just left', pid); end if;
+    return format('pid %s (%s)', pid, concat_ws(', ', 'role ' || v_session.usename,
+        'application ' || v_session.application_name,
+        case
+            when v_session.backend_type is not null
+              and v_session.backend_type not in ('client backend', 'parallel worker')
+            then v_session.backend_type
+        end,
+        v_session.state || ' for ' || rota._span(v_session.since),
+        'transaction open for ' || rota._span(v_session.open_for)));
+end;
+$$;
+
+/*
+ * Workers that are there: they have reported lately, and the session by which they did is still
+ * connected.  On a standby the sessions of the primary are not to be seen.
+ */
+create or replace function rota._live_workers()
+    returns setof rota.workers language plpgsql stable as $$
+begin
+    return query
+    select w.* from rota.workers as w
+    -- A worker that is idle reports every five.
+    where w.last_seen_at > rota.now() - interval '6 minutes'
+      and (w.backend_pid is null or pg_is_in_recovery()
+        or exists (select from pg_stat_get_activity(w.backend_pid)));
+end;
+$$;
+
+/*
+ * The process, or the prepared transaction, that holds the lock on a row of a table, told by
+ * the xmax of the row; no row where nobody does.  To try the lock would tell that it is held,
+ * and keep others from the row meanwhile.  Where several hold it, xmax is a number of the set.
+ */
+create or replace function rota._row_holder(row_xmax xid, locked_table regclass)
+    returns table (pid integer, gid text) language plpgsql stable as $$
+declare
+    v_holders xid[] := array[row_xmax];
+begin
+    if row_xmax = '0'::xid then return; end if;
+    for v_try in 1..2 loop
+        return query
+        select l.pid, p.gid from pg_locks as l
+        left join pg_prepared_xacts as p on p.transaction = l.transactionid
+        where l.locktype = 'transactionid' and l.granted and l.transactionid = any(v_holders)
+          and l.virtualtransaction = any(array(
+            select t.virtualtransaction from pg_locks as t
+            where t.relation = _row_holder.locked_table and t.locktype = 'relation'
+              and t.database = (select d.oid from pg_database as d
+                where d.datname = current_database())
+              and t.mode in ('RowShareLock', 'RowExclusiveLock')
+        ))
+        limit 1;
+        exit when found or v_try = 2;
+        begin
+            v_holders := array(
+                select m.xid from pg_get_multixact_members(_row_holder.row_xmax) as m);
+        exception
+            when others then
+                -- It is no number of a set.
+                return;
+        end;
+    end loop;
+end;
+$$;

@@ -1,0 +1,162 @@
+"""Handlers that compute in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from client import computing
+from client.workers import BackgroundWorker, WorkerProcess, wait_until
+from rota import AsyncJob, Client, Job, Registry
+from rota.worker.processes import RemoteTraceback
+
+Drain = Callable[..., None]
+Row = dict[str, Any]
+
+
+def _results(db: psycopg.Connection[Any]) -> list[Any]:
+    return [r for (r,) in db.execute("select result from rota.finished_jobs order by id")]
+
+
+def test_a_function_runs_elsewhere_and_its_process_is_used_again(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    registry = Registry()
+
+    @registry.handler("square")
+    async def square(job: AsyncJob) -> Row:
+        pids = [await job.run_in_process(computing.own_pid) for _ in range(2)]
+        return {"square": await job.run_in_process(computing.square, 12), "pids": pids}
+
+    client.enqueue("square")
+    drain(registry)
+
+    (result,) = _results(db)
+    assert result["square"] == 144
+    first, second = result["pids"]
+    assert first == second != os.getpid()
+    assert not Path(f"/proc/{first}").exists()  # it has left with the worker
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kind", "text"),
+    [
+        (computing.refuse, ["no such page"], LookupError, "no such page"),
+        (computing.refuse_oddly, ["odd"], RuntimeError, "computing.Unpicklable: odd"),
+        (computing.die, [], ChildProcessError, "ended with 7"),
+        (computing.leave, [], SystemExit, "no more"),
+        (computing.return_what_cannot_be_sent, [], Exception, "(?i)pickle"),
+        (computing.square, [None], TypeError, "unsupported operand"),
+        (lambda: None, [], TypeError, "put it into a module"),
+    ],
+)
+def test_what_a_function_raises_fails_the_attempt(
+    client: Client,
+    db: psycopg.Connection[Any],
+    drain: Drain,
+    function: Callable[..., Any],
+    args: list[Any],
+    kind: type[BaseException],
+    text: str,
+) -> None:
+    registry = Registry()
+    seen: list[BaseException] = []
+
+    @registry.handler("computes")
+    async def computes(job: AsyncJob) -> int:
+        try:
+            with pytest.raises(kind, match=text) as caught:
+                await job.run_in_process(function, *args)
+            seen.append(caught.value)
+        except BaseException as error:
+            seen.append(error)
+        return await job.run_in_process(computing.square, 3)  # the next call has a process
+
+    client.enqueue("computes")
+    drain(registry)
+
+    assert isinstance(seen[0], kind)
+    assert _results(db) == [9]
+    if kind is LookupError:
+        assert isinstance(seen[0].__cause__, RemoteTraceback)
+        assert "in refuse\n    raise LookupError(text)" in str(seen[0].__cause__)
+
+
+def test_a_task_can_have_a_process_of_its_own(
+    client: Client, db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    computing.days_until.enqueue(client, day=date(2026, 1, 31))
+    computing.days_until.enqueue(client, day=date(2025, 1, 1))
+    drain(computing.registry)
+
+    query = "select status, result ->> 'days', result ->> 'pid' from rota.finished_jobs"
+    (done, over) = db.execute(query + " order by id").fetchall()
+    assert done[:2] == ("succeeded", "30")
+    assert int(done[2]) != os.getpid()
+    assert over[0] == "dead"
+    assert computing.days_until(date(2026, 1, 2))["pid"] == os.getpid()  # just a call
+
+
+def test_only_a_plain_function_without_a_job_can_have_a_process() -> None:
+    registry = Registry()
+    with pytest.raises(TypeError, match="without a job"):
+        registry.task("a", own_process=True)(_with_job)
+    with pytest.raises(TypeError, match="plain function"):
+        registry.task("a", own_process=True)(_in_loop)
+
+
+def _with_job(job: Job, number: int) -> None: ...
+
+
+async def _in_loop(number: int) -> None: ...
+
+
+def test_a_process_is_killed_when_its_job_is_cancelled(
+    client: Client, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
+) -> None:
+    registry = Registry()
+
+    @registry.handler("hangs")
+    async def hangs(job: AsyncJob) -> None:
+        await job.run_in_process(computing.hang, str(tmp_path / "pid"))
+
+    job = client.enqueue("hangs", lease="900 milliseconds")
+    worker = BackgroundWorker(dsn, registry)
+    try:
+        pid = wait_until((tmp_path / "pid").exists) and _pid(tmp_path / "pid")
+        client.cancel_job(job.job_id)
+        query = "select status from rota.finished_jobs"
+        wait_until(lambda: db.execute(query).fetchone() == ("cancelled",), "the cancel")
+        assert not Path(f"/proc/{pid}").exists()
+    finally:
+        worker.stop(now=True)
+
+
+def _pid(path: Path) -> int:
+    return int(wait_until(path.read_text))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_its_worker(
+    client: Client,
+    start_worker: Callable[..., WorkerProcess],
+    tmp_path: Path,
+    number: signal.Signals,
+) -> None:
+    client.enqueue("computes", {"started": str(tmp_path / "pid")})
+    worker = start_worker("--grace-period", "0.1")
+    wait_until((tmp_path / "pid").exists, "the start")
+    pid = _pid(tmp_path / "pid")
+
+    worker.signal(number)
+
+    worker.wait()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process")

@@ -1,0 +1,170 @@
+"""`rota.testing` within what Django's TestCase and SQLAlchemy's recipe roll back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import IntegrityError, transaction
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session
+
+import rota
+from client.own_connections import async_engine_on, django_on, engine_on
+from rota.testing import assert_enqueued, assert_not_enqueued, drain, drain_async
+
+pytestmark = [pytest.mark.own_session, pytest.mark.usefixtures("letters")]
+
+INSERT = "insert into public.letters values (%s)"
+ALL = "select id from public.letters order by id"
+
+
+@pytest.fixture
+def letters(db: psycopg.Connection[Any]) -> None:
+    db.execute("create table public.letters (id int primary key)")
+
+
+@pytest.fixture
+def registry() -> rota.Registry:
+    return rota.Registry()
+
+
+def nothing_is_left(db: psycopg.Connection[Any]) -> bool:
+    return not db.execute("select from rota.job_runs").fetchall() + db.execute(ALL).fetchall()
+
+
+def test_jobs_run_within_atomic_of_django(
+    dsn: str, db: psycopg.Connection[Any], registry: rota.Registry
+) -> None:
+    """As a TestCase has one around each test."""
+
+    @registry.handler("write")
+    def write(job: rota.Job) -> None:
+        number = job.payload["n"]
+        with django.cursor() as cursor:
+            cursor.execute(INSERT, [number])
+            if number == 2:
+                cursor.execute(INSERT, [number])
+            with transaction.atomic(), django.cursor() as inner:
+                inner.execute(INSERT, [number * 10])
+                job.finish_in(django)
+
+    with django_on(dsn) as django, transaction.atomic():
+        for number in (1, 2, 3):
+            rota.Client(django).enqueue("write", {"n": number})
+        assert_enqueued(django, "write", count=3)
+
+        outcomes = drain(django, registry, raise_errors=False)
+
+        assert_enqueued(django, "write", {"n": 2}, status="failed", count=1)
+        with django.cursor() as cursor:
+            cursor.execute(ALL)
+            rows = cursor.fetchall()
+        transaction.set_rollback(True)
+
+    assert [outcome.status for outcome in outcomes] == ["succeeded", "failed", "succeeded"]
+    assert isinstance(outcomes[1].error, IntegrityError)
+    assert rows == [(1,), (3,), (10,), (30,)]
+    assert nothing_is_left(db)
+
+
+def test_jobs_run_within_a_session_that_a_rollback_ends(
+    dsn: str, db: psycopg.Connection[Any], registry: rota.Registry
+) -> None:
+    """As SQLAlchemy's recipe "joining a session into an external transaction" has it."""
+
+    @registry.handler("write")
+    def write(job: rota.Job) -> None:
+        with Session(connection, join_transaction_mode="create_savepoint") as own:
+            own.execute(text("insert into public.letters values (:n)"), job.payload)
+            if job.payload["n"] == 2:
+                raise ValueError(2)
+            job.finish_in(own)
+            own.commit()
+
+    with engine_on(dsn) as engine, engine.connect() as connection:
+        outer = connection.begin()
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            for number in (1, 2, 3):
+                rota.Client(session).enqueue("write", {"n": number})
+            assert_enqueued(session, "write", count=3)
+            session.commit()
+
+            outcomes = drain(session, registry, raise_errors=False)
+
+            assert session.scalars(text(ALL)).all() == [1, 3]
+        outer.rollback()
+
+    assert [outcome.status for outcome in outcomes] == ["succeeded", "failed", "succeeded"]
+    assert nothing_is_left(db)
+
+
+def test_jobs_run_on_the_one_session_of_a_test(
+    dsn: str, db: psycopg.Connection[Any], registry: rota.Registry
+) -> None:
+    @registry.handler("write")
+    def write(job: rota.Job) -> None:
+        session.execute(text("insert into public.letters values (:n)"), job.payload)
+        job.finish_in(session)
+        session.commit()
+
+    with engine_on(dsn) as engine, engine.connect() as connection:
+        outer = connection.begin()
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            rota.Client(session).enqueue("write", {"n": 1})
+
+            (outcome,) = drain(connection, registry)
+
+            assert outcome.status == "succeeded"
+            assert session.scalars(text(ALL)).all() == [1]
+        outer.rollback()
+
+    assert nothing_is_left(db)
+
+
+@pytest.mark.parametrize("is_scoped", [False, True])
+def test_jobs_run_within_an_async_session(
+    dsn: str, db: psycopg.Connection[Any], registry: rota.Registry, is_scoped: bool
+) -> None:
+    @registry.handler("write")
+    async def write(job: rota.AsyncJob) -> None:
+        await session.execute(text("insert into public.letters values (:n)"), job.payload)
+        await job.finish_in(session)
+        await session.commit()
+
+    async def test() -> None:
+        nonlocal session
+        async with async_engine_on(dsn) as engine, engine.connect() as connection:
+            outer = await connection.begin()
+            options: Any = {"join_transaction_mode": "create_savepoint"}
+            make = async_sessionmaker(connection, **options)
+            session = async_scoped_session(make, lambda: 1) if is_scoped else make()
+            with pytest.raises(RuntimeError, match="has not begun"):
+                assert_not_enqueued(make(), "write")
+            await rota.AsyncClient(session).enqueue("write", {"n": 1})
+            assert_enqueued(session, "write")
+            await session.commit()
+
+            (outcome,) = await drain_async(connection, registry)
+
+            assert outcome.status == "succeeded"
+            assert (await session.scalars(text(ALL))).all() == [1]
+            await session.close()
+            await outer.rollback()
+
+    session: AsyncSession | async_scoped_session[AsyncSession]
+    asyncio.run(test())
+
+    assert nothing_is_left(db)
+
+
+def test_a_session_of_another_driver_is_refused(dsn: str, registry: rota.Registry) -> None:
+    with (
+        engine_on(dsn, "psycopg2") as engine,
+        Session(engine) as session,
+        pytest.raises(TypeError, match="address of the database"),
+    ):
+        drain(session, registry)

@@ -1,0 +1,129 @@
+"""The plugin of pytest, as a project of its own uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from rota.testing.server import EmbeddedPostgres
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.own_session
+
+CONFTEST = """
+import psycopg, pytest
+
+pytest_plugins = ["rota.testing.pytest"]
+
+@pytest.fixture(scope="session")
+def rota_prepare():
+    def prepare(url):
+        global left
+        left = psycopg.connect(url)  # as a pool that nobody closes
+        left.execute("create table letters (id int)")
+        left.commit()
+    return prepare
+"""
+TESTS = """
+import psycopg, pytest, rota
+from rota.testing import assert_enqueued, assert_not_enqueued, drain, drain_async
+
+registry = rota.Registry()
+
+@registry.handler("write")
+def write(job):
+    with job.transaction() as connection:
+        connection.execute("insert into letters values (1)")
+
+@registry.handler("write_async")
+async def write_async(job):
+    async with job.transaction() as connection:
+        await connection.execute("insert into letters values (1)")
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+def count(connection):
+    return connection.execute("select count(*) from letters").fetchone()[0]
+
+@pytest.mark.parametrize("again", range(3))
+def test_rolls_back(rota_connection, again):
+    assert_not_enqueued(rota_connection, "write")
+    rota.Client(rota_connection).enqueue("write")
+    assert_enqueued(rota_connection, "write")
+    drain(rota_connection, registry)
+    assert count(rota_connection) == 1
+
+@pytest.mark.parametrize("again", range(3))
+def test_commits(rota_url, again):
+    with psycopg.connect(rota_url) as connection:
+        rota.Client(connection).enqueue("write")
+    rota.Worker(rota_url, registry).run(drain=True)
+    with psycopg.connect(rota_url) as connection:
+        assert count(connection) == 1
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("again", range(2))
+async def test_async_rolls_back(rota_async_connection, rota_connection, again):
+    await rota.AsyncClient(rota_async_connection).enqueue("write_async")
+    assert_enqueued(rota_async_connection, "write_async")
+    await drain_async(rota_async_connection, registry)
+    assert count(rota_connection) == 1
+
+def test_what_a_test_does_to_its_connection_is_its_own(rota_connection):
+    rota_connection.close()
+
+def test_one_more_database(rota_databases):
+    with rota_databases.copy() as one, rota_databases.copy() as two:
+        assert one != two
+        drain(one, registry)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(rota.__file__).parents[1]))
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(TESTS)
+    return pytester
+
+
+@pytest.mark.slow
+def test_it_starts_a_server_of_its_own(project: pytest.Pytester) -> None:
+    result = project.runpytest_subprocess("-q")
+
+    result.assert_outcomes(passed=10)
+
+
+@pytest.mark.slow
+def test_it_works_with_xdist_on_a_server_that_is_there(
+    project: pytest.Pytester, server: EmbeddedPostgres, admin: psycopg.Connection[Any]
+) -> None:
+    result = project.runpytest_subprocess("-q", "-n", "2", f"--rota-url={server.url()}")
+
+    result.assert_outcomes(passed=10)
+    left = admin.execute("select datname from pg_database where datname ~ 'rota_test'")
+    assert left.fetchall() == []
+
+
+def test_it_takes_its_addresses_in_each_form(server: EmbeddedPostgres) -> None:
+    from rota.testing.pytest import Databases
+
+    for address in (
+        server.url("postgres") + "?application_name=tests",
+        psycopg.conninfo.make_conninfo(server.url("postgres"), application_name="tests"),
+    ):
+        databases = Databases(address, lambda url: None)
+        with databases.copy() as url, psycopg.connect(url) as connection:
+            row = connection.execute(
+                "select rota.version(), current_setting('application_name')"
+            )
+            assert (row.fetchone() or ("", ""))[1] == "tests"
+        databases.close()

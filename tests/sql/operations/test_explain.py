@@ -1,0 +1,432 @@
+"""Why a job does not run: each reason, and that its remedy works."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    one,
+    owner,
+    raises,
+    refused,
+    rows,
+    running,
+    scalar,
+    settle,
+    value,
+)
+
+ME = {"worker": "w", "host": "h", "pid": 7, "version": "1.0", "queues": ["default"]}
+
+
+@pytest.fixture(autouse=True)
+def _ticked(db):
+    """A worker is there and somebody ticks, so that a test sees its own reason only."""
+    settle(db)
+    call(db, "report_worker", **ME)
+
+
+def explain(db, job_id):
+    found = call(db, "explain_job", job_id=job_id)
+    assert [row.ordinal for row in found] == [*range(1, len(found) + 1)]
+    return found
+
+
+def first(db, job_id):
+    return explain(db, job_id)[0]
+
+
+def reasons(db, job_id):
+    return [row.reason for row in explain(db, job_id)]
+
+
+def cure(db, job_id):
+    """Run the first remedy as it stands, and the maintenance that follows."""
+    db.execute(first(db, job_id).remedy)
+    settle(db)
+
+
+@contextmanager
+def owner_sees_sessions(db):
+    """Let the owner of rota see what the sessions of all roles do."""
+    role = scalar(db, "select nspowner::regrole::text from pg_namespace where nspname = 'rota'")
+    db.execute(f"grant pg_read_all_stats to {role}")
+    yield
+    db.execute(f"revoke pg_read_all_stats from {role}")
+
+
+def die(db, error="bad currency", **arguments):
+    job = running(db, **arguments)
+    one(db, "fail_job", **owner(job), error=error, error_type="ValueError", fatal=True)
+    return job.job_id
+
+
+def test_a_job_that_nothing_keeps_is_next(db):
+    job_id = enqueue(db)
+
+    (row,) = explain(db, job_id)
+
+    assert (row.reason, row.remedy) == ("next", None)
+    assert row.explanation.startswith("it is the next of its queue")
+
+
+def test_a_job_for_later_says_when(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    db.execute("set timezone = 'UTC'")
+    job_id = enqueue(db, delay="2 hours")
+
+    row = first(db, job_id)
+
+    assert row.reason == "not_due"
+    assert "another 2 h, until 2026-01-01 02:00:00 UTC" in row.explanation
+    cure(db, job_id)
+    assert reasons(db, job_id) == ["next"]
+
+
+def test_a_retry_tells_the_error_and_the_next_attempt(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db)
+    one(db, "fail_job", **owner(job), error="no\nroute", error_type="OSError", retry_in="5 min")
+
+    row = first(db, job.job_id)
+
+    assert row.reason == "retry"
+    assert "attempt 1 of 10" in row.explanation
+    assert "OSError: no route" in row.explanation
+    assert "again in 5 min" in row.explanation
+    cure(db, job.job_id)
+    assert reasons(db, job.job_id) == ["next"]
+
+
+def test_a_paused_queue_tells_who_and_why(db):
+    job_id = enqueue(db)
+    value(db, "pause_queue", queue="default", reason="the bank is down")
+
+    row = first(db, job_id)
+
+    assert row.reason == "queue_paused"
+    assert "by role postgres" in row.explanation
+    assert "the bank is down" in row.explanation
+    cure(db, job_id)
+    assert reasons(db, job_id) == ["next"]
+
+
+@pytest.mark.own_session
+def test_a_locked_row_names_the_session_that_holds_it(db, connect):
+    job_id = enqueue(db)
+    other = connect(autocommit=False, application_name="a forgotten console")
+    pid = other.info.backend_pid
+    other.execute("select from rota.jobs where id = %s for update", (job_id,))
+
+    row = first(db, job_id)
+
+    # The owner may not see what other roles do.
+    assert row.reason == "row_locked"
+    assert f"by pid {pid} (role postgres, application a forgotten console);" in row.explanation
+    assert row.remedy == f"select pg_terminate_backend({pid});"
+    with owner_sees_sessions(db):
+        assert "idle in transaction for" in first(db, job_id).explanation
+    other.rollback()
+    assert reasons(db, job_id) == ["next"]
+
+
+@pytest.mark.own_session
+def test_a_row_that_several_share_names_one_of_them(db, connect):
+    job_id = enqueue(db)
+    others = [connect(autocommit=False) for _ in range(2)]
+    for other in others:
+        other.execute("select from rota.jobs where id = %s for key share", (job_id,))
+
+    row = first(db, job_id)
+
+    assert row.reason == "row_locked"
+    assert any(f"({other.info.backend_pid})" in row.remedy for other in others)
+
+
+@pytest.mark.own_session
+def test_a_lock_that_is_gone_is_not_told(db, connect):
+    """The mark of a lock stays on the row after its transaction."""
+    job_id = enqueue(db)
+    with connect(autocommit=False) as other:
+        other.execute("select from rota.jobs where id = %s for update", (job_id,))
+    assert scalar(db, "select xmax::text from rota.jobs") != "0"
+
+    assert reasons(db, job_id) == ["next"]
+
+
+def test_a_full_limit_names_the_jobs_that_fill_it(db):
+    value(db, "set_limit", job_type="x", max_running=1)
+    settle(db)
+    holder = running(db)
+    job_id = enqueue(db)
+
+    row = first(db, job_id)
+
+    assert row.reason == "limit_full"
+    assert f"1 may run at once, and these do: {holder.job_id} (w)" in row.explanation
+    cure(db, job_id)
+    assert [job.job_id for job in claim(db)] == [job_id]
+
+
+def test_a_full_limit_of_a_class_is_raised_for_the_key_alone(db):
+    value(db, "set_limit", limit_key="c:*", max_running=1)
+    settle(db)
+    running(db, limit_key="c:1")
+    job_id = enqueue(db, limit_key="c:1")
+
+    assert first(db, job_id).reason == "limit_full"
+    cure(db, job_id)
+    assert [job.job_id for job in claim(db)] == [job_id]
+    assert scalar(db, "select max_running from rota.limits where limit_key = 'c:*'") == 1
+
+
+def test_a_rate_says_when_the_next_may_start(db, clock):
+    clock.set("2026-01-01 00:00:30+00")
+    value(db, "set_limit", job_type="x", max_starts=1, per="1 hour")
+    settle(db)
+    running(db)
+    job_id = enqueue(db)
+
+    row = first(db, job_id)
+
+    assert row.reason == "rate"
+    assert "1 start in 1 h: the next may start in 59 min 30 s" in row.explanation
+
+
+def test_a_limit_that_was_just_set_says_that_it_is_counted_first(db):
+    running(db)
+    job_id = enqueue(db)
+    value(db, "set_limit", job_type="x", max_running=2)
+    # As long as the limit does not know of the running one.
+    assert scalar(db, "select is_settled from rota.limits") is False
+
+    assert first(db, job_id).reason == "limit_new"
+    cure(db, job_id)
+    assert reasons(db, job_id) == ["next"]
+
+
+def test_a_dead_parent_is_named_before_those_that_go_on(db):
+    dead, alive = die(db), enqueue(db)
+    job_id = enqueue(db, depends_on=[alive, dead], if_parent_dead="wait")
+    settle(db)
+
+    found = explain(db, job_id)
+
+    assert [row.reason for row in found] == ["waits_for_job"] * 2
+    assert f"waits for job {dead} (dead: ValueError: bad currency)" in found[0].explanation
+    assert "one of 2 that have not succeeded" in found[0].explanation
+    assert f"waits for job {alive} (x, queued)" in found[1].explanation
+    cure(db, job_id)
+    assert scalar(db, "select status from rota.jobs where id = %s", dead) == "queued"
+
+
+def test_a_job_that_was_cancelled_with_its_parent_comes_back_with_it(db):
+    parent = running(db)
+    job_id = enqueue(db, depends_on=[parent.job_id])
+    one(db, "fail_job", **owner(parent), error="e", fatal=True)
+    settle(db)
+
+    assert first(db, job_id).reason == "cancelled"
+    cure(db, job_id)
+    assert reasons(db, job_id) == ["waits_for_job"]
+
+
+def test_a_halted_key_names_the_dead_job_and_both_ways_on(db):
+    dead = die(db, ordering_key="k'1")
+    job_id = enqueue(db, ordering_key="k'1")
+    settle(db)
+
+    retry, go_on = explain(db, job_id)
+
+    assert (retry.reason, go_on.reason) == ("key_halted", "key_halted")
+    assert f"job {dead}, which is dead: ValueError: bad currency" in retry.explanation
+    assert retry.remedy == f"select rota.retry_job({dead});"
+    db.execute(go_on.remedy)
+    settle(db)
+    assert reasons(db, job_id) == ["next"]
+
+
+def test_a_job_behind_others_of_its_key_names_the_first(db):
+    head = running(db, ordering_key="k")
+    enqueue(db, ordering_key="k")
+    job_id = enqueue(db, ordering_key="k")
+    settle(db)
+
+    row = first(db, job_id)
+
+    assert row.reason == "behind_in_key"
+    assert "2 jobs are before it" in row.explanation
+    assert f"job {head.job_id} (x, running)" in row.explanation
+
+
+def test_no_worker_at_the_queue(db):
+    job_id = enqueue(db, queue="mail")
+
+    row = first(db, job_id)
+
+    assert row.reason == "no_worker"
+    assert row.explanation.startswith("no live worker takes jobs of queue mail. Start one")
+
+
+def test_no_worker_for_the_type(db):
+    call(db, "report_worker", **{**ME, "job_types": ["a", "b"]})
+    call(db, "report_worker", **{**ME, "worker": "w2", "job_types": ["a"]})
+    job_id = enqueue(db, "charge")
+
+    row = first(db, job_id)
+
+    assert row.reason == "no_worker"
+    assert "type charge (2 on queue default take others: w, w2)" in row.explanation
+    call(db, "report_worker", **{**ME, "worker": "w2", "job_types": ["charge"]})
+    assert reasons(db, job_id) == ["next"]
+
+
+@pytest.mark.own_session
+def test_a_worker_whose_session_is_gone_counts_no_more(db, connect):
+    job_id = enqueue(db, queue="mail")
+    other = connect()
+    call(other, "report_worker", **{**ME, "worker": "w2", "queues": ["mail"]})
+    assert reasons(db, job_id) == ["next"]
+    (job,) = claim(db, worker="w2", queues=["mail"])
+    assert first(db, job_id).reason == "running"
+
+    db.execute("select pg_terminate_backend(%s, 10000)", (other.info.backend_pid,))
+
+    row = first(db, job_id)
+    assert row.reason == "worker_gone"
+    db.execute(row.remedy)
+    assert "; w2 did, and was last seen" in first(db, job_id).explanation
+    assert job.job_id == job_id
+
+
+def test_a_place_in_the_lane_is_counted_and_timed(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    for _ in range(4):
+        value(db, "finish_job", **owner(running(db)))
+        clock.advance("30 s")
+    enqueue(db, priority=-1)
+    enqueue(db, priority=1)
+    enqueue(db, delay="1 hour")
+    enqueue(db)
+    job_id = enqueue(db)
+
+    (row,) = explain(db, job_id)
+
+    assert row.reason == "behind_in_lane"
+    assert "2 jobs are before it in queue default" in row.explanation
+    assert "4 ended in the last 2 min, so it starts in about 1 min" in row.explanation
+
+
+def test_a_job_of_a_fair_queue_whose_time_has_come_needs_a_tick(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    settle(db)
+    job_id = enqueue(db, limit_key="c:1", delay="1 hour")
+    clock.advance("3 hours")
+    call(db, "report_worker", **ME)
+
+    found = explain(db, job_id)
+
+    assert [row.reason for row in found] == ["needs_tick", "no_tick"]
+    assert "due for 2 h" in found[0].explanation
+    assert "nobody has ticked for 3 h" in found[1].explanation
+    cure(db, job_id)
+    assert reasons(db, job_id) == ["next"]
+
+
+def test_a_running_job_tells_who_has_it_and_how_far_it_is(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db, lease="5 min")
+    clock.advance("90 s")
+    value(db, "set_progress", **owner(job), percent=40, message="half")
+    clock.advance("30 s")
+
+    (row,) = explain(db, job.job_id)
+
+    assert row.reason == "running"
+    assert "w has had it for 2 min, in attempt 1 of 10" in row.explanation
+    assert "last sign of life was 30 s ago, its lease ends in 3 min" in row.explanation
+    assert "40.00 % done: half" in row.explanation
+
+
+def test_a_running_job_that_was_asked_to_stop(db):
+    job = running(db)
+    value(db, "cancel_job", job_id=job.job_id, reason="wrong file")
+
+    found = explain(db, job.job_id)
+
+    assert [row.reason for row in found] == ["running", "cancel_requested"]
+    assert "wrong file" in found[1].explanation
+
+
+def test_a_lease_that_is_over_is_swept_by_the_remedy(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db, lease="1 min")
+    clock.advance("3 min")
+
+    row = first(db, job.job_id)
+
+    assert row.reason == "lease_over"
+    assert "ended 2 min ago" in row.explanation
+    cure(db, job.job_id)
+    assert first(db, job.job_id).reason == "retry"
+
+
+def test_a_dead_job_tells_its_attempts_from_the_last(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db)
+    clock.advance("2 s")
+    one(db, "fail_job", **owner(job), error="first", retry_in="0")
+    (again,) = claim(db)
+    clock.advance("3 s")
+    one(db, "fail_job", **owner(again), error="last", error_type="E", fatal=True)
+
+    dead, last, before = explain(db, job.job_id)
+
+    assert (dead.reason, dead.remedy) == ("dead", f"select rota.retry_job({job.job_id});")
+    assert "attempt 2 of 10, 0 s ago, failed with E: last" in dead.explanation
+    assert last.explanation == "attempt 2 by w ended 0 s ago, after 3 s, with E: last"
+    assert before.explanation == "attempt 1 by w ended 3 s ago, after 2 s, with first"
+
+
+def test_what_succeeded_or_was_cancelled(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db)
+    clock.advance(timedelta(seconds=2))
+    value(db, "finish_job", **owner(job))
+    cancelled = enqueue(db)
+    value(db, "cancel_job", job_id=cancelled, reason="wrong file")
+
+    (good,) = explain(db, job.job_id)
+    (bad,) = explain(db, cancelled)
+
+    assert good.explanation == "it succeeded 0 s ago in attempt 1 of 10, after 2 s, by w"
+    assert bad.explanation == "it was cancelled 0 s ago, because wrong file"
+    assert (good.remedy, bad.remedy) == (None, f"select rota.retry_job({cancelled});")
+
+
+def test_explain_job_refuses_what_it_cannot_answer(db):
+    with refused("job_id"):
+        value(db, "explain_job", job_id=None)
+    with raises("RT001"):
+        value(db, "explain_job", job_id=999)
+
+
+def test_explain_job_writes_nothing_whatever_the_job_is(db):
+    """So it works on a standby."""
+    value(db, "set_limit", job_type="x", max_running=1, max_starts=5)
+    settle(db)
+    running(db)
+    enqueue(db)
+    die(db, job_type="y", ordering_key="k")
+    enqueue(db, ordering_key="k")
+    enqueue(db, depends_on=[1])
+    db.execute("set default_transaction_read_only = on")
+
+    for (job_id,) in rows(db, "select id from rota.job_runs"):
+        assert explain(db, job_id)
