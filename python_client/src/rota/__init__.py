@@ -29,6 +29,7 @@ from .exceptions import (
     RotaError,
     RunInProgressError,
     Snooze,
+    TimeLimitExceeded,
     UnknownQueueError,
     UnknownScheduleError,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "Snooze",
     "Task",
     "TickReport",
+    "TimeLimitExceeded",
     "UnknownQueueError",
     "UnknownScheduleError",
     "Unreadable",
