@@ -102,6 +102,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir operations/explain.sql
 \ir operations/drift.sql
 \ir operations/doctor.sql
+\ir operations/verify.sql
 
 -- access/: who may do what.
 \ir access/queue_grants.sql

@@ -239,7 +239,7 @@ create or replace function rota._set_column(
 )
     returns text language plpgsql immutable as $$
 declare
-    c_own constant text[] := '{not null,default}';
+    c_own constant text[] := '{not null,default}'::text[];
 begin
     return format('alter table %s %s;', table_name, concat_ws(', ',
         case

@@ -66,6 +66,7 @@ _CALLS = """
 
     doctor                .       .         x         x
     fold_error            .       .         x         x
+    verify                .       .         x         x
     explain_job           .       .         x         x
 
     describe_schedule     x       x         x         x

@@ -84,6 +84,7 @@ CALLS = {
     "tick_loop": "call rota.tick_loop('2 milliseconds', '1 millisecond')",
     "unschedule_job": "select rota.unschedule_job('daily')",
     "upcoming_runs": "select * from rota.upcoming_runs(name => 'daily')",
+    "verify": "select * from rota.verify()",
     "version": "select rota.version()",
     "wait_for_jobs": "select * from rota.wait_for_jobs('{q}')",
     "withdraw_effect": "select rota.withdraw_effect('mail', %(key)s, %(job_id)s, %(token)s)",

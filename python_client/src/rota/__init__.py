@@ -51,6 +51,7 @@ from .rows import (
     ScheduleChange,
     TickReport,
     UpcomingRun,
+    Verdict,
     Waiting,
 )
 from .schema import install, sql_dir
@@ -106,6 +107,7 @@ __all__ = [
     "UnknownScheduleError",
     "Unreadable",
     "UpcomingRun",
+    "Verdict",
     "Waiting",
     "Worker",
     "__version__",

@@ -219,3 +219,13 @@ class Finding:
     finding: str
     evidence: str
     remedy: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How many rows were held against a promise, and how many break it, such as *example*."""
+
+    promise: str
+    examined: int
+    violations: int
+    example: str | None

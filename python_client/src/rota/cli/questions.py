@@ -1,4 +1,4 @@
-"""The commands that answer questions: explain, doctor."""
+"""The commands that answer questions: explain, doctor, verify."""
 
 from __future__ import annotations
 
@@ -49,3 +49,24 @@ def doctor(arguments: argparse.Namespace) -> int:
         if not arguments.all:
             print(f"{in_order} of {len({row.finding for row in found})} checks found nothing")
     return ("ok", "warning", "critical").index(worst)
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Count the promises again; return 1 if one of them is broken."""
+    with connected(arguments) as connection:
+        verdicts = Client(connection).verify(arguments.max_rows)
+    if arguments.json:
+        print_json([asdict(row) for row in verdicts])
+    else:
+        print_findings(
+            [
+                (
+                    "BROKEN" if row.violations else "holds",
+                    f"{row.promise}: {row.violations} of {row.examined}"
+                    + (f", such as: {row.example}" if row.example else ""),
+                    None,
+                )
+                for row in verdicts
+            ]
+        )
+    return int(any(row.violations for row in verdicts))

@@ -414,6 +414,7 @@ class AsyncClient:
         jitter: timedelta | Unset = UNSET,
         starts_at: datetime | Unset | None = UNSET,
         ends_at: datetime | Unset | None = UNSET,
+        source: str | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
         """Have a job made at each time of a schedule; say whether that is new, and when next.
 
@@ -439,6 +440,7 @@ class AsyncClient:
             jitter=jitter,
             starts_at=starts_at,
             ends_at=ends_at,
+            source=source,
         )
 
     async def unschedule_job(self, name: str) -> None:
@@ -584,6 +586,10 @@ class AsyncClient:
     async def doctor(self) -> list[rows.Finding]:
         """Say what is wrong with the queue and the database under it, the worst first."""
         return await self._rows(rows.Finding, "doctor")
+
+    async def verify(self, max_rows: int | Unset = UNSET) -> list[rows.Verdict]:
+        """Count the promises again on the newest rows of each kind."""
+        return await self._rows(rows.Verdict, "verify", max_rows=max_rows)
 
     async def fold_error(self, message: str) -> str:
         """Return the text of an error without what differs from job to job."""

@@ -415,6 +415,7 @@ class Client:
         jitter: timedelta | Unset = UNSET,
         starts_at: datetime | Unset | None = UNSET,
         ends_at: datetime | Unset | None = UNSET,
+        source: str | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
         """Have a job made at each time of a schedule; say whether that is new, and when next.
 
@@ -440,6 +441,7 @@ class Client:
             jitter=jitter,
             starts_at=starts_at,
             ends_at=ends_at,
+            source=source,
         )
 
     def unschedule_job(self, name: str) -> None:
@@ -585,6 +587,10 @@ class Client:
     def doctor(self) -> list[rows.Finding]:
         """Say what is wrong with the queue and the database under it, the worst first."""
         return self._rows(rows.Finding, "doctor")
+
+    def verify(self, max_rows: int | Unset = UNSET) -> list[rows.Verdict]:
+        """Count the promises again on the newest rows of each kind."""
+        return self._rows(rows.Verdict, "verify", max_rows=max_rows)
 
     def fold_error(self, message: str) -> str:
         """Return the text of an error without what differs from job to job."""
