@@ -34,6 +34,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir tables/pipelines.sql
 \ir tables/schedules.sql
 \ir tables/access.sql
+\ir tables/manifest.sql
 \ir base/configured.sql
 \ir tables/configured.sql
 \else
@@ -99,6 +100,9 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir operations/views.sql
 \ir operations/words.sql
 \ir operations/explain.sql
+\ir operations/drift.sql
+\ir operations/doctor.sql
+\ir operations/verify.sql
 
 -- access/: who may do what.
 \ir access/queue_grants.sql
@@ -106,6 +110,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir access/roles.sql
 \endif
 \ir access/grants.sql
+do $$ begin perform rota._keep_manifest(); end $$;
 \if :{?with_cron}
 do $$ begin perform rota.start_ticker(); end $$;
 \endif

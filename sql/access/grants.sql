@@ -39,7 +39,7 @@ from unnest(
     'ticker_health}'::text[]) as v (name)
 union all
 select 'observer', 'function', f.name
-from unnest('{explain_job}'::text[]) as f (name)
+from unnest('{explain_job,doctor,verify,fold_error}'::text[]) as f (name)
 union all
 -- The views compute ages with now(), as whoever asks.
 select a.access, 'function', f.name

@@ -91,13 +91,39 @@ from rota.finished_jobs_dead as f;
 comment on view rota.dead_jobs is
     'Jobs that were given up; retry_job(id) gives one all its attempts again.';
 
+/*
+ * Who meets an error in a thousand jobs shall see it once: what differs from job to job, which
+ * is ids, numbers and what stands in quotes, is folded into one word each.
+ */
+create or replace function rota.fold_error(message text)
+    returns text language plpgsql immutable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_text text := left(message, 1000);
+begin
+    v_text := regexp_replace(v_text,
+        '\m[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\M', 'ID', 'gi');
+    -- An apostrophe is no quote.
+    v_text := regexp_replace(v_text, '(?<!\w)''[^'']*''(?!\w)|"[^"]*"', '''...''', 'g');
+    v_text := regexp_replace(v_text, '\m(0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\M', 'ID',
+        'gi');
+    return regexp_replace(v_text, '[0-9]+([.,:][0-9]+)*', 'N', 'g');
+end;
+$$;
+
+comment on function rota.fold_error is
+    'The text of an error without what differs from job to job: numbers become N, ids ID, and '
+    'what stands in quotes ''...''.';
+
 create or replace view rota.error_groups as
-select e.queue, e.job_type, e.error_type, left(e.message, 1000) as message,
+select e.queue, e.job_type, e.error_type, rota.fold_error(e.message) as message,
     count(*) as failures, count(distinct e.job_id) as jobs, min(e.failed_at) as first_failed_at,
     max(e.failed_at) as last_failed_at, max(e.job_id) as last_job_id
 from rota.job_errors as e group by 1, 2, 3, 4;
 
-comment on view rota.error_groups is 'Failed attempts grouped by the text of the error.';
+comment on view rota.error_groups is
+    'Failed attempts grouped by what fold_error() makes of the error.';
 
 create or replace view rota.hourly_stats as
 select date_trunc('hour', f.finished_at) as hour, f.queue, f.job_type,

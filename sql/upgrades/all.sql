@@ -9,7 +9,9 @@
  *     \endif
  *
  * The file ends with its own row for upgrade_log.  A fresh install creates the tables as they
- * are now and writes the rows of all steps.  There are no steps yet; the check below only
+ * are now and writes the rows of all steps.  What is out of order before the steps is not taken
+ * for right after them (operations/drift.sql): a step that mends such an object deletes its row
+ * of the manifest.  There are no steps yet; the check below only
  * makes sure that the schema found is rota's, and the installer's.
  */
 
@@ -36,5 +38,6 @@ begin
             hint = format('Install as that role: PGOPTIONS="-c role=%s" psql -f install.sql',
                 v_owner);
     end if;
+    perform rota._note_drift();
 end;
 $$;

@@ -416,3 +416,80 @@ def test_explain_says_what_decides_and_what_helps(
     found = json.loads(run("explain", str(job_id), "--json"))
     assert [row["reason"] for row in found] == ["queue_paused", "no_worker", "next"]
     assert run("explain", "999999", code=1).startswith("rota: job 999999 not found (")
+
+
+@pytest.fixture
+def ask(
+    dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    """Ask a question whose exit code is part of the answer; return it and what is printed."""
+    monkeypatch.setenv("DATABASE_URL", dsn)
+
+    def call(*words: str) -> tuple[int, str]:
+        code = main(words)
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return code, printed.out
+
+    return call
+
+
+def test_doctor_tells_the_worst_first_and_by_its_exit_code(
+    ask: Callable[..., tuple[int, str]], client: Client, clock: Clock
+) -> None:
+    client.tick()
+    client.enqueue("a", queue="mail")
+    client.pause_queue("mail")
+    clock.advance("1 hour")
+
+    code, shown = ask("doctor")
+    check, line = ask("doctor", "--check")
+
+    assert (code, check) == (2, 2)
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0].startswith("critical ticker nobody has ticked for 1 h: leases that end are")
+    assert "select * from rota.tick();" in lines
+    assert any(line.startswith("warning queues queue mail is paused") for line in lines)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.endswith("of 17 checks found nothing\n")
+    assert line.startswith("CRITICAL ticker: nobody has ticked for 1 h: leases")
+    assert line.count("\n") == 1
+    assert "ok sequences" in ask("doctor", "--all")[1]
+    first, *_ = json.loads(ask("doctor", "--json")[1])
+    assert (first["severity"], first["finding"]) == ("critical", "ticker")
+
+
+def test_doctor_of_a_sound_database_returns_0(
+    ask: Callable[..., tuple[int, str]], client: Client
+) -> None:
+    client.tick()
+
+    assert ask("doctor") == (0, "17 of 17 checks found nothing\n")
+    assert ask("doctor", "--check") == (0, "OK all is in order\n")
+    client.enqueue("a", queue="mail")
+    client.pause_queue("mail")
+    code, line = ask("doctor", "--check")
+    assert (code, line[:36]) == (1, "WARNING queues: queue mail is paused")
+
+
+def test_doctor_that_cannot_ask_returns_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--check", "-d", "port=1"]) == 3
+    assert capsys.readouterr().err.startswith("rota: ")
+
+
+def test_verify_tells_which_promise_is_broken(
+    ask: Callable[..., tuple[int, str]], client: Client, db: psycopg.Connection[Any]
+) -> None:
+    client.enqueue("a")
+    code, shown = ask("verify")
+    assert code == 0
+    assert shown.startswith("holds  a job is live or has ended, and never both: 0 of 1\n")
+
+    db.execute("update rota.jobs set attempts = 99")
+
+    code, shown = ask("verify", "--max-rows", "5")
+    assert code == 1
+    assert (
+        "BROKEN  a job has at most max_attempts attempts: 1 of 1, such as: job 1 had" in shown
+    )
+    assert sum(row["violations"] for row in json.loads(ask("verify", "--json")[1])) == 1

@@ -33,6 +33,7 @@ WORDS = {
     "jobs": "jsonb",
     "keep": "interval",
     "max_jobs": "integer",
+    "max_rows": "integer",
     "max_runs": "integer",
     "max_wait": "interval",
     "message": "text",

@@ -72,6 +72,7 @@ PLAIN: dict[str, list[str]] = {
     "limit_key": texts("shop:1", "shop:2", "other"),
     "max_attempts": numbers(1, 3, 20),
     "max_jobs": numbers(1, 10, 1000),
+    "max_rows": numbers(1, 10, 1000),
     "max_running": numbers(0, 1, 50),
     "max_runs": numbers(1, 10),
     "max_starts": numbers(1, 100),

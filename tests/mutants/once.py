@@ -363,8 +363,8 @@ ONCE = (
         "sql/waiting/test_limits_open.py",
         sql(
             "waiting/limits",
-            "limit least(100, v_room - v_open.jobs)",
-            "limit least(100, v_room)",
+            "                    v_room - v_open.jobs)\n",
+            "                    v_room)\n",
         ),
     ),
     mutant(

@@ -406,9 +406,8 @@ WORKER = (
         "client/test_client.py client/test_transaction.py",
         client(
             "client/sync_client",
-            "                try:\n                    return cursor.fetchall()",
-            "                self.connection.commit()\n"
-            "                try:\n                    return cursor.fetchall()",
+            "            return cursor.fetchall()",
+            "            connection.commit()\n            return cursor.fetchall()",
         ),
     ),
     mutant(

@@ -64,6 +64,9 @@ _CALLS = """
     stop_ticker           .       .         x         .
     unschedule_job        .       .         x         .
 
+    doctor                .       .         x         x
+    fold_error            .       .         x         x
+    verify                .       .         x         x
     explain_job           .       .         x         x
 
     describe_schedule     x       x         x         x
@@ -111,6 +114,7 @@ _READS = """
     ticker_health         .       .         x         x
     unknown_effects       .       .         x         x
     upgrade_log           .       .         .         .
+    manifest              .       .         .         .
     maintenance           .       .         .         .
     workers               .       .         x         x
 """

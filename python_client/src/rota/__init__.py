@@ -40,6 +40,7 @@ from .rows import (
     EndedJob,
     EnqueuedJob,
     FailedJob,
+    Finding,
     FinishedJob,
     Heartbeat,
     JobHeartbeat,
@@ -49,6 +50,7 @@ from .rows import (
     ScheduleChange,
     TickReport,
     UpcomingRun,
+    Verdict,
     Waiting,
 )
 from .schema import install, sql_dir
@@ -71,6 +73,7 @@ __all__ = [
     "EnqueuedJob",
     "FailedJob",
     "FatalError",
+    "Finding",
     "FinishedJob",
     "Heartbeat",
     "InvalidArgumentError",
@@ -102,6 +105,7 @@ __all__ = [
     "UnknownScheduleError",
     "Unreadable",
     "UpcomingRun",
+    "Verdict",
     "Waiting",
     "Worker",
     "__version__",

@@ -209,3 +209,23 @@ class Reason:
     reason: str
     explanation: str
     remedy: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a check of ``doctor()`` found; *severity* is ``critical``, ``warning`` or ``ok``."""
+
+    severity: str
+    finding: str
+    evidence: str
+    remedy: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How many rows were held against a promise, and how many break it, such as *example*."""
+
+    promise: str
+    examined: int
+    violations: int
+    example: str | None

@@ -28,28 +28,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _demo(words[1:])
     arguments = make_parser().parse_args(words)
     arguments.words = words
+    failed = getattr(arguments, "failed", FAILED)
     try:
         return int(arguments.run(arguments) or OK)
     except CommandError as error:
         return _complain(error, error.hint, error.code)
     except RotaError as error:
-        return _complain(error, hint_for(error, arguments), FAILED)
+        return _complain(error, hint_for(error, arguments), failed)
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable) as error:
-        return _complain(error, "Is rota installed in this database? Try: rota install", FAILED)
+        return _complain(error, "Is rota installed in this database? Try: rota install", failed)
     except psycopg.errors.UndefinedFunction as error:
-        return _complain(error, "Bring the database up to date with: rota install", FAILED)
+        return _complain(error, "Bring the database up to date with: rota install", failed)
     except psycopg.errors.LockNotAvailable:
-        return _complain(CommandError("another session has locked this"), LOCKED, FAILED)
+        return _complain(CommandError("another session has locked this"), LOCKED, failed)
     except psycopg.OperationalError as error:
         hint = error.diag.message_hint or hint_to_connect(arguments)
-        return _complain(error, hint, FAILED)
+        return _complain(error, hint, failed)
     except psycopg.Error as error:
-        return _complain(error, error.diag.message_hint, FAILED)
+        return _complain(error, error.diag.message_hint, failed)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (OSError, ValueError) as error:
-        return _complain(error, None, FAILED)
+        return _complain(error, None, failed)
     except KeyboardInterrupt:
         return INTERRUPTED
 

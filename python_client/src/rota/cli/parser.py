@@ -11,6 +11,7 @@ from . import effects, jobs, questions, queues, schedules, schema, status, tick,
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
+DOCTOR = "Exit code: 0 all in order, 1 warnings, 2 critical, 3 could not ask."
 EPILOG = """\
 examples:
   rota install -d postgresql://localhost/shop
@@ -72,6 +73,16 @@ def _add_schema_commands(commands: Any) -> None:
     add.add_argument("--force", action="store_true", help=what)
     add = _add(commands, "uninstall", schema.uninstall, "remove rota and all its jobs")
     add.add_argument("--yes", action="store_true", help="do not ask")
+    what = "count the promises again on the newest rows"
+    add = _add(commands, "verify", questions.verify, what, json=True)
+    what = "how many of each kind (default: %(default)s)"
+    add.add_argument("--max-rows", type=int, default=10000, metavar="N", help=what)
+    what = "say what is wrong with the queue and the database under it"
+    add = _add(commands, "doctor", questions.doctor, what, json=True)
+    add.description = f"{add.description} {DOCTOR}"
+    add.set_defaults(failed=3)
+    add.add_argument("--check", action="store_true", help="print one line, for monitoring")
+    add.add_argument("--all", action="store_true", help="also what is in order")
     _add(commands, "status", status.status, "show queues, due jobs and workers", json=True)
     add = _add(commands, "tick", tick.tick, "do the maintenance that is due", json=True)
     add.add_argument("--loop", action="store_true", help="again, until SIGTERM or Ctrl-C")

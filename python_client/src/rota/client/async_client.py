@@ -581,6 +581,19 @@ class AsyncClient:
         """Say why a job does not run, or how it runs or ended; the first reason decides."""
         return await self._rows(rows.Reason, "explain_job", job_id=job_id)
 
+    async def doctor(self) -> list[rows.Finding]:
+        """Say what is wrong with the queue and the database under it, the worst first."""
+        return await self._rows(rows.Finding, "doctor")
+
+    async def verify(self, max_rows: int | Unset = UNSET) -> list[rows.Verdict]:
+        """Count the promises again on the newest rows of each kind."""
+        return await self._rows(rows.Verdict, "verify", max_rows=max_rows)
+
+    async def fold_error(self, message: str) -> str:
+        """Return the text of an error without what differs from job to job."""
+        value: str = await self._value("fold_error", message=_text(message))
+        return value
+
     async def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or ask for it while it runs; say its status."""
         value: str = await self._value("cancel_job", job_id=job_id, reason=_text(reason))

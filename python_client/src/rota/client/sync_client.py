@@ -582,6 +582,19 @@ class Client:
         """Say why a job does not run, or how it runs or ended; the first reason decides."""
         return self._rows(rows.Reason, "explain_job", job_id=job_id)
 
+    def doctor(self) -> list[rows.Finding]:
+        """Say what is wrong with the queue and the database under it, the worst first."""
+        return self._rows(rows.Finding, "doctor")
+
+    def verify(self, max_rows: int | Unset = UNSET) -> list[rows.Verdict]:
+        """Count the promises again on the newest rows of each kind."""
+        return self._rows(rows.Verdict, "verify", max_rows=max_rows)
+
+    def fold_error(self, message: str) -> str:
+        """Return the text of an error without what differs from job to job."""
+        value: str = self._value("fold_error", message=_text(message))
+        return value
+
     def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or ask for it while it runs; say its status."""
         value: str = self._value("cancel_job", job_id=job_id, reason=_text(reason))

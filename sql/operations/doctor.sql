@@ -1,0 +1,521 @@
+/*
+ * operations/doctor.sql -- is anything wrong with this queue, or with the database under it?
+ *
+ * Each check looks for one kind of trouble that has stopped queues before, and says what it
+ * found: how bad it is, the evidence, and the statement that mends it.  A check that finds
+ * nothing says so in one row, so that silence cannot be taken for health; one that fails says
+ * that, and stops no other.  critical means that work stands still or soon will, warning that
+ * somebody should look in daylight.
+ *
+ * It only reads, waits for no lock, and looks at a bounded number of rows of each table.
+ */
+
+create or replace function rota.doctor()
+    returns table (severity text, finding text, evidence text, remedy text)
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off
+as $$
+begin
+    return query
+    select f.severity, f.finding, f.evidence, f.remedy
+    from rota._findings() with ordinality as f (severity, finding, evidence, remedy, ordinal)
+    order by array_position('{critical,warning,ok}'::text[], f.severity), f.ordinal;
+end;
+$$;
+
+comment on function rota.doctor is
+    'What is wrong with this queue and the database under it, the worst first: severity '
+    '(critical, warning or ok), finding, evidence, and the statement that mends it, null where '
+    'none would; reads only, and waits for nobody.';
+
+create or replace function rota._findings()
+    returns table (severity text, finding text, evidence text, remedy text)
+    language plpgsql stable as $$
+declare
+    v_check record;
+begin
+    for v_check in
+        select c.name, c.if_ok
+        from (values
+            ('ticker', 'maintenance is done'),
+            ('leases', 'no lease is over'),
+            ('workers', 'each worker that has jobs is connected'),
+            ('job_types', 'each type that has due jobs has a live worker'),
+            ('queues', 'no queue is paused or late'),
+            ('limits', 'each limit lets something run'),
+            ('ordering_keys', 'no ordering key is halted'),
+            ('dead_jobs', 'no job died in the last hour'),
+            ('effects', 'of each effect is known whether it happened'),
+            ('schedules', 'no schedule is overdue, or disabled by an error'),
+            ('horizon', 'nobody keeps vacuum from removing dead rows'),
+            ('vacuum', 'all tables are vacuumed and analyzed'),
+            ('partitions', 'rows have their partitions'),
+            ('notifications', 'the queue of notifications is empty'),
+            ('sequences', 'no sequence is near its end'),
+            ('versions', 'all workers are of the version of the database'),
+            ('drift', 'all is as it was installed')
+        ) as c (name, if_ok)
+    loop
+        begin
+            return query
+            select e.severity, v_check.name, e.evidence, e.remedy
+            from rota._examine(v_check.name) as e;
+            if not found then
+                return query select 'ok', v_check.name, v_check.if_ok, null::text;
+            end if;
+        exception
+            when others then
+                return query
+                select 'warning', v_check.name, 'this could not be examined: ' || sqlerrm,
+                    null::text;
+        end;
+    end loop;
+end;
+$$;
+
+create or replace function rota._examine(finding text)
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    case finding
+        when 'ticker' then return query select e.* from rota._examine_ticker() as e;
+        when 'leases' then return query select e.* from rota._examine_leases() as e;
+        when 'workers' then return query select e.* from rota._examine_workers() as e;
+        when 'job_types' then return query select e.* from rota._examine_job_types() as e;
+        when 'queues' then return query select e.* from rota._examine_queues() as e;
+        when 'limits' then return query select e.* from rota._examine_limits() as e;
+        when 'ordering_keys'
+            then return query select e.* from rota._examine_ordering_keys() as e;
+        when 'dead_jobs' then return query select e.* from rota._examine_dead_jobs() as e;
+        when 'effects' then return query select e.* from rota._examine_effects() as e;
+        when 'schedules' then return query select e.* from rota._examine_schedules() as e;
+        when 'horizon' then return query select e.* from rota._examine_horizon() as e;
+        when 'vacuum' then return query select e.* from rota._examine_vacuum() as e;
+        when 'partitions' then return query select e.* from rota._examine_partitions() as e;
+        when 'notifications'
+            then return query select e.* from rota._examine_notifications() as e;
+        when 'sequences' then return query select e.* from rota._examine_sequences() as e;
+        when 'versions' then return query select e.* from rota._examine_versions() as e;
+        when 'drift' then return query select d.* from rota._drift() as d;
+        else perform rota._refuse('finding', format('is unknown: %L', finding));
+    end case;
+end;
+$$;
+
+create or replace function rota._examine_ticker()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'critical', format('nobody has ticked for %s: leases that end are not taken back, '
+            'schedules make no jobs, and what waits for others stays where it is. Start a '
+            'worker or rota tick --loop%s', rota._span(t.lag),
+            case when to_regnamespace('cron') is not null
+                then ', or let pg_cron tick with select rota.start_ticker()' end),
+        'select * from rota.tick();'
+    from (
+        select rota.now() - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag
+        from rota.maintenance as u join rota.upgrade_log as i on i.id = 0 where u.task = 'tick'
+    ) as t
+    -- While there is nothing to do, a tick is recorded every five.
+    where t.lag > interval '6 minutes';
+end;
+$$;
+
+create or replace function rota._examine_leases()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    return query
+    select 'critical', format('%s without a sign of life and not taken back, though the '
+            'first lease ended %s ago: job %s of %s', rota._jobs_words(count(*), 1000),
+            rota._span(c_now - min(s.locked_until)),
+            (array_agg(s.id order by s.locked_until))[1],
+            (array_agg(s.locked_by order by s.locked_until))[1]),
+        'select rota.sweep_stale_leases();'
+    from (
+        select j.id, j.locked_by, j.locked_until from rota.jobs as j
+        where j.status = 'running' and j.locked_until < c_now - interval '10 seconds'
+        order by j.locked_until limit 1000
+    ) as s
+    having count(*) > 0;
+end;
+$$;
+
+create or replace function rota._examine_workers()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('worker %s (pid %s on %s) is not connected any more, and holds %s '
+            'until %s', w.worker, w.pid, w.host,
+            case h.jobs when 1 then '1 job' else h.jobs || ' jobs' end,
+            rota._moment(h.locked_until)),
+        format('select rota.retry_job(r.id, force => true) from rota.running_jobs as r '
+            'where r.locked_by = %L;', w.worker)
+    from (
+        select r.locked_by, count(*) as jobs, max(r.locked_until) as locked_until
+        from (
+            select j.locked_by, j.locked_until from rota.jobs as j
+            where j.status = 'running' and j.locked_until is not null
+            order by j.locked_until limit 10000
+        ) as r
+        group by r.locked_by
+    ) as h
+    join rota.workers as w on w.worker = h.locked_by
+    where not exists (select from rota._live_workers() as l where l.worker = w.worker)
+    order by h.jobs desc, w.worker limit 20;
+end;
+$$;
+
+/* The first due jobs of each lane of each queue, 500 of each of the first 200 lanes. */
+create or replace function rota._due_sample()
+    returns table (queue text, id bigint, job_type text, run_at timestamptz)
+    language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    return query
+    with recursive lanes as (
+        (
+            select j.queue, coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
+            where j.hold is null and j.status in ('queued', 'failed')
+            order by j.queue, coalesce(j.own_lane, j.priority) limit 1
+        )
+        union all
+        select n.queue, n.lane
+        from lanes as l
+        cross join lateral (
+            select j.queue, coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
+            where j.hold is null and j.status in ('queued', 'failed')
+              and (j.queue, coalesce(j.own_lane, j.priority)) > (l.queue, l.lane)
+            order by j.queue, coalesce(j.own_lane, j.priority) limit 1
+        ) as n
+    )
+    select l.queue, d.id, d.job_type, d.run_at
+    from (select f.queue, f.lane from lanes as f limit 200) as l
+    cross join lateral (
+        select j.id, j.job_type, j.run_at from rota.jobs as j
+        where j.queue = l.queue and coalesce(j.own_lane, j.priority) = l.lane
+          and j.hold is null and j.status in ('queued', 'failed')
+          and coalesce(j.own_place, j.run_at) <= c_now and j.run_at <= c_now
+        order by coalesce(j.own_place, j.run_at), j.id limit 500
+    ) as d;
+end;
+$$;
+
+create or replace function rota._examine_job_types()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    return query
+    select case when t.due_since < c_now - interval '5 minutes' then 'critical'
+            else 'warning' end,
+        format('no live worker takes %s in queue %s: %s due there, the first for %s, such as '
+            'job %s. Start a worker with a handler for %s and --queue %s', t.job_type, t.queue,
+            rota._jobs_words(t.jobs, 500), rota._span(c_now - t.due_since), t.job_id,
+            t.job_type, t.queue),
+        format('select * from rota.explain_job(%s);', t.job_id)
+    from (
+        select d.queue, d.job_type, count(*) as jobs, min(d.run_at) as due_since,
+            min(d.id) as job_id
+        from rota._due_sample() as d group by d.queue, d.job_type
+    ) as t
+    where t.due_since < c_now - interval '10 seconds' and not exists (
+        select from rota._live_workers() as w
+        where t.queue = any(w.queues)
+          and (w.job_types is null or t.job_type = any(w.job_types))
+    )
+    order by t.due_since limit 20;
+end;
+$$;
+
+create or replace function rota._examine_queues()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    return query
+    select 'warning', format('queue %s is paused: by role %s %s ago%s', q.queue, q.paused_by,
+            rota._span(c_now - q.paused_at),
+            coalesce(', because ' || rota._one_line(q.pause_reason), ', without a reason')),
+        format('select rota.resume_queue(%L);', q.queue)
+    from rota.queues as q where q.is_paused order by q.paused_at limit 20;
+
+    return query
+    select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
+            'been due for %s. First of what keeps it: %s', o.queue, o.id,
+            rota._span(c_now - o.run_at), e.explanation),
+        coalesce(e.remedy, format('select * from rota.explain_job(%s);', o.id))
+    from (
+        select distinct on (d.queue) d.queue, d.id, d.run_at from rota._due_sample() as d
+        order by d.queue, d.run_at, d.id
+    ) as o
+    cross join lateral (
+        select x.reason, x.explanation, x.remedy from rota.explain_job(o.id) as x
+        where x.ordinal = 1
+    ) as e
+    -- Those are told above, or of the type.
+    where o.run_at < c_now - interval '5 minutes'
+      and e.reason not in ('queue_paused', 'no_worker')
+    order by o.run_at limit 20;
+end;
+$$;
+
+create or replace function rota._examine_limits()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('limit %s lets nothing run since %s', l.limit_name,
+            rota._moment(l.updated_at)),
+        format('select rota.set_limit(%s, max_running => 1);', case
+            when l.queue is not null then format('queue => %L', l.queue)
+            when l.job_type is not null then format('job_type => %L', l.job_type)
+            else format('limit_key => %L', l.limit_key)
+        end)
+    from rota.limits as l where l.max_running = 0 order by l.limit_name limit 20;
+end;
+$$;
+
+create or replace function rota._examine_ordering_keys()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('ordering key %L has been halted for %s by job %s%s',
+            h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
+            ', which is dead: ' || rota._error_words(f.error_type, f.last_error)),
+        format('select rota.retry_job(%s);', h.job_id)
+    from (
+        select i.ordering_key, i.job_id, i.halted_since from rota.halted_keys as i limit 1000
+    ) as h
+    left join lateral (
+        select i.error_type, i.last_error from rota.finished_jobs_dead as i
+        where i.id = h.job_id limit 1
+    ) as f on true
+    order by h.halted_since limit 20;
+end;
+$$;
+
+/* The newest dead jobs, by their errors; of many the groups are those of the newest 10000. */
+create or replace function rota._examine_dead_jobs()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select case when g.jobs >= 1000 then 'critical' else 'warning' end,
+        format('%s of type %s in queue %s died in the last hour with %s, the last %s ago, such '
+            'as job %s', case g.jobs when 1 then '1 job' else g.jobs || ' jobs' end, g.job_type,
+            g.queue, rota._error_words(g.error_type, g.message),
+            rota._span(rota.now() - g.last_at), g.job_id),
+        format('select rota.retry_job(d.id) from (select i.id from rota.dead_jobs as i where '
+            'i.queue = %L and i.job_type = %L and rota.fold_error(i.last_error) = %L and '
+            'i.finished_at > rota.now() - interval ''1 hour'' limit 10000) as d;',
+            g.queue, g.job_type, g.message)
+    from (
+        select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
+            count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id
+        from (
+            select f.id, f.queue, f.job_type, f.error_type, f.last_error, f.finished_at
+            from rota.finished_jobs_dead as f
+            where f.finished_at > rota.now() - interval '1 hour'
+            order by f.finished_at desc limit 10000
+        ) as d
+        group by 1, 2, 3, 4
+    ) as g
+    order by g.jobs desc, g.last_at desc limit 10;
+end;
+$$;
+
+/* Among the newest 10000 records: no index knows those that are open. */
+create or replace function rota._examine_effects()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('of %s nobody knows whether they happened, the newest of them %s '
+            '%s of job %s: look, and say how it was',
+            case count(*) when 1 then '1 effect' else count(*) || ' effects' end,
+            (array_agg(u.scope order by u.recorded_at desc))[1],
+            (array_agg(u.key order by u.recorded_at desc))[1],
+            (array_agg(u.job_id order by u.recorded_at desc))[1]),
+        'select e.scope, e.key, e.job_id, e.recorded_at from rota.effects as e '
+        'where e.completed_at is null order by e.recorded_at desc limit 20;'
+    from (
+        select e.scope, e.key, e.job_id, e.lease_token, e.completed_at, e.recorded_at
+        from rota.effects as e order by e.expires_at desc limit 10000
+    ) as u
+    -- While its lease runs, the job that has recorded it is still at it.
+    where u.completed_at is null and not exists (
+        select from rota.jobs as j
+        where j.id = u.job_id and j.lease_token = u.lease_token and j.status = 'running'
+    )
+    having count(*) > 0;
+end;
+$$;
+
+create or replace function rota._examine_schedules()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    return query
+    select 'critical', format('schedule %s should have made a job %s ago', d.name,
+            rota._span(c_now - d.next_run_at)),
+        'select * from rota.tick();'
+    from rota.job_definitions as d where d.next_run_at < c_now - interval '1 minute'
+    order by d.next_run_at limit 5;
+    return query
+    select 'warning', format('schedule %s was disabled %s ago by an error: %s', d.name,
+            rota._span(c_now - d.disabled_at), rota._one_line(d.last_error)),
+        format('select rota.enable_schedule(%L);', d.name)
+    from rota.job_definitions as d where not d.is_enabled and d.disabled_by is null
+    order by d.disabled_at limit 20;
+end;
+$$;
+
+/*
+ * Who keeps vacuum from removing what ended: a transaction, a standby, a slot or a prepared
+ * transaction that is older than the dead rows.  Since when is hidden from an owner who may not
+ * see other roles' sessions; then the number of transactions since tells.
+ */
+create or replace function rota._examine_horizon()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+    c_cost constant text := (
+        select format('; %s dead rows of rota''s tables cannot be removed meanwhile, and '
+            'claims have to walk past them', sum(pg_stat_get_dead_tuples(c.oid)))
+        from pg_class as c
+        where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
+    );
+begin
+    return query
+    select case when h.open_for > interval '1 hour' or h.xids > 10000000 then 'critical'
+            else 'warning' end,
+        format('%s holds a snapshot, %s transactions old%s', h.who, h.xids, c_cost), h.remedy
+    from (
+        select coalesce(case
+                when a.backend_type = 'walsender'
+                then 'a standby, by ' || rota._session_words(a.pid)
+            end, rota._session_words(a.pid)) as who,
+            format('select pg_terminate_backend(%s);', a.pid) as remedy,
+            c_now - a.xact_start as open_for,
+            greatest(age(a.backend_xmin), age(a.backend_xid)) as xids
+        from pg_stat_activity as a
+        where a.pid <> pg_backend_pid() and num_nonnulls(a.backend_xmin, a.backend_xid) > 0
+          and a.backend_type is distinct from 'autovacuum worker'
+          and coalesce(a.datname, current_database()) = current_database()
+        union all
+        select format('prepared transaction %L of %s', p.gid, p.owner),
+            format('rollback prepared %L;', p.gid), c_now - p.prepared, age(p.transaction)
+        from pg_prepared_xacts as p where p.database = current_database()
+        union all
+        select format('replication slot %s, %s,', s.slot_name,
+                case when s.active then 'which is read' else 'which nobody reads' end),
+            format('select pg_drop_replication_slot(%L);', s.slot_name), null, age(s.xmin)
+        from pg_replication_slots as s where s.xmin is not null
+    ) as h
+    where coalesce(h.open_for > interval '5 minutes', h.xids >= 100000)
+    order by h.xids desc limit 10;
+end;
+$$;
+
+create or replace function rota._examine_vacuum()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    return query
+    select 'critical', 'autovacuum is off: tables and indexes grow with every job, and claims '
+        'become slower with every job', 'alter system set autovacuum = on;'
+    where current_setting('autovacuum') <> 'on' or current_setting('track_counts') <> 'on';
+    return query
+    select 'warning', format('table %s has %s dead rows beside %s live ones, and was %s',
+            t.name, t.dead, t.live, coalesce('vacuumed '
+                || rota._span(c_now - t.vacuumed_at) || ' ago', 'never vacuumed')),
+        format('vacuum (analyze) %s;', t.name)
+    from (
+        select c.oid::regclass::text as name, pg_stat_get_dead_tuples(c.oid) as dead,
+            pg_stat_get_live_tuples(c.oid) as live,
+            greatest(pg_stat_get_last_vacuum_time(c.oid),
+                pg_stat_get_last_autovacuum_time(c.oid)) as vacuumed_at
+        from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
+    ) as t
+    where t.dead > 50000 + t.live
+    order by t.dead desc limit 5;
+    return query
+    select 'warning', format('statistics of table %s are stale: %s rows changed since they '
+            'were taken, and %s are live', t.name, t.changed, t.live),
+        format('analyze %s;', t.name)
+    from (
+        select c.oid::regclass::text as name, pg_stat_get_mod_since_analyze(c.oid) as changed,
+            pg_stat_get_live_tuples(c.oid) as live
+        from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
+    ) as t
+    where t.changed > 100000 + 2 * t.live
+    order by t.changed desc limit 5;
+end;
+$$;
+
+create or replace function rota._examine_partitions()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('rows are in %s, because the partition of their time was not '
+            'made ahead: they are purged one by one. Let tick() be called alone in its '
+            'transaction', d.name),
+        'select * from rota.tick();'
+    from (
+        select 'rota.finished_jobs_done_default' as name
+        where exists (select from rota.finished_jobs_done_default)
+        union all
+        select 'rota.job_errors_default' where exists (select from rota.job_errors_default)
+    ) as d;
+end;
+$$;
+
+/* Healthy listeners read at once, so that the queue of the whole server is all but empty. */
+create or replace function rota._examine_notifications()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+declare
+    c_usage constant double precision := pg_notification_queue_usage();
+    c_oldest constant integer := (
+        select a.pid from pg_stat_activity as a
+        where a.xact_start is not null and a.pid <> pg_backend_pid()
+        order by a.xact_start limit 1
+    );
+begin
+    return query
+    select case when c_usage > 0.25 then 'critical' else 'warning' end,
+        format('the queue of notifications is full to %s %%: a session that listens does not '
+            'read, as in a transaction that it does not end. From 50 %% on rota notifies '
+            'nobody and workers only poll, and at 100 %% commits that notify fail. %s',
+            round(c_usage::numeric * 100, 1),
+            coalesce('The oldest transaction is that of ' || rota._session_words(c_oldest),
+                'pg_stat_activity tells the oldest transaction to a superuser')),
+        'select pg_terminate_backend(' || c_oldest || ');'
+    where c_usage > 0.01;
+end;
+$$;
+
+create or replace function rota._examine_sequences()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'critical', format('sequence rota.%s is at %s of %s', s.sequencename, s.last_value,
+        s.max_value), null::text
+    from pg_sequences as s
+    where s.schemaname = 'rota' and s.last_value > s.max_value / 2 order by s.sequencename;
+end;
+$$;
+
+create or replace function rota._examine_versions()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('worker %s (pid %s on %s) is of version %s, and the database '
+        'of %s: bring the older of the two up to date', w.worker, w.pid, w.host, w.version,
+        rota.version()), null::text
+    from rota._live_workers() as w
+    where w.version is distinct from rota.version()
+    order by w.worker limit 20;
+end;
+$$;

@@ -1,0 +1,309 @@
+/*
+ * operations/drift.sql -- what is otherwise than it was installed.
+ *
+ * An index that somebody dropped at night, a column that a tool added, a function that was
+ * patched, a right that was given to everybody: nothing fails, and weeks later the queue is
+ * slow, or open.  So each install keeps a manifest of what it made, in the words of the
+ * catalog, and whoever asks compares it with what is there.  What differs is named with the
+ * statement that mends it.
+ *
+ * So it is with the rights of our four roles.  Those that the owner has given to roles of his
+ * own are his business, but not those to everybody, nor to what is private.
+ *
+ * An upgrade must not take what is out of order for what it made.  So it notes what differs
+ * before it begins, and keeps those rows of the manifest as they are.
+ */
+
+/* What has an owner and rights, but for types. */
+create or replace function rota._owned()
+    returns table (
+        kind text, name text, short_name text, owner oid, acl aclitem[], default_acl aclitem[]
+    ) language plpgsql stable as $$
+begin
+    return query
+    select case when p.prokind = 'p' then 'procedure' else 'function' end as kind,
+        p.oid::regprocedure::text as name, p.proname::text as short_name, p.proowner as owner,
+        p.proacl as acl, acldefault('f', p.proowner) as default_acl
+    from pg_proc as p where p.pronamespace = 'rota'::regnamespace
+    union all
+    select case when c.relkind = 'S' then 'sequence' else 'table' end,
+        c.oid::regclass::text, c.relname::text, c.relowner, c.relacl,
+        acldefault(case when c.relkind = 'S' then 's' else 'r' end::"char", c.relowner)
+    from pg_class as c
+    where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')
+    union all
+    select 'schema', 'rota', '', n.nspowner, n.nspacl, acldefault('n', n.nspowner)
+    from pg_namespace as n where n.nspname = 'rota';
+end;
+$$;
+
+/* All that is in the schema but partitions by time, in the words of the catalog. */
+create or replace function rota._objects()
+    returns table (kind text, name text, definition text) language plpgsql stable as $$
+begin
+    return query
+    with relations as (
+        select c.oid, c.relname::text as name, c.relkind, c.relispartition, c.relpersistence,
+            c.reloptions
+        from pg_class as c
+        where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p', 'v')
+          and c.relname !~ '_[0-9]{8}$'
+    )
+    select 'table', r.name, jsonb_build_object('logged', r.relpersistence = 'p', 'options',
+        array_to_string(array(select o from unnest(r.reloptions) as o order by 1), ', '))::text
+    from relations as r where r.relkind in ('r', 'p')
+    union all
+    select 'column', r.name || '.' || a.attname, jsonb_strip_nulls(jsonb_build_object(
+            'type', format_type(a.atttypid, a.atttypmod), 'not null', a.attnotnull,
+            'collation', (select l.collname from pg_collation as l
+                where l.oid = a.attcollation and l.collname <> 'default'),
+            'default', case
+                when a.attidentity = '' and a.attgenerated = ''
+                    then pg_get_expr(d.adbin, d.adrelid)
+            end,
+            'generated', case
+                when a.attidentity <> '' then 'always as identity'
+                when a.attgenerated <> ''
+                    then format('always as (%s) stored', pg_get_expr(d.adbin, d.adrelid))
+            end))::text
+    from relations as r
+    join pg_attribute as a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
+    left join pg_attrdef as d on d.adrelid = a.attrelid and d.adnum = a.attnum
+    where r.relkind in ('r', 'p') and not r.relispartition
+    union all
+    select 'index', c.relname::text, pg_get_indexdef(i.indexrelid)
+        || case when i.indisvalid then '' else ' (invalid)' end
+    from relations as r join pg_index as i on i.indrelid = r.oid
+    join pg_class as c on c.oid = i.indexrelid and not c.relispartition
+    where not exists (select from pg_constraint as k where k.conindid = i.indexrelid)
+    union all
+    select 'constraint', r.name || '.' || k.conname, pg_get_constraintdef(k.oid)
+    from relations as r join pg_constraint as k on k.conrelid = r.oid
+    where k.contype in ('c', 'u', 'p', 'f', 'x') and k.conislocal
+    union all
+    select 'trigger', r.name || '.' || t.tgname, pg_get_triggerdef(t.oid)
+        || case when t.tgenabled = 'O' then '' else ' (not enabled)' end
+    from relations as r join pg_trigger as t on t.tgrelid = r.oid
+    where not t.tgisinternal and t.tgparentid = 0
+    union all
+    select 'view', r.name, md5(pg_get_viewdef(r.oid)) from relations as r where r.relkind = 'v'
+    union all
+    select case when p.prokind = 'p' then 'procedure' else 'function' end,
+        format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)),
+        md5(concat_ws(' ', p.prosrc, pg_get_function_arguments(p.oid),
+            pg_get_function_result(p.oid), p.provolatile, p.prosecdef, p.proconfig, l.lanname))
+    from pg_proc as p join pg_language as l on l.oid = p.prolang
+    where p.pronamespace = 'rota'::regnamespace
+    union all
+    select 'grant', format('%s on %s %s to %s', lower(a.privilege_type), o.kind, o.name,
+        a.grantee::regrole), ''
+    from rota._owned() as o cross join lateral aclexplode(o.acl) as a
+    where a.grantee = any(array(
+        select to_regrole('rota_' || n.access)::oid
+        from unnest('{producer,worker,operator,observer}'::text[]) as n (access)
+    ));
+end;
+$$;
+
+/* What differs from the manifest: as it should be, null if it should not be; and as it is. */
+create or replace function rota._differences()
+    returns table (kind text, name text, expected text, actual text)
+    language plpgsql stable as $$
+begin
+    return query
+    select coalesce(m.kind, o.kind), coalesce(m.name, o.name), m.definition, o.definition
+    from (select i.* from rota.manifest as i where i.definition is not null) as m
+    full join rota._objects() as o on o.kind = m.kind and o.name = m.name
+    where o.definition is distinct from m.definition
+      -- Restored where our roles are not.
+      and not (m.kind is not distinct from 'grant' and o.kind is null
+        and to_regrole(substring(m.name from '[^ ]+$')) is null);
+end;
+$$;
+
+/* Before an upgrade: note what is out of order.  Code is replayed whole, and so is in order. */
+create or replace function rota._note_drift()
+    returns void language plpgsql as $$
+begin
+    update rota.manifest as m set is_drifted = false where m.is_drifted;
+    insert into rota.manifest as m (kind, name, is_drifted)
+    select d.kind, d.name, true from rota._differences() as d
+    where d.expected is null or d.kind not in ('view', 'function', 'procedure', 'grant')
+    on conflict on constraint manifest_pkey do update
+    set is_drifted = true;
+end;
+$$;
+
+/* After an install: what is there is what belongs there, but for what was out of order. */
+create or replace function rota._keep_manifest()
+    returns void language plpgsql as $$
+begin
+    delete from rota.manifest as m where not m.is_drifted;
+    insert into rota.manifest (kind, name, definition)
+    select o.kind, o.name, o.definition from rota._objects() as o
+    on conflict do nothing;
+end;
+$$;
+
+/* What is otherwise than installed, in objects and rights, and the statement that mends it. */
+create or replace function rota._drift()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    with differences as (
+        select d.* from rota._differences() as d
+    )
+    select case when d.expected is null then 'warning' else 'critical' end,
+        format('%s %s %s', d.kind, d.name, case
+            when d.expected is null then 'is not of the install'
+            when d.actual is null then 'is missing' || case
+                when d.kind in ('view', 'function', 'procedure')
+                    then ': run the install again, which mends it'
+                when d.kind = 'table' then ': bring it back from a backup'
+                else ''
+            end
+            when d.kind in ('view', 'function', 'procedure')
+                then 'was changed: run the install again, which mends it'
+            else format('was changed: it is %s, and should be %s', rota._one_line(d.actual),
+                rota._one_line(d.expected))
+        end),
+        rota._mending(d.kind, d.name, d.expected, d.actual)
+    from differences as d
+    -- What is said of a table is said of its parts.
+    where not exists (
+        select from differences as t
+        where t.kind in ('table', 'view') and num_nulls(t.expected, t.actual) > 0
+          and d.name like t.name || '.%'
+    )
+    order by 1, d.kind, d.name;
+    return query
+    select 'critical', w.evidence, w.remedy from rota._wrong_rights() as w order by 2;
+end;
+$$;
+
+/* The statement that makes an object again what it was; null where the install does that. */
+create or replace function rota._mending(kind text, name text, expected text, actual text)
+    returns text language plpgsql immutable as $$
+declare
+    -- Names of ours have no dot in them, and only a function has arguments.
+    c_table constant text := 'rota.' || quote_ident(split_part(name, '.', 1));
+    c_part constant text := quote_ident(split_part(name, '.', 2));
+    c_drop constant text := case
+        when kind = 'grant' then format('revoke %s;', replace(name, ' to ', ' from '))
+        when kind = 'table' then format('alter table %s set schema public;', c_table)
+        when kind = 'column' then format('alter table %s drop column %s;', c_table, c_part)
+        when kind = 'constraint'
+            then format('alter table %s drop constraint %s;', c_table, c_part)
+        when kind = 'trigger' then format('drop trigger %s on %s;', c_part, c_table)
+        when kind in ('function', 'procedure') then format('drop %s rota.%s;', kind, name)
+        else format('drop %s %s;', kind, c_table)
+    end;
+    c_make constant text := case kind
+        when 'column' then rota._make_column(c_table, c_part, expected::jsonb)
+        when 'constraint' then format('alter table %s add constraint %s %s;', c_table, c_part,
+            expected)
+        when 'trigger' then expected || ';'
+        when 'grant' then format('grant %s;', name)
+        -- Of a parent: with that of each partition.
+        when 'index' then replace(expected, ' ON ONLY ', ' ON ') || ';'
+    end;
+begin
+    if expected is null then
+        return c_drop;
+    elsif kind in ('view', 'function', 'procedure') then
+        return null;
+    elsif actual is null then
+        return c_make;
+    end if;
+    return case kind
+        when 'table' then rota._set_table(c_table, expected::jsonb, actual::jsonb)
+        when 'column' then rota._set_column(c_table, c_part, expected::jsonb,
+            actual::jsonb)
+        else c_drop || ' ' || c_make
+    end;
+end;
+$$;
+
+create or replace function rota._make_column(table_name text, column_name text, column_as jsonb)
+    returns text language plpgsql immutable as $$
+begin
+    return format('alter table %s add column %s;', table_name, concat_ws(' ', column_name,
+        column_as ->> 'type', 'collate ' || quote_ident(column_as ->> 'collation'),
+        'generated ' || (column_as ->> 'generated'), 'default ' || (column_as ->> 'default'),
+        case when (column_as ->> 'not null')::boolean then 'not null' end));
+end;
+$$;
+
+create or replace function rota._set_column(
+    table_name text, column_name text, expected jsonb, actual jsonb
+)
+    returns text language plpgsql immutable as $$
+declare
+    c_own constant text[] := '{not null,default}'::text[];
+begin
+    return format('alter table %s %s;', table_name, concat_ws(', ',
+        case
+            when expected - c_own <> actual - c_own
+                then format('alter column %s type %s', column_name,
+                    concat_ws(' ', expected ->> 'type',
+                        'collate ' || quote_ident(expected ->> 'collation')))
+        end,
+        case
+            when (expected -> 'not null') <> (actual -> 'not null')
+                then format('alter column %s %s not null', column_name,
+                    case when (expected ->> 'not null')::boolean then 'set' else 'drop' end)
+        end,
+        case
+            when expected ->> 'default' is distinct from actual ->> 'default'
+                then format('alter column %s %s', column_name,
+                    coalesce('set default ' || (expected ->> 'default'), 'drop default'))
+        end));
+end;
+$$;
+
+create or replace function rota._set_table(table_name text, expected jsonb, actual jsonb)
+    returns text language plpgsql immutable as $$
+declare
+    c_options constant text := regexp_replace(actual ->> 'options', '=[^,]*', '', 'g');
+begin
+    return concat_ws(' ',
+        case
+            when actual -> 'logged' <> expected -> 'logged'
+                then format('alter table %s set logged;', table_name)
+        end,
+        case
+            when actual -> 'options' <> expected -> 'options' and c_options <> ''
+                then format('alter table %s reset (%s);', table_name, c_options)
+        end,
+        case
+            when actual -> 'options' <> expected -> 'options' and expected ->> 'options' <> ''
+                then format('alter table %s set (%s);', table_name, expected ->> 'options')
+        end);
+end;
+$$;
+
+/* Rights and owners that make rota open to others, or keep its roles from their work. */
+create or replace function rota._wrong_rights()
+    returns table (evidence text, remedy text) language plpgsql stable as $$
+declare
+    c_owner constant oid := (
+        select n.nspowner from pg_namespace as n where n.nspname = 'rota');
+begin
+    return query
+    select format('%s %s belongs to role %s, and the schema to %s', o.kind, o.name,
+            o.owner::regrole, c_owner::regrole),
+        format('alter %s %s owner to %s;', o.kind, o.name, c_owner::regrole)
+    -- A sequence of ours goes with its table.
+    from rota._owned() as o where o.owner <> c_owner and o.kind <> 'sequence'
+    union all
+    select format('%s on %s %s is granted to %s', lower(a.privilege_type), o.kind, o.name,
+            case when a.grantee = 0 then 'everybody' else a.grantee::regrole::text end),
+        format('revoke %s on %s %s from %s;', lower(a.privilege_type), o.kind, o.name,
+            case when a.grantee = 0 then 'public' else a.grantee::regrole::text end)
+    from rota._owned() as o cross join lateral aclexplode(coalesce(o.acl, o.default_acl)) as a
+    where a.grantee not in (c_owner, o.owner)
+      and (a.grantee = 0
+        or o.kind in ('function', 'procedure') and o.short_name like '\_%'
+        or o.kind in ('table', 'sequence') and a.privilege_type <> 'SELECT');
+end;
+$$;

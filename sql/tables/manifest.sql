@@ -1,0 +1,21 @@
+/*
+ * tables/manifest.sql -- what the install has made, as it made it.
+ *
+ * operations/drift.sql compares it with what is there.
+ */
+
+create table rota.manifest (
+    kind text not null,
+    name text not null,
+    definition text,
+    is_drifted boolean not null default false,
+
+    constraint manifest_pkey primary key (kind, name)
+);
+
+comment on table rota.manifest is
+    'Tables, columns, indexes, constraints, triggers, views and functions as installed.';
+comment on column rota.manifest.definition is
+    'What makes it, or a hash of that; null for what was there and not of the install.';
+comment on column rota.manifest.is_drifted is
+    'Whether it was otherwise when the last upgrade began, and so was not taken for right.';

@@ -1,0 +1,105 @@
+"""The recipes are so: their code runs, or is a piece of what runs elsewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import psycopg
+import pytest
+
+from contract.test_docs import BLOCK, ROOT
+
+pytestmark = [pytest.mark.plain_session, pytest.mark.own_session]
+
+DOCS = ROOT / "python_client/docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def code_of(page: str, *languages: str) -> list[str]:
+    found = BLOCK.findall((DOCS / page).read_text())
+    return [text for language, text in found if language in languages]
+
+
+def sources_of_examples() -> list[str]:
+    """Return all sources of the examples, whose own tests run them."""
+    sources = (ROOT / "python_client/examples").glob("*_app/**/*.py")
+    return [path.read_text() for path in sources]
+
+
+def run(page: str, dsn: str) -> dict[str, Any]:
+    """Run the blocks of a page one after the other; return the names that they define."""
+    sources, names = sources_of_examples(), {"psycopg": psycopg}
+    for text in code_of(page, "python"):
+        if not any(text in source for source in sources):
+            for driver in ("", "+psycopg"):
+                text = text.replace(
+                    f"postgresql{driver}://localhost/shop",
+                    dsn.replace("postgresql", f"postgresql{driver}", 1),
+                )
+            exec(compile(text, page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_of_a_recipe_runs_or_is_of_an_example(
+    page: str, dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    run(page, dsn)
+
+    jobs = db.execute("select job_type, payload from rota.job_runs").fetchall()
+    wanted: dict[str, list[tuple[str, Any]]] = {
+        "fastapi-sqlalchemy.md": [("send_welcome", {"user_id": 7})],
+        "from-other-queues.md": [("send_receipt", {"order_id": 7})],
+    }
+    assert jobs == wanted.get(page, [])
+
+
+@pytest.mark.filterwarnings("ignore:Using `httpx`")
+def test_a_worker_runs_within_the_lifespan_of_fastapi(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    from fastapi.testclient import TestClient
+
+    app = run("fastapi-sqlalchemy.md", dsn)["app"]
+
+    with TestClient(app):
+        while db.execute("select from rota.jobs").fetchall():
+            pass
+
+    ended = db.execute("select job_type, status from rota.finished_jobs").fetchall()
+    assert ended == [("send_welcome", "succeeded")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_sql_of_a_recipe_runs(page: str, dsn: str) -> None:
+    for text in code_of(page, "sql"):
+        done = subprocess.run(
+            ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{text}\n{done.stderr}"
+
+
+def test_the_worker_of_another_language_is_the_one_that_is_tested() -> None:
+    (shown,) = code_of("another-language.md", "js")
+
+    assert shown == (ROOT / "tests/contract/node/worker.mjs").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_commands_of_a_recipe_exist(page: str) -> None:
+    text = (DOCS / page).read_text()
+    prose = BLOCK.sub("", text)
+    told = subprocess.check_output([sys.executable, "-m", "rota", "--help"], text=True)
+
+    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", prose)
+    commands = set(re.findall(r"(?:^\$|`)\s*rota ([a-z]+)", text, re.MULTILINE))
+
+    assert [link for link in links if not (DOCS / link).exists()] == []
+    assert commands <= set(re.findall(r"^    ([a-z]+) ", told, re.MULTILINE))

@@ -1,0 +1,349 @@
+"""What is wrong with the queue or its database: each finding, and that its remedy works."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from sql.helpers import call, claim, enqueue, one, owner, rows, running, scalar, settle, value
+from sql.operations.test_explain import ME, die, owner_sees_sessions
+
+
+@pytest.fixture(autouse=True)
+def _ticked(db):
+    settle(db)
+
+
+def doctor(db):
+    """Return what is wrong; the clock of a test is not as it was installed."""
+    return [
+        row
+        for row in call(db, "doctor")
+        if row.severity != "ok" and row.evidence.split(":")[0] != "function now() was changed"
+    ]
+
+
+def only(db):
+    (row,) = doctor(db)
+    return row
+
+
+def cure(db):
+    db.execute(only(db).remedy)
+    settle(db)
+
+
+def test_a_sound_database_says_so_for_each_check(db):
+    found = call(db, "doctor")
+
+    assert {row.severity for row in found} == {"ok"}
+    assert len(found) == 17
+    assert len({row.finding for row in found}) == 17
+
+
+def test_the_worst_comes_first(db, clock):
+    enqueue(db)
+    value(db, "pause_queue", queue="default")
+    clock.advance("1 hour")
+
+    severities = [row.severity for row in call(db, "doctor")]
+
+    assert severities[0] == "critical"
+    assert severities == sorted(severities, key=["critical", "warning", "ok"].index)
+
+
+def test_a_check_that_fails_stops_no_other(db):
+    db.execute("drop table rota.effects cascade")
+
+    found = {row.finding: row for row in call(db, "doctor")}
+
+    assert found["effects"].severity == "warning"
+    assert found["effects"].evidence.startswith("this could not be examined: relation")
+    assert found["ticker"].severity == "ok"
+    assert found["drift"].evidence.startswith("table effects is missing")
+
+
+def test_nobody_ticks(db, clock):
+    clock.advance("5 minutes")
+    assert doctor(db) == []
+    clock.advance("55 minutes")
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("critical", "ticker")
+    assert row.evidence.startswith("nobody has ticked for 1 h:")
+    cure(db)
+    assert doctor(db) == []
+
+
+def test_a_lease_that_nobody_takes_back(db, clock):
+    job = running(db, lease="1 s")
+    clock.advance("31 s")
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("critical", "leases")
+    assert f"30 s ago: job {job.job_id} of w" in row.evidence
+    cure(db)
+    assert doctor(db) == []
+
+
+@pytest.mark.own_session
+def test_a_worker_that_was_killed(db, connect):
+    other = connect()
+    call(other, "report_worker", **ME)
+    for _ in range(2):
+        running(db, lease="1 hour")
+    assert only_versions(db)
+    other.execute("select rota.report_worker('w', 'h', 7, rota.version(), '{default}')")
+    assert doctor(db) == []
+
+    db.execute("select pg_terminate_backend(%s, 10000)", (other.info.backend_pid,))
+
+    row = only(db)
+    assert (row.severity, row.finding) == ("warning", "workers")
+    assert "worker w (pid 7 on h) is not connected any more, and holds 2 jobs" in row.evidence
+    cure(db)
+    assert scalar(db, "select count(*) from rota.jobs where status = 'queued'") == 2
+
+
+def only_versions(db):
+    return [row.finding for row in doctor(db)] == ["versions"]
+
+
+def test_a_worker_of_another_version(db):
+    call(db, "report_worker", **{**ME, "version": "0.0.7"})
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "versions")
+    assert "worker w (pid 7 on h) is of version 0.0.7" in row.evidence
+
+
+def test_a_type_that_no_live_worker_takes(db):
+    call(db, "report_worker", **{**ME, "version": version(db), "job_types": ["mail"]})
+    enqueue(db, "mail", run_at=ago(db, "20 s"))
+    assert doctor(db) == []
+    first = enqueue(db, "charge", run_at=ago(db, "20 s"))
+    enqueue(db, "charge", priority=5, run_at=ago(db, "15 s"))
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "job_types")
+    assert "no live worker takes charge in queue default: 2 jobs are due" in row.evidence
+    assert row.remedy == f"select * from rota.explain_job({first});"
+    enqueue(db, "charge", run_at=ago(db, "6 min"))
+    assert only(db).severity == "critical"
+
+
+def version(db):
+    return scalar(db, "select rota.version()")
+
+
+def ago(db, span):
+    return scalar(db, "select rota.now() - %s::interval", span)
+
+
+def test_a_paused_queue(db):
+    value(db, "set_queue", queue="mail")
+    value(db, "pause_queue", queue="mail", reason="the server moves")
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "queues")
+    assert "queue mail is paused: by role postgres" in row.evidence
+    assert "the server moves" in row.evidence
+    cure(db)
+    assert doctor(db) == []
+
+
+@pytest.mark.own_session
+def test_a_queue_that_is_late_tells_what_keeps_it(db, connect):
+    call(db, "report_worker", **{**ME, "version": version(db)})
+    job_id = enqueue(db, run_at=ago(db, "7 min"))
+    enqueue(db, run_at=ago(db, "1 min"))
+    other = connect(autocommit=False)
+    other.execute("select from rota.jobs where id = %s for update", (job_id,))
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "queues")
+    assert f"job {job_id}" in row.evidence
+    assert "its row is locked by pid" in row.evidence
+    assert row.remedy == f"select pg_terminate_backend({other.info.backend_pid});"
+
+
+def test_a_limit_of_nothing(db):
+    for subject in ({"queue": "q'1"}, {"job_type": "t"}, {"limit_key": "c:*"}):
+        subject = {name: text.replace("'", "-") for name, text in subject.items()}
+        value(db, "set_limit", **subject, max_running=0)
+        settle(db)
+
+        row = only(db)
+
+        assert (row.severity, row.finding) == ("warning", "limits")
+        assert row.evidence.startswith("limit ")
+        cure(db)
+        assert doctor(db) == []
+
+
+def test_a_halted_key(db):
+    dead = die(db, ordering_key="k'1")
+    db.execute("update rota.finished_jobs set finished_at = finished_at - interval '2 hours'")
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "ordering_keys")
+    assert f"by job {dead}, which is dead: ValueError: bad currency" in row.evidence
+    cure(db)
+    assert doctor(db) == []
+
+
+def test_dead_jobs_of_one_error(db):
+    for n in range(3):
+        die(db, f"row {n} of 'file {n}' has no price", queue="in")
+    other = die(db, "disk full")
+
+    first, second = doctor(db)
+
+    assert (first.severity, first.finding) == ("warning", "dead_jobs")
+    assert "3 jobs of type x in queue in died in the last hour with ValueError: row N of" in (
+        first.evidence
+    )
+    assert f"such as job {other}" in second.evidence
+    db.execute(first.remedy)
+    assert [row.id for row in rows(db, "select id from rota.dead_jobs")] == [other]
+    assert only(db).evidence == second.evidence
+
+
+def test_an_effect_of_which_nobody_knows(db):
+    job = running(db)
+    call(db, "record_effect", scope="mail", key="k", **owner(job))
+    assert doctor(db) == []
+    one(db, "fail_job", **owner(job), error="e", retry_in="0")
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "effects")
+    assert f"mail k of job {job.job_id}" in row.evidence
+    ((scope, key, *_),) = rows(db, row.remedy)
+    assert (scope, key) == ("mail", "k")
+
+
+def test_schedules_that_are_late_or_disabled_by_an_error(db, clock):
+    clock.set("2026-01-01 00:00:00+00")
+    settle(db)
+    for name in ("late", "broken"):
+        call(db, "schedule_job", name=name, schedule="* * * * *", job_type="x")
+    db.execute(
+        "update rota.job_definitions set is_enabled = false, disabled_at = rota.now(),"
+        " next_run_at = null, last_error = 'no such zone' where name = 'broken'"
+    )
+    clock.advance("3 min")
+
+    late, broken = doctor(db)
+
+    assert (late.severity, late.finding) == ("critical", "schedules")
+    assert "schedule late should have made a job 2 min ago" in late.evidence
+    assert (broken.severity, broken.finding) == ("warning", "schedules")
+    assert "by an error: no such zone" in broken.evidence
+    db.execute(late.remedy)
+    db.execute(broken.remedy)
+    settle(db)
+    assert "schedules" not in {row.finding for row in doctor(db)}
+
+
+@pytest.mark.own_session
+def test_a_forgotten_transaction(db, connect, clock):
+    other = connect(autocommit=False, application_name="report")
+    other.execute("set transaction isolation level repeatable read")
+    other.execute("select from rota.jobs")
+    clock.advance(timedelta(minutes=10))
+    db.execute("select * from rota.tick()")
+
+    with owner_sees_sessions(db):
+        row = only(db)
+
+        assert (row.severity, row.finding) == ("warning", "horizon")
+        assert (
+            f"pid {other.info.backend_pid} (role postgres, application report" in row.evidence
+        )
+        assert "transaction open for 10 min" in row.evidence
+        assert "dead rows of rota's tables cannot be removed" in row.evidence
+        db.execute(row.remedy)
+        wait_until_gone(db, other)
+        assert doctor(db) == []
+
+
+def wait_until_gone(db, other):
+    db.execute("select pg_terminate_backend(%s, 10000)", (other.info.backend_pid,))
+
+
+def test_rows_without_a_partition(db):
+    job = running(db)
+    value(db, "finish_job", **owner(job))
+    db.execute("update rota.finished_jobs_done set finished_at = '2001-01-01 00:00+00'")
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "partitions")
+    assert "rota.finished_jobs_done_default" in row.evidence
+    cure(db)
+
+
+@pytest.mark.own_session
+def test_a_listener_that_does_not_read(db, connect):
+    listener = connect(autocommit=False)
+    listener.execute("listen deaf")
+    listener.commit()
+    listener.execute("select 1")
+    with connect(autocommit=False) as other:
+        other.execute(
+            "select pg_notify('deaf', rpad(n::text, 7900, 'x'))"
+            " from generate_series(1, 14000) as n"
+        )
+
+    with owner_sees_sessions(db):
+        row = only(db)
+
+        assert (row.severity, row.finding) == ("warning", "notifications")
+        assert row.remedy == f"select pg_terminate_backend({listener.info.backend_pid});"
+        db.execute(row.remedy)
+        wait_until_gone(db, listener)
+        # Whoever listens next makes room.
+        db.execute("listen deaf")
+        db.execute("notify deaf")
+        assert doctor(db) == []
+
+
+def test_a_sequence_near_its_end(db):
+    db.execute("select setval('rota.jobs_id_seq', 5e18::bigint)")
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("critical", "sequences")
+    assert "jobs_id_seq" in row.evidence
+
+
+def test_doctor_writes_nothing(db):
+    die(db, ordering_key="k")
+    enqueue(db, run_at=ago(db, "10 min"))
+    claim(db, lease="1 ms")
+    db.execute("set default_transaction_read_only = on")
+
+    assert not [row for row in call(db, "doctor") if "could not be examined" in row.evidence]
+
+
+def test_errors_are_folded_by_what_differs_from_job_to_job(db):
+    texts = {
+        "row 17 has 1.5 of 2026-01-01": "row N has N of N-N-N",
+        "no user 'ann' in \"shop\"": "no user '...' in '...'",
+        "can't find the user's file": "can't find the user's file",
+        "job 550e8400-e29b-41d4-a716-446655440000": "job ID",
+        "at 0x7f12ab, commit deadbeef01": "at ID, commit ID",
+        "deadbeef is a word": "deadbeef is a word",
+    }
+    for text, folded in texts.items():
+        assert value(db, "fold_error", message=text) == folded
+    assert value(db, "fold_error", message=None) is None

@@ -1,0 +1,188 @@
+"""What is otherwise than it was installed: it is named, and the remedy makes it as it was."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sql.helpers import rows, scalar
+from sql.operations.test_doctor import doctor
+
+OWNER = "select nspowner::regrole::text from pg_namespace where nspname = 'rota'"
+
+
+def only(db):
+    (row,) = [row for row in doctor(db) if row.finding == "drift"]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("harm", "severity", "evidence"),
+    [
+        ("drop index rota.jobs_ready_idx", "critical", "index jobs_ready_idx is missing"),
+        ("drop index rota.finished_jobs_id_idx", "critical", "index finished_jobs_id_idx is"),
+        (
+            "drop index rota.jobs_lease_idx; create index jobs_lease_idx on rota.jobs (id)",
+            "critical",
+            "index jobs_lease_idx was changed: it is CREATE INDEX",
+        ),
+        ("create index mine on rota.jobs (payload)", "warning", "index mine is not of the"),
+        (
+            "alter table rota.jobs drop constraint jobs_status_check",
+            "critical",
+            "constraint jobs.jobs_status_check is missing",
+        ),
+        (
+            "alter table rota.effects drop constraint effects_pkey",
+            "critical",
+            "constraint effects.effects_pkey is missing",
+        ),
+        (
+            "alter table rota.jobs add constraint mine check (id > 0)",
+            "warning",
+            "constraint jobs.mine is not of the install",
+        ),
+        ("alter table rota.jobs add column mine text", "warning", "column jobs.mine is not of"),
+        ("alter table rota.jobs drop column skip_dead", "critical", "column jobs.skip_dead is"),
+        (
+            "alter table rota.jobs alter column created_at drop default",
+            "critical",
+            "column jobs.created_at was changed",
+        ),
+        (
+            "alter table rota.jobs alter column progress_message set not null",
+            "critical",
+            "column jobs.progress_message was changed",
+        ),
+        ("alter table rota.workers set unlogged", "critical", "table workers was changed"),
+        (
+            "alter table rota.jobs reset (fillfactor); alter table rota.jobs"
+            " set (autovacuum_enabled = off)",
+            "critical",
+            "table jobs was changed",
+        ),
+        ("create table rota.mine (n integer)", "warning", "table mine is not of the install"),
+        (
+            "drop trigger queues_configured on rota.queues",
+            "critical",
+            "trigger queues.queues_configured is missing",
+        ),
+        (
+            "alter table rota.queues disable trigger queues_configured",
+            "critical",
+            "trigger queues.queues_configured was changed",
+        ),
+        (
+            "create view rota.mine as select 1 as n",
+            "warning",
+            "view mine is not of the install",
+        ),
+        (
+            "create function rota.mine(n integer) returns integer language sql as 'select 1'",
+            "warning",
+            "function mine(n integer) is not of the install",
+        ),
+        (
+            "grant execute on function rota._end_jobs to pg_monitor",
+            "critical",
+            "execute on function rota._end_jobs",
+        ),
+        (
+            "grant select on rota.job_runs to public",
+            "critical",
+            "select on table rota.job_runs is granted to everybody",
+        ),
+        (
+            "grant delete on rota.jobs to pg_monitor",
+            "critical",
+            "delete on table rota.jobs is granted to pg_monitor",
+        ),
+        ("alter table rota.jobs owner to postgres", "critical", "table rota.jobs belongs to"),
+    ],
+    ids=lambda value: None if value in ("critical", "warning") else value[:40],
+)
+def test_what_differs_is_named_and_mended(db, harm, severity, evidence):
+    before = rows(db, "select * from rota._objects() order by 1, 2")
+    db.execute(harm)
+    if made := re.match(r"create (view|function|table) (rota\.mine)", harm):
+        # By the owner, and not for everybody: then that is all that is to be said of it.
+        db.execute(f"alter {made[1]} {made[2]} owner to {scalar(db, OWNER)}")
+        db.execute(
+            f"revoke all on {'function' * (made[1] == 'function')} {made[2]} from public"
+        )
+
+    found = [row for row in doctor(db) if row.finding == "drift"]
+
+    assert found[0].severity == severity
+    assert found[0].evidence.startswith(evidence)
+    for row in found:
+        db.execute(row.remedy)
+    assert [row for row in doctor(db) if row.finding == "drift"] == []
+    assert rows(db, "select * from rota._objects() order by 1, 2") == before
+
+
+@pytest.mark.parametrize(
+    ("harm", "evidence"),
+    [
+        ("drop function rota.enqueue", "function enqueue("),
+        (
+            "create or replace function rota._span(duration interval) returns text"
+            " language plpgsql immutable as $$ begin return ''; end; $$",
+            "function _span(duration interval) was changed",
+        ),
+        ("alter function rota.tick() set search_path = public", "function tick() was changed"),
+        ("alter function rota.tick() security invoker", "function tick() was changed"),
+        ("drop view rota.dead_jobs", "view dead_jobs is missing"),
+    ],
+)
+def test_code_is_mended_by_the_install(db, dsn, psql, sql_dir, harm, evidence, monkeypatch):
+    db.execute(harm)
+
+    row = only(db)
+
+    assert row.severity == "critical"
+    assert row.evidence.startswith(evidence)
+    assert row.evidence.endswith(": run the install again, which mends it")
+    assert row.remedy is None
+    monkeypatch.setenv("PGOPTIONS", f"-c role={scalar(db, OWNER)}")
+    psql(dsn, "-f", sql_dir / "install.sql")
+    assert [row for row in doctor(db) if row.finding == "drift"] == []
+
+
+def test_an_install_does_not_take_what_is_out_of_order_for_right(
+    db, dsn, psql, sql_dir, monkeypatch
+):
+    db.execute("drop index rota.jobs_ready_idx")
+    db.execute("alter table rota.workers add column mine text")
+    before = [row for row in doctor(db) if row.finding == "drift"]
+
+    monkeypatch.setenv("PGOPTIONS", f"-c role={scalar(db, OWNER)}")
+    for _ in range(2):
+        psql(dsn, "-f", sql_dir / "install.sql")
+
+    assert len(before) == 2
+    assert [row for row in doctor(db) if row.finding == "drift"] == before
+    for row in before:
+        db.execute(row.remedy)
+    psql(dsn, "-f", sql_dir / "install.sql")
+    assert [row for row in doctor(db) if row.finding == "drift"] == []
+
+
+def test_rights_of_our_roles_are_compared_where_the_roles_are(db):
+    """A manifest that names a role, restored where it is not, and then where it is."""
+    db.execute(
+        "insert into rota.manifest values ('grant',"
+        " 'execute on function rota.tick() to rota_worker', '', false)"
+    )
+    assert [row for row in doctor(db) if row.finding == "drift"] == []
+    db.execute("create role rota_worker")
+    try:
+        row = only(db)
+        assert row.remedy == "grant execute on function rota.tick() to rota_worker;"
+        db.execute(row.remedy)
+        assert [row for row in doctor(db) if row.finding == "drift"] == []
+        db.execute("grant execute on procedure rota.tick_loop to rota_worker")
+        assert only(db).remedy.startswith("revoke execute on procedure rota.tick_loop(")
+    finally:
+        db.execute("drop owned by rota_worker; drop role rota_worker")
