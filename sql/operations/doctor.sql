@@ -331,7 +331,7 @@ create or replace function rota._examine_effects()
 begin
     return query
     select 'warning', format('of %s nobody knows whether they happened, the newest of them %s '
-            '%s of job %s: look, and say how it was',
+            '%s of job %s: look, and say how it was with settle_effect()',
             case count(*) when 1 then '1 effect' else count(*) || ' effects' end,
             (array_agg(u.scope order by u.recorded_at desc))[1],
             (array_agg(u.key order by u.recorded_at desc))[1],

@@ -8,6 +8,9 @@
  * wholly before or wholly after a fire.  What was due before it is fired first, as it was: a
  * tick that is late loses nothing by it.
  *
+ * A program whose code has schedules beside it names itself as their source.  So it finds those
+ * that its code has no more, and takes no schedule of another program for its own.
+ *
  * Of `after 10 minutes` the end of the last job decides.  While that is live nothing is
  * planned; who leaves it so adds a check, since the job may be about to end.
  */
@@ -29,7 +32,8 @@ create or replace function rota.schedule_job(
     overlap text default 'allow',
     jitter interval default '0',
     starts_at timestamptz default null,
-    ends_at timestamptz default null
+    ends_at timestamptz default null,
+    source text default null
 )
     returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -53,6 +57,7 @@ begin
     if ends_at <= starts_at then
         perform rota._refuse('ends_at', 'must be later than starts_at');
     end if;
+    if source is not null then perform rota._check_name('source', source); end if;
 
     return query
     select d.outcome, d.next_run_at
@@ -68,7 +73,7 @@ begin
             'catch_up_window', rota._exact(schedule_job.catch_up_window),
             'catch_up_max', schedule_job.catch_up_max, 'overlap', schedule_job.overlap,
             'jitter', rota._exact(schedule_job.jitter), 'starts_at', schedule_job.starts_at,
-            'ends_at', schedule_job.ends_at))) as d;
+            'ends_at', schedule_job.ends_at, 'source', schedule_job.source))) as d;
 end;
 $$;
 
@@ -91,31 +96,49 @@ begin
                 coalesce(new.starts_at, v_now)));
             outcome := 'created';
             next_run_at := rota._plan_next(new, v_now);
-            insert into rota.job_definitions (name, job_type, queue, payload, schedule,
+            insert into rota.job_definitions (name, job_type, queue, payload, schedule, source,
                 time_zone, priority, max_attempts, lease, backoff, catch_up, catch_up_window,
                 catch_up_max, overlap, jitter, starts_at, ends_at, anchored_at, next_run_at,
                 created_at, updated_at)
-            values (new.name, new.job_type, new.queue, new.payload, new.schedule, new.time_zone,
-                new.priority, new.max_attempts, new.lease, new.backoff, new.catch_up,
-                new.catch_up_window, new.catch_up_max, new.overlap, new.jitter, new.starts_at,
-                new.ends_at, new.anchored_at, _put_definition.next_run_at, v_now, v_now)
+            values (new.name, new.job_type, new.queue, new.payload, new.schedule, new.source,
+                new.time_zone, new.priority, new.max_attempts, new.lease, new.backoff,
+                new.catch_up, new.catch_up_window, new.catch_up_max, new.overlap, new.jitter,
+                new.starts_at, new.ends_at, new.anchored_at, _put_definition.next_run_at, v_now,
+                v_now)
             on conflict do nothing;
             -- Else somebody else has just taken the name.
             exit when found;
-        elsif rota._is_same(v_old, new) then
+        elsif rota._is_same(v_old, rota._keep_source(new, v_old)) then
             outcome := 'unchanged';
             next_run_at := v_old.next_run_at;
             exit;
         end if;
 
         select d.* into v_old from rota.job_definitions as d where d.name = new.name for update;
-        if found and not rota._is_same(v_old, new) then
+        if found and not rota._is_same(v_old, rota._keep_source(new, v_old)) then
             outcome := 'changed';
-            next_run_at := rota._change_definition(new, rota._fire_late(v_old), rota.now());
+            next_run_at := rota._change_definition(
+                rota._keep_source(new, v_old), rota._fire_late(v_old), rota.now());
             exit;
         end if;
     end loop;
     return next;
+end;
+$$;
+
+/* The new definition with the source that it has, or had; refused if that is another one. */
+create or replace function rota._keep_source(
+    new rota.job_definitions, old rota.job_definitions
+)
+    returns rota.job_definitions language plpgsql as $$
+begin
+    if new.source <> old.source then
+        perform rota._refuse('source', format(
+            'must be %L, which has put in schedule %L, got %L', old.source, old.name,
+            new.source));
+    end if;
+    return jsonb_populate_record(new, jsonb_build_object('source',
+        coalesce(new.source, old.source)));
 end;
 $$;
 
@@ -164,8 +187,8 @@ begin
         max_attempts = new.max_attempts, lease = new.lease, backoff = new.backoff,
         catch_up = new.catch_up, catch_up_window = new.catch_up_window,
         catch_up_max = new.catch_up_max, overlap = new.overlap, jitter = new.jitter,
-        starts_at = new.starts_at, ends_at = new.ends_at, anchored_at = new.anchored_at,
-        next_run_at = v_next_run_at, is_enabled = v_is_enabled,
+        starts_at = new.starts_at, ends_at = new.ends_at, source = new.source,
+        anchored_at = new.anchored_at, next_run_at = v_next_run_at, is_enabled = v_is_enabled,
         disabled_at = case when not v_is_enabled then old.disabled_at end,
         disabled_by = case when not v_is_enabled then old.disabled_by end,
         last_error = case when not v_is_enabled then old.last_error end, updated_at = changed_at

@@ -16,6 +16,7 @@ create table rota.job_definitions (
     queue text not null,
     payload jsonb not null,
     schedule text not null,
+    source text,
     kind text not null generated always as (
         coalesce(
             lower(substring(schedule, '(?i)^[[:space:]]*(every|after)(?![[:alnum:]_])')),
@@ -58,6 +59,8 @@ create index job_definitions_next_run_at_idx on rota.job_definitions (next_run_a
 
 comment on table rota.job_definitions is
     'Schedules: jobs that are made again and again, with the time of the next.';
+comment on column rota.job_definitions.source is
+    'The program whose code has it, and which removes it when it has it no more; or null.';
 comment on column rota.job_definitions.kind is
     'What its times are counted from: cron (a wall clock), every (an anchor) or after (the end '
     'of the last job).';

@@ -36,7 +36,16 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 settings.configure(
-    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}}, USE_TZ=True
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}},
+    INSTALLED_APPS=["django_tasks", "rota.contrib.django"],
+    TASKS={
+        "default": {
+            "BACKEND": "rota.contrib.django.backend.RotaBackend",
+            "QUEUES": ["default", "mail"],
+            "OPTIONS": {"max_attempts": 2, "backoff": {"kind": "fixed", "base_seconds": 0.001}},
+        }
+    },
+    USE_TZ=True,
 )
 django.setup()
 

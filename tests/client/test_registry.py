@@ -70,6 +70,36 @@ def test_what_cannot_be_called_with_the_job_is_refused(handler: Any) -> None:
         Registry().add("a", handler)
 
 
+async def _async_with_plain(job: rota.Job) -> None: ...
+
+
+def _plain_with_async(job: rota.AsyncJob) -> None: ...
+
+
+def _either(job: rota.Job | rota.AsyncJob) -> None: ...
+
+
+class _Callable:
+    async def __call__(self, job: rota.Job) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (_async_with_plain, r"an async function: let its job be of type rota\.AsyncJob, not"),
+        (_plain_with_async, r"a plain function: let its job be of type rota\.Job, not"),
+        (_Callable(), r"an async function"),
+    ],
+)
+def test_a_job_of_the_wrong_kind_is_refused(handler: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"^the handler of 'a' is {message}"):
+        Registry().handler("a")(handler)
+
+
+def test_a_handler_for_either_kind_of_job_is_fine() -> None:
+    Registry().add("a", _either)
+
+
 @pytest.mark.parametrize("make", [rota.Snooze, rota.RetryIn])
 @pytest.mark.parametrize(
     ("delay", "error"),

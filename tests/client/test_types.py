@@ -97,6 +97,19 @@ def option(order_id: int) -> None: ...
 @registry.task(queue=7)  # wrong
 def option_type(order_id: int) -> None: ...
 
+@registry.schedule("@daily", time_zone="UTC", payload={"order_id": 7})
+@registry.task()
+def scheduled(order_id: int) -> int:
+    return order_id
+
+@registry.schedule("@daily", time_zne="UTC")  # wrong
+@registry.task()
+def zoned(order_id: int = 1) -> None: ...
+
+@registry.schedule("@daily", overlap="never")  # wrong
+@registry.task()
+def overlapping(order_id: int = 1) -> None: ...
+
 @registry.task  # wrong
 def bare(order_id: int) -> None: ...
 
@@ -123,7 +136,7 @@ def produce(client: rota.Client, connection: psycopg.Connection[Any]) -> int:
     send_receipt.enqueue_many(client, [send_receipt.job(order=n) for n in range(3)])  # wrong
     send_receipt("7")  # wrong
     of_job(7)  # wrong
-    return send_receipt(7) + send_receipt.enqueue(client, 7).job_id
+    return scheduled(7) + send_receipt.enqueue(client, 7).job_id
 
 async def produce_async(client: rota.AsyncClient, job: rota.AsyncJob) -> int:
     await ship(job, Order(1), datetime.now())

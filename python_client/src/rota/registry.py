@@ -11,20 +11,43 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from typing import Any, TypeVar, Unpack, cast
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from .client.values import check_name
 from .codec import Codec
 from .job import AsyncJob, BaseJob, Job, JobEnd
-from .tasks import Errors, Handler, Task, TaskDecorator, TaskOptions
+from .tasks import Errors, Handler, Task, TaskDecorator, TaskOptions, job_kinds
 
 H = TypeVar("H", bound=Handler)
+S = TypeVar("S")
 Resources = Callable[[], AsyncIterator[Mapping[str, Any] | None]]
 Middleware = Callable[[Any], Iterator[None]]
 EndFunction = Callable[[Any, JobEnd], object]
 L = TypeVar("L", bound=Resources)
 M = TypeVar("M", bound=Middleware)
 E = TypeVar("E", bound=EndFunction)
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The arguments of ``schedule_job()`` that a schedule beside the code can have."""
+
+    time_zone: str
+    queue: str
+    priority: int
+    max_attempts: int | None
+    lease: timedelta | None
+    backoff: Mapping[str, Any] | None
+    catch_up: Literal["skip", "one", "all"]
+    catch_up_window: timedelta | None
+    catch_up_max: int
+    overlap: Literal["allow", "skip", "queue"]
+    jitter: timedelta
+    starts_at: datetime | None
+    ends_at: datetime | None
+
+
+_SCHEDULE_OPTIONS = set(ScheduleOptions.__annotations__)
 
 
 class Registry:
@@ -37,12 +60,16 @@ class Registry:
 
     A plain function runs in a thread and gets a `Job`, an ``async def`` function runs in the
     event loop and gets an `AsyncJob`.  *codec* turns the parameters of tasks into JSON and
-    back.
+    back.  By its *name* a database knows which schedules are of its `schedule`.
     """
 
-    def __init__(self, codec: Codec | None = None) -> None:
+    def __init__(self, name: str | None = None, *, codec: Codec | None = None) -> None:
+        if name is not None:
+            check_name("name", name)
+        self.name = name
         self._codec = codec or Codec()
         self._handlers: dict[str, Handler] = {}
+        self._schedules: dict[str, dict[str, Any]] = {}
         self._async_types: set[str] = set()
         self._lifespans: list[Resources] = []
         self._middlewares: list[Callable[[BaseJob], AbstractContextManager[None]]] = []
@@ -103,6 +130,63 @@ class Registry:
             return task
 
         return TaskDecorator(make)
+
+    def schedule(
+        self,
+        schedule: str,
+        *,
+        name: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Callable[[S], S]:
+        """Let ``rota schedule sync`` put in a schedule for the decorated task or handler.
+
+            @registry.schedule("0 2 * * *", time_zone="Europe/Warsaw")
+            @registry.task()
+            def clean_up(days: int = 30) -> None: ...
+
+        It stands above ``task`` or ``handler``, once for each schedule.  *payload* has the
+        arguments of a task by their names, and *name* is the job type unless given.  *options*
+        are the arguments of ``schedule_job()``; those that a task has too are its defaults.
+        """
+        if unknown := sorted(options.keys() - _SCHEDULE_OPTIONS):
+            known = ", ".join(sorted(_SCHEDULE_OPTIONS))
+            raise TypeError(f"{unknown[0]!r} is no option of a schedule: it can have {known}")
+
+        def register(function: S) -> S:
+            job = self._scheduled_job(function, payload or {})
+            said = {"name": name or job["job_type"], "schedule": schedule, **job, **options}
+            check_name("name", said["name"])
+            if said["name"] in self._schedules:
+                raise ValueError(
+                    f"there is a schedule {said['name']!r} already: give each a name"
+                )
+            self._schedules[said["name"]] = said
+            return function
+
+        return register
+
+    @property
+    def schedules(self) -> list[dict[str, Any]]:
+        """The arguments of ``schedule_job()`` for each schedule, by their names."""
+        return [self._schedules[name] for name in sorted(self._schedules)]
+
+    def _scheduled_job(self, function: object, payload: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(function, Task):
+            job: dict[str, Any] = cast(Any, function).job(**payload)
+            if lost := sorted(job.keys() - _SCHEDULE_OPTIONS - {"job_type", "payload"}):
+                raise ValueError(
+                    f"jobs of a schedule cannot have {', '.join(lost)}, which the task "
+                    f"{function.job_type} has: schedule another task, which enqueues this one"
+                )
+            return job
+        types = [name for name, each in self._handlers.items() if each is function]
+        if len(types) != 1:
+            raise TypeError(
+                "put @registry.schedule(...) above the @registry.task() or "
+                "@registry.handler(...) that it is for"
+            )
+        return {"job_type": types[0], "payload": dict(payload)}
 
     def lifespan(self, function: L) -> L:
         """Open for all jobs of a worker what they share, and close it when the worker leaves.
@@ -173,6 +257,7 @@ class Registry:
         """Register a function for a job type; a second one for the same type is an error."""
         check_name("job_type", job_type)
         _check_takes_a_job(job_type, function)
+        _check_kind_of_job(job_type, function)
         _check_runs(job_type, function)
         if job_type in self._handlers:
             raise ValueError(f"there is a handler for {job_type!r} already")
@@ -184,6 +269,10 @@ class Registry:
         """Register all handlers of another registry, and what runs around them."""
         for job_type, function in other._handlers.items():
             self.add(job_type, function)
+        for name in other._schedules:
+            if name in self._schedules:
+                raise ValueError(f"there is a schedule {name!r} already")
+        self._schedules |= other._schedules
         self._lifespans += other._lifespans
         self._middlewares += other._middlewares
         self._end_functions += other._end_functions
@@ -261,6 +350,20 @@ def _check_takes_a_job(job_type: str, function: Handler) -> None:
             f"the handler of {job_type!r} is called with the job alone, "
             f"which {name} does not take: {error}"
         ) from None
+
+
+def _check_kind_of_job(job_type: str, function: Handler) -> None:
+    try:
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    except Exception:  # a type that is imported for type checkers only, say
+        return
+    wanted, is_a = (AsyncJob, "an async") if is_async(function) else (Job, "a plain")
+    kinds = job_kinds(parameters[0].annotation) if parameters else []
+    if kinds and not any(issubclass(wanted, kind) for kind in kinds):
+        raise TypeError(
+            f"the handler of {job_type!r} is {is_a} function: let its job be of type "
+            f"rota.{wanted.__name__}, not rota.{kinds[0].__name__}"
+        )
 
 
 def _check_runs(job_type: str, function: Handler) -> None:

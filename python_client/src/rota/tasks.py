@@ -249,7 +249,7 @@ class Task(Generic[Call, P, R]):
         self._function_signature = inspect.signature(self._function)
         parameters = list(self._function_signature.parameters.values())
         self._job_name: str | None = None
-        if parameters and (kinds := _job_kinds(hints.get(parameters[0].name))):
+        if parameters and (kinds := job_kinds(hints.get(parameters[0].name))):
             wanted = AsyncJob if self._is_async else Job
             if not any(issubclass(wanted, kind) for kind in kinds):
                 made = "an async" if self._is_async else "a plain"
@@ -264,7 +264,7 @@ class Task(Generic[Call, P, R]):
                 raise TypeError(f"{what} has no fixed name: use a list or a mapping instead")
             if parameter.name not in hints:
                 raise TypeError(f"{what} needs a type, such as {parameter.name}: int")
-            if _job_kinds(hints[parameter.name]):
+            if job_kinds(hints[parameter.name]):
                 raise TypeError(f"{what} is the job: put it first")
             try:
                 self._decoders[parameter.name] = self._codec.decoder(hints[parameter.name])
@@ -384,7 +384,8 @@ def _client(connection: Any) -> Any:
     return AsyncClient(connection) if is_async(connection) else Client(connection)
 
 
-def _job_kinds(kind: Any) -> list[type[BaseJob]]:
+def job_kinds(kind: Any) -> list[type[BaseJob]]:
+    """Return the classes of jobs among the types that a parameter can have."""
     is_union = get_origin(kind) in (Union, UnionType, Annotated)
     kinds = get_args(kind) if is_union else (kind,)
     return [k for k in kinds if isinstance(k, type) and issubclass(k, BaseJob)]

@@ -106,7 +106,21 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--status", choices=STATUSES)
     add.add_argument("--type", dest="job_type")
     add.add_argument("--schedule", metavar="NAME", help="that has made them")
+    add.add_argument("--error", metavar="TEXT", help="in their last error")
+    add.add_argument("--error-type", metavar="TYPE")
+    add.add_argument("--key", help="idempotency, ordering or limit key")
+    add.add_argument("--payload", metavar="JSON", help="has this in it: '{\"user_id\": 7}'")
+    add.add_argument("--older-than", metavar="AGE", help="such as '2 hours'")
+    add.add_argument("--newer-than", metavar="AGE", help="such as '1 day'")
+    add.add_argument("--before", type=int, metavar="ID", help="go on behind this job")
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    what = "list the errors of failed attempts, those of one kind in one line"
+    add = _add(commands, "errors", jobs.errors, what, json=True)
+    add.add_argument("--queue")
+    add.add_argument("--type", dest="job_type")
+    what = "how far back (default: %(default)s)"
+    add.add_argument("--since", default="1 day", metavar="AGE", help=what)
+    add.add_argument("--limit", type=int, default=20, help="(default: %(default)s)")
     what = "list effects of which nobody knows whether they happened"
     add = _add(commands, "effects", effects.effects, what, json=True)
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
@@ -124,7 +138,7 @@ def _add_job_commands(commands: Any) -> None:
         "--result", metavar="JSON", help="what a run that did it would have stored"
     )
     add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
-    add = _add(commands, "job", jobs.job, "show one job and its errors", json=True)
+    add = _add(commands, "job", jobs.job, "tell the story of a job", json=True)
     add.add_argument("job_id", type=int)
     what = "say why a job does not run, and what would change that"
     add = _add(commands, "explain", questions.explain, what, json=True)
@@ -142,6 +156,9 @@ def _add_queue_commands(commands: Any) -> None:
     add = _add(commands, "pause", queues.pause, what, json=True)
     add.add_argument("queue")
     add.add_argument("--reason", help="shown by rota status")
+    what = "list the limits in use, and how many jobs wait for them"
+    add = _add(commands, "limits", queues.limits, what, json=True)
+    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
     what = "let the jobs of a queue be claimed again"
     add = _add(commands, "resume", queues.resume, what, json=True)
     add.add_argument("queue")
@@ -230,6 +247,20 @@ A line is SCHEDULE JOB_TYPE, then if you like KEY=VALUE (the arguments of schedu
 JSON payload. TZ= and CRON_TZ= are for the lines below them. All lines are put in, or none;
 schedules that are not in the file are left alone.
 """
+SYNC = """\
+in the code:
+  registry = rota.Registry("shop")
+
+  @registry.schedule("0 2 * * *", time_zone="Europe/Warsaw")
+  @registry.task()
+  def clean_up(days: int = 30) -> None: ...
+
+at each deployment:
+  rota schedule sync shop.jobs:registry --prune
+
+What is new or changed is put in, all of it or nothing. Schedules belong to the registry of that
+name: others, and those that were put in without a registry, are never removed.
+"""
 Add = Callable[..., argparse.ArgumentParser]
 
 
@@ -264,6 +295,12 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
     add.add_argument("file", help="lines as in a crontab; - is the standard input")
     add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
     _add_zone(add, "zone of lines before the first TZ=")
+    what = "put in the schedules beside the code of handlers"
+    add = add_command(own, "sync", schedules.sync, what, json=True)
+    _teach(add, SYNC)
+    add.add_argument("registry", help="module:name of a rota.Registry")
+    add.add_argument("--prune", action="store_true", help="remove what the code has no more")
+    add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
 
 
 def _add_add(own: Any, add_command: Add) -> None:

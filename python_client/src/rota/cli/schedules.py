@@ -1,4 +1,4 @@
-"""Commands about schedules: add, list, show, remove, enable, disable, run, next, import."""
+"""The commands of ``rota schedule``: add, list, show, remove, enable, …, import, sync."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..client.connecting import one_line
 from ..client.sync_client import Client
 from ..exceptions import BadScheduleError, RotaError, UnknownScheduleError
 from ..rows import ScheduleChange, UpcomingRun
-from .crontab import Crontab, Entry, read
+from .crontab import Crontab, read
 from .jobs import parse_payload
 from .output import (
     LOCK_TIMEOUT,
@@ -36,6 +36,7 @@ from .output import (
     table_lines,
     text_of,
 )
+from .worker import load_registry
 
 OPTIONS = (
     "queue", "time_zone", "priority", "max_attempts", "lease", "catch_up", "catch_up_window",
@@ -290,13 +291,9 @@ def import_file(arguments: argparse.Namespace) -> None:
             raise _refusal(
                 "stdin" if arguments.file == "-" else arguments.file, crontab.problems
             )
-    head, *shown = table_lines([rows[entry.name][0] for entry in entries])
-    print(head)
-    for entry, line in zip(entries, shown, strict=True):
-        print(line, *lines(rows[entry.name][1]), sep="\n    ")
+    _print_rows([rows[entry.name] for entry in entries])
     counts = Counter(row["outcome"] for row, _ in rows.values())
-    said = ", ".join(f"{counts[o]} {o}" for o in ("created", "changed", "unchanged"))
-    print(said + (" (dry run: nothing was done)" if arguments.dry_run else ""))
+    _print_counts(counts, ("created", "changed", "unchanged"), arguments)
 
 
 def _lines(file: str) -> list[str]:
@@ -327,46 +324,114 @@ def _put_all(connection: Connection[Any], crontab: Crontab) -> dict[str, Row]:
         if entry.arguments["time_zone"] in bad_zones:
             # Its own line has told of the zone; here the rest is of interest.
             entry.arguments["time_zone"] = "UTC"
-        try:
-            with connection.transaction():
-                rows[entry.name] = _put(connection, entry)
-        except (RotaError, psycopg.DataError) as error:
-            hint = error.hint if isinstance(error, RotaError) else None
-            problems[entry.line] = one_line(error) + (f" ({hint})" if hint else "")
+        done = _put(connection, entry.arguments)
+        if isinstance(done, str):
+            problems[entry.line] = done
+        else:
+            rows[entry.name] = done
     return rows
 
 
-def _put(connection: Connection[Any], entry: Entry) -> Row:
-    said = entry.arguments
-    use_zone(connection, said["time_zone"], said.get("starts_at"), said.get("ends_at"))
-    change, _, changed = put(connection, said)
-    row = {
-        "outcome": change.outcome,
-        "name": entry.name,
-        "schedule": said["schedule"],
-        "time_zone": said["time_zone"],
-        "meaning": Client(connection).describe_schedule(said["schedule"]),
-    }
-    return row, changed
+def _put(connection: Connection[Any], said: dict[str, Any]) -> Row | str:
+    """Put a schedule in; return what that did, or what is wrong with it."""
+    try:
+        with connection.transaction():
+            use_zone(
+                connection, said.get("time_zone"), said.get("starts_at"), said.get("ends_at")
+            )
+            change, row, changed = put(connection, said)
+            return _shown_row(connection, change.outcome, row), changed
+    except (RotaError, psycopg.DataError) as error:
+        hint = error.hint if isinstance(error, RotaError) else None
+        return one_line(error) + (f" ({hint})" if hint else "")
+
+
+def _shown_row(connection: Connection[Any], outcome: str, row: Definition) -> dict[str, Any]:
+    told = {key: row[key] for key in ("name", "schedule", "time_zone")}
+    meaning = Client(connection).describe_schedule(row["schedule"])
+    return {"outcome": outcome, **told, "meaning": meaning}
+
+
+def sync(arguments: argparse.Namespace) -> None:
+    """Put in the schedules of a registry, and remove those that its code has no more."""
+    registry = load_registry(arguments.registry)
+    if arguments.prune and registry.name is None:
+        raise UsageError(
+            "without a name it is not known which schedules are of this registry: "
+            'write rota.Registry("shop"), or so, and leave out --prune the first time'
+        )
+    rows: list[Row] = []
+    problems: list[str] = []
+    with (
+        connected(arguments) as connection,
+        connection.transaction(force_rollback=arguments.dry_run),
+    ):
+        connection.execute(LOCK_TIMEOUT)
+        for said in registry.schedules:
+            done = _put(connection, said | {"source": registry.name})
+            if isinstance(done, str):
+                problems.append(f"{said['name']}: {done}")
+            else:
+                rows.append(done)
+        if problems:
+            raise _all_of(problems)
+        names = {said["name"] for said in registry.schedules}
+        for row in definitions(connection):
+            if registry.name is not None and row["source"] == registry.name:
+                if row["name"] in names:
+                    continue
+                if arguments.prune:
+                    Client(connection).unschedule_job(row["name"])
+                outcome = "removed" if arguments.prune else "left"
+                rows.append((_shown_row(connection, outcome, row), {}))
+    if arguments.json:
+        print_json([row | {"changes": changed} for row, changed in rows])
+        return
+    _print_rows(rows)
+    counts = Counter(row["outcome"] for row, _ in rows)
+    if counts["left"]:
+        print("(those that are left are not in the code any more: --prune removes them)")
+    outcomes = ["created", "changed", "unchanged"] + ["removed"] * arguments.prune
+    _print_counts(counts, outcomes, arguments)
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    head, *shown = table_lines([row for row, _ in rows])
+    print(head)
+    for (_, changed), line in zip(rows, shown, strict=True):
+        print(line, *lines(changed), sep="\n    ")
+
+
+def _print_counts(
+    counts: Mapping[str, int], outcomes: Sequence[str], arguments: argparse.Namespace
+) -> None:
+    said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in outcomes)
+    print(said + (" (dry run: nothing was done)" if arguments.dry_run else ""))
 
 
 def _refusal(source: str, problems: dict[int, str]) -> CommandError:
     """Print the problems by line, but for one alone, and return what ends the command."""
-    told = [
-        f"{source}:{line}: {problem}" if line else f"--tz: {problem}"
-        for line, problem in sorted(problems.items())
-    ]
+    return _all_of(
+        [
+            f"{source}:{line}: {problem}" if line else f"--tz: {problem}"
+            for line, problem in sorted(problems.items())
+        ],
+        "lines",
+    )
+
+
+def _all_of(told: Sequence[str], what: str = "schedules") -> CommandError:
     if len(told) == 1:
         return CommandError(told[0])
     for text in told:
         print(f"rota: {text}", file=sys.stderr)
-    return CommandError(f"{len(told)} lines are wrong: no schedule is put in")
+    return CommandError(f"{len(told)} {what} are wrong: no schedule is put in")
 
 
 GIVEN = (
     "schedule", "time_zone", "job_type", "payload", "queue", "priority", "max_attempts",
     "lease", "backoff", "catch_up", "catch_up_window", "catch_up_max", "overlap", "jitter",
-    "starts_at", "ends_at",
+    "starts_at", "ends_at", "source",
 )  # fmt: skip
 
 

@@ -414,6 +414,7 @@ class AsyncClient:
         jitter: timedelta | Unset = UNSET,
         starts_at: datetime | Unset | None = UNSET,
         ends_at: datetime | Unset | None = UNSET,
+        source: str | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
         """Have a job made at each time of a schedule; say whether that is new, and when next.
 
@@ -439,6 +440,7 @@ class AsyncClient:
             jitter=jitter,
             starts_at=starts_at,
             ends_at=ends_at,
+            source=source,
         )
 
     async def unschedule_job(self, name: str) -> None:

@@ -415,6 +415,7 @@ class Client:
         jitter: timedelta | Unset = UNSET,
         starts_at: datetime | Unset | None = UNSET,
         ends_at: datetime | Unset | None = UNSET,
+        source: str | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
         """Have a job made at each time of a schedule; say whether that is new, and when next.
 
@@ -440,6 +441,7 @@ class Client:
             jitter=jitter,
             starts_at=starts_at,
             ends_at=ends_at,
+            source=source,
         )
 
     def unschedule_job(self, name: str) -> None:

@@ -1,0 +1,203 @@
+"""The backend: a Task of Django is a job of rota, enqueued over Django's own connection.
+
+So it is enqueued by the commit of the transaction around it, as a row is.  All are jobs of one
+type, with the path of the function in the payload: a worker need not know beforehand which
+Tasks there are.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.core import checks
+from django.db import connections
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from ...client.sync_client import Client
+from ...job import Job
+from ...tasks import TaskOptions
+from .tasks import (
+    BaseTaskBackend,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_enqueued,
+)
+
+JOB_TYPE = "django_task"
+OPTIONS = set(TaskOptions.__annotations__)
+STATUSES = {
+    "running": TaskResultStatus.RUNNING,
+    "succeeded": TaskResultStatus.SUCCESSFUL,
+    "dead": TaskResultStatus.FAILED,
+    "cancelled": TaskResultStatus.FAILED,
+}
+"""Of the others, also one that waits for another attempt, Django says that it is ready."""
+JOB = """
+    select r.status, r.queue, r.priority, r.run_at, r.payload::text, r.result::text,
+        r.created_at, r.started_at, r.finished_at, r.locked_by, r.attempts
+    from rota.job_runs as r where r.id = %s and r.job_type = %s
+    """
+ERRORS = """
+    select e.attempt, e.worker, e.started_at, e.error_type, e.stack from rota.job_errors as e
+    where e.job_id = %s order by e.attempt, e.failed_at
+    """
+
+
+class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
+    """Enqueues Tasks as jobs; OPTIONS may name a database, and defaults for ``enqueue()``.
+
+    "OPTIONS": {"database": "default", "max_attempts": 3, "lease": timedelta(minutes=5)}
+
+    A failed attempt is tried again by the backoff until its last, as for any job.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self._job_options = dict(self.options)
+        self.database: str = self._job_options.pop("database", "default")
+
+    def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
+        """Add a job in the transaction of Django's connection."""
+        self.validate_task(task)
+        result = self._result(task, "", args, kwargs, enqueued_at=timezone.now())
+        job = Client(connections[self.database]).enqueue(
+            JOB_TYPE,
+            {
+                "task": task.module_path,
+                "args": result.args,
+                "kwargs": result.kwargs,
+                "backend": self.alias,
+            },
+            queue=task.queue_name,
+            priority=-task.priority,  # of rota's, the lower runs first
+            run_at=_aware(task.run_after),
+            **self._job_options,
+        )
+        object.__setattr__(result, "id", str(job.job_id))
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> TaskResult:
+        """Return what is known of a job; the role needs the rights of an observer."""
+        if not re.fullmatch("[0-9]{1,18}", str(result_id)):
+            raise TaskResultDoesNotExist(result_id)
+        with connections[self.database].cursor() as cursor:
+            cursor.execute(JOB, [result_id, JOB_TYPE])
+            row = cursor.fetchone()
+            if row is None:
+                raise TaskResultDoesNotExist(result_id)
+            job = dict(zip([column[0] for column in cursor.description], row, strict=True))
+            cursor.execute(ERRORS, [result_id])
+            errors = cursor.fetchall()
+        result = self._of_job(
+            result_id,
+            job["queue"],
+            job["priority"],
+            json.loads(job["payload"]),
+            status=STATUSES.get(job["status"], TaskResultStatus.READY),
+            enqueued_at=job["created_at"],
+            started_at=errors[0][2] if errors else job["started_at"],
+            last_attempted_at=job["started_at"],
+            finished_at=job["finished_at"],
+            errors=[stored_error(error_type, stack) for *_, error_type, stack in errors],
+            worker_ids=[worker for _, worker, _, _, _ in errors],
+        )
+        if job["attempts"] > len(errors) and job["locked_by"] is not None:
+            result.worker_ids.append(job["locked_by"])
+        if job["result"] is not None:
+            object.__setattr__(result, "_return_value", json.loads(job["result"]))
+        return result
+
+    def started(self, job: Job) -> TaskResult:
+        """Return what is known of a job when its first attempt begins."""
+        now = timezone.now()
+        return self._of_job(
+            str(job.job_id),
+            job.queue,
+            job.priority,
+            job.payload,
+            status=TaskResultStatus.RUNNING,
+            enqueued_at=job.created_at,
+            started_at=now,
+            last_attempted_at=now,
+            worker_ids=[job.worker],
+        )
+
+    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+        """Find what is wrong with the settings."""
+        yield from super().check(**kwargs)
+        if unknown := sorted(self._job_options.keys() - OPTIONS):
+            known = ", ".join(sorted({"database", *OPTIONS}))
+            yield checks.Error(
+                f"TASKS[{self.alias!r}] has the unknown OPTIONS {', '.join(unknown)}.",
+                hint=f"There are: {known}.",
+                id="rota.E001",
+            )
+        if self.database not in connections:
+            yield checks.Error(
+                f"TASKS[{self.alias!r}] names the database {self.database!r}, which is not in "
+                "DATABASES.",
+                id="rota.E002",
+            )
+        elif connections[self.database].vendor != "postgresql":
+            yield checks.Error(
+                f"TASKS[{self.alias!r}] needs a database of PostgreSQL.", id="rota.E003"
+            )
+
+    def _of_job(
+        self, result_id: str, queue: str, priority: int, payload: Any, **known: Any
+    ) -> TaskResult:
+        task = import_string(payload["task"]).using(
+            priority=-priority, queue_name=queue, backend=self.alias
+        )
+        return self._result(task, result_id, payload["args"], payload["kwargs"], **known)
+
+    def _result(
+        self,
+        task: Task,
+        result_id: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        **known: Any,
+    ) -> TaskResult:
+        empty = {"status": TaskResultStatus.READY, "started_at": None, "finished_at": None}
+        empty |= {"last_attempted_at": None, "errors": [], "worker_ids": []}
+        fields = {**empty, **known}
+        return TaskResult(
+            task=task, id=result_id, args=args, kwargs=kwargs, backend=self.alias, **fields
+        )
+
+
+def task_error(error: BaseException) -> TaskError:
+    """Return an exception as Django stores it."""
+    kind = type(error)
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    stack = "".join(traceback.format_exception(error))
+    return TaskError(exception_class_path=path, traceback=stack)
+
+
+def stored_error(error_type: str | None, stack: str | None) -> TaskError:
+    """Return what rota has stored of an exception as Django stores it."""
+    path = error_type or "Exception"
+    if "." not in path:  # built in, or no exception but what became of the worker
+        path = f"builtins.{path}" if hasattr(builtins, path) else "rota.LeaseLostError"
+    return TaskError(exception_class_path=path, traceback=stack or "")
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    return timezone.make_aware(moment) if moment and timezone.is_naive(moment) else moment

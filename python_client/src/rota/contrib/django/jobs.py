@@ -1,0 +1,90 @@
+"""The handler that runs the Tasks of Django, in the registry of ``manage.py rota_worker``.
+
+A registry of one's own can `include` it, and then runs both: tasks of Django and of rota.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import django
+from django.apps import apps
+from django.db import close_old_connections
+from django.utils import timezone
+
+from ...job import AsyncJob, Job, JobEnd
+from ...registry import Registry
+from .tasks import (
+    TaskContext,
+    TaskResult,
+    TaskResultStatus,
+    normalize_json,
+    task_backends,
+    task_finished,
+    task_started,
+)
+
+if not apps.ready:  # `rota worker` has started, and not manage.py
+    django.setup()
+
+from .backend import JOB_TYPE, task_error
+
+registry = Registry()
+_results: WeakKeyDictionary[Any, TaskResult] = WeakKeyDictionary()
+
+
+@registry.handler(JOB_TYPE)
+def run_task(job: Job) -> object:
+    """Run a Task of Django."""
+    result = _results[job] = _started(job)
+    task = result.task
+    task_started.send(type(task.get_backend()), task_result=result)
+    context = (TaskContext(task_result=result),) if task.takes_context else ()
+    value = task.call(*context, *result.args, **result.kwargs)
+    try:
+        value = normalize_json(value)
+    except (TypeError, ValueError):
+        job.is_given_up = True  # another attempt would return the like
+        raise
+    object.__setattr__(result, "_return_value", value)
+    return value
+
+
+@registry.middleware
+def with_fresh_connections(job: Job | AsyncJob) -> Iterator[None]:
+    """Let a thread keep no connection of Django that is broken, or older than it may be."""
+    if isinstance(job, AsyncJob):
+        yield  # it has none: Django's are for threads
+        return
+    close_old_connections()
+    try:
+        yield
+    finally:
+        close_old_connections()
+
+
+@registry.on_end
+def tell_django(job: Job | AsyncJob, end: JobEnd) -> None:
+    """Send the signal that a Task is finished, once the database knows."""
+    result = _results.get(job)
+    if result is None or end.outcome not in ("succeeded", "dead", "cancelled"):
+        return
+    is_success = end.outcome == "succeeded"
+    status = TaskResultStatus.SUCCESSFUL if is_success else TaskResultStatus.FAILED
+    object.__setattr__(result, "status", status)
+    object.__setattr__(result, "finished_at", timezone.now())
+    if end.exception is not None:
+        result.errors.append(task_error(end.exception))
+    try:
+        task_finished.send(type(result.task.get_backend()), task_result=result)
+    finally:
+        close_old_connections()  # this thread is none of those that run handlers
+
+
+def _started(job: Job) -> TaskResult:
+    backend = task_backends[job.payload["backend"]]
+    if job.attempt > 1:  # what earlier ones came to is in the database
+        return backend.get_result(str(job.job_id))
+    return backend.started(job)

@@ -1,0 +1,47 @@
+"""``manage.py rota_worker``: a worker for the database of the settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import connections
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import Conninfo
+
+from .....__main__ import main
+
+
+class Command(BaseCommand):  # type: ignore[misc]  # untyped in Django
+    """Runs the command ``rota worker``, in this process or in as many as it is told to."""
+
+    help = (
+        "Run Django's Tasks, and the jobs of another registry that includes them, until "
+        "SIGTERM or Ctrl-C. All options of `rota worker` go with it, such as --queue mail "
+        "--concurrency 8."
+    )
+
+    def add_arguments(self, parser: Any) -> None:
+        """Add those that `rota worker` does not have."""
+        parser.add_argument("--database", default="default", help="an alias of DATABASES")
+        own = "rota.contrib.django.jobs:registry"
+        parser.add_argument(
+            "--registry", default=own, help="module:name (default: %(default)s)"
+        )
+
+    def run_from_argv(self, argv: Sequence[str]) -> None:
+        """Leave the options that are not Django's to `rota worker`."""
+        parser = self.create_parser(argv[0], argv[1], allow_abbrev=False)
+        known, others = parser.parse_known_args(argv[2:])
+        # By the environment, where no list of processes shows the password.
+        os.environ["DATABASE_URL"] = _conninfo(known.database)
+        sys.exit(main(["worker", known.registry, *others]))
+
+
+def _conninfo(alias: str) -> str:
+    keywords = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    said = connections[alias].get_connection_params()
+    return make_conninfo(**{name: said[name] for name in said if name in keywords})

@@ -1,0 +1,304 @@
+"""Rota as the backend of Django's Tasks: what Django's own tests of backends expect of one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import transaction
+from django.test import override_settings
+from django_tasks import TaskResultStatus, default_task_backend, task, task_backends
+from django_tasks.exceptions import (
+    InvalidTaskError,
+    TaskResultDoesNotExist,
+    TaskResultMismatch,
+)
+from django_tasks.signals import task_enqueued, task_finished, task_started
+from psycopg.conninfo import conninfo_to_dict
+
+from client.django_jobs import SEEN, add, add_in_loop, fail, return_no_json, succeed_at
+from client.own_connections import django_on
+from rota import Client
+from rota.contrib.django.backend import RotaBackend
+from rota.contrib.django.jobs import registry
+
+Drain = Callable[..., None]
+TASKS: Any = {"BACKEND": "rota.contrib.django.backend.RotaBackend"}
+
+
+@pytest.fixture(autouse=True)
+def _django(dsn: str) -> Iterator[None]:
+    SEEN.clear()
+    with django_on(dsn):
+        yield
+
+
+@pytest.fixture
+def work(db: psycopg.Connection[Any], drain: Drain) -> Callable[[], None]:
+    """Run Tasks, also those that have failed, until there are none."""
+
+    def until_ended() -> None:
+        for _ in range(50):
+            drain(registry)
+            if db.execute("select count(*) from rota.jobs").fetchone() == (0,):
+                return
+
+    return until_ended
+
+
+def test_it_is_the_backend() -> None:
+    assert isinstance(task_backends["default"], RotaBackend)
+    for feature in ("defer", "async_task", "get_result", "priority"):
+        assert getattr(default_task_backend, f"supports_{feature}")
+
+
+def test_a_task_that_was_enqueued_is_ready() -> None:
+    result = add.enqueue(1, b=2)
+
+    assert (result.task, result.backend) == (add, "default")
+    assert (result.args, result.kwargs) == ([1], {"b": 2})
+    assert result.status == TaskResultStatus.READY
+    assert not result.is_finished
+    assert (result.started_at, result.finished_at, result.last_attempted_at) == (None,) * 3
+    assert (result.errors, result.worker_ids, result.attempts) == ([], [], 0)
+    with pytest.raises(ValueError, match="not finished"):
+        _ = result.return_value
+    found = add.get_result(result.id)
+    assert (found.id, found.status, found.args) == (result.id, result.status, result.args)
+    assert found.task == add
+
+
+@pytest.mark.parametrize("each", [add, add_in_loop])
+def test_a_task_that_was_run_has_its_value(each: Any, work: Callable[[], None]) -> None:
+    result = each.enqueue(1, b=2)
+    work()
+
+    result.refresh()
+
+    assert result.status == TaskResultStatus.SUCCESSFUL
+    assert (result.return_value, result.attempts, result.errors) == (3, 1, [])
+    assert result.enqueued_at <= result.started_at == result.last_attempted_at
+    assert result.started_at <= result.finished_at
+
+
+def test_the_same_by_async_calls(work: Callable[[], None]) -> None:
+    async def enqueue() -> Any:
+        return await add.aenqueue(1, 2)
+
+    result = asyncio.run(enqueue())
+    work()
+    asyncio.run(result.arefresh())
+
+    assert result.return_value == 3
+    assert asyncio.run(add.aget_result(result.id)).return_value == 3
+
+
+def test_a_task_that_fails_is_tried_again_and_then_failed(work: Callable[[], None]) -> None:
+    result = fail.enqueue("wrong")
+    work()
+
+    result.refresh()
+
+    assert result.status == TaskResultStatus.FAILED
+    assert result.is_finished
+    assert (result.attempts, len(result.errors)) == (2, 2)
+    assert result.errors[0].exception_class is ValueError
+    assert result.errors[0].traceback.endswith("ValueError: wrong\n")
+    assert result.started_at < result.last_attempted_at
+    with pytest.raises(ValueError, match="Task failed"):
+        _ = result.return_value
+
+
+def test_a_task_that_runs_is_running_and_then_waits_for_its_next_attempt(
+    client: Client,
+) -> None:
+    result = fail.enqueue("wrong")
+    (job,) = client.claim_jobs("w1")
+    result.refresh()
+    assert (result.status, result.worker_ids) == (TaskResultStatus.RUNNING, ["w1"])
+
+    client.fail_job(job.job_id, job.lease_token, "no", retry_in=timedelta(hours=1))
+    result.refresh()
+
+    assert (result.status, result.worker_ids) == (TaskResultStatus.READY, ["w1"])
+    assert result.errors[0].exception_class is Exception
+
+
+def test_a_task_sees_which_attempt_it_is(work: Callable[[], None]) -> None:
+    result = succeed_at.enqueue(2)
+    work()
+
+    result.refresh()
+
+    assert result.return_value == 2
+    assert result.errors[0].exception_class is KeyError
+
+
+def test_what_is_no_json_is_refused_or_has_failed(
+    work: Callable[[], None], db: psycopg.Connection[Any]
+) -> None:
+    with pytest.raises(TypeError):
+        add.enqueue(object())
+    assert db.execute("select count(*) from rota.job_runs").fetchone() == (0,)
+
+    result = return_no_json.enqueue()
+    work()
+    result.refresh()
+
+    assert SEEN == ["run"]  # another attempt would return the like
+    assert result.errors[0].exception_class is TypeError
+
+
+def test_the_higher_priority_runs_first(drain: Drain) -> None:
+    for priority in (0, -100, 100, 5):
+        add.using(priority=priority).enqueue(priority)
+
+    drain(registry, concurrency=1, batch=1)
+
+    assert SEEN == [100, 5, 0, -100]
+
+
+def test_a_task_may_be_for_later_and_for_another_queue(
+    db: psycopg.Connection[Any], drain: Drain
+) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    result = add.using(run_after=later, queue_name="mail", priority=7).enqueue(1)
+    drain(registry, queues=["mail"])
+
+    assert SEEN == []
+    assert db.execute("select run_at, queue, priority from rota.jobs").fetchone() == (
+        later,
+        "mail",
+        -7,
+    )
+    assert add.get_result(result.id).task.queue_name == "mail"
+
+
+def test_what_cannot_run_is_refused() -> None:
+    with pytest.raises(InvalidTaskError):
+        task()(lambda: None)
+    for wrong in (
+        {"priority": 101},
+        {"priority": -101},
+        {"queue_name": "unknown"},
+        {"run_after": datetime(2030, 1, 1)},
+    ):
+        with pytest.raises(InvalidTaskError):
+            add.using(**wrong)
+
+
+def test_a_result_that_is_not_there(client: Client) -> None:
+    other = client.enqueue("x").job_id
+    for wrong in ("12345", "abc", str(other), "-1", "9" * 30):
+        with pytest.raises(TaskResultDoesNotExist):
+            default_task_backend.get_result(wrong)
+    with pytest.raises(TaskResultMismatch):
+        fail.get_result(add.enqueue(1).id)
+
+
+def test_a_task_joins_the_transaction(db: psycopg.Connection[Any]) -> None:
+    count = "select count(*) from rota.jobs"
+    with transaction.atomic():
+        add.enqueue(1)
+        assert db.execute(count).fetchone() == (0,)
+    assert db.execute(count).fetchone() == (1,)
+
+    with transaction.atomic():
+        add.enqueue(2)
+        transaction.set_rollback(True)
+    assert db.execute(count).fetchone() == (1,)
+
+
+def test_django_is_told_what_happens(work: Callable[[], None]) -> None:
+    told: list[tuple[str, Any, int]] = []
+
+    def listener(name: str) -> Callable[..., None]:
+        def listen(sender: type, task_result: Any, **_: Any) -> None:
+            assert sender is RotaBackend
+            told.append((name, task_result.status, task_result.attempts))
+
+        return listen
+
+    signals = {"enqueued": task_enqueued, "started": task_started, "finished": task_finished}
+    listeners = {name: listener(name) for name in signals}
+    for name, signal in signals.items():
+        signal.connect(listeners[name])
+    try:
+        add.enqueue(1)
+        work()
+        fail.enqueue("wrong")
+        work()
+    finally:
+        for name, signal in signals.items():
+            signal.disconnect(listeners[name])
+
+    assert told == [
+        ("enqueued", "READY", 0), ("started", "RUNNING", 1), ("finished", "SUCCESSFUL", 1),
+        ("enqueued", "READY", 0), ("started", "RUNNING", 1), ("started", "RUNNING", 2),
+        ("finished", "FAILED", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_attempts": 3, "lease": timedelta(minutes=5)}, None),
+        ({"attempts": 3}, "unknown OPTIONS attempts"),
+        ({"database": "other"}, "which is not in DATABASES"),
+    ],
+)
+def test_wrong_settings_are_found(options: dict[str, Any], message: str | None) -> None:
+    with override_settings(TASKS={"default": {**TASKS, "OPTIONS": options}}):
+        found = [each.msg for each in task_backends["default"].check()]
+
+    assert len(found) == (message is not None)
+    assert message is None or message in found[0]
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+def test_manage_py_has_a_worker(
+    processes: list[str], dsn: str, db: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    said = conninfo_to_dict(dsn)
+    (tmp_path / "shop_settings.py").write_text(
+        f"""
+DATABASES = {{"default": {{
+    "ENGINE": "django.db.backends.postgresql", "NAME": {said["dbname"]!r},
+    "USER": {said["user"]!r}, "PASSWORD": {said["password"]!r}, "HOST": {said["host"]!r},
+    "PORT": {said["port"]!r}, "OPTIONS": {{"connect_timeout": 5}},
+}}}}
+INSTALLED_APPS = ["django_tasks", "rota.contrib.django"]
+TASKS = {{"default": {TASKS!r}}}
+USE_TZ = True
+"""
+    )
+    (tmp_path / "shop_tasks.py").write_text(
+        "from django_tasks import task\n\n@task()\ndef add(a, b):\n    return a + b\n"
+    )
+    manage = "import sys, django.core.management as m; m.execute_from_command_line(sys.argv)"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop_settings"}
+    path = [str(tmp_path), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path)
+    enqueue = "import django; django.setup(); import shop_tasks; shop_tasks.add.enqueue(1, 2)"
+    subprocess.run([sys.executable, "-c", enqueue], check=True, env=environment)
+
+    command = ["rota_worker", "--drain", "--concurrency", "2", *processes]
+    done = subprocess.run(
+        [sys.executable, "-c", manage, *command],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert db.execute("select status, result from rota.job_runs").fetchall() == [
+        ("succeeded", 3)
+    ]
