@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -32,6 +34,7 @@ from client.own_connections import (
 from rota import AsyncClient, Client
 
 Kind = Callable[[str], Any]
+ROOT = Path(__file__).resolve().parents[2]
 ENDS = pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 EACH = pytest.mark.parametrize("kind", SYNC, ids=lambda kind: kind.__name__)
 EACH_IN_LOOP = pytest.mark.parametrize("kind", IN_LOOP, ids=lambda kind: kind.__name__)
@@ -268,7 +271,8 @@ def test_what_is_no_connection_is_refused_with_what_helps(
     with pytest.raises(TypeError, match=remedy) as told:
         client(wrong)
 
-    assert "'Your own connection' in python_client/README.md" in str(told.value)
+    pages = re.findall(r"python_client/\S+\.md", str(told.value))
+    assert [page for page in pages if (ROOT / page).exists()]
 
 
 def test_the_other_kind_of_client_is_named(dsn: str) -> None:
