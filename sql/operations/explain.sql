@@ -84,7 +84,12 @@ create or replace function rota._explain_time(job rota.jobs)
 declare
     c_now constant timestamptz := rota.now();
 begin
-    if job.run_at > c_now and job.status = 'failed' then
+    if job.expires_at <= c_now then
+        return query
+        select 'expired', format('it expired %s ago, and the next tick ends it as cancelled',
+                rota._span(c_now - job.expires_at)),
+            format('select rota.retry_job(%s);', job.id);
+    elsif job.run_at > c_now and job.status = 'failed' then
         return query
         select 'retry', format(
                 'attempt %s of %s failed %s ago with %s; it is tried again in %s, at %s',
@@ -131,7 +136,7 @@ create or replace function rota._explain_limits(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
-    c_hold constant text := nullif(job.hold, 'time');
+    c_hold constant text := case when job.hold not in ('time', 'expired') then job.hold end;
     v_bound rota.limits;
     v_argument text;
     v_free integer;

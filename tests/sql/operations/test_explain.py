@@ -76,6 +76,21 @@ def test_a_job_that_nothing_keeps_is_next(db):
     assert row.explanation.startswith("it is the next of its queue")
 
 
+def test_a_job_that_has_expired_says_so_and_a_retry_lets_it_run(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    job_id = enqueue(db, expires_at=now + timedelta(hours=1))
+    clock.advance("61 minutes")
+    assert claim(db) == []
+
+    row = first(db, job_id)
+
+    assert row.reason == "expired"
+    assert "it expired 1 min ago" in row.explanation
+    cure(db, job_id)
+    assert "expired" not in reasons(db, job_id)
+    assert [job.job_id for job in claim(db)] == [job_id]
+
+
 def test_a_job_for_later_says_when(db, clock):
     clock.set("2026-01-01 00:00+00")
     db.execute("set timezone = 'UTC'")

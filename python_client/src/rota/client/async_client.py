@@ -58,6 +58,9 @@ class AsyncClient:
         blocks: int | Unset | None = UNSET,
         if_parent_dead: str | Unset = UNSET,
         limit_key: str | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
+        expires_at: datetime | Unset | None = UNSET,
+        headers: Mapping[str, str] | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
         """Add a job in the caller's transaction; say its id and whether it is new."""
         job = given(
@@ -82,6 +85,9 @@ class AsyncClient:
                 "blocks": blocks,
                 "if_parent_dead": if_parent_dead,
                 "limit_key": limit_key,
+                "time_limit": time_limit,
+                "expires_at": expires_at,
+                "headers": headers,
             }
         )
         with of_one_job():
@@ -628,6 +634,7 @@ class AsyncClient:
         keep_finished: timedelta | Unset | None = UNSET,
         keep_dead: timedelta | Unset | None = UNSET,
         ageing: timedelta | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
         reset: bool | Unset = UNSET,
     ) -> None:
         """Change the settings of a queue."""
@@ -640,6 +647,7 @@ class AsyncClient:
             keep_finished=keep_finished,
             keep_dead=keep_dead,
             ageing=ageing,
+            time_limit=time_limit,
             reset=reset,
         )
 
