@@ -87,6 +87,7 @@ select to_regnamespace('rota') is null as fresh \gset
 -- maintenance/: what has to be done from time to time, by whoever ticks.
 \ir maintenance/pending.sql
 \ir maintenance/sweep.sql
+\ir maintenance/expiry.sql
 \ir maintenance/retention.sql
 \ir maintenance/tick.sql
 \ir maintenance/wakeups.sql

@@ -103,6 +103,22 @@ begin
 end;
 $$;
 
+/* An object of texts, as the headers of HTTP are; what is longer belongs into the payload. */
+create or replace function rota._check_headers(argument text, headers jsonb)
+    returns void language plpgsql as $$
+begin
+    if headers is null then
+        return;
+    elsif jsonb_typeof(headers) <> 'object'
+      or jsonb_path_exists(headers, '$.* ? (@.type() != "string")') then
+        perform rota._refuse(argument, 'must be a JSON object whose values are texts');
+    elsif octet_length(headers::text) > 8192 then
+        perform rota._refuse(argument, format('must be at most 8 KiB, got %s bytes',
+            octet_length(headers::text)));
+    end if;
+end;
+$$;
+
 create or replace function rota._check_interval(
     argument text, value interval, shortest interval, longest interval,
     may_be_null boolean default false

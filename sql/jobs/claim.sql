@@ -14,9 +14,12 @@
  * first that is not due.  Where each lane begins is remembered (base/scan_start.sql).
  *
  * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
- * waiting work of others: a job whose limit is full leaves its lane, with a check to be done by
- * maintenance, and after max_jobs + 100 of those the claim returns what it has and notifies:
- * whoever waits for jobs of its queues claims again at once.
+ * waiting work of others: a job whose limit is full, or that has expired, leaves its lane, to
+ * be looked at by maintenance, and after max_jobs + 100 of those the claim returns what it has
+ * and notifies: whoever waits for jobs of its queues claims again at once.
+ *
+ * A job with a time limit has no lease beyond it but for 30 seconds, in which its worker stops
+ * it and says so.
  *
  * The lease token is the clock in microseconds, or one more than the job's last token if that
  * is greater.  So it grows with every claim of the job, also when the clock steps back, and a
@@ -53,7 +56,9 @@ create or replace function rota.claim_jobs(
         stage text,
         stage_input jsonb,
         definition text,
-        scheduled_for timestamptz
+        scheduled_for timestamptz,
+        time_limit interval,
+        headers jsonb
     ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
@@ -73,8 +78,8 @@ declare
         v_is_configured);
     v_may_be_more boolean;
     v_held_limits jsonb;
-    v_lease interval;
-    v_leases jsonb;
+    v_lease constant interval := case when lease is not null then rota._exact(lease) end;
+    v_settings jsonb;
 begin
     if cardinality(v_rows) = max_jobs is not true then
         -- Fewer are all that is due if the scan was from the start of the only lane.
@@ -103,12 +108,12 @@ begin
             );
         end if;
     end if;
-    if lease is not null then
-        v_lease := rota._exact(lease);
-    elsif v_is_configured then
-        v_leases := (
-            select jsonb_object_agg(q.queue, q.lease) from rota.queues as q
-            where q.queue = any(claim_jobs.queues) and q.lease is not null
+    if v_is_configured then
+        v_settings := (
+            select jsonb_object_agg(q.queue, jsonb_build_array(q.lease, q.time_limit))
+            from rota.queues as q
+            where q.queue = any(claim_jobs.queues)
+              and num_nonnulls(q.lease, q.time_limit) > 0
         );
     end if;
 
@@ -120,20 +125,25 @@ begin
             attempts = least(j.attempts, 2147483646) + 1,
             lease_token = greatest(least(j.lease_token, 9223372036854775806) + 1, c_moment),
             locked_by = claim_jobs.worker,
-            locked_until = v_now + greatest('1 ms', least('30 days', coalesce(j.lease, v_lease,
-                (v_leases ->> j.queue)::interval, '1 minute'))),
+            locked_until = v_now + greatest('1 ms', least('30 days',
+                coalesce(j.lease, v_lease, (v_settings -> j.queue ->> 0)::interval, '1 minute'),
+                coalesce(j.time_limit, (v_settings -> j.queue ->> 1)::interval) + '30 s')),
+            overdue_at = v_now
+                + coalesce(j.time_limit, (v_settings -> j.queue ->> 1)::interval),
             held_limits = (v_held_limits ->> j.id::text)::text[], opened_for = null,
             progress_percent = null, progress_message = null, started_at = v_now,
             updated_at = v_now
         where j.ctid = any(v_rows)
         returning j.id, j.lease_token, j.queue, j.job_type, j.payload, j.priority, j.attempts,
             j.max_attempts, j.run_at, j.locked_until, j.idempotency_key, j.created_at,
-            j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for,
-            coalesce(j.own_lane, j.priority) as lane, coalesce(j.own_place, j.run_at) as place
+            j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for, j.overdue_at,
+            j.headers, coalesce(j.own_lane, j.priority) as lane,
+            coalesce(j.own_place, j.run_at) as place
     )
     select c.id, c.lease_token, c.queue, c.job_type, c.payload, c.priority, c.attempts,
         c.max_attempts, c.run_at, c.locked_until, c.locked_until - v_now, c.idempotency_key,
-        c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for
+        c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for,
+        c.overdue_at - v_now, c.headers
     from claimed as c order by c.lane, c.place, c.id;
 end;
 $$;
@@ -145,7 +155,8 @@ comment on function rota.claim_jobs is
 /*
  * The rows of the first due jobs of the lane that the last claim found them in, locked.  Null
  * if nothing fresh is remembered of this very call, and none or too few where more has to be
- * looked at: another lane, a limit of the queue, one that is paused or ages.  What is in this
+ * looked at: another lane, a limit of the queue, one that is paused or ages, a job that has
+ * expired.  What is in this
  * one statement is all that most claims need.
  */
 create or replace function rota._lock_head(
@@ -158,6 +169,7 @@ create or replace function rota._lock_head(
 declare
     v_rows tid[];
     v_has_limits boolean;
+    v_has_expired boolean;
 begin
     if (start[1] > due_micros and start[1] <= due_micros + 60000000 and cardinality(start) >= 5
         and cardinality(queues) = 1 and max_jobs between 1 and 1000
@@ -174,9 +186,10 @@ begin
         end if;
     end if;
 
-    select array_agg(h.ctid), exists (select from rota.limits) into v_rows, v_has_limits
+    select array_agg(h.ctid), exists (select from rota.limits), bool_or(h.is_expired)
+    into v_rows, v_has_limits, v_has_expired
     from (
-        select j.ctid from rota.jobs as j
+        select j.ctid, j.expires_at <= _lock_head.due as is_expired from rota.jobs as j
         where j.queue = _lock_head.queues[1]
           and coalesce(j.own_lane, j.priority) = _lock_head.start[3]::integer and j.hold is null
           and j.status in ('queued', 'failed')
@@ -195,8 +208,8 @@ begin
         order by coalesce(j.own_place, j.run_at), j.id limit _lock_head.max_jobs
         for update of j skip locked
     ) as h;
-    if v_has_limits then
-        if exists (
+    if v_has_limits or v_has_expired then
+        if v_has_expired or exists (
             select from rota.jobs as j
             where j.ctid = any(v_rows)
               and (j.limit_key is not null
@@ -211,8 +224,8 @@ $$;
 
 /*
  * Lock due jobs of the queues that are open, and say which slots they hold: a jsonb object from
- * id to the names of limits, null if none holds any.  A job whose limit is full leaves its lane
- * on the way, and the walk goes on for another; but not for ever.
+ * id to the names of limits, null if none holds any.  A job whose limit is full, or that has
+ * expired, leaves its lane on the way, and the walk goes on for another; but not for ever.
  */
 create or replace function rota._lock_due(
     call text, start bigint[], queues text[], max_jobs integer, job_types text[],
@@ -222,8 +235,8 @@ create or replace function rota._lock_due(
 declare
     v_open record;
     v_start bigint[] := start;
-    v_wanted integer;
     v_found bigint[];
+    v_is_end boolean;
     v_admitted record;
     v_ids bigint[] := '{}'::bigint[];
     v_turned_away integer := 0;
@@ -236,13 +249,23 @@ begin
     from rota._open_queues(_lock_due.queues, _lock_due.due) as o;
 
     while cardinality(v_open.queues) > 0 loop
-        v_wanted := max_jobs - cardinality(v_ids);
-        v_found := rota._lock_lanes(call, v_start, v_open.queues, v_open.ends, v_wanted,
-            job_types, due, v_ids);
+        v_found := rota._lock_lanes(call, v_start, v_open.queues, v_open.ends,
+            max_jobs - cardinality(v_ids), job_types, due, v_ids);
         exit when cardinality(v_found) = 0;
-        if not exists (select from rota.limits) then
+        v_is_end := cardinality(v_found) < max_jobs - cardinality(v_ids);
+        if 0 > any(v_found) then
+            v_turned_away := v_turned_away + rota._hold_expired(v_found, due);
+            v_found := array(
+                select f.id from unnest(v_found) with ordinality as f (id, ordinal)
+                where f.id > 0 order by f.ordinal
+            );
+        end if;
+        if v_found = '{}' or not exists (select from rota.limits) then
             v_ids := v_ids || v_found;
-            exit;
+            exit when v_is_end or cardinality(v_ids) >= max_jobs
+              or v_turned_away >= 100 + max_jobs;
+            v_start := string_to_array(rota._scan_start(call), ' ')::bigint[];
+            continue;
         end if;
 
         select a.ids, a.held_limits, a.full_queues, a.limits_to_check into v_admitted
@@ -253,7 +276,7 @@ begin
             v_admitted.held_limits);
         v_turned_away := v_turned_away + cardinality(v_found) - cardinality(v_admitted.ids);
         exit when cardinality(v_ids) >= max_jobs
-          or cardinality(v_found) < v_wanted and v_admitted.full_queues = '{}'
+          or v_is_end and v_admitted.full_queues = '{}'
           or v_turned_away >= 100 + max_jobs;
         if v_admitted.full_queues <> '{}' then
             select coalesce(array_agg(q.queue), '{}') as queues,
@@ -273,6 +296,46 @@ begin
     -- By number: an update of rows that are locked needs no index to find them.
     locked_rows := array(select j.ctid from rota.jobs as j where j.id = any(v_ids));
     return next;
+end;
+$$;
+
+/*
+ * Take expired jobs out of their lanes: those with a minus, which are locked, and of the 100 at
+ * and behind the first of them in its lane all that nobody else has locked, since one that has
+ * expired is seldom alone.  Returns how many left.
+ */
+create or replace function rota._hold_expired(locked_ids bigint[], due timestamptz)
+    returns integer language plpgsql as $$
+declare
+    -- A variable: see _lock_merged().
+    c_waiting constant text[] := '{queued,failed}'::text[];
+    v_ids bigint[] := array(
+        select -l.id from unnest(_hold_expired.locked_ids) as l (id) where l.id < 0);
+    v_first rota.jobs;
+begin
+    select j.* into v_first from rota.jobs as j where j.id = v_ids[1];
+    v_ids := v_ids || array(
+        select j.id from rota.jobs as j
+        where j.id = any(array(
+            select w.id
+            from (
+                select j.id, j.expires_at from rota.jobs as j
+                where j.queue = v_first.queue
+                  and coalesce(j.own_lane, j.priority)
+                    = coalesce(v_first.own_lane, v_first.priority)
+                  and j.hold is null and j.status in ('queued', 'failed')
+                  and (coalesce(j.own_place, j.run_at), j.id)
+                    > (coalesce(v_first.own_place, v_first.run_at), v_first.id)
+                order by coalesce(j.own_place, j.run_at), j.id limit 100
+            ) as w
+            where w.expires_at <= _hold_expired.due
+        ))
+          and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
+          and j.expires_at <= _hold_expired.due
+        for update skip locked
+    );
+    update rota.jobs as j set hold = 'expired' where j.id = any(v_ids);
+    return cardinality(v_ids);
 end;
 $$;
 
@@ -391,7 +454,7 @@ $$;
 /*
  * Lock the first due jobs of one lane, or of one lane of several queues, that nobody else
  * holds: from (lane, place in microseconds, id) on, but for those that this claim has.  Returns
- * the place of the first of them, and then the ids.
+ * the place of the first of them, and then the ids, with a minus if the job has expired.
  */
 create or replace function rota._lock_lane(
     queues text[], ends timestamptz[], first bigint[], max_jobs integer, job_types text[],
@@ -413,7 +476,9 @@ begin
     if cardinality(queues) = 1 then
         select array_agg(l.id), min(l.place) into v_ids, v_place
         from (
-            select j.id, coalesce(j.own_place, j.run_at) as place from rota.jobs as j
+            select case when j.expires_at <= _lock_lane.due then -j.id else j.id end as id,
+                coalesce(j.own_place, j.run_at) as place
+            from rota.jobs as j
             where j.queue = c_queue
               and coalesce(j.own_lane, j.priority) = c_lane and j.hold is null
               and j.status in ('queued', 'failed') and coalesce(j.own_place, j.run_at) <= c_end
@@ -476,7 +541,8 @@ begin
             order by m.place, m.id limit v_window
         );
         ids := ids || array(
-            select j.id from rota.jobs as j
+            select case when j.expires_at <= _lock_merged.due then -j.id else j.id end
+            from rota.jobs as j
             where j.id = any(v_candidates)
               and coalesce(j.own_lane, j.priority) = _lock_merged.lane
               and j.status = any(c_waiting) and j.run_at <= _lock_merged.due
@@ -493,7 +559,8 @@ begin
     end loop;
 
     if cardinality(ids) = 0 then ids := null; end if;
-    select coalesce(j.own_place, j.run_at) into place from rota.jobs as j where j.id = ids[1];
+    select coalesce(j.own_place, j.run_at) into place from rota.jobs as j
+    where j.id = abs(ids[1]);
     return next;
 end;
 $$;
@@ -509,7 +576,7 @@ begin
             coalesce(max_jobs::text, 'null')));
     end if;
     perform rota._check_names('queues', queues);
-    if lease is not null then perform rota._check_lease('lease', lease); end if;
+    perform rota._check_interval('lease', lease, '1 millisecond', '30 days', true);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using

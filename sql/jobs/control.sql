@@ -64,6 +64,7 @@ begin
     update rota.jobs as j
     set status = case when j.status = 'blocked' then 'blocked' else 'queued' end,
         held_limits = null, run_at = least(j.run_at, rota.now()),
+        expires_at = case when j.expires_at > rota.now() then j.expires_at end,
         attempts = least(j.attempts, j.max_attempts - 1),
         payload = coalesce(j.rerun_payload, j.payload),
         priority = coalesce(j.rerun_priority, j.priority), rerun_payload = null,
@@ -83,7 +84,7 @@ $$;
  * its ordering key, the first of the line, which mostly is itself, becomes the head; any other
  * waits for its turn.  It waits again for those parents that have not succeeded, and whatever
  * becomes of them: somebody wants it to run.  In a pipeline it is the next time in its stage,
- * which needs a token of its own.
+ * which needs a token of its own.  If it has expired it does so no more.
  */
 create or replace function rota._revive(job_id bigint)
     returns text language plpgsql as $$
@@ -100,7 +101,9 @@ begin
     with ended as (
         delete from rota.finished_jobs as f where f.id = _revive.job_id
         returning f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
-            f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead, f.limit_key,
+            f.time_limit, f.headers, f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead,
+            f.limit_key,
+            case when f.expires_at > rota.now() then f.expires_at end as expires_at,
             f.pipeline, f.stage, f.stage_input, f.definition, f.scheduled_for,
             case when f.pipeline is null then f.lease_token
                 else least(f.lease_token, 9223372036854775806) + 1 end as lease_token,

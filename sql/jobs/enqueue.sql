@@ -44,7 +44,10 @@ create or replace function rota.enqueue(
     depends_on bigint[] default null,
     blocks bigint default null,
     if_parent_dead text default 'cancel',
-    limit_key text default null
+    limit_key text default null,
+    time_limit interval default null,
+    expires_at timestamptz default null,
+    headers jsonb default null
 )
     returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -60,6 +63,7 @@ declare
     v_status text := 'queued';
     v_max_attempts integer;
     v_lease interval;
+    v_time_limit interval;
     v_run_at timestamptz;
     v_place timestamptz;
     v_skip_dead boolean;
@@ -70,10 +74,12 @@ begin
     if (rota._is_sound(job_type, queue, payload, priority, idempotency_key)
         and on_conflict = 'keep' and not skip_dead and if_parent_dead = 'cancel'
         and num_nonnulls(run_at, delay, max_attempts, lease, backoff, unique_for, updated_at,
-            max_wait, ordering_key, depends_on, blocks, limit_key) = 0) is not true then
+            max_wait, ordering_key, depends_on, blocks, limit_key, time_limit, expires_at,
+            headers) = 0) is not true then
         perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
-            max_attempts, lease, backoff, idempotency_key);
+            max_attempts, lease, backoff, idempotency_key, time_limit, expires_at, headers);
         v_lease := rota._exact(lease);
+        v_time_limit := rota._exact(time_limit);
         v_run_at := coalesce(run_at, v_now + rota._exact(delay));
         v_is_special := (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
           is distinct from ('keep', false, 'cancel') or num_nonnulls(enqueue.unique_for,
@@ -91,8 +97,9 @@ begin
             return rota._enqueue_special(
                 jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type', job_type,
                     'payload', payload, 'queue', queue, 'run_at', v_run_at, 'priority',
-                    priority, 'max_attempts', max_attempts, 'lease', lease, 'backoff', backoff,
-                    'idempotency_key', idempotency_key, 'ordering_key', ordering_key,
+                    priority, 'max_attempts', max_attempts, 'lease', lease, 'time_limit',
+                    time_limit, 'expires_at', expires_at, 'headers', headers, 'backoff',
+                    backoff, 'idempotency_key', idempotency_key, 'ordering_key', ordering_key,
                     'skip_dead', skip_dead, 'if_parent_dead', if_parent_dead, 'limit_key',
                     limit_key, 'status', case when depends_on is not null then 'blocked' end)),
                 unique_for, on_conflict, updated_at, max_wait, depends_on, blocks);
@@ -120,13 +127,15 @@ begin
     end if;
     loop
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
-            status, run_at, own_place, created_at, updated_at) overriding system value
+            time_limit, expires_at, headers, backoff, idempotency_key, ordering_key, skip_dead,
+            if_parent_dead, limit_key, status, run_at, own_place, created_at, updated_at)
+        overriding system value
         values (coalesce(v_new_id, nextval('rota.jobs_id_seq')), enqueue.queue,
             enqueue.job_type, enqueue.payload, enqueue.priority,
-            coalesce(enqueue.max_attempts, v_max_attempts, 10), v_lease, enqueue.backoff,
-            enqueue.idempotency_key, enqueue.ordering_key, v_skip_dead, v_if_parent_dead,
-            enqueue.limit_key, v_status, coalesce(v_run_at, v_now), v_place, v_now, v_now)
+            coalesce(enqueue.max_attempts, v_max_attempts, 10), v_lease, v_time_limit,
+            enqueue.expires_at, enqueue.headers, enqueue.backoff, enqueue.idempotency_key,
+            enqueue.ordering_key, v_skip_dead, v_if_parent_dead, enqueue.limit_key, v_status,
+            coalesce(v_run_at, v_now), v_place, v_now, v_now)
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing
         returning j.id into v_job_id;
@@ -236,7 +245,8 @@ create or replace function rota._read_jobs(
     language plpgsql as $$
 declare
     c_plain constant text[] := array['job_type', 'payload', 'queue', 'run_at', 'priority',
-        'max_attempts', 'lease', 'backoff', 'idempotency_key'];
+        'max_attempts', 'lease', 'backoff', 'idempotency_key', 'time_limit', 'expires_at',
+        'headers'];
     v_read record;
     v_rule record;
 begin
@@ -258,7 +268,8 @@ begin
             count(n.idempotency_key) > 0 as has_keys,
             bool_and(rota._is_sound(n.job_type, coalesce(n.queue, 'default'),
                 coalesce(n.payload, '{}'), coalesce(n.priority, 0::smallint), n.idempotency_key)
-                and num_nonnulls(n.run_at, n.max_attempts, n.lease, n.backoff) = 0) as are_sound
+                and num_nonnulls(n.run_at, n.max_attempts, n.lease, n.backoff, n.time_limit,
+                    n.expires_at, n.headers) = 0) as are_sound
         into v_read
         from jsonb_populate_recordset(null::rota.jobs, _read_jobs.jobs) as n;
         new_jobs := v_read.new_jobs;
@@ -268,9 +279,9 @@ begin
         perform rota._check_new_job(format('jobs[%s].', n.ordinality), n.job_type,
             coalesce(n.payload, '{}'), coalesce(n.queue, 'default'), n.run_at, r.delay,
             coalesce(n.priority, 0::smallint), n.max_attempts, n.lease, n.backoff,
-            n.idempotency_key),
+            n.idempotency_key, n.time_limit, n.expires_at, n.headers),
             rota._check_key_rule(format('jobs[%s].', n.ordinality), n.idempotency_key,
-                r.unique_for, r.on_conflict, r.updated_at, r.max_wait),
+                r.unique_for, r.on_conflict, r.updated_at, r.max_wait, n.expires_at),
             rota._check_waits(format('jobs[%s].', n.ordinality), n.ordering_key,
                 coalesce(n.skip_dead, false), r.depends_on, r.blocks,
                 coalesce(n.if_parent_dead, 'cancel'), n.limit_key)
@@ -363,8 +374,9 @@ declare
     v_text constant text := value #>> '{}';
 begin
     case _cast_problem.argument
-        when 'run_at', 'updated_at' then perform v_text::timestamptz;
-        when 'delay', 'lease', 'unique_for', 'max_wait' then perform v_text::interval;
+        when 'run_at', 'updated_at', 'expires_at' then perform v_text::timestamptz;
+        when 'delay', 'lease', 'time_limit', 'unique_for', 'max_wait' then
+            perform v_text::interval;
         when 'max_attempts' then perform v_text::integer;
         when 'priority' then
             if v_text::integer not between -32768 and 32767 then
@@ -406,17 +418,25 @@ $$;
 /* The rules for one new job; *prefix* says which of many it is. */
 create or replace function rota._check_new_job(
     prefix text, job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
-    priority integer, max_attempts integer, lease interval, backoff jsonb, idempotency_key text
+    priority integer, max_attempts integer, lease interval, backoff jsonb, idempotency_key text,
+    time_limit interval default null, expires_at timestamptz default null,
+    headers jsonb default null
 )
     returns void language plpgsql as $$
 begin
-    perform rota._check_name(prefix || 'job_type', job_type);
-    if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then
-        perform rota._refuse(prefix || 'payload', 'must be a JSON object');
+    if not rota._is_sound(job_type, queue, payload, priority, idempotency_key) then
+        perform rota._check_name(prefix || 'job_type', job_type);
+        if jsonb_typeof(_check_new_job.payload) is distinct from 'object' then
+            perform rota._refuse(prefix || 'payload', 'must be a JSON object');
+        end if;
+        perform rota._check_size(prefix || 'payload', payload,
+            '; keep the blob elsewhere and send its id');
+        perform rota._check_name(prefix || 'queue', queue);
+        perform rota._check_priority(prefix || 'priority', priority);
+        if idempotency_key is not null then
+            perform rota._check_text(prefix || 'idempotency_key', idempotency_key, 255);
+        end if;
     end if;
-    perform rota._check_size(prefix || 'payload', payload,
-        '; keep the blob elsewhere and send its id');
-    perform rota._check_name(prefix || 'queue', queue);
     if run_at is not null then perform rota._check_run_at(prefix || 'run_at', run_at); end if;
     if delay is not null then
         perform rota._check_interval(prefix || 'delay', delay, '0', '100 years');
@@ -424,15 +444,20 @@ begin
             perform rota._refuse(prefix || 'delay', 'and run_at must not both be given');
         end if;
     end if;
-    perform rota._check_priority(prefix || 'priority', priority);
     if max_attempts < 1 then
         perform rota._refuse(prefix || 'max_attempts',
             format('must be at least 1, got %s', max_attempts));
     end if;
     perform rota._check_lease(prefix || 'lease', lease);
     perform rota._check_backoff(prefix || 'backoff', backoff);
-    if idempotency_key is not null then
-        perform rota._check_text(prefix || 'idempotency_key', idempotency_key, 255);
+    if num_nonnulls(time_limit, expires_at, headers) = 0 then return; end if;
+    perform rota._check_lease(prefix || 'time_limit', time_limit);
+    if expires_at is not null then
+        perform rota._check_run_at(prefix || 'expires_at', expires_at);
+        if expires_at <= coalesce(run_at, rota.now() + delay) then
+            perform rota._refuse(prefix || 'expires_at', 'must be later than run_at or delay');
+        end if;
     end if;
+    perform rota._check_headers(prefix || 'headers', headers);
 end;
 $$;

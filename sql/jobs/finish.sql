@@ -248,23 +248,24 @@ begin
             or not exists (select from rota.queue_grants)
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))
         returning j.id, j.queue, j.job_type, j.payload, j.priority, j.max_attempts, j.lease,
-            j.backoff, j.idempotency_key, j.ordering_key, j.skip_dead, j.limit_key, j.pipeline,
-            j.stage, j.stage_input, j.definition, j.scheduled_for, j.run_at, j.attempts,
-            j.lease_token, j.locked_by, j.cancel_requested_at, j.cancel_reason,
-            j.progress_percent, j.progress_message, j.last_error, j.error_type, j.failed_at,
-            j.created_at, j.started_at, j.rerun_payload, j.rerun_run_at, j.rerun_priority,
-            j.held_limits
+            j.time_limit, j.expires_at, j.headers, j.backoff, j.idempotency_key, j.ordering_key,
+            j.skip_dead, j.limit_key, j.pipeline, j.stage, j.stage_input, j.definition,
+            j.scheduled_for, j.run_at, j.attempts, j.lease_token, j.locked_by,
+            j.cancel_requested_at, j.cancel_reason, j.progress_percent, j.progress_message,
+            j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at,
+            j.rerun_payload, j.rerun_run_at, j.rerun_priority, j.held_limits
     ),
     archived as (
         insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,
-            lease, backoff, idempotency_key, ordering_key, skip_dead, limit_key, pipeline,
+            lease, time_limit, expires_at, headers, backoff, idempotency_key, ordering_key,
+            skip_dead, limit_key, pipeline,
             stage, stage_input, definition, scheduled_for, run_at, attempts, lease_token,
             locked_by, cancel_requested_at, cancel_reason, progress_percent, progress_message,
             last_error, error_type, failed_at, created_at, started_at, status, updated_at,
             finished_at, result)
         select e.id, e.queue, e.job_type, e.payload, e.priority, e.max_attempts, e.lease,
-            e.backoff, e.idempotency_key, e.ordering_key, e.skip_dead, e.limit_key,
-            e.pipeline, e.stage, e.stage_input, e.definition,
+            e.time_limit, e.expires_at, e.headers, e.backoff, e.idempotency_key, e.ordering_key,
+            e.skip_dead, e.limit_key, e.pipeline, e.stage, e.stage_input, e.definition,
             e.scheduled_for, e.run_at, e.attempts, e.lease_token, e.locked_by,
             e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
@@ -309,7 +310,7 @@ begin
             'priority', e.rerun_priority, 'run_at', e.rerun_run_at, 'status', null,
             'pipeline', null, 'stage', null, 'stage_input', null, 'definition', null,
             'scheduled_for', null, 'last_error', null, 'error_type', null, 'failed_at', null,
-            'created_at', null)) order by e.idempotency_key, e.job_type),
+            'created_at', null, 'expires_at', null)) order by e.idempotency_key, e.job_type),
         array_agg(nextval('rota.jobs_id_seq')))
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null having count(*) > 0;

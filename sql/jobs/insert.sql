@@ -25,9 +25,10 @@ declare
 begin
     with added as (
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
-            backoff, idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key,
-            pipeline, stage, stage_input, stage_queued_at, definition, scheduled_for, status,
-            run_at, lease_token, last_error, error_type, failed_at, created_at, updated_at)
+            time_limit, expires_at, headers, backoff, idempotency_key, ordering_key, skip_dead,
+            if_parent_dead, limit_key, pipeline, stage, stage_input, stage_queued_at,
+            definition, scheduled_for, status, run_at, lease_token, last_error, error_type,
+            failed_at, created_at, updated_at)
         overriding system value
         select _insert_jobs.new_ids[n.ordinality], coalesce(n.queue, 'default'), n.job_type,
             coalesce(n.payload, '{}'), coalesce(n.priority, 0::smallint),
@@ -35,8 +36,9 @@ begin
                 select q.max_attempts from rota.queues as q
                 where q.queue = coalesce(n.queue, 'default')
             ) end, 10),
-            case when n.lease is not null then rota._exact(n.lease) end, n.backoff,
-            n.idempotency_key, n.ordering_key,
+            case when n.lease is not null then rota._exact(n.lease) end,
+            case when n.time_limit is not null then rota._exact(n.time_limit) end,
+            n.expires_at, n.headers, n.backoff, n.idempotency_key, n.ordering_key,
             case when n.ordering_key is not null then coalesce(n.skip_dead, false) end,
             case when n.status = 'blocked' or n.status is null and n.ordering_key is not null
                 then coalesce(n.if_parent_dead, 'cancel') end,

@@ -38,7 +38,7 @@ declare
     v_is_new boolean;
 begin
     perform rota._check_key_rule('', new_job.idempotency_key, unique_for, on_conflict,
-        updated_at, max_wait);
+        updated_at, max_wait, new_job.expires_at);
     perform rota._check_queues('producer', array[new_job.queue]);
 
     select k.job_id, k.is_new into v_job_id, v_is_new
@@ -187,6 +187,9 @@ begin
     update rota.jobs as j
     set payload = case when j.status = 'running' then j.payload else v_payload end,
         priority = case when j.status = 'running' then j.priority else v_priority end,
+        expires_at = case when j.status = 'running' then j.expires_at
+            else new_job.expires_at end,
+        headers = case when j.status = 'running' then j.headers else new_job.headers end,
         run_at = case
             when j.status = 'running' then j.run_at
             when j.status = 'failed' and _update_keyed.is_rerun and new_job.run_at is null
@@ -266,7 +269,7 @@ $$;
 
 create or replace function rota._check_key_rule(
     prefix text, idempotency_key text, unique_for interval, on_conflict text,
-    updated_at timestamptz, max_wait interval
+    updated_at timestamptz, max_wait interval, expires_at timestamptz
 )
     returns void language plpgsql as $$
 declare
@@ -295,6 +298,11 @@ begin
         if on_conflict <> 'rerun' then
             perform rota._refuse(prefix || 'updated_at', 'goes with on_conflict rerun only');
         end if;
+    end if;
+    if expires_at is not null and on_conflict = 'rerun' then
+        -- The run that follows a running one tells of something else, which may not expire.
+        perform rota._refuse(prefix || 'expires_at',
+            'goes with on_conflict keep or replace only');
     end if;
     if max_wait is not null then
         perform rota._check_interval(prefix || 'max_wait', max_wait, '0', '100 years');

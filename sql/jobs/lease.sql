@@ -9,7 +9,10 @@
  * worker that was given up for dead and wakes up late matches no row: it is told to stop, and
  * cannot take the job back from its new owner.
  *
- * The heartbeat is also how a worker learns that somebody wants the job cancelled.
+ * The heartbeat is also how a worker learns that somebody wants the job cancelled, or that the
+ * attempt has taken longer than the job's time limit.  Nobody has a lease beyond that but for
+ * the 30 seconds in which a worker stops the handler: so a handler that hangs loses its job,
+ * though its worker lives.
  */
 
 create or replace function rota.heartbeat(
@@ -17,8 +20,11 @@ create or replace function rota.heartbeat(
     lease_token bigint,
     lease interval default null
 )
-    returns table (locked_until timestamptz, is_cancel_requested boolean) language plpgsql
-    security definer
+    returns table (
+        locked_until timestamptz,
+        is_cancel_requested boolean,
+        is_overdue boolean
+    ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
@@ -35,12 +41,13 @@ begin
     v_now := rota.now();
     return query
     update rota.jobs as j
-    set locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
-            v_lease, j.lease, rota._queue_lease(j.queue)))),
+    set locked_until = least(j.overdue_at + interval '30 s', v_now + greatest('1 ms', least(
+            '30 days', coalesce(v_lease, j.lease, rota._queue_lease(j.queue))))),
         updated_at = v_now
     where j.id = heartbeat.job_id
       and j.lease_token = heartbeat.lease_token and j.status = 'running'
-    returning j.locked_until, j.cancel_requested_at is not null;
+    returning j.locked_until, j.cancel_requested_at is not null,
+        coalesce(j.overdue_at <= v_now, false);
 
     if not found then perform rota._raise_lost(job_id, lease_token); end if;
 end;
@@ -48,7 +55,9 @@ $$;
 
 comment on function rota.heartbeat is
     'Extend the lease of a running job, by the argument, else as the job says, else its queue, '
-    'and tell whether a cancel was requested; raises RT002 if the lease is lost, RT001, RT003.';
+    'and tell whether a cancel was requested, and whether it is over its time limit, beyond '
+    'which it is extended by no more than 30 seconds; raises RT002 if the lease is lost, '
+    'RT001, RT003.';
 
 create or replace function rota.heartbeat_jobs(
     job_ids bigint[],
@@ -59,7 +68,8 @@ create or replace function rota.heartbeat_jobs(
         job_id bigint,
         locked_until timestamptz,
         is_lost boolean,
-        is_cancel_requested boolean
+        is_cancel_requested boolean,
+        is_overdue boolean
     ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
@@ -79,17 +89,17 @@ begin
     with beaten as (
         update rota.jobs as j
         -- A lease that somebody wrote by hand must not stop those of the other jobs.
-        set locked_until = v_now + greatest('1 ms', least('30 days', coalesce(
-                v_lease, j.lease, rota._queue_lease(j.queue)))),
+        set locked_until = least(j.overdue_at + interval '30 s', v_now + greatest('1 ms', least(
+                '30 days', coalesce(v_lease, j.lease, rota._queue_lease(j.queue))))),
             updated_at = v_now
         where j.id = any(v_ids)
           and j.lease_token = heartbeat_jobs.lease_tokens[array_position(v_ids, j.id)]
           and j.status = 'running'
-        returning j.id, j.lease_token, j.locked_until, j.cancel_requested_at
+        returning j.id, j.lease_token, j.locked_until, j.cancel_requested_at, j.overdue_at
     )
     select t.job_id, b.locked_until,
         b.id is null and not rota._is_running(t.job_id, t.lease_token),
-        b.cancel_requested_at is not null
+        b.cancel_requested_at is not null, coalesce(b.overdue_at <= v_now, false)
     from unnest(heartbeat_jobs.job_ids, heartbeat_jobs.lease_tokens)
         with ordinality as t (job_id, lease_token, ordinal)
     left join beaten as b on b.id = t.job_id and b.lease_token = t.lease_token

@@ -14,6 +14,7 @@ create or replace function rota.set_queue(
     keep_finished interval default null,
     keep_dead interval default null,
     ageing interval default null,
+    time_limit interval default null,
     reset boolean default false
 )
     returns void language plpgsql security definer
@@ -22,6 +23,7 @@ as $$
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_lease('lease', lease);
+    perform rota._check_lease('time_limit', time_limit);
     if max_attempts < 1 then
         perform rota._refuse('max_attempts',
             format('must be at least 1, got %s', max_attempts));
@@ -33,10 +35,10 @@ begin
     perform rota._check_given('reset', reset is not null);
 
     insert into rota.queues as q (queue, lease, max_attempts, backoff, keep_finished, keep_dead,
-        ageing)
+        ageing, time_limit)
     values (set_queue.queue, rota._exact(set_queue.lease), set_queue.max_attempts,
         set_queue.backoff, set_queue.keep_finished, set_queue.keep_dead,
-        rota._exact(set_queue.ageing))
+        rota._exact(set_queue.ageing), rota._exact(set_queue.time_limit))
     on conflict on constraint queues_pkey do update
     set lease = coalesce(excluded.lease, case when not reset then q.lease end),
         max_attempts = coalesce(excluded.max_attempts,
@@ -46,6 +48,7 @@ begin
             case when not reset then q.keep_finished end),
         keep_dead = coalesce(excluded.keep_dead, case when not reset then q.keep_dead end),
         ageing = coalesce(excluded.ageing, case when not reset then q.ageing end),
+        time_limit = coalesce(excluded.time_limit, case when not reset then q.time_limit end),
         updated_at = rota.now();
     if ageing is not null or reset then
         -- Jobs that wait take the places that the new setting gives them.

@@ -43,7 +43,9 @@ create or replace function rota.finish_and_claim(
         stage text,
         stage_input jsonb,
         definition text,
-        scheduled_for timestamptz
+        scheduled_for timestamptz,
+        time_limit interval,
+        headers jsonb
     ) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -54,7 +56,8 @@ begin
         return query
         select f.outcome, f.job_id, t.lease_token, null, null, null::jsonb, null::smallint,
             null::integer, null::integer, null::timestamptz, null::timestamptz, null::interval,
-            null, null::timestamptz, null, null, null::jsonb, null, null::timestamptz
+            null, null::timestamptz, null, null, null::jsonb, null, null::timestamptz,
+            null::interval, null::jsonb
         from rota.finish_jobs(finish_and_claim.job_ids, finish_and_claim.lease_tokens,
             finish_and_claim.results,
             finish_and_claim.next_stages) with ordinality as f (job_id, outcome, ordinal)
@@ -66,7 +69,8 @@ begin
         return query
         select e.answer, e.job_id, e.lease_token, null, null, null::jsonb, null::smallint,
             null::integer, null::integer, null::timestamptz, null::timestamptz, null::interval,
-            null, null::timestamptz, null, null, null::jsonb, null, null::timestamptz
+            null, null::timestamptz, null, null, null::jsonb, null, null::timestamptz,
+            null::interval, null::jsonb
         from rota.end_jobs(finish_and_claim.endings) as e
         where e.answer not in ('finished', 'already_finished', 'failed', 'snoozed', 'released');
     end if;
@@ -75,23 +79,24 @@ begin
         return query
         select
             case when h.is_lost then 'lost' when h.locked_until is null then 'busy'
-                else 'cancel_requested' end,
+                when h.is_cancel_requested then 'cancel_requested' else 'overdue' end,
             h.job_id, t.lease_token, null, null, null::jsonb, null::smallint,
             null::integer, null::integer, null::timestamptz, h.locked_until,
             null::interval, null, null::timestamptz, null, null, null::jsonb, null,
-            null::timestamptz
+            null::timestamptz, null::interval, null::jsonb
         from rota.heartbeat_jobs(
             finish_and_claim.kept_job_ids, finish_and_claim.kept_lease_tokens,
             finish_and_claim.lease) with ordinality
-            as h (job_id, locked_until, is_lost, is_cancel_requested, ordinal)
+            as h (job_id, locked_until, is_lost, is_cancel_requested, is_overdue, ordinal)
         join unnest(finish_and_claim.kept_lease_tokens)
             with ordinality as t (lease_token, ordinal) on t.ordinal = h.ordinal
-        where h.is_lost or h.locked_until is null or h.is_cancel_requested;
+        where h.is_lost or h.locked_until is null or h.is_cancel_requested or h.is_overdue;
     end if;
     return query
     select 'claimed', c.job_id, c.lease_token, c.queue, c.job_type, c.payload, c.priority,
         c.attempt, c.max_attempts, c.run_at, c.locked_until, c.locked_for, c.idempotency_key,
-        c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for
+        c.created_at, c.pipeline, c.stage, c.stage_input, c.definition, c.scheduled_for,
+        c.time_limit, c.headers
     from rota.claim_jobs(finish_and_claim.worker, finish_and_claim.queues,
         finish_and_claim.max_jobs, finish_and_claim.lease, finish_and_claim.job_types) as c;
 end;
@@ -101,4 +106,4 @@ comment on function rota.finish_and_claim is
     'Finish jobs, end others as end_jobs() does, extend the leases of kept ones and claim new '
     'ones in one round trip: rows of claim_jobs() with outcome claimed, and one for each job '
     'that is dead, cancelled, refused, lost, busy (report again) or, of the kept ones, '
-    'cancel_requested; raises 22023 or RT009.';
+    'cancel_requested or overdue; raises 22023 or RT009.';

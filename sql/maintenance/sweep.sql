@@ -5,6 +5,8 @@
  * this and no daemon: anybody may call it at any time, each call does a bounded amount, and
  * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.  The
  * attempt counts, but where the one before did not end like this the next try comes at once.
+ * A job that is over its time limit comes back in the same way, though its worker lives, and is
+ * tried again after its backoff: whatever hung may hang again.
  *
  * One row that cannot be swept must not keep the others.  All are first tried together; if
  * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
@@ -34,8 +36,8 @@ end;
 $$;
 
 comment on function rota.sweep_stale_leases is
-    'Fail up to max_jobs running jobs whose lease has ended, with error_type lease_expired, '
-    'and return how many; raises 22023.';
+    'Fail up to max_jobs running jobs whose lease has ended, with error_type lease_expired, or '
+    'time_limit where that was over, too, and return how many; raises 22023.';
 
 create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
     returns integer language plpgsql as $$
@@ -43,7 +45,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_since constant timestamptz := rota._swept_until(v_now, is_one_by_one);
     v_walked constant bigint :=
-        pg_stat_get_xact_tuples_returned('rota.jobs_lease_idx'::regclass::oid);
+        pg_stat_get_xact_tuples_returned('rota.jobs_deadline_idx'::regclass::oid);
     v_job rota.jobs;
     v_swept integer := 0;
 begin
@@ -122,7 +124,7 @@ begin
     if was_full then
         v_hint[1] := (extract(epoch from _keep_sweep.moment + least(
             21 * (rota.now() - _keep_sweep.moment), interval '1 minute')) * 1000000)::bigint;
-        v_hint[3] := pg_stat_get_xact_tuples_returned('rota.jobs_lease_idx'::regclass::oid)
+        v_hint[3] := pg_stat_get_xact_tuples_returned('rota.jobs_deadline_idx'::regclass::oid)
             - walked;
     end if;
     v_hint[2] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint;
@@ -138,16 +140,24 @@ $$;
 create or replace function rota._sweep_one(job rota.jobs)
     returns void language plpgsql as $$
 declare
+    v_is_overdue constant boolean := coalesce(job.overdue_at <= rota.now(), false);
     v_policy constant jsonb := coalesce(job.backoff,
         (select q.backoff from rota.queues as q where q.queue = job.queue));
 begin
     perform rota._fail_running(
         array[job.id], array[job.lease_token],
-        array[format(
-            'lease expired: %s neither finished the job nor sent a heartbeat before %s',
-            job.locked_by, job.locked_until)],
-        array['lease_expired'], array[null::text],
-        array[case when job.error_type is distinct from 'lease_expired' then least(
+        array[case
+            when v_is_overdue
+            then format('time limit: %s did not end the job within %s', job.locked_by,
+                job.overdue_at - job.started_at)
+            else format(
+                'lease expired: %s neither finished the job nor sent a heartbeat before %s',
+                job.locked_by, job.locked_until)
+        end],
+        array[case when v_is_overdue then 'time_limit' else 'lease_expired' end],
+        array[null::text],
+        array[case when not v_is_overdue
+                and job.error_type is distinct from 'lease_expired' then least(
             rota._backoff(coalesce(v_policy, '{}') || '{"kind": "fixed", "base_seconds": 1}',
                 1),
             rota._backoff(v_policy, job.attempts))

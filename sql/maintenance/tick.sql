@@ -20,6 +20,7 @@ create or replace function rota.tick()
     returns table (
         jobs_fired integer,
         jobs_swept integer,
+        jobs_expired integer,
         checks_done integer,
         jobs_deleted integer,
         keys_deleted integer,
@@ -48,7 +49,7 @@ begin
               and u.done_at between rota.now() - interval '10 seconds' and rota.now()
         );
     if was_skipped or not rota._has_maintenance() then
-        return query select 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, was_skipped, false;
+        return query select 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, was_skipped, false;
         return;
     end if;
 
@@ -57,6 +58,12 @@ begin
     exception
         when others then
             raise warning 'the sweep failed and will be tried again: %', sqlerrm;
+    end;
+    begin
+        jobs_expired := rota._expire_jobs(1000);
+    exception
+        when others then
+            raise warning 'expiry failed and will be tried again: %', sqlerrm;
     end;
     begin
         jobs_fired := rota._fire_schedules(1000);
@@ -73,8 +80,9 @@ begin
     begin
         select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
         into v_deleted, partitions_created, partitions_dropped, has_more
-        from rota._retain(v_is_alone, num_nulls(jobs_swept, jobs_fired, checks_done) > 0
-            or greatest(jobs_swept, jobs_fired, checks_done) > 0) as r;
+        from rota._retain(v_is_alone,
+            num_nulls(jobs_swept, jobs_expired, jobs_fired, checks_done) > 0
+            or greatest(jobs_swept, jobs_expired, jobs_fired, checks_done) > 0) as r;
     exception
         when others then
             raise warning 'retention failed and will be tried again: %', sqlerrm;
@@ -92,20 +100,23 @@ begin
     -- What a part left because it could not do it is not asked for again at once.
     has_more := coalesce(
         has_more or jobs_swept >= 1000 and rota._has_stale_leases()
+        or jobs_expired >= 1000 and rota._has_expired()
         or jobs_fired >= 1000 and exists (
             select from rota.job_definitions as d where d.next_run_at <= rota.now())
         or checks_done >= 1000 and rota._has_later_due()
         -- What was done may have led to more, which can be done after the commit.
-        or rota._has_checks(with_own => greatest(jobs_swept, jobs_fired, checks_done) > 0),
+        or rota._has_checks(with_own => greatest(jobs_swept, jobs_expired, jobs_fired,
+            checks_done) > 0),
         false);
     return next;
 end;
 $$;
 
 comment on function rota.tick is
-    'Sweep leases that ended, fire schedules, look again at jobs that wait for others, make '
-    'partitions ahead and purge what has expired, a bounded amount per call, and return what '
-    'was done and whether there is more; does nothing while another tick runs.';
+    'Sweep leases that ended, end jobs that expired, fire schedules, look again at jobs that '
+    'wait for others, make partitions ahead and purge what has expired, a bounded amount per '
+    'call, and return what was done and whether there is more; does nothing while another tick '
+    'runs.';
 
 /*
  * Whether there is anything to do: most ticks find nothing, and to ask first costs a third of
@@ -117,7 +128,7 @@ create or replace function rota._has_maintenance()
 declare
     v_now constant timestamptz := rota.now();
 begin
-    return rota._has_stale_leases() or exists (
+    return rota._has_stale_leases() or rota._has_expired() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
     ) or rota._has_checks(true) or rota._has_later_due() or exists (
         select from rota.maintenance as u join rota.maintenance as r on r.task = 'retention'

@@ -84,7 +84,12 @@ create or replace function rota._explain_time(job rota.jobs)
 declare
     c_now constant timestamptz := rota.now();
 begin
-    if job.run_at > c_now and job.status = 'failed' then
+    if job.expires_at <= c_now then
+        return query
+        select 'expired', format('it expired %s ago, and the next tick ends it as cancelled',
+                rota._span(c_now - job.expires_at)),
+            format('select rota.retry_job(%s);', job.id);
+    elsif job.run_at > c_now and job.status = 'failed' then
         return query
         select 'retry', format(
                 'attempt %s of %s failed %s ago with %s; it is tried again in %s, at %s',
@@ -131,7 +136,7 @@ create or replace function rota._explain_limits(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
-    c_hold constant text := nullif(job.hold, 'time');
+    c_hold constant text := case when job.hold not in ('time', 'expired') then job.hold end;
     v_bound rota.limits;
     v_argument text;
     v_free integer;
@@ -294,7 +299,7 @@ begin
                         j.job_type, j.status)
                     from rota.jobs as j where j.id = v_head_id
                 )),
-            format('select * from rota.explain_job(%s);', v_head_id)
+            'select * from rota.explain_job(' || v_head_id || ');'
         where v_head_id is distinct from job.id;
     end if;
 end;
@@ -412,6 +417,10 @@ begin
                 rota._span(job.locked_until - c_now)),
             format('select rota.retry_job(%s, force => true);', job.id);
     end if;
+    return query
+    select 'hung', h.words, format('select rota.retry_job(%s, force => true);', job.id)
+    from (select rota._hung_words(job.queue, job.job_type, job.started_at) as words) as h
+    where h.words is not null and job.locked_until >= c_now and not c_is_gone;
     return query
     select 'running', format('it runs: %s; its last sign of life was %s ago, its lease ends in '
             '%s%s', c_holder, rota._span(c_now - job.updated_at),

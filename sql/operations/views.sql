@@ -11,7 +11,8 @@ select j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.a
     j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
     j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
     null::timestamptz as finished_at, null::jsonb as result, j.ordering_key, j.limit_key,
-    j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for
+    j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for, j.time_limit,
+    j.expires_at, j.headers
 from rota.jobs as j
 union all
 select f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.attempts,
@@ -19,7 +20,7 @@ select f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.a
     f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
     f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
     f.finished_at, f.result, f.ordering_key, f.limit_key, f.pipeline, f.stage, f.stage_input,
-    f.definition, f.scheduled_for
+    f.definition, f.scheduled_for, f.time_limit, f.expires_at, f.headers
 from rota.finished_jobs as f;
 
 comment on view rota.job_runs is 'Every job, live or ended, one row each, in one shape.';

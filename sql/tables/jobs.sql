@@ -18,6 +18,9 @@ create table rota.jobs (
     priority smallint not null,
     max_attempts integer not null,
     lease interval,
+    time_limit interval,
+    expires_at timestamptz,
+    headers jsonb,
     backoff jsonb,
     idempotency_key text,
     ordering_key text,
@@ -41,6 +44,7 @@ create table rota.jobs (
     lease_token bigint not null default 0,
     locked_by text,
     locked_until timestamptz,
+    overdue_at timestamptz,
     cancel_requested_at timestamptz,
     cancel_reason text,
     rerun_payload jsonb,
@@ -99,9 +103,12 @@ create index jobs_key_place_idx on rota.jobs (
     where own_place is not null and coalesce(hold, '') <> 'time'
       and status in ('queued', 'failed');
 
--- The same rows as "where status = 'running'".  But that is said of single jobs everywhere, and
--- a planner that knows of few running jobs would look for the one by reading them all.
-create index jobs_lease_idx on rota.jobs (locked_until) where locked_until is not null;
+-- Two lists in one index, since each index costs every write: first the running jobs by the end
+-- of their leases, then those that wait and expire.  Not "where status = 'running'": that is
+-- said of single jobs everywhere, and a planner that knows of few running jobs would look for
+-- the one by reading them all.
+create index jobs_deadline_idx on rota.jobs (locked_until, expires_at)
+    where locked_until is not null or expires_at is not null;
 
 -- A key belongs to its job type, that of a run to its pipeline: its jobs are of many types.  No
 -- job type has a space.
@@ -125,6 +132,11 @@ comment on column rota.jobs.priority is 'Lower runs first.';
 comment on column rota.jobs.run_at is 'Not before this time; for a failed job its next try.';
 comment on column rota.jobs.max_attempts is 'After so many attempts a failure is final.';
 comment on column rota.jobs.lease is 'Length of a lease of this job; null means the queue''s.';
+comment on column rota.jobs.time_limit is
+    'How long an attempt may take; null means as long as the queue''s.';
+comment on column rota.jobs.expires_at is 'No attempt begins then or later; null means never.';
+comment on column rota.jobs.headers is
+    'Texts that go with the job through all attempts, such as a trace; null means none.';
 comment on column rota.jobs.backoff is 'Retry rule of this job; null means the queue''s.';
 comment on column rota.jobs.idempotency_key is
     'Unique among live jobs of one type, or runs of one pipeline; null means no key.';
@@ -138,7 +150,8 @@ comment on column rota.jobs.limit_key is
 comment on column rota.jobs.own_lane is 'Null where the lane is the priority.';
 comment on column rota.jobs.own_place is 'Null where the place in the lane is run_at.';
 comment on column rota.jobs.hold is
-    'Why a waiting job is kept out of its lane: the name of a full limit, or time; else null.';
+    'Why a waiting job is kept out of its lane: the name of a full limit, time, or expired; '
+    'else null.';
 comment on column rota.jobs.opened_for is
     'The limit that let the waiting job into its lane to take a free slot; else null.';
 comment on column rota.jobs.held_limits is
@@ -152,6 +165,8 @@ comment on column rota.jobs.lease_token is
     'The fence: grows with each claim for the whole life of the job, and never goes back.';
 comment on column rota.jobs.locked_by is 'The worker that runs the job; null unless running.';
 comment on column rota.jobs.locked_until is 'End of the lease; null unless running.';
+comment on column rota.jobs.overdue_at is
+    'When the latest attempt is over its time limit; null if it has none.';
 comment on column rota.jobs.cancel_requested_at is
     'When an operator asked the worker to stop; null unless running.';
 comment on column rota.jobs.rerun_payload is
@@ -193,6 +208,7 @@ create table rota.queues (
     paused_by text,
     pause_reason text,
     lease interval,
+    time_limit interval,
     max_attempts integer,
     backoff jsonb,
     keep_finished interval,
@@ -205,6 +221,8 @@ create table rota.queues (
     constraint queues_paused_check check (is_paused = (paused_at is not null)),
     constraint queues_lease_check
         check (lease between interval '1 millisecond' and interval '30 days'),
+    constraint queues_time_limit_check
+        check (time_limit between interval '1 millisecond' and interval '30 days'),
     constraint queues_max_attempts_check check (max_attempts >= 1),
     constraint queues_backoff_check check (jsonb_typeof(backoff) = 'object'),
     constraint queues_keep_finished_check
@@ -219,6 +237,8 @@ comment on table rota.queues is
     'Settings of queues that differ from the defaults; a queue needs no row to be used.';
 comment on column rota.queues.paused_by is 'The database role that paused the queue.';
 comment on column rota.queues.lease is 'Null means 1 minute.';
+comment on column rota.queues.time_limit is
+    'How long an attempt may take where the job does not say it; null means for ever.';
 comment on column rota.queues.max_attempts is 'Null means 10.';
 comment on column rota.queues.backoff is 'Null means exponential, 1 to 30 minutes.';
 comment on column rota.queues.keep_finished is

@@ -78,6 +78,8 @@ UNGUARDED = {
     "_open_held": "takes waiting rows that it has just locked",
     "_give_turns": "takes waiting rows that the caller has locked",
     "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
+    "_hold_expired": "takes waiting rows that the claim has just locked",
+    "_expire": "takes waiting rows that the caller has locked",
     "_settle_limit": "changes what the job counts for, and nothing that the worker relies on",
     "reschedule_job": "refuses running jobs, under the lock it took",
 }
@@ -312,6 +314,7 @@ def test_statuses_are_literals_where_a_partial_index_depends_on_them() -> None:
         "_lock_lane",
         "_lock_merged",
         "_open_held",
+        "_hold_expired",
         "_sweep",
     ):
         conditions = re.findall(

@@ -56,7 +56,68 @@ CLAIMS = (
         "claim-trusts-its-candidates",
         "A job that another session took between look and lock is given out again.",
         "races/test_claim.py races/test_load.py races/test_interleavings.py",
-        sql("jobs/claim", "and j.status = any(c_waiting)", "and true"),
+        sql(
+            "jobs/claim",
+            "and j.status = any(c_waiting) and j.run_at <= _lock_merged.due",
+            "and j.run_at <= _lock_merged.due",
+        ),
+    ),
+    mutant(
+        "expired-job-claimed",
+        "A claim that knows where its lane begins does not see that a job has expired.",
+        "sql/maintenance/test_expiry.py",
+        sql(
+            "jobs/claim", "j.expires_at <= _lock_head.due as is_expired", "false as is_expired"
+        ),
+    ),
+    mutant(
+        "expired-job-claimed-from-two-queues",
+        "A claim of several queues does not see that a job has expired.",
+        "sql/maintenance/test_expiry.py",
+        sql(
+            "jobs/claim",
+            "case when j.expires_at <= _lock_merged.due then -j.id else j.id end",
+            "j.id",
+        ),
+    ),
+    mutant(
+        "expired-job-ended-while-it-runs",
+        "A job that expires while it runs is taken from its worker.",
+        "sql/maintenance/test_expiry.py",
+        sql(
+            "maintenance/expiry",
+            "where j.locked_until is null and j.expires_at <= v_now and "
+            "j.expires_at >= v_from\n        -- By",
+            "where j.expires_at <= v_now and j.expires_at >= v_from\n        -- By",
+        ),
+    ),
+    mutant(
+        "heartbeat-beyond-the-time-limit",
+        "A worker that lives keeps the job of a handler that hangs, as long as it likes.",
+        "sql/jobs/test_lease.py sql/maintenance/test_sweep.py",
+        sql(
+            "jobs/lease",
+            """\
+                '30 days', coalesce(v_lease, j.lease, rota._queue_lease(j.queue))))),
+            updated_at = v_now
+        where j.id = any(v_ids)""",
+            """\
+                '30 days', coalesce(v_lease, j.lease, rota._queue_lease(j.queue)))))
+                + coalesce(v_now - j.overdue_at, '0'),
+            updated_at = v_now
+        where j.id = any(v_ids)""",
+        ),
+    ),
+    mutant(
+        "claim-beyond-the-time-limit",
+        "A claim gives the whole lease, however short the time limit is.",
+        "sql/jobs/test_claim.py sql/maintenance/test_sweep.py",
+        sql(
+            "jobs/claim",
+            """\
+                coalesce(j.time_limit, (v_settings -> j.queue ->> 1)::interval) + '30 s')),""",
+            "                null)),",
+        ),
     ),
     mutant(
         "claim-in-a-subquery",

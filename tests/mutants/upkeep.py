@@ -41,9 +41,13 @@ UPKEEP = (
         "stale-lease-not-looked-for",
         "A tick does not see that there is something to take back.",
         "sql/maintenance/test_tick.py sql/maintenance/test_wakeups.py",
-        sql(
-            "maintenance/tick", "return rota._has_stale_leases() or exists (", "return exists ("
-        ),
+        sql("maintenance/tick", "return rota._has_stale_leases() or", "return"),
+    ),
+    mutant(
+        "expired-not-looked-for",
+        "A tick does not see that a job has expired.",
+        "sql/maintenance/test_expiry.py",
+        sql("maintenance/tick", "or rota._has_expired() or exists (", "or exists ("),
     ),
     mutant(
         "own-checks-done",

@@ -40,6 +40,8 @@ class ClaimedJob(NamedTuple):
     stage_input: Any
     definition: str | None
     scheduled_for: datetime | None
+    time_limit: timedelta | None
+    headers: dict[str, str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class Waiting:
 class NextJob(NamedTuple):
     """A job that is now ours, or one that did not go as asked, and then without what follows.
 
-    *outcome* is ``claimed``, ``cancel_requested``, or an answer of `EndedJob`.
+    *outcome* is ``claimed``, ``cancel_requested``, ``overdue``, or an answer of `EndedJob`.
     """
 
     outcome: str
@@ -81,6 +83,8 @@ class NextJob(NamedTuple):
     stage_input: Any
     definition: str | None
     scheduled_for: datetime | None
+    time_limit: timedelta | None
+    headers: dict[str, str] | None
 
 
 class FinishedJob(NamedTuple):
@@ -130,10 +134,14 @@ class EffectResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """How long the lease runs now, and whether somebody asked to cancel the job."""
+    """How long the lease runs now, and why the job is to be stopped.
+
+    Somebody asked to cancel it, or it *is_overdue*: over its time limit.
+    """
 
     locked_until: datetime
     is_cancel_requested: bool
+    is_overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +152,7 @@ class JobHeartbeat:
     locked_until: datetime | None
     is_lost: bool
     is_cancel_requested: bool
+    is_overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +187,7 @@ class TickReport:
 
     jobs_fired: int | None
     jobs_swept: int | None
+    jobs_expired: int | None
     checks_done: int | None
     jobs_deleted: int | None
     keys_deleted: int | None

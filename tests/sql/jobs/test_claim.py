@@ -118,6 +118,42 @@ def test_claim_jobs_gives_a_lease_exactly(db, clock, lease):
     assert job.locked_until == now + lease
 
 
+def test_claim_jobs_takes_the_time_limit_of_job_then_queue(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    value(db, "set_queue", queue="q", time_limit="10 s")
+    ids = [
+        enqueue(db, queue=queue, time_limit=limit)
+        for queue, limit in [
+            ("q", None),
+            ("q", "20 s"),
+            ("default", "1 hour"),
+            ("default", None),
+        ]
+    ]
+
+    jobs = claim(db, queues=["q", "default"], max_jobs=4, lease="45 s")
+
+    assert [job.job_id for job in jobs] == ids
+    limits = [timedelta(seconds=seconds) for seconds in (10, 20, 3600)]
+    assert [job.time_limit for job in jobs] == [*limits, None]
+    seconds = [(job.locked_until - now).total_seconds() for job in jobs]
+    assert seconds == [40, 45, 45, 45]
+    assert [job.locked_for for job in jobs] == [job.locked_until - now for job in jobs]
+
+
+def test_claim_jobs_hands_over_the_headers_in_each_attempt(db):
+    said = {"traceparent": "00-1", "tenant": "7"}
+    job = running(db, headers=said)
+    one(db, "fail_job", **owner(job), error="no", retry_in="0")
+
+    (again,) = claim(db)
+
+    assert (job.headers, again.headers) == (said, said)
+    value(db, "finish_job", **owner(again))
+    assert run(db, job.job_id).headers == said
+    assert claim(db) == []
+
+
 def test_claim_jobs_gives_a_full_lease_late_in_a_transaction(db, connect, clock):
     clock.set("2026-01-01 00:00+00")
     enqueue(db)

@@ -65,6 +65,10 @@ BAD = [
     *(("lease", x) for x in ("0", "-1 s", "999 microseconds", "1 year", "100 years")),
     *(("lease", x) for x in (timedelta(seconds=2**31 - 1), timedelta(days=30, seconds=1))),
     *(("idempotency_key", x) for x in ("", "k" * 256, KEY_10_KB)),
+    *(("time_limit", x) for x in ("0", "-1 s", "999 microseconds", "31 days")),
+    *(("headers", Jsonb(x)) for x in ([], "text", {"a": 1}, {"a": None}, {"a": {}})),
+    ("headers", Jsonb({"a": "b" * 8192})),
+    *(("expires_at", x) for x in ("infinity", "-infinity", "1969-12-31")),
 ]
 
 
@@ -93,6 +97,9 @@ def test_enqueue_keeps_what_it_is_given(db, clock):
         lease="5 minutes",
         backoff={"kind": "fixed"},
         idempotency_key=" K🦀 ",
+        time_limit="1 hour",
+        expires_at=now + timedelta(days=2),
+        headers={"a": "🦀", "": ""},
     )
 
     (job,) = rows(db, "select * from rota.jobs where id = %s", job_id)
@@ -100,6 +107,8 @@ def test_enqueue_keeps_what_it_is_given(db, clock):
     assert (job.queue, job.priority, job.max_attempts) == ("q/1", -7, 2**31 - 1)
     assert (job.run_at, job.lease) == (now + timedelta(days=1), timedelta(minutes=5))
     assert (job.backoff, job.idempotency_key) == ({"kind": "fixed"}, " K🦀 ")
+    assert (job.time_limit, job.expires_at) == (timedelta(hours=1), now + timedelta(days=2))
+    assert job.headers == {"a": "🦀", "": ""}
 
 
 def test_enqueue_counts_a_delay_from_the_clock_and_not_from_the_transaction(db, connect, clock):
@@ -195,6 +204,11 @@ def test_enqueue_accepts_every_limit(db):
         {"payload": MEGABYTE},
         {"run_at": "1970-01-02"},
         {"run_at": "9998-12-31"},
+        {"time_limit": "1 millisecond"},
+        {"time_limit": "30 days"},
+        {"expires_at": "9998-12-31"},
+        {"headers": {}},
+        {"headers": {"a": "b" * 8182}},
     ]:
         assert enqueue(db, **arguments) > 0
 
@@ -273,6 +287,9 @@ def test_enqueue_many_is_enqueue_for_each_element(db, clock):
         "max_attempts": 7,
         "lease": "90 s",
         "backoff": {"kind": "fixed"},
+        "time_limit": "45 s",
+        "expires_at": "2028-01-01T00:00:00+00:00",
+        "headers": {"traceparent": "00-1", "tenant": "7"},
     }
 
     singly = enqueue(db, **each)
@@ -285,6 +302,7 @@ def test_enqueue_many_is_enqueue_for_each_element(db, clock):
 def test_enqueue_many_reads_null_as_left_out_and_a_number_as_seconds(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     optional = ["payload", "queue", "run_at", "priority", "max_attempts", "lease", "backoff"]
+    optional += ["time_limit", "expires_at", "headers"]
 
     answers = many(
         db,

@@ -30,7 +30,7 @@ def test_heartbeat_moves_the_end_of_the_lease(db, clock):
 
     beat = one(db, "heartbeat", **owner(job))
 
-    assert beat == (now + timedelta(minutes=1), False)
+    assert beat == (now + timedelta(minutes=1), False, False)
     row = run(db, job.job_id)
     assert (row.locked_until, row.updated_at) == (now + timedelta(minutes=1), now)
     assert (row.lease_token, row.attempts) == (job.lease_token, 1)
@@ -111,10 +111,30 @@ def test_heartbeat_jobs_answers_each_in_the_order_given(db, clock):
     answers = call(db, "heartbeat_jobs", **owners(cancelled, lost, mine), lease="9 s")
 
     assert answers == [
-        (cancelled.job_id, until, False, True),
-        (lost.job_id, None, True, False),
-        (mine.job_id, until, False, False),
+        (cancelled.job_id, until, False, True, False),
+        (lost.job_id, None, True, False, False),
+        (mine.job_id, until, False, False, False),
     ]
+
+
+@pytest.mark.parametrize("function", ["heartbeat", "heartbeat_jobs"])
+def test_heartbeat_extends_no_lease_beyond_the_time_limit(db, clock, function):
+    began_at = clock.set("2026-01-01 00:00+00")
+    job = running(db, time_limit="90 s")
+    of = owner(job) if function == "heartbeat" else owners(job)
+    most = began_at + timedelta(seconds=120)
+    assert job.locked_until == began_at + timedelta(seconds=60)
+
+    for seconds, lease, until, is_overdue in [
+        (10, None, began_at + timedelta(seconds=70), False),
+        (50, "5 s", began_at + timedelta(seconds=55), False),
+        (89, None, most, False),
+        (90, "1 hour", most, True),
+        (125, None, most, True),
+    ]:
+        clock.set(began_at + timedelta(seconds=seconds))
+        beat = one(db, function, **of, lease=lease)
+        assert (beat.locked_until, beat.is_overdue) == (until, is_overdue)
 
 
 def test_heartbeat_jobs_keeps_the_pair_that_holds_the_job(db):

@@ -26,13 +26,14 @@ SETTINGS = {
     "backoff": {"kind": "fixed"},
     "keep_finished": timedelta(days=1),
     "keep_dead": timedelta(days=2),
+    "time_limit": timedelta(hours=1),
 }
 
 
 def settings(db, queue):
     found = rows(
         db,
-        "select lease, max_attempts, backoff, keep_finished, keep_dead"
+        "select lease, max_attempts, backoff, keep_finished, keep_dead, time_limit"
         " from rota.queues where queue = %s",
         queue,
     )
@@ -68,6 +69,7 @@ def test_set_queue_refuses_every_bad_argument_by_name(db):
     for argument, bad in [
         *(("queue", x) for x in BAD_NAMES),
         *(("lease", x) for x in ("0", "-1 s", "31 days", "2147483647 s")),
+        *(("time_limit", x) for x in ("0", "-1 s", "31 days")),
         *(("max_attempts", x) for x in (0, -1)),
         *(("keep_finished", x) for x in intervals),
         *(("keep_dead", x) for x in intervals),

@@ -14,6 +14,7 @@ from sql.helpers import (
     everything,
     one,
     owner,
+    raises,
     refused,
     rows,
     run,
@@ -47,6 +48,51 @@ POISON = """
         for each row execute function public.poison();
     alter table rota.jobs enable always trigger poison;
 """
+
+
+def test_sweep_stale_leases_takes_back_a_job_that_is_over_its_time_limit(db, clock):
+    began_at = clock.set("2026-01-01 00:00+00")
+    backoff = {"kind": "fixed", "base_seconds": 300, "jitter": 0}
+    job = running(db, time_limit="10 s", backoff=backoff)
+    assert job.locked_until == began_at + timedelta(seconds=40)
+    for _ in range(4):  # a worker that lives, with a handler that hangs
+        clock.advance("10 s")
+        one(db, "heartbeat", **owner(job))
+    assert value(db, "sweep_stale_leases") == 0
+    now = clock.advance("1 microsecond")
+
+    assert value(db, "sweep_stale_leases") == 1
+
+    row = run(db, job.job_id)
+    assert (row.status, row.attempts, row.error_type) == ("failed", 1, "time_limit")
+    assert row.last_error == "time limit: w did not end the job within 00:00:10"
+    assert row.run_at == now + timedelta(minutes=5)
+    with raises("RT002"):
+        one(db, "heartbeat", **owner(job))
+
+
+def test_sweep_stale_leases_says_that_the_lease_ended_before_the_time_limit(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db, time_limit="90 s")
+    clock.set(job.locked_until)
+    clock.advance("1 microsecond")
+
+    assert value(db, "sweep_stale_leases") == 1
+
+    assert run(db, job.job_id).error_type == "lease_expired"
+
+
+def test_a_time_limit_begins_anew_with_each_attempt(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    job = running(db, time_limit="10 s")
+    clock.advance("1 hour")
+    value(db, "sweep_stale_leases")
+    clock.advance("1 hour")
+
+    (again,) = claim(db)
+
+    assert again.job_id == job.job_id
+    assert one(db, "heartbeat", **owner(again)).is_overdue is False
 
 
 def test_sweep_stale_leases_fails_the_attempt(db, clock):

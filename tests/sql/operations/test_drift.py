@@ -23,9 +23,9 @@ def only(db):
         ("drop index rota.jobs_ready_idx", "critical", "index jobs_ready_idx is missing"),
         ("drop index rota.finished_jobs_id_idx", "critical", "index finished_jobs_id_idx is"),
         (
-            "drop index rota.jobs_lease_idx; create index jobs_lease_idx on rota.jobs (id)",
+            "drop index rota.jobs_hold_idx; create index jobs_hold_idx on rota.jobs (id)",
             "critical",
-            "index jobs_lease_idx was changed: it is CREATE INDEX",
+            "index jobs_hold_idx was changed: it is CREATE INDEX",
         ),
         ("create index mine on rota.jobs (payload)", "warning", "index mine is not of the"),
         (

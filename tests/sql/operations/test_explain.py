@@ -76,6 +76,21 @@ def test_a_job_that_nothing_keeps_is_next(db):
     assert row.explanation.startswith("it is the next of its queue")
 
 
+def test_a_job_that_has_expired_says_so_and_a_retry_lets_it_run(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    job_id = enqueue(db, expires_at=now + timedelta(hours=1))
+    clock.advance("61 minutes")
+    assert claim(db) == []
+
+    row = first(db, job_id)
+
+    assert row.reason == "expired"
+    assert "it expired 1 min ago" in row.explanation
+    cure(db, job_id)
+    assert "expired" not in reasons(db, job_id)
+    assert [job.job_id for job in claim(db)] == [job_id]
+
+
 def test_a_job_for_later_says_when(db, clock):
     clock.set("2026-01-01 00:00+00")
     db.execute("set timezone = 'UTC'")
@@ -352,6 +367,31 @@ def test_a_running_job_tells_who_has_it_and_how_far_it_is(db, clock):
     assert "w has had it for 2 min, in attempt 1 of 10" in row.explanation
     assert "last sign of life was 30 s ago, its lease ends in 3 min" in row.explanation
     assert "40.00 % done: half" in row.explanation
+
+
+def test_a_job_that_runs_much_longer_than_others_of_its_type(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    usual = running(db)
+    clock.advance("40 s")
+    value(db, "finish_job", **owner(usual))
+    job, other = running(db, lease="1 day"), running(db, job_type="y", lease="1 day")
+    clock.advance("399 s")
+    assert reasons(db, job.job_id) == ["running"]
+    clock.advance("2 s")
+
+    assert reasons(db, job.job_id) == ["hung", "running"]
+    assert first(db, job.job_id).explanation == (
+        "it has run for 6 min 41 s, and the longest of its type took 40 s: its handler may hang"
+    )
+    (found,) = [row for row in call(db, "doctor") if row.finding == "running_jobs"]
+    assert found.evidence.startswith(
+        f"job {job.job_id} of type x in queue default, on w: it has"
+    )
+    assert reasons(db, other.job_id) == ["running"]
+    clock.advance("1 hour")
+    assert "none of its type has ended lately" in first(db, other.job_id).explanation
+    cure(db, job.job_id)
+    assert [again.job_id for again in claim(db)] == [job.job_id]
 
 
 def test_a_running_job_that_was_asked_to_stop(db):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import psycopg
 
 from ..client.connecting import one_line
+from ..client.sync_client import Client
 from ..exceptions import RotaError
-from .output import CommandError, hint_for, hint_to_connect
+from .output import CommandError, connected, hint_for, hint_to_connect
 from .parser import make_parser
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
-LOCKED = (
-    "Nothing was done. Try again, or see in pg_stat_activity whose transaction is the oldest; "
-    "select pg_terminate_backend(PID) ends it"
-)
+LOCKED = "Nothing was done. Try again, or end that session: select pg_terminate_backend(PID)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except psycopg.errors.UndefinedFunction as error:
         return _complain(error, "Bring the database up to date with: rota install", failed)
     except psycopg.errors.LockNotAvailable:
-        return _complain(CommandError("another session has locked this"), LOCKED, failed)
+        return _complain(CommandError(_holder(arguments)), LOCKED, failed)
     except psycopg.OperationalError as error:
         hint = error.diag.message_hint or hint_to_connect(arguments)
         return _complain(error, hint, failed)
@@ -53,6 +53,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, None, failed)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _holder(arguments: argparse.Namespace) -> str:
+    """Say which session has locked a job, where that is to be seen."""
+    message = "another session has locked this"
+    if getattr(arguments, "job_id", None) is None:
+        return f"{message}; see in pg_stat_activity whose transaction is the oldest"
+    with suppress(psycopg.Error, RotaError), connected(arguments) as connection:
+        for row in Client(connection).explain_job(arguments.job_id):
+            if row.reason == "row_locked":
+                return row.explanation.replace("its row", f"job {arguments.job_id}", 1)
+    return message
 
 
 def _complain(error: Exception, hint: str | None, code: int) -> int:

@@ -1,13 +1,30 @@
-"""Commands about jobs: enqueue, jobs, job, retry, cancel."""
+"""Commands about jobs: enqueue, jobs, job, errors, retry, cancel."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, LiteralString
 
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
-from .output import UsageError, acting, connected, print_json, print_record, print_table
+from .output import (
+    CommandError,
+    UsageError,
+    acting,
+    connected,
+    print_findings,
+    print_json,
+    print_list,
+    print_record,
+    short,
+)
 
 ENQUEUE_OPTIONS = (
     "queue", "run_at", "delay", "priority", "max_attempts", "lease", "idempotency_key",
@@ -36,54 +53,199 @@ def parse_payload(text: str) -> Any:
         raise UsageError(f"the payload is not JSON: {error}") from None
 
 
+FILTERS: tuple[tuple[str, LiteralString], ...] = (
+    ("queue", "queue = %(queue)s"),
+    ("status", "status = %(status)s"),
+    ("job_type", "job_type = %(job_type)s"),
+    ("schedule", "definition = %(schedule)s"),
+    ("error", "last_error ilike '%%' || %(error)s || '%%'"),
+    ("error_type", "error_type = %(error_type)s"),
+    ("key", "%(key)s in (idempotency_key, ordering_key, limit_key)"),
+    ("payload", "payload @> %(payload)s"),
+    ("older_than", "created_at < rota.now() - %(older_than)s::interval"),
+    ("newer_than", "created_at > rota.now() - %(newer_than)s::interval"),
+    ("before", "id < %(before)s"),
+)
+"""The options of ``rota jobs``, and what each asks of a job."""
+
+LISTED: LiteralString = """
+    select
+        id, queue, job_type, status, attempts, max_attempts, run_at, created_at, finished_at,
+        locked_by, error_type, last_error
+    from rota.job_runs where {} order by id desc limit %(limit)s
+    """
+PATIENCE: LiteralString = "set statement_timeout = '10s'"
+"""A rare job among millions is looked for, but not while a database has other work."""
+
+
 def jobs(arguments: argparse.Namespace) -> None:
     """List jobs, the newest first."""
-    filters = {
-        "queue": arguments.queue,
-        "status": arguments.status,
-        "job_type": arguments.job_type,
-        "schedule": arguments.schedule,
-        "limit": arguments.limit,
-    }
+    values = {name: getattr(arguments, name) for name, _ in FILTERS}
+    if values["payload"] is not None:
+        values["payload"] = Jsonb(parse_payload(values["payload"]))
+    wanted = [condition for name, condition in FILTERS if values[name] is not None]
+    conditions = sql.SQL(" and ").join(map(sql.SQL, ["true", *wanted]))
     with connected(arguments) as connection:
-        rows = connection.execute(
-            """
-            select
-                id, queue, job_type, status, attempts, max_attempts, run_at, finished_at,
-                locked_by, last_error
-            from rota.job_runs
-            where (%(queue)s::text is null or queue = %(queue)s)
-              and (%(status)s::text is null or status = %(status)s)
-              and (%(job_type)s::text is null or job_type = %(job_type)s)
-              and (%(schedule)s::text is null or definition = %(schedule)s)
-            order by id desc
-            limit %(limit)s
-            """,
-            filters,
-        ).fetchall()
-    (print_json if arguments.json else print_table)(rows)
+        connection.execute(PATIENCE)
+        try:
+            rows = connection.execute(
+                sql.SQL(LISTED).format(conditions),
+                {**values, "limit": arguments.limit},
+            ).fetchall()
+        except psycopg.errors.QueryCanceled:
+            raise CommandError(
+                "looked for 10 seconds and did not find enough",
+                "Ask for less, with --limit, --before ID, or --queue",
+            ) from None
+    if arguments.json:
+        print_json(rows)
+        return
+    print_list([_shown(row) for row in rows])
+    if len(rows) == arguments.limit:
+        print(f"for more: --before {rows[-1]['id']}")
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    error = ": ".join(filter(None, (row["error_type"], row["last_error"])))
+    return {
+        "id": row["id"],
+        "status": row["status"],
+        "queue": row["queue"],
+        "job_type": row["job_type"],
+        "tries": f"{row['attempts']}/{row['max_attempts']}",
+        "when": short(row["finished_at"] or row["run_at"]),
+        "error": error if row["status"] != "succeeded" else "",
+    }
+
+
+STORY: dict[str, LiteralString] = {
+    "errors": """
+        select attempt, started_at, failed_at, worker, error_type, message, stack
+        from rota.job_errors where job_id = %s order by lease_token
+        """,
+    "depends_on": """
+        select d.parent_id as job_id, r.job_type, r.queue, r.status
+        from rota.dependencies as d left join rota.job_runs as r on r.id = d.parent_id
+        where d.job_id = %s order by d.parent_id limit 100
+        """,
+    "dependants": """
+        select d.job_id, r.job_type, r.queue, r.status
+        from rota.dependencies as d left join rota.job_runs as r on r.id = d.job_id
+        where d.parent_id = %s order by d.job_id limit 100
+        """,
+    "stages": """
+        select stage, status, attempts, worker, queued_at, started_at, finished_at
+        from rota.stage_runs where job_id = %s order by lease_token
+        """,
+}
+"""What else there is to know of a job: those that it waits for have not succeeded."""
 
 
 def job(arguments: argparse.Namespace) -> None:
-    """Show all there is to know about one job."""
+    """Tell the story of a job: how it stands, what happened, and all there is to know."""
+    job_id = arguments.job_id
     with connected(arguments) as connection:
+        reasons = Client(connection).explain_job(job_id)
         row = connection.execute(
-            "select * from rota.job_runs where id = %s", [arguments.job_id]
+            "select * from rota.job_runs where id = %s", [job_id]
         ).fetchone()
-        if row is None:
-            raise JobNotFoundError(f"job {arguments.job_id} not found")
-        errors = connection.execute(
-            "select attempt, failed_at, worker, error_type, message, stack from rota.job_errors"
-            " where job_id = %s order by lease_token",
-            [arguments.job_id],
-        ).fetchall()
+        story = {
+            name: connection.execute(query, [job_id]).fetchall()
+            for name, query in STORY.items()
+        }
+    if row is None:
+        raise JobNotFoundError(f"job {job_id} not found")
     if arguments.json:
-        print_json({**row, "errors": errors})
+        print_json({**row, **story, "reasons": [asdict(reason) for reason in reasons]})
         return
-    print_record(row)
+    print(f"job {job_id}, {row['job_type']} in queue {row['queue']}, is {row['status']}\n")
+    print_findings(
+        [(r.reason, r.explanation, r.remedy) for r in reasons if r.reason != "attempt"]
+    )
+    print("\nwhat happened")
+    for moment, what in _happened(row, story["errors"], story["stages"]):
+        print(f"{moment.isoformat(sep=' ', timespec='seconds')}  {what}")
+    for name in ("depends_on", "dependants"):
+        if story[name]:
+            print(f"\n{name.replace('_', ' ')}")
+            print_list(story[name])
+    print("\nall there is to know")
+    print_record({name: value for name, value in row.items() if value is not None})
+    if story["errors"] and story["errors"][-1]["stack"]:
+        print(f"\n{story['errors'][-1]['stack']}")
+
+
+def _happened(
+    row: dict[str, Any], errors: list[dict[str, Any]], stages: list[dict[str, Any]]
+) -> list[tuple[datetime, str]]:
+    found = [(row["created_at"], "enqueued")]
     for error in errors:
-        print()
-        print_record(error)
+        what = ": ".join(filter(None, (error["error_type"], error["message"])))
+        line = " ".join(what.split())
+        found += [
+            (error["started_at"], f"attempt {error['attempt']} began on {error['worker']}"),
+            (error["failed_at"], f"attempt {error['attempt']} failed: {line}"),
+        ]
+    found += [(run["finished_at"], f"stage {run['stage']} {run['status']}") for run in stages]
+    if row["started_at"] and row["started_at"] not in [e["started_at"] for e in errors]:
+        found.append((row["started_at"], f"attempt {row['attempts']} began"))
+    if row["cancel_requested_at"]:
+        found.append((row["cancel_requested_at"], "a cancel was asked for"))
+    if row["finished_at"]:
+        found.append((row["finished_at"], row["status"]))
+    return sorted(found, key=lambda entry: entry[0])
+
+
+GROUPS: LiteralString = """
+    select
+        count(*) as failures, count(distinct e.job_id) as jobs,
+        max(e.failed_at) as last_failed_at,
+        min(e.failed_at) as first_failed_at, max(e.job_id) as last_job_id, e.queue, e.job_type,
+        e.error_type, e.message
+    from (
+        select n.*, rota.fold_error(n.text) as message
+        from (
+            select job_id, queue, job_type, error_type, failed_at, left(message, 1000) as text
+            from rota.job_errors
+            where failed_at > rota.now() - %(since)s::interval
+              and (%(queue)s::text is null or queue = %(queue)s)
+              and (%(job_type)s::text is null or job_type = %(job_type)s)
+            order by failed_at desc limit %(max_rows)s
+        ) as n
+    ) as e
+    group by e.queue, e.job_type, e.error_type, e.message
+    order by failures desc, last_failed_at desc
+    limit %(limit)s
+    """
+MAX_ERRORS = 20000
+
+
+def errors(arguments: argparse.Namespace) -> None:
+    """List the errors of failed attempts, those of one kind in one line, the most first."""
+    values = {
+        name: getattr(arguments, name) for name in ("since", "queue", "job_type", "limit")
+    }
+    with connected(arguments) as connection:
+        rows = connection.execute(GROUPS, {**values, "max_rows": MAX_ERRORS}).fetchall()
+    if arguments.json:
+        print_json(rows)
+        return
+    print_findings(
+        [
+            (
+                f"{row['failures']} x",
+                f"{': '.join(filter(None, (row['error_type'], row['message'])))}"
+                f" ({row['job_type']} in queue {row['queue']}, {row['jobs']} jobs, last"
+                f" {short(row['last_failed_at'])}, such as job {row['last_job_id']})",
+                None,
+            )
+            for row in rows
+        ]
+    )
+    if not rows:
+        print("(none)")
+    if sum(row["failures"] for row in rows) >= MAX_ERRORS:
+        print(f"of the newest {MAX_ERRORS} failures")
 
 
 def retry(arguments: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ from ..exceptions import (
 )
 from ..worker.events import JsonFormatter
 
-LOCK_TIMEOUT = "set local lock_timeout = '5s'"
+LOCK_TIMEOUT = "set local lock_timeout = '3s'"
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 MAX_WIDTH = 48
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -113,6 +113,17 @@ def print_json(value: Any) -> None:
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows as aligned columns."""
     print("\n".join(table_lines(rows)))
+
+
+def print_list(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows as aligned columns, of which the last takes what is left of the line."""
+    for line in table_lines(rows):
+        print(line if len(line) <= width() else f"{line[: width() - 1]}…")
+
+
+def short(moment: datetime | None) -> str:
+    """Return a time without the year, in the zone that it has."""
+    return moment.strftime("%m-%d %H:%M:%S") if moment else ""
 
 
 def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -106,7 +106,21 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--status", choices=STATUSES)
     add.add_argument("--type", dest="job_type")
     add.add_argument("--schedule", metavar="NAME", help="that has made them")
+    add.add_argument("--error", metavar="TEXT", help="in their last error")
+    add.add_argument("--error-type", metavar="TYPE")
+    add.add_argument("--key", help="idempotency, ordering or limit key")
+    add.add_argument("--payload", metavar="JSON", help="has this in it: '{\"user_id\": 7}'")
+    add.add_argument("--older-than", metavar="AGE", help="such as '2 hours'")
+    add.add_argument("--newer-than", metavar="AGE", help="such as '1 day'")
+    add.add_argument("--before", type=int, metavar="ID", help="go on behind this job")
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    what = "list the errors of failed attempts, those of one kind in one line"
+    add = _add(commands, "errors", jobs.errors, what, json=True)
+    add.add_argument("--queue")
+    add.add_argument("--type", dest="job_type")
+    what = "how far back (default: %(default)s)"
+    add.add_argument("--since", default="1 day", metavar="AGE", help=what)
+    add.add_argument("--limit", type=int, default=20, help="(default: %(default)s)")
     what = "list effects of which nobody knows whether they happened"
     add = _add(commands, "effects", effects.effects, what, json=True)
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
@@ -124,7 +138,7 @@ def _add_job_commands(commands: Any) -> None:
         "--result", metavar="JSON", help="what a run that did it would have stored"
     )
     add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
-    add = _add(commands, "job", jobs.job, "show one job and its errors", json=True)
+    add = _add(commands, "job", jobs.job, "tell the story of a job", json=True)
     add.add_argument("job_id", type=int)
     what = "say why a job does not run, and what would change that"
     add = _add(commands, "explain", questions.explain, what, json=True)
@@ -142,6 +156,9 @@ def _add_queue_commands(commands: Any) -> None:
     add = _add(commands, "pause", queues.pause, what, json=True)
     add.add_argument("queue")
     add.add_argument("--reason", help="shown by rota status")
+    what = "list the limits in use, and how many jobs wait for them"
+    add = _add(commands, "limits", queues.limits, what, json=True)
+    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
     what = "let the jobs of a queue be claimed again"
     add = _add(commands, "resume", queues.resume, what, json=True)
     add.add_argument("queue")
@@ -299,6 +316,8 @@ def _add_add(own: Any, add_command: Add) -> None:
     add.add_argument("--priority", type=int, help="lower runs first")
     add.add_argument("--max-attempts", type=int)
     add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
+    what = "a run that takes longer is stopped, such as '1 hour'"
+    add.add_argument("--time-limit", metavar="INTERVAL", help=what)
     what = "what becomes of times that were missed (default: one)"
     add.add_argument("--catch-up", choices=("skip", "one", "all"), help=what)
     what = "older ones are left out, such as '3 hours'"

@@ -1,10 +1,10 @@
-"""Commands about queues: pause, resume."""
+"""Commands about queues and limits: pause, resume, limits."""
 
 from __future__ import annotations
 
 import argparse
 
-from .output import acting, connected, print_json
+from .output import acting, connected, print_json, print_list, short, text_of
 
 
 def pause(arguments: argparse.Namespace) -> None:
@@ -28,3 +28,29 @@ def _print(arguments: argparse.Namespace, *, is_paused: bool) -> None:
         print(f"queue {arguments.queue} is paused: running jobs go on, no more are claimed")
     else:
         print(f"queue {arguments.queue} is open: its jobs are claimed")
+
+
+def limits(arguments: argparse.Namespace) -> None:
+    """List the limits in use, those first that most jobs wait for."""
+    with connected(arguments) as connection:
+        rows = connection.execute(
+            "select * from rota.limit_stats order by waiting desc, limit_name limit %s",
+            [arguments.limit],
+        ).fetchall()
+    if arguments.json:
+        print_json(rows)
+        return
+    print_list(
+        [
+            {
+                "limit": row["limit_name"],
+                "running": f"{row['running']}/{text_of(row['max_running']) or '-'}",
+                "waiting": row["waiting"],
+                "rate": f"{row['max_starts']} in {text_of(row['per'])}"
+                if row["max_starts"]
+                else "",
+                "next start": short(row["next_start_at"]),
+            }
+            for row in rows
+        ]
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from datetime import timedelta
-from typing import LiteralString
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, LiteralString
 
 from .._version import __version__
 from ..client.sync_client import Client
-from .output import connected, print_json, print_record, print_table, span
+from .output import connected, print_findings, print_json, print_list, short, span
 
+CRITICAL = 2
 PARTS: dict[str, LiteralString] = {
     "queues": "select * from rota.queue_stats order by queue",
     "paused": """
@@ -18,7 +20,6 @@ PARTS: dict[str, LiteralString] = {
         where is_paused
         order by queue
         """,
-    # A worker claims only the types that it has handlers for: its log names them at its start.
     "due_jobs": """
         select
             j.queue, j.job_type, count(*) as due, rota.now() - min(j.run_at) as oldest_waits,
@@ -26,9 +27,10 @@ PARTS: dict[str, LiteralString] = {
                 select count(*)
                 from rota.workers as w
                 where j.queue = any (w.queues)
+                  and (w.job_types is null or j.job_type = any (w.job_types))
                   -- One that is idle reports every five.
                   and w.last_seen_at > rota.now() - interval '6 minutes'
-            ) as workers_of_queue
+            ) as workers_of_type
         from rota.job_runs as j
         where j.status in ('queued', 'failed')
           and j.run_at <= rota.now()
@@ -44,7 +46,7 @@ PARTS: dict[str, LiteralString] = {
         """,
     "workers": """
         select
-            worker, host, pid, version, queues, started_at, last_seen_at,
+            worker, host, pid, version, queues, job_types, started_at, last_seen_at,
             rota.now() - last_seen_at as silent_for
         from rota.workers
         order by worker
@@ -52,28 +54,99 @@ PARTS: dict[str, LiteralString] = {
 }
 
 TITLES = {"disabled_schedules": "schedules disabled by an error"}
-MAX_LAG = timedelta(minutes=6)
-HELP = "start a worker, rota tick --loop or rota.start_ticker()"
 
 
-def status(arguments: argparse.Namespace) -> None:
-    """Show version, queues, what is paused, what is due, the ticker and workers."""
+def status(arguments: argparse.Namespace) -> int:
+    """Show on one screen how it stands; return 2 if the doctor finds something critical."""
     with connected(arguments) as connection:
+        client = Client(connection)
         overview = {
             "database": connection.info.dbname,
-            "version": Client(connection).version(),
+            "version": client.version(),
             "client": __version__,
         }
+        wrong = [row for row in client.doctor() if row.severity != "ok"]
         parts = {name: connection.execute(part).fetchall() for name, part in PARTS.items()}
+    worst = wrong[0].severity if wrong else "ok"
     if arguments.json:
-        print_json({**overview, **parts})
-        return
-    print_record(overview)
-    for name, rows in parts.items():
-        if rows or name not in ("paused", "disabled_schedules"):
-            print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
-            print_table(rows)
-        if name == "ticker" and rows[0]["last_tick_at"] is None:
-            print(f"nobody has ticked yet: {HELP}")
-        elif name == "ticker" and rows[0]["lag"] > MAX_LAG:
-            print(f"nobody has ticked for {span(rows[0]['lag'])}: {HELP}")
+        verdict = {"verdict": worst, "findings": [asdict(row) for row in wrong]}
+        print_json({**overview, **verdict, **parts})
+    else:
+        print("rota {version} in {database}, seen by client {client}".format(**overview))
+        print_findings(
+            [(row.severity, row.evidence, row.remedy) for row in wrong[:3]]
+            or [("ok", "the doctor found nothing", None)]
+        )
+        if len(wrong) > 3:
+            print(f"and {len(wrong) - 3} more: rota doctor")
+        for name, rows in parts.items():
+            if rows:
+                print(f"\n{TITLES.get(name, name.replace('_', ' '))}")
+                print_list([SHOWN[name](row) for row in rows])
+    return CRITICAL if worst == "critical" else 0
+
+
+def _queue(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "queue": row["queue"],
+        "ready": row["ready"],
+        "oldest": span(row["oldest_ready_age"]) if row["oldest_ready_age"] else "",
+        "later": row["scheduled"],
+        "retrying": row["retrying"],
+        "running": row["running"],
+        "blocked": row["blocked"],
+        "dead": row["dead"],
+        "": "paused" if row["is_paused"] else "",
+    }
+
+
+def _paused(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "queue": row["queue"],
+        "since": short(row["paused_at"]),
+        "by": row["paused_by"],
+        "because": row["pause_reason"],
+    }
+
+
+def _due(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "queue": row["queue"],
+        "job_type": row["job_type"],
+        "due": row["due"],
+        "oldest waits": span(row["oldest_waits"]),
+        "workers": row["workers_of_type"],
+    }
+
+
+def _ticker(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "last tick": f"{span(row['lag']) or '0 s'} ago" if row["last_tick_at"] else "never",
+        "by": row["last_tick_by"],
+        "schedules overdue": row["schedules_overdue"],
+        "broken": row["schedules_broken"],
+    }
+
+
+def _disabled(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "disabled_at": short(row["disabled_at"])}
+
+
+def _worker(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "worker": row["worker"],
+        "version": row["version"],
+        "seen": f"{span(row['silent_for']) or '0 s'} ago",
+        "queues": " ".join(row["queues"]),
+        "job types": " ".join(row["job_types"] or ["all"]),
+    }
+
+
+SHOWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "queues": _queue,
+    "paused": _paused,
+    "due_jobs": _due,
+    "ticker": _ticker,
+    "disabled_schedules": _disabled,
+    "workers": _worker,
+}

@@ -58,6 +58,9 @@ class AsyncClient:
         blocks: int | Unset | None = UNSET,
         if_parent_dead: str | Unset = UNSET,
         limit_key: str | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
+        expires_at: datetime | Unset | None = UNSET,
+        headers: Mapping[str, str] | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
         """Add a job in the caller's transaction; say its id and whether it is new."""
         job = given(
@@ -82,6 +85,9 @@ class AsyncClient:
                 "blocks": blocks,
                 "if_parent_dead": if_parent_dead,
                 "limit_key": limit_key,
+                "time_limit": time_limit,
+                "expires_at": expires_at,
+                "headers": headers,
             }
         )
         with of_one_job():
@@ -409,6 +415,7 @@ class AsyncClient:
         starts_at: datetime | Unset | None = UNSET,
         ends_at: datetime | Unset | None = UNSET,
         source: str | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
         """Have a job made at each time of a schedule; say whether that is new, and when next.
 
@@ -435,6 +442,7 @@ class AsyncClient:
             starts_at=starts_at,
             ends_at=ends_at,
             source=source,
+            time_limit=time_limit,
         )
 
     async def unschedule_job(self, name: str) -> None:
@@ -628,6 +636,7 @@ class AsyncClient:
         keep_finished: timedelta | Unset | None = UNSET,
         keep_dead: timedelta | Unset | None = UNSET,
         ageing: timedelta | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
         reset: bool | Unset = UNSET,
     ) -> None:
         """Change the settings of a queue."""
@@ -640,6 +649,7 @@ class AsyncClient:
             keep_finished=keep_finished,
             keep_dead=keep_dead,
             ageing=ageing,
+            time_limit=time_limit,
             reset=reset,
         )
 

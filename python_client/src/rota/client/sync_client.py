@@ -59,6 +59,9 @@ class Client:
         blocks: int | Unset | None = UNSET,
         if_parent_dead: str | Unset = UNSET,
         limit_key: str | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
+        expires_at: datetime | Unset | None = UNSET,
+        headers: Mapping[str, str] | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
         """Add a job in the caller's transaction; say its id and whether it is new."""
         job = given(
@@ -83,6 +86,9 @@ class Client:
                 "blocks": blocks,
                 "if_parent_dead": if_parent_dead,
                 "limit_key": limit_key,
+                "time_limit": time_limit,
+                "expires_at": expires_at,
+                "headers": headers,
             }
         )
         with of_one_job():
@@ -410,6 +416,7 @@ class Client:
         starts_at: datetime | Unset | None = UNSET,
         ends_at: datetime | Unset | None = UNSET,
         source: str | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
         """Have a job made at each time of a schedule; say whether that is new, and when next.
 
@@ -436,6 +443,7 @@ class Client:
             starts_at=starts_at,
             ends_at=ends_at,
             source=source,
+            time_limit=time_limit,
         )
 
     def unschedule_job(self, name: str) -> None:
@@ -629,6 +637,7 @@ class Client:
         keep_finished: timedelta | Unset | None = UNSET,
         keep_dead: timedelta | Unset | None = UNSET,
         ageing: timedelta | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
         reset: bool | Unset = UNSET,
     ) -> None:
         """Change the settings of a queue."""
@@ -641,6 +650,7 @@ class Client:
             keep_finished=keep_finished,
             keep_dead=keep_dead,
             ageing=ageing,
+            time_limit=time_limit,
             reset=reset,
         )
 

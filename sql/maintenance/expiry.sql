@@ -1,0 +1,92 @@
+/*
+ * maintenance/expiry.sql -- end the jobs that have waited beyond expires_at.
+ *
+ * No attempt begins at expires_at or later: a claim passes over a job that has expired, and
+ * takes it out of its lane (jobs/claim.sql).  Here it ends, as cancelled and with error_type
+ * expired: whoever enqueued it said that it is of no use any more, so nobody has to look at it,
+ * as at a dead one.  That is so for every job that waits, also for its retry, for others or for
+ * a limit; one that runs may come to its end.
+ *
+ * Each call ends a bounded number and goes past rows that others have locked.  If one cannot be
+ * ended the others are, one by one.  The scan begins where the last one ended
+ * (base/scan_start.sql).
+ */
+
+create or replace function rota._expire_jobs(max_jobs integer)
+    returns integer language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
+    as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_start constant bigint := rota._scan_from('expired', v_now);
+    v_from constant timestamptz := coalesce(
+        'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
+    c_index constant oid := 'rota.jobs_deadline_idx'::regclass::oid;
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_job_id bigint;
+    v_ids bigint[];
+begin
+    v_ids := array(
+        select j.id from rota.jobs as j
+        where j.locked_until is null and j.expires_at <= v_now and j.expires_at >= v_from
+        -- By both columns: the server does not see that the first is the same for all.
+        order by j.locked_until, j.expires_at limit _expire_jobs.max_jobs
+        for update skip locked
+    );
+    perform rota._keep_scan_from(
+        'expired', v_now, v_start is null, c_index, v_walked,
+        (extract(epoch from coalesce(
+            (select j.expires_at from rota.jobs as j where j.id = v_ids[1]), v_now))
+            * 1000000)::bigint);
+    if v_ids = '{}' then return 0; end if;
+
+    begin
+        perform rota._expire(v_ids);
+    exception
+        when others then
+            raise warning 'expiry falls back to one job at a time: %', sqlerrm;
+            foreach v_job_id in array v_ids loop
+                begin
+                    perform rota._expire(array[v_job_id]);
+                exception
+                    when others then
+                        raise warning 'job % cannot be ended as expired: %', v_job_id, sqlerrm;
+                end;
+            end loop;
+    end;
+    return cardinality(v_ids);
+end;
+$$;
+
+/* End waiting jobs, which the caller has locked. */
+create or replace function rota._expire(job_ids bigint[])
+    returns void language plpgsql as $$
+begin
+    update rota.jobs as j
+    set error_type = 'expired', cancel_reason = format('expired at %s', j.expires_at),
+        updated_at = rota.now()
+    where j.id = any(_expire.job_ids);
+    perform rota._end_jobs(s.ids, s.lease_tokens, s.status, 'cancelled')
+    from (
+        select j.status, array_agg(j.id order by j.id) as ids,
+            array_agg(j.lease_token order by j.id) as lease_tokens
+        from rota.jobs as j where j.id = any(_expire.job_ids) group by j.status
+    ) as s;
+end;
+$$;
+
+/* Whether a job waits that has expired. */
+create or replace function rota._has_expired()
+    returns boolean language plpgsql stable as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_from constant timestamptz := coalesce(
+        'epoch'::timestamptz + rota._scan_from('expired', v_now) * interval '1 microsecond',
+        '-infinity');
+begin
+    return exists (
+        select from rota.jobs as j
+        where j.locked_until is null and j.expires_at <= v_now and j.expires_at >= v_from
+    );
+end;
+$$;
