@@ -14,11 +14,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 from psycopg.rows import namedtuple_row
 
 import rota
 from faults.conftest import FaultyWorker
+from support.clock import Clock
 from support.waiting import wait_until
 from support.workers import BackgroundWorker
 
