@@ -33,7 +33,8 @@ create or replace function rota.schedule_job(
     jitter interval default '0',
     starts_at timestamptz default null,
     ends_at timestamptz default null,
-    source text default null
+    source text default null,
+    time_limit interval default null
 )
     returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -57,6 +58,7 @@ begin
     if ends_at <= starts_at then
         perform rota._refuse('ends_at', 'must be later than starts_at');
     end if;
+    perform rota._check_lease('time_limit', time_limit);
     if source is not null then perform rota._check_name('source', source); end if;
 
     return query
@@ -73,7 +75,8 @@ begin
             'catch_up_window', rota._exact(schedule_job.catch_up_window),
             'catch_up_max', schedule_job.catch_up_max, 'overlap', schedule_job.overlap,
             'jitter', rota._exact(schedule_job.jitter), 'starts_at', schedule_job.starts_at,
-            'ends_at', schedule_job.ends_at, 'source', schedule_job.source))) as d;
+            'ends_at', schedule_job.ends_at, 'source', schedule_job.source,
+            'time_limit', rota._exact(schedule_job.time_limit)))) as d;
 end;
 $$;
 
@@ -97,14 +100,14 @@ begin
             outcome := 'created';
             next_run_at := rota._plan_next(new, v_now);
             insert into rota.job_definitions (name, job_type, queue, payload, schedule, source,
-                time_zone, priority, max_attempts, lease, backoff, catch_up, catch_up_window,
-                catch_up_max, overlap, jitter, starts_at, ends_at, anchored_at, next_run_at,
-                created_at, updated_at)
+                time_zone, priority, max_attempts, lease, time_limit, backoff, catch_up,
+                catch_up_window, catch_up_max, overlap, jitter, starts_at, ends_at, anchored_at,
+                next_run_at, created_at, updated_at)
             values (new.name, new.job_type, new.queue, new.payload, new.schedule, new.source,
-                new.time_zone, new.priority, new.max_attempts, new.lease, new.backoff,
-                new.catch_up, new.catch_up_window, new.catch_up_max, new.overlap, new.jitter,
-                new.starts_at, new.ends_at, new.anchored_at, _put_definition.next_run_at, v_now,
-                v_now)
+                new.time_zone, new.priority, new.max_attempts, new.lease, new.time_limit,
+                new.backoff, new.catch_up, new.catch_up_window, new.catch_up_max, new.overlap,
+                new.jitter, new.starts_at, new.ends_at, new.anchored_at,
+                _put_definition.next_run_at, v_now, v_now)
             on conflict do nothing;
             -- Else somebody else has just taken the name.
             exit when found;
@@ -184,7 +187,8 @@ begin
     update rota.job_definitions as d
     set job_type = new.job_type, queue = new.queue, payload = new.payload,
         schedule = new.schedule, time_zone = new.time_zone, priority = new.priority,
-        max_attempts = new.max_attempts, lease = new.lease, backoff = new.backoff,
+        max_attempts = new.max_attempts, lease = new.lease, time_limit = new.time_limit,
+        backoff = new.backoff,
         catch_up = new.catch_up, catch_up_window = new.catch_up_window,
         catch_up_max = new.catch_up_max, overlap = new.overlap, jitter = new.jitter,
         starts_at = new.starts_at, ends_at = new.ends_at, source = new.source,

@@ -26,6 +26,7 @@ create table rota.job_definitions (
     priority smallint not null,
     max_attempts integer,
     lease interval,
+    time_limit interval,
     backoff jsonb,
     catch_up text not null,
     catch_up_window interval,
@@ -66,6 +67,7 @@ comment on column rota.job_definitions.kind is
     'of the last job).';
 comment on column rota.job_definitions.max_attempts is 'Null means the queue''s.';
 comment on column rota.job_definitions.lease is 'Null means the queue''s.';
+comment on column rota.job_definitions.time_limit is 'Null means the queue''s, if it has one.';
 comment on column rota.job_definitions.backoff is 'Null means the queue''s.';
 comment on column rota.job_definitions.catch_up is
     'What becomes of planned times that nobody ticked for: skip, one or all.';

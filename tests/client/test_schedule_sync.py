@@ -55,7 +55,10 @@ def test_what_is_beside_the_code_is_put_in(
     registry = Registry("shop")
 
     @registry.schedule("0 2 * * *", time_zone="Europe/Warsaw", payload={"days": 7})
-    @registry.task(queue="slow", priority=5, max_attempts=3, give_up_on=ValueError)
+    @registry.task(
+        queue="slow", priority=5, max_attempts=3, time_limit=timedelta(hours=1),
+        give_up_on=ValueError,
+    )  # fmt: skip
     def clean_up(days: int = 30) -> None: ...
 
     @registry.schedule("every 10 minutes", overlap="skip", jitter=timedelta(minutes=1))
@@ -70,17 +73,17 @@ def test_what_is_beside_the_code_is_put_in(
     assert said.splitlines()[-1] == "3 created, 0 changed, 0 unchanged"
     rows = db.execute(
         "select name, job_type, payload, queue, schedule, time_zone, priority, max_attempts,"
-        " overlap, jitter, starts_at::date::text, source"
+        " overlap, jitter, starts_at::date::text, source, time_limit"
         " from rota.job_definitions order by name"
     ).fetchall()
     none = timedelta(0)
     assert rows == [
         ("clean_up", "clean_up", {"days": 7}, "slow", "0 2 * * *", "Europe/Warsaw", 5, 3,
-         "allow", none, None, "shop"),
+         "allow", none, None, "shop", timedelta(hours=1)),
         ("full", "warm_cache", {"all": True}, "default", "@daily", "UTC", 0, None,
-         "allow", none, "2030-01-01", "shop"),
+         "allow", none, "2030-01-01", "shop", None),
         ("warm_cache", "warm_cache", {}, "default", "every 10 minutes", "UTC", 0, None, "skip",
-         timedelta(minutes=1), None, "shop"),
+         timedelta(minutes=1), None, "shop", None),
     ]  # fmt: skip
     assert deploy(registry).splitlines()[-1] == "0 created, 0 changed, 3 unchanged"
 
@@ -182,7 +185,10 @@ def test_what_a_schedule_makes_is_run(
     registry = Registry("shop")
     seen: list[Any] = []
 
-    @registry.schedule("@yearly", payload={"since": datetime(2026, 1, 1, tzinfo=UTC)})
+    @registry.schedule(
+        "@yearly", payload={"since": datetime(2026, 1, 1, tzinfo=UTC)},
+        time_limit=timedelta(minutes=5),
+    )  # fmt: skip
     @registry.task()
     def report(job: Job, since: datetime) -> None:
         seen.append((job.definition, since))
@@ -192,6 +198,8 @@ def test_what_a_schedule_makes_is_run(
     drain(registry)
 
     assert seen == [("report", datetime(2026, 1, 1, tzinfo=UTC))]
+    limits = db.execute("select time_limit from rota.finished_jobs").fetchall()
+    assert limits == [(timedelta(minutes=5),)]
 
 
 def test_a_schedule_that_fits_nothing_is_refused_where_it_is_written() -> None:

@@ -178,6 +178,8 @@ def test_options_of_the_task_are_defaults_and_those_of_a_call_go_first(
         priority=3,
         max_attempts=5,
         lease=timedelta(seconds=90),
+        time_limit=timedelta(minutes=5),
+        headers={"trace": "1"},
         backoff={"kind": "fixed", "base_seconds": 60},
         idempotency_key="receipt:{order_id}:{copies}",
         ordering_key="order:{order_id}",
@@ -193,6 +195,9 @@ def test_options_of_the_task_are_defaults_and_those_of_a_call_go_first(
         idempotency_key="a {brace}",
         ordering_key=None,
         delay=timedelta(hours=1),
+        time_limit=None,
+        headers={"trace": "2"},
+        expires_at=datetime(2100, 1, 1, tzinfo=UTC),
     ).enqueue(client, 7, queue="z")
 
     assert (again.is_new, again.job_id) == (False, first.job_id)
@@ -205,11 +210,12 @@ def test_options_of_the_task_are_defaults_and_those_of_a_call_go_first(
     assert row["idempotency_key"] == "a {brace}"
     keys = client.connection.execute(
         "select ordering_key, limit_key, extract(epoch from lease)::int, backoff ->> 'kind', "
-        "run_at > now() + interval '50 minutes' from rota.jobs order by id"
+        "run_at > now() + interval '50 minutes', time_limit, headers ->> 'trace', "
+        "extract(year from expires_at)::int from rota.jobs order by id"
     ).fetchall()
     assert keys == [
-        ("order:7", "customers", 90, "fixed", False),
-        (None, "customers", 90, "fixed", True),
+        ("order:7", "customers", 90, "fixed", False, timedelta(minutes=5), "1", None),
+        (None, "customers", 90, "fixed", True, None, "2", 2100),
     ]
 
 
@@ -526,7 +532,7 @@ def fine(order_id: int) -> None: ...
             "ordering_key must be a text, which may name parameters",
         ),
         (fine, {"ordering_key": "{"}, "in braces, got '{': "),
-        (fine, {"time_limit": 5}, "'time_limit' is no option of a task: it can have queue"),
+        (fine, {"timeout": 5}, "'timeout' is no option of a task: it can have queue"),
         (fine, {"give_up_on": "ValueError"}, "give_up_on takes exception classes"),
         (fine, {"retry_on": [ValueError]}, "retry_on takes exception classes"),
         (fine, {"aliases": ["fine"]}, "there is a handler for 'fine' already"),

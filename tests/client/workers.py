@@ -20,14 +20,16 @@ HERE = Path(__file__).parent
 DEADLINE = 30.0
 
 
-def wait_until(condition: Callable[[], Any], what: str = "the condition") -> Any:
+def wait_until(
+    condition: Callable[[], Any], what: str = "the condition", seconds: float = DEADLINE
+) -> Any:
     """Return the first true value of *condition*; fail after a deadline."""
-    until = time.monotonic() + DEADLINE
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
         if value := condition():
             return value
         time.sleep(0.02)
-    pytest.fail(f"{what} did not come true within {DEADLINE} seconds")
+    pytest.fail(f"{what} did not come true within {seconds} seconds")
 
 
 class WorkerProcess:

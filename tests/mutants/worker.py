@@ -356,7 +356,29 @@ WORKER = (
         "lease-not-watched",
         "An async handler runs on without a lease while the database does not answer.",
         "client/test_leases.py",
-        client("worker/executor", "            if job.is_lost:\n", "            if False:\n"),
+        client(
+            "worker/executor",
+            "            elif job.is_lost or job.is_overdue:\n",
+            "            elif job.is_overdue:\n",
+        ),
+    ),
+    mutant(
+        "time-limit-not-told",
+        "A plain handler is not told that its time is over.",
+        "client/test_time_limit.py",
+        client("job", "        if self.is_overdue:\n", "        if False:\n"),
+    ),
+    mutant(
+        "hung-handler-keeps-its-place",
+        "A worker goes on beside a handler that nobody can end.",
+        "client/test_time_limit.py",
+        client("worker/worker", "        if self._executor.hung:\n", "        if False:\n"),
+    ),
+    mutant(
+        "swallowed-error-succeeds",
+        "A job succeeds whose error a middleware has swallowed.",
+        "client/test_middleware.py",
+        client("registry", "        if failure is not None:", "        if False:"),
     ),
     mutant(
         "call-without-end",

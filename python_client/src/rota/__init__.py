@@ -29,6 +29,7 @@ from .exceptions import (
     RotaError,
     RunInProgressError,
     Snooze,
+    TimeLimitExceeded,
     UnknownQueueError,
     UnknownScheduleError,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "Snooze",
     "Task",
     "TickReport",
+    "TimeLimitExceeded",
     "UnknownQueueError",
     "UnknownScheduleError",
     "Unreadable",

@@ -150,6 +150,10 @@ class JobCancelled(Exception):
     """Raised by ``job.check()`` when the job should end: cancelled, or the worker stops."""
 
 
+class TimeLimitExceeded(JobCancelled):
+    """Raised by ``job.check()`` when the attempt has taken longer than its time limit."""
+
+
 _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
     error.sqlstate: error
     for error in (

@@ -16,6 +16,7 @@ from contextlib import (
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from math import inf
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from psycopg import AsyncConnection, Connection
@@ -27,7 +28,7 @@ from .client.statement import UNSET, Unset
 from .client.sync_client import Client
 from .client.values import storable
 from .effects import WITHDRAW_ON, Effect, Errors, Recording
-from .exceptions import JobCancelled, JobFinishedError, LeaseLostError
+from .exceptions import JobCancelled, JobFinishedError, LeaseLostError, TimeLimitExceeded
 from .rows import ClaimedJob
 from .worker.connection import PASSING, JobConnections, is_lost, time_limit
 from .worker.processes import Processes
@@ -110,6 +111,10 @@ class BaseJob:
         self.scheduled_for: datetime | None = claim.scheduled_for
         """The time that the schedule named, however late the job was made or runs."""
         self.lease: timedelta = claim.locked_for
+        self.time_limit = claim.time_limit
+        """How long the attempt may take, from its claim; None is without end."""
+        self.headers: dict[str, str] = claim.headers or {}
+        """Texts that the producer sent along."""
         self.result: Any = None
         """What `transaction` and `finish_in` store; else what the handler returns is stored."""
         self.next_stage: str | None = None
@@ -120,11 +125,13 @@ class BaseJob:
         """The worker is leaving, and its grace period is over."""
         self.is_told_lost = False
         """The database said that the lease is lost."""
+        self.is_told_overdue = False
+        """The database said that the time limit is over."""
         self.is_in_doubt = False
         """A transaction has its end, so that may have been committed."""
         self.is_given_up = False
         """Its task does not want another attempt after what its function raised."""
-        self.confirmed_at = claimed_at
+        self.claimed_at = self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
         self.state = State.HELD
         self._context = context
@@ -155,9 +162,23 @@ class BaseJob:
         return self.confirmed_at + self.lease.total_seconds() - time.monotonic()
 
     @property
+    def seconds_to_limit(self) -> float:
+        """How long the attempt may still take; infinite without a time limit."""
+        if self.time_limit is None:
+            return inf
+        return self.claimed_at + self.time_limit.total_seconds() - time.monotonic()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the attempt has taken longer than its time limit."""
+        return self.is_told_overdue or self.seconds_to_limit <= 0.0
+
+    @property
     def is_wanted(self) -> bool:
         """Whether it makes sense to go on."""
-        return not (self.is_lost or self.is_cancel_requested or self.is_stopping)
+        return not (
+            self.is_lost or self.is_cancel_requested or self.is_stopping or self.is_overdue
+        )
 
     def check(self) -> None:
         """Raise LeaseLostError or JobCancelled if the job should not go on."""
@@ -165,6 +186,10 @@ class BaseJob:
             raise LeaseLostError(f"the lease of job {self.job_id} is lost")
         if self.is_cancel_requested:
             raise JobCancelled(f"job {self.job_id} was cancelled")
+        if self.is_overdue:
+            raise TimeLimitExceeded(
+                f"job {self.job_id} has taken longer than {self.time_limit}, its time limit"
+            )
         if self.is_stopping:
             raise JobCancelled(f"the worker of job {self.job_id} stops")
 

@@ -37,6 +37,7 @@ class ScheduleOptions(TypedDict, total=False):
     priority: int
     max_attempts: int | None
     lease: timedelta | None
+    time_limit: timedelta | None
     backoff: Mapping[str, Any] | None
     catch_up: Literal["skip", "one", "all"]
     catch_up_window: timedelta | None

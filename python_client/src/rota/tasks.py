@@ -62,6 +62,8 @@ class TaskOptions(TypedDict, total=False):
     skip_dead: bool
     limit_key: str | None
     if_parent_dead: str
+    time_limit: timedelta | None
+    headers: Mapping[str, str] | None
 
 
 class CallOptions(TaskOptions, total=False):
@@ -69,6 +71,7 @@ class CallOptions(TaskOptions, total=False):
 
     run_at: datetime | None
     updated_at: datetime | None
+    expires_at: datetime | None
     depends_on: Sequence[int] | None
     blocks: int | None
 

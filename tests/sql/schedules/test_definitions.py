@@ -80,6 +80,8 @@ def test_schedule_job_creates_a_definition_and_returns_its_first_time(noon):
         priority=3,
         max_attempts=4,
         lease="5 minutes",
+        time_limit="1 hour",
+        source="shop",
         backoff={"kind": "fixed"},
         catch_up="all",
         catch_up_window="1 day",
@@ -99,6 +101,7 @@ def test_schedule_job_creates_a_definition_and_returns_its_first_time(noon):
         3,
     )
     assert (found.max_attempts, found.lease) == (4, timedelta(minutes=5))
+    assert (found.time_limit, found.source) == (timedelta(hours=1), "shop")
     assert found.backoff == {"kind": "fixed"}
     assert (found.catch_up, found.catch_up_window) == ("all", timedelta(days=1))
     assert (found.catch_up_max, found.overlap, found.jitter) == (
@@ -136,6 +139,7 @@ CHANGES = {
     "priority": 1,
     "max_attempts": 2,
     "lease": "1 s",
+    "time_limit": "1 s",
     "backoff": {"kind": "linear"},
     "catch_up": "skip",
     "catch_up_window": "1 hour",
@@ -318,6 +322,8 @@ def test_schedule_job_mends_what_cannot_be_fired_before_its_change(noon, clock):
         ("priority", {"priority": 40000}),
         ("max_attempts", {"max_attempts": 0}),
         ("lease", {"lease": "0"}),
+        ("time_limit", {"time_limit": "0"}),
+        ("source", {"source": "no spaces"}),
         ("backoff", {"backoff": {"kind": "none"}}),
         ("catch_up", {"catch_up": None}),
         ("catch_up", {"catch_up": "some"}),
@@ -585,3 +591,14 @@ def test_job_definitions_refuse_a_row_that_breaks_a_rule(noon):
     ):
         with pytest.raises(psycopg.errors.CheckViolation):
             noon.execute(f"update rota.job_definitions set {broken}")
+
+
+def test_schedule_job_takes_no_schedule_of_another_source(noon):
+    schedule(noon, source="shop")
+    before = definition(noon)
+
+    with refused("source"):
+        schedule(noon, text="30 * * * *", source="crm")
+    assert definition(noon) == before
+    schedule(noon, text="30 * * * *")
+    assert (definition(noon).schedule, definition(noon).source) == ("30 * * * *", "shop")

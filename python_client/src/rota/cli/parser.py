@@ -316,6 +316,8 @@ def _add_add(own: Any, add_command: Add) -> None:
     add.add_argument("--priority", type=int, help="lower runs first")
     add.add_argument("--max-attempts", type=int)
     add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
+    what = "a run that takes longer is stopped, such as '1 hour'"
+    add.add_argument("--time-limit", metavar="INTERVAL", help=what)
     what = "what becomes of times that were missed (default: one)"
     add.add_argument("--catch-up", choices=("skip", "one", "all"), help=what)
     what = "older ones are left out, such as '3 hours'"

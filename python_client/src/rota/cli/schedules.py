@@ -39,8 +39,8 @@ from .output import (
 from .worker import load_registry
 
 OPTIONS = (
-    "queue", "time_zone", "priority", "max_attempts", "lease", "catch_up", "catch_up_window",
-    "catch_up_max", "overlap", "jitter", "starts_at", "ends_at",
+    "queue", "time_zone", "priority", "max_attempts", "lease", "time_limit", "catch_up",
+    "catch_up_window", "catch_up_max", "overlap", "jitter", "starts_at", "ends_at",
 )  # fmt: skip
 
 
@@ -430,8 +430,8 @@ def _all_of(told: Sequence[str], what: str = "schedules") -> CommandError:
 
 GIVEN = (
     "schedule", "time_zone", "job_type", "payload", "queue", "priority", "max_attempts",
-    "lease", "backoff", "catch_up", "catch_up_window", "catch_up_max", "overlap", "jitter",
-    "starts_at", "ends_at", "source",
+    "lease", "time_limit", "backoff", "catch_up", "catch_up_window", "catch_up_max", "overlap",
+    "jitter", "starts_at", "ends_at", "source",
 )  # fmt: skip
 
 

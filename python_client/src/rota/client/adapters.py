@@ -76,6 +76,10 @@ Caller: TypeAlias = Connection[Any] | DjangoConnection | DjangoWrapper | Alchemy
 """What `Client` takes."""
 AsyncCaller: TypeAlias = AsyncConnection[Any] | AsyncAlchemy | AsyncpgLike
 """What `AsyncClient` takes."""
+PAGES = {
+    "django": "python_client/docs/django.md shows how",
+    "sqlalchemy": "python_client/docs/fastapi-sqlalchemy.md shows how",
+}
 PAGE = "'Your own connection' in python_client/README.md has an example of each"
 
 
@@ -94,7 +98,7 @@ def adapt(connection: Caller) -> Callable[[], Connection[Any] | Psycopg2]:
         return lambda: _in_alchemy(source)
     if kinds & {"sqlalchemy.Session", "sqlalchemy.scoped_session"}:
         return lambda: _in_alchemy(source.connection())
-    raise TypeError(f"rota.Client cannot work on {_refusal(source, kinds)}; {PAGE}")
+    raise TypeError(f"rota.Client cannot work on {_refusal(source, kinds)}")
 
 
 def adapt_async(
@@ -123,7 +127,7 @@ def adapt_async(
             return await _in_async_alchemy(await source.connection())
 
         return of_session
-    raise TypeError(f"rota.AsyncClient cannot work on {_refusal(source, kinds)}; {PAGE}")
+    raise TypeError(f"rota.AsyncClient cannot work on {_refusal(source, kinds)}")
 
 
 def is_async(connection: object) -> bool:
@@ -251,7 +255,7 @@ def _load(text: str | None) -> Any:
 
 
 def _refusal(source: object, kinds: set[str]) -> str:
-    """Return what was given instead of a connection, and what helps."""
+    """Return what was given instead of a connection, what helps, and which page."""
     packages = {kind.partition(".")[0] for kind in kinds}
     if isinstance(source, str):
         remedy = "open it first, psycopg.connect(...), or run a Worker, which opens its own"
@@ -269,4 +273,5 @@ def _refusal(source: object, kinds: set[str]) -> str:
         remedy = "pass one of its connections, as in `with pool.connection() as c`"
     else:
         remedy = "it takes connections of psycopg, Django, SQLAlchemy, psycopg2 and asyncpg"
-    return f"{type(source).__module__}.{type(source).__name__}: {remedy}"
+    page = next((PAGES[package] for package in PAGES if package in packages), PAGE)
+    return f"{type(source).__module__}.{type(source).__name__}: {remedy}; {page}"

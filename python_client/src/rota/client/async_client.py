@@ -415,6 +415,7 @@ class AsyncClient:
         starts_at: datetime | Unset | None = UNSET,
         ends_at: datetime | Unset | None = UNSET,
         source: str | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
         """Have a job made at each time of a schedule; say whether that is new, and when next.
 
@@ -441,6 +442,7 @@ class AsyncClient:
             starts_at=starts_at,
             ends_at=ends_at,
             source=source,
+            time_limit=time_limit,
         )
 
     async def unschedule_job(self, name: str) -> None:

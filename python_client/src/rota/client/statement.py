@@ -105,12 +105,9 @@ def columns(row: type) -> Sequence[str]:
 
 @cache
 def json_columns(row: Any) -> frozenset[str]:
-    """Return the names of those that are JSON, which can be anything."""
-    return frozenset(
-        name
-        for name, kind in row.__annotations__.items()
-        if getattr(kind, "__forward_arg__", kind) == "Any"
-    )
+    """Return the names of those that are JSON: a mapping, or anything."""
+    kinds = {n: getattr(k, "__forward_arg__", k) for n, k in row.__annotations__.items()}
+    return frozenset(name for name, kind in kinds.items() if kind.startswith(("Any", "dict[")))
 
 
 Row = TypeVar("Row")

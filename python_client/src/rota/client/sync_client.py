@@ -416,6 +416,7 @@ class Client:
         starts_at: datetime | Unset | None = UNSET,
         ends_at: datetime | Unset | None = UNSET,
         source: str | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
         """Have a job made at each time of a schedule; say whether that is new, and when next.
 
@@ -442,6 +443,7 @@ class Client:
             starts_at=starts_at,
             ends_at=ends_at,
             source=source,
+            time_limit=time_limit,
         )
 
     def unschedule_job(self, name: str) -> None:

@@ -64,6 +64,8 @@ class Executor:
         self._job_context = context
         self._registry = registry
         self.ends = Ends(registry.end_functions)
+        self.hung = 0
+        """How many handlers go on though their jobs are lost by their time limits."""
         self._completer = Completer(connection, heartbeat, self.ends, self._go_on)
         self._heartbeat = heartbeat
         self._concurrency = concurrency
@@ -188,15 +190,24 @@ class Executor:
             return 0
         return max(0, self._concurrency - len(self._running))
 
+    def _check_leases_before(self, seconds: float) -> None:
+        timer, loop = self._lease_check, asyncio.get_running_loop()
+        if timer is None or timer.when() > loop.time() + max(seconds, LEASE_CHECK[0]):
+            if timer is not None:
+                timer.cancel()
+            self._check_leases()
+
     def _check_leases(self) -> None:
-        """Cancel the handlers whose lease is over, also while the database does not answer."""
+        """Cancel the handlers whose lease or time is over, also while the database is away."""
         shortest, longest = LEASE_CHECK
         pause = longest
-        for job, task in self._running.items():
-            if job.is_lost:
+        for job, task in list(self._running.items()):
+            if job.is_lost and job.is_overdue:
+                self._give_up_hung(job)
+            elif job.is_lost or job.is_overdue:
                 self.cancel(job)
             elif task is not None:
-                pause = min(pause, job.seconds_left)
+                pause = min(pause, job.seconds_left, job.seconds_to_limit)
         self._lease_check = None
         if self._running:
             loop = asyncio.get_running_loop()
@@ -206,11 +217,7 @@ class Executor:
         if job not in self._running:
             return  # given back
         self._running[job] = asyncio.current_task()  # until here the loop has kept it
-        timer, loop = self._lease_check, asyncio.get_running_loop()
-        if timer is None or timer.when() > loop.time() + max(job.seconds_left, LEASE_CHECK[0]):
-            if timer is not None:
-                timer.cancel()
-            self._check_leases()
+        self._check_leases_before(min(job.seconds_left, job.seconds_to_limit))
         began_at = time.monotonic()
         if (outcome := _refusal(job)) is None:
             handler = cast(AsyncHandler, self._registry[job.job_type])
@@ -227,6 +234,8 @@ class Executor:
             function = partial(run_sync, handler, job)
             try:
                 self.threads.run(function, partial(self._on_answer, job, began_at))
+                if job.time_limit is not None:
+                    self._check_leases_before(job.seconds_to_limit)
                 return
             except Exception as error:  # no thread could be started, say
                 outcome = outcome_of(job, error)
@@ -236,6 +245,22 @@ class Executor:
         if isinstance(answer, BaseException):
             answer = outcome_of(job, RuntimeError(f"the thread ended by {type(answer)!r}"))
         self._end(job, began_at, answer)
+        self._go_on()
+
+    def _give_up_hung(self, job: BaseJob) -> None:
+        """Wait no more for a handler that goes on after its time limit and its lease."""
+        self.cancel(job)
+        del self._running[job]
+        self._heartbeat.remove([job])
+        self.hung += 1
+        logger.error(
+            "job %s: its handler of %s goes on after its time limit of %s and its lease; the "
+            "process has to end it",
+            job.job_id,
+            job.job_type,
+            job.time_limit,
+        )
+        self.ends.add("lost", job, time.monotonic() - job.claimed_at)
         self._go_on()
 
     def _end(self, job: BaseJob, began_at: float, outcome: Outcome) -> None:

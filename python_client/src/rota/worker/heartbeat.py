@@ -139,7 +139,8 @@ class Heartbeat(threading.Thread):
             return False
         job.confirmed_at = sent_at
         job.is_cancel_requested = beat.is_cancel_requested
-        return job.is_cancel_requested
+        job.is_told_overdue = beat.is_overdue
+        return job.is_cancel_requested or job.is_told_overdue
 
 
 def _interval(job: BaseJob) -> float:

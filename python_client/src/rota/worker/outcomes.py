@@ -109,11 +109,21 @@ def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
             return _snooze(error)
         if job.is_ended_by(error) and job.is_lost:
             return Lost()
-        if job.is_ended_by(error) and job.is_stopping and not job.is_cancel_requested:
-            return Stopped()
+        if job.is_ended_by(error) and not job.is_cancel_requested:
+            if job.is_overdue:
+                return _overdue(job, error)
+            if job.is_stopping:
+                return Stopped()
     except BaseException:
         return failure(error)
     return failure(error, fatal=job.is_given_up)
+
+
+def _overdue(job: BaseJob, error: BaseException) -> Failed:
+    """Describe an attempt that its time limit has ended; the stack tells where it was."""
+    text = f"time limit: the handler did not end within {job.time_limit}"
+    stack = _stack(error)[-MAX_TEXT:]
+    return Failed(text, "time_limit", stack, fatal=job.is_given_up, exception=error)
 
 
 def _snooze(error: Snooze) -> Outcome:
