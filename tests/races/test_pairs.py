@@ -35,7 +35,12 @@ OPERATIONS = {
     "set_priority": "select rota.set_priority(%(job_id)s, 5)::text",
     "reschedule": "select rota.reschedule_job(%(job_id)s, delay => '0') is null",
 }
-PASS_OVER: dict[str, list[Any]] = {"claim": [], "sweep": [(0,)], "expire": [(0,)], "release": [(None,)]}
+PASS_OVER: dict[str, list[Any]] = {
+    "claim": [],
+    "sweep": [(0,)],
+    "expire": [(0,)],
+    "release": [(None,)],
+}
 STATES = (
     *("waiting", "expired", "running", "running too long", "running its last attempt"),
     *("dead", "succeeded"),
