@@ -41,6 +41,7 @@ begin
             ('ticker', 'maintenance is done'),
             ('leases', 'no lease is over'),
             ('workers', 'each worker that has jobs is connected'),
+            ('running_jobs', 'no attempt takes much longer than usual'),
             ('job_types', 'each type that has due jobs has a live worker'),
             ('queues', 'no queue is paused or late'),
             ('limits', 'each limit lets something run'),
@@ -81,6 +82,7 @@ begin
         when 'ticker' then return query select e.* from rota._examine_ticker() as e;
         when 'leases' then return query select e.* from rota._examine_leases() as e;
         when 'workers' then return query select e.* from rota._examine_workers() as e;
+        when 'running_jobs' then return query select e.* from rota._examine_running_jobs() as e;
         when 'job_types' then return query select e.* from rota._examine_job_types() as e;
         when 'queues' then return query select e.* from rota._examine_queues() as e;
         when 'limits' then return query select e.* from rota._examine_limits() as e;
@@ -164,6 +166,28 @@ begin
     join rota.workers as w on w.worker = h.locked_by
     where not exists (select from rota._live_workers() as l where l.worker = w.worker)
     order by h.jobs desc, w.worker limit 20;
+end;
+$$;
+
+/* A worker that lives keeps its job by heartbeats, also where the handler hangs. */
+create or replace function rota._examine_running_jobs()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('job %s of type %s in queue %s, on %s: %s', r.id, r.job_type,
+            r.queue, r.locked_by, h.words),
+        format('select rota.retry_job(%s, force => true);', r.id)
+    from (
+        select j.id, j.queue, j.job_type, j.locked_by, j.started_at from rota.jobs as j
+        where j.status = 'running' and j.locked_until is not null
+        order by j.locked_until limit 10000
+    ) as r
+    cross join lateral (
+        select rota._hung_words(r.queue, r.job_type, r.started_at) as words
+        where r.started_at < rota.now() - interval '5 minutes'
+    ) as h
+    where h.words is not null
+    order by r.started_at limit 10;
 end;
 $$;
 
@@ -325,7 +349,6 @@ begin
 end;
 $$;
 
-/* Among the newest 10000 records: no index knows those that are open. */
 create or replace function rota._examine_effects()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 begin
@@ -336,14 +359,13 @@ begin
             (array_agg(u.scope order by u.recorded_at desc))[1],
             (array_agg(u.key order by u.recorded_at desc))[1],
             (array_agg(u.job_id order by u.recorded_at desc))[1]),
-        'select e.scope, e.key, e.job_id, e.recorded_at from rota.effects as e '
-        'where e.completed_at is null order by e.recorded_at desc limit 20;'
+        'select * from rota.unknown_effects order by recorded_at desc limit 20;'
     from (
-        select e.scope, e.key, e.job_id, e.lease_token, e.completed_at, e.recorded_at
-        from rota.effects as e order by e.expires_at desc limit 10000
+        select e.scope, e.key, e.job_id, e.lease_token, e.recorded_at from rota.effects as e
+        where e.completed_at is null order by e.recorded_at desc limit 1000
     ) as u
     -- While its lease runs, the job that has recorded it is still at it.
-    where u.completed_at is null and not exists (
+    where not exists (
         select from rota.jobs as j
         where j.id = u.job_id and j.lease_token = u.lease_token and j.status = 'running'
     )

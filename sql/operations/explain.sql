@@ -299,7 +299,7 @@ begin
                         j.job_type, j.status)
                     from rota.jobs as j where j.id = v_head_id
                 )),
-            format('select * from rota.explain_job(%s);', v_head_id)
+            'select * from rota.explain_job(' || v_head_id || ');'
         where v_head_id is distinct from job.id;
     end if;
 end;
@@ -417,6 +417,10 @@ begin
                 rota._span(job.locked_until - c_now)),
             format('select rota.retry_job(%s, force => true);', job.id);
     end if;
+    return query
+    select 'hung', h.words, format('select rota.retry_job(%s, force => true);', job.id)
+    from (select rota._hung_words(job.queue, job.job_type, job.started_at) as words) as h
+    where h.words is not null and job.locked_until >= c_now and not c_is_gone;
     return query
     select 'running', format('it runs: %s; its last sign of life was %s ago, its lease ends in '
             '%s%s', c_holder, rota._span(c_now - job.updated_at),

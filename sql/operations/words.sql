@@ -116,6 +116,36 @@ end;
 $$;
 
 /*
+ * That an attempt takes ten times as long as the longest of the last thousand of its queue that
+ * were of its type, and at least five minutes; null if it does not.  Where there was none to
+ * compare with, an hour is long.
+ */
+create or replace function rota._hung_words(
+    queue text, job_type text, started_at timestamptz
+)
+    returns text language plpgsql stable as $$
+declare
+    c_runs_for constant interval := rota.now() - started_at;
+    v_longest interval;
+begin
+    if c_runs_for < interval '5 minutes' then return null; end if;
+    v_longest := (
+        select max(f.finished_at - f.started_at)
+        from (
+            select e.job_type, e.started_at, e.finished_at from rota.finished_jobs as e
+            where e.queue = _hung_words.queue and e.finished_at > rota.now() - interval '7 days'
+            order by e.finished_at desc limit 1000
+        ) as f
+        where f.job_type = _hung_words.job_type
+    );
+    return format('it has run for %s, %s: its handler may hang', rota._span(c_runs_for),
+        coalesce('and the longest of its type took ' || rota._span(v_longest),
+            'and none of its type has ended lately'))
+        where c_runs_for > coalesce(10 * v_longest, interval '1 hour');
+end;
+$$;
+
+/*
  * The process, or the prepared transaction, that holds the lock on a row of a table, told by
  * the xmax of the row; no row where nobody does.  To try the lock would tell that it is held,
  * and keep others from the row meanwhile.  Where several hold it, xmax is a number of the set.

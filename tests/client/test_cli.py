@@ -459,7 +459,7 @@ def test_doctor_tells_the_worst_first_and_by_its_exit_code(
     assert "select * from rota.tick();" in lines
     assert any(line.startswith("warning queues queue mail is paused") for line in lines)
     assert max(map(len, shown.splitlines())) <= 80
-    assert shown.endswith("of 17 checks found nothing\n")
+    assert shown.endswith("of 18 checks found nothing\n")
     assert line.startswith("CRITICAL ticker: nobody has ticked for 1 h: leases")
     assert line.count("\n") == 1
     assert "ok sequences" in ask("doctor", "--all")[1]
@@ -472,7 +472,7 @@ def test_doctor_of_a_sound_database_returns_0(
 ) -> None:
     client.tick()
 
-    assert ask("doctor") == (0, "17 of 17 checks found nothing\n")
+    assert ask("doctor") == (0, "18 of 18 checks found nothing\n")
     assert ask("doctor", "--check") == (0, "OK all is in order\n")
     client.enqueue("a", queue="mail")
     client.pause_queue("mail")

@@ -38,8 +38,8 @@ def test_a_sound_database_says_so_for_each_check(db):
     found = call(db, "doctor")
 
     assert {row.severity for row in found} == {"ok"}
-    assert len(found) == 17
-    assert len({row.finding for row in found}) == 17
+    assert len(found) == 18
+    assert len({row.finding for row in found}) == 18
 
 
 def test_the_worst_comes_first(db, clock):
@@ -56,12 +56,13 @@ def test_the_worst_comes_first(db, clock):
 def test_a_check_that_fails_stops_no_other(db):
     db.execute("drop table rota.effects cascade")
 
-    found = {row.finding: row for row in call(db, "doctor")}
+    rows_found = call(db, "doctor")
+    found = {row.finding: row for row in rows_found}
 
     assert found["effects"].severity == "warning"
     assert found["effects"].evidence.startswith("this could not be examined: relation")
     assert found["ticker"].severity == "ok"
-    assert found["drift"].evidence.startswith("table effects is missing")
+    assert any(row.evidence.startswith("table effects is missing") for row in rows_found)
 
 
 def test_nobody_ticks(db, clock):

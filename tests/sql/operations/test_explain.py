@@ -369,6 +369,31 @@ def test_a_running_job_tells_who_has_it_and_how_far_it_is(db, clock):
     assert "40.00 % done: half" in row.explanation
 
 
+def test_a_job_that_runs_much_longer_than_others_of_its_type(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    usual = running(db)
+    clock.advance("40 s")
+    value(db, "finish_job", **owner(usual))
+    job, other = running(db, lease="1 day"), running(db, job_type="y", lease="1 day")
+    clock.advance("399 s")
+    assert reasons(db, job.job_id) == ["running"]
+    clock.advance("2 s")
+
+    assert reasons(db, job.job_id) == ["hung", "running"]
+    assert first(db, job.job_id).explanation == (
+        "it has run for 6 min 41 s, and the longest of its type took 40 s: its handler may hang"
+    )
+    (found,) = [row for row in call(db, "doctor") if row.finding == "running_jobs"]
+    assert found.evidence.startswith(
+        f"job {job.job_id} of type x in queue default, on w: it has"
+    )
+    assert reasons(db, other.job_id) == ["running"]
+    clock.advance("1 hour")
+    assert "none of its type has ended lately" in first(db, other.job_id).explanation
+    cure(db, job.job_id)
+    assert [again.job_id for again in claim(db)] == [job.job_id]
+
+
 def test_a_running_job_that_was_asked_to_stop(db):
     job = running(db)
     value(db, "cancel_job", job_id=job.job_id, reason="wrong file")

@@ -27,6 +27,7 @@ COLUMNS = {
     "hourly_stats": "hour queue job_type succeeded dead cancelled total_duration"
     " average_duration longest_duration",
     "limit_stats": "limit_name max_running running waiting max_starts per burst next_start_at",
+    "unknown_effects": "scope key recorded_at expires_at job_id job_type status",
     "ticker_health": "last_tick_at last_tick_by lag schedules_overdue oldest_overdue"
     " schedules_broken",
 }
