@@ -123,7 +123,8 @@ class Bench:
             select
                 r.status, r.attempts, r.locked_by, r.priority, r.run_at <= rota.now() as is_due,
                 r.cancel_requested_at is not null as is_cancel_requested, r.error_type,
-                split_part(r.cancel_reason, ' at ', 1), (select count(*) from rota.job_errors) as errors
+                split_part(r.cancel_reason, ' at ', 1) as cancel_reason,
+                (select count(*) from rota.job_errors) as errors
             from rota.job_runs as r
             """
         ).fetchall()
