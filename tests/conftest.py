@@ -87,7 +87,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     """Count what is left out for being slow; with xdist each worker sees all of it."""
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("long"):
+        is_asked_for = "not slow" in item.config.getoption("markexpr")
+        if is_asked_for and item.get_closest_marker("slow"):
             _left_out[item.path.relative_to(HERE).as_posix()] += 1
 
 
