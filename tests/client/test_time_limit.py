@@ -148,7 +148,9 @@ def test_a_queue_can_set_the_limit_and_a_job_brings_headers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sleep", "async_stubborn"])
+@pytest.mark.parametrize(
+    "kind", ["sleep", pytest.param("async_stubborn", marks=pytest.mark.long)]
+)
 def test_a_handler_that_hangs_loses_its_job_and_then_its_process(
     client: Client,
     db: psycopg.Connection[Any],
