@@ -14,10 +14,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 
 from invariants import check_invariants
 from races.harness import Session
+from support.clock import Clock
 
 OPERATIONS = {
     "claim": "select c.attempt from rota.claim_jobs('second', array[%(queue)s]) as c",
@@ -142,6 +142,7 @@ def answer_of(action: Any) -> Any:
         return error.sqlstate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("first", OPERATIONS)
 def test_two_operations_at_once_are_like_one_after_the_other(
