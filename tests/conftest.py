@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Generator, Iterator
-from datetime import datetime, timedelta
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, LiteralString
@@ -26,11 +26,14 @@ from styles import CURSOR, PLAIN_SESSION
 from faults.pooler import pooled
 from races.instrument import instrument
 from rota.testing.server import EmbeddedPostgres, find_binaries, memory
+from support.clock import Clock
 
-ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 TEMPLATE = "rota_template"
 INSTALLER = "rota_installer"
 
+_left_out: Counter[str] = Counter()
 Connect = Callable[..., psycopg.Connection[Any]]
 Psql = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -79,6 +82,35 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         for name, text in report.sections
     ]
     return report
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what is left out for being slow; with xdist each worker sees all of it."""
+    for item in items:
+        is_asked_for = "not slow" in item.config.getoption("markexpr")
+        if is_asked_for and item.get_closest_marker("slow"):
+            _left_out[item.path.relative_to(HERE).as_posix()] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the counts from a worker of xdist to the process that prints them."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Receive them; all workers have the same."""
+    for name, number in node.workeroutput.get("left_out", {}).items():
+        _left_out[name] = number
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what a quick run has left out."""
+    if _left_out:
+        told = ", ".join(f"{name} {number}" for name, number in sorted(_left_out.items()))
+        number = sum(_left_out.values())
+        terminalreporter.write_line(f"left out: {number} slow tests (make test), of {told}")
 
 
 @pytest.fixture(scope="session")
@@ -235,55 +267,6 @@ def connect(dsn: str) -> Iterator[Connect]:
 def db(connect: Connect) -> psycopg.Connection[Any]:
     """The connection of a test that needs one."""
     return connect()
-
-
-class Clock:
-    """The clock of one test's database: real until `set` or `advance` stops it."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-        connection.execute(
-            """
-            create schema rota_test;
-            grant usage on schema rota_test to public;
-            create table rota_test.clock (stopped_at timestamptz not null);
-            grant select on rota_test.clock to public;
-
-            create or replace function rota.now()
-                returns timestamptz
-                language plpgsql
-                stable
-                security definer
-                set search_path = pg_catalog, pg_temp
-            as $$
-            begin
-                return coalesce(
-                    (select c.stopped_at from rota_test.clock as c), clock_timestamp()
-                );
-            end;
-            $$;
-            """
-        )
-
-    def now(self) -> datetime:
-        row = self._connection.execute("select rota.now()").fetchone()
-        assert row is not None
-        return row[0]  # type: ignore[no-any-return]
-
-    def set(self, moment: datetime | str) -> datetime:
-        """Stop the clock at *moment*, for every session of this database."""
-        with self._connection.transaction():
-            self._connection.execute("delete from rota_test.clock")
-            self._connection.execute("insert into rota_test.clock values (%s)", (moment,))
-        return self.now()
-
-    def advance(self, interval: timedelta | str) -> datetime:
-        """Stop the clock that much later than it shows now."""
-        row = self._connection.execute(
-            "select rota.now() + cast(%s as interval)", (interval,)
-        ).fetchone()
-        assert row is not None
-        return self.set(row[0])
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ create table rota.pipeline_stages (
     priority smallint,
     max_attempts integer,
     lease interval,
+    time_limit interval,
     backoff jsonb,
 
     constraint pipeline_stages_pkey primary key (pipeline, stage),
@@ -38,6 +39,7 @@ comment on column rota.pipeline_stages.priority is
     'Null means that of the stage before, and for the first that of start_pipeline().';
 comment on column rota.pipeline_stages.max_attempts is 'Null means the queue''s.';
 comment on column rota.pipeline_stages.lease is 'Null means the queue''s.';
+comment on column rota.pipeline_stages.time_limit is 'Null means the queue''s.';
 comment on column rota.pipeline_stages.backoff is 'Null means the queue''s.';
 
 create table rota.stage_runs (

@@ -32,15 +32,16 @@ begin
     perform rota._lock_pipeline(pipeline);
     perform rota._retire_stages(pipeline, v_stages);
     insert into rota.pipeline_stages as p (pipeline, stage, ordinal, next_stage, job_type,
-        queue, priority, max_attempts, lease, backoff)
+        queue, priority, max_attempts, lease, time_limit, backoff)
     select define_pipeline.pipeline, s.stage, s.ordinal, v_stages[s.ordinal + 1], s.job_type,
-        s.queue, s.priority, s.max_attempts, rota._exact(s.lease), s.backoff
+        s.queue, s.priority, s.max_attempts, rota._exact(s.lease), rota._exact(s.time_limit),
+        s.backoff
     from rota._stages(define_pipeline.stages) as s
     on conflict on constraint pipeline_stages_pkey do update
     set ordinal = excluded.ordinal, next_stage = excluded.next_stage,
         job_type = excluded.job_type, queue = excluded.queue, priority = excluded.priority,
         max_attempts = excluded.max_attempts, lease = excluded.lease,
-        backoff = excluded.backoff;
+        time_limit = excluded.time_limit, backoff = excluded.backoff;
 end;
 $$;
 
@@ -114,7 +115,9 @@ create or replace function rota.start_pipeline(
     depends_on bigint[] default null,
     blocks bigint default null,
     if_parent_dead text default 'cancel',
-    limit_key text default null
+    limit_key text default null,
+    expires_at timestamptz default null,
+    headers jsonb default null
 )
     returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -126,7 +129,7 @@ begin
     v_stage := rota._pipeline_stage(pipeline, stage);
     perform rota._check_priority('priority', priority);
     perform rota._check_new_job('', v_stage.job_type, payload, v_stage.queue, run_at, delay,
-        priority, null, null, null, idempotency_key);
+        priority, null, null, null, idempotency_key, null, expires_at, headers);
     perform rota._check_waits('', ordering_key, skip_dead, depends_on, blocks, if_parent_dead,
         limit_key);
 
@@ -135,7 +138,8 @@ begin
             'payload', payload, 'queue', v_stage.queue, 'run_at',
             coalesce(run_at, rota.now() + rota._exact(delay)), 'priority',
             coalesce(v_stage.priority, priority), 'max_attempts', v_stage.max_attempts, 'lease',
-            v_stage.lease, 'backoff', v_stage.backoff, 'idempotency_key', idempotency_key,
+            v_stage.lease, 'time_limit', v_stage.time_limit, 'expires_at', expires_at,
+            'headers', headers, 'backoff', v_stage.backoff, 'idempotency_key', idempotency_key,
             'ordering_key', ordering_key, 'skip_dead', skip_dead, 'if_parent_dead',
             if_parent_dead, 'limit_key', limit_key, 'pipeline', v_stage.pipeline, 'stage',
             v_stage.stage, 'status', case when depends_on is not null then 'blocked' end)),
@@ -214,6 +218,7 @@ begin
             stage_queued_at = v_now, job_type = n.job_type, queue = n.queue,
             priority = coalesce(n.priority, j.priority),
             max_attempts = coalesce(n.max_attempts, q.max_attempts, 10), lease = n.lease,
+            time_limit = n.time_limit,
             backoff = n.backoff, status = 'queued', run_at = v_now, attempts = 0,
             lease_token = least(j.lease_token, 9223372036854775806) + 1, locked_by = null,
             locked_until = null, held_limits = null, progress_percent = null,
@@ -290,7 +295,8 @@ begin
             max_attempts = coalesce(v_stage.max_attempts,
                 (select q.max_attempts from rota.queues as q where q.queue = v_stage.queue),
                 10),
-            lease = v_stage.lease, backoff = v_stage.backoff, last_error = null,
+            lease = v_stage.lease, time_limit = v_stage.time_limit, backoff = v_stage.backoff,
+            last_error = null,
             error_type = null, failed_at = null
         where f.id = v_job.id and f.lease_token = v_job.lease_token;
         if found then
@@ -383,17 +389,18 @@ $$;
 create or replace function rota._stages(stages jsonb)
     returns table (
         ordinal bigint, stage text, job_type text, queue text, priority integer,
-        max_attempts integer, lease interval, backoff jsonb
+        max_attempts integer, lease interval, time_limit interval, backoff jsonb
     ) language plpgsql stable as $$
 begin
     return query
     select s.ordinal, s.stage, s.job_type, coalesce(s.queue, 'default'), s.priority,
-        s.max_attempts, s.lease, nullif(s.backoff, 'null')
+        s.max_attempts, s.lease, s.time_limit, nullif(s.backoff, 'null')
     from rows from (
         jsonb_to_recordset(_stages.stages) as (stage text, job_type text, queue text,
-            priority integer, max_attempts integer, lease interval, backoff jsonb)
-    ) with ordinality as s (stage, job_type, queue, priority, max_attempts, lease, backoff,
-        ordinal
+            priority integer, max_attempts integer, lease interval, time_limit interval,
+            backoff jsonb)
+    ) with ordinality as s (stage, job_type, queue, priority, max_attempts, lease, time_limit,
+        backoff, ordinal
     );
 end;
 $$;
@@ -402,7 +409,8 @@ create or replace function rota._check_stages(stages jsonb)
     returns void language plpgsql as $$
 declare
     c_keys constant text[] := array[
-        'stage', 'job_type', 'queue', 'priority', 'max_attempts', 'lease', 'backoff'];
+        'stage', 'job_type', 'queue', 'priority', 'max_attempts', 'lease', 'time_limit',
+        'backoff'];
 begin
     if jsonb_typeof(_check_stages.stages) is distinct from 'array'
       or jsonb_array_length(_check_stages.stages) not between 1 and 1000 then
@@ -422,7 +430,8 @@ begin
             case when s.stage = 'end' then rota._refuse(format('stages[%s].stage', s.ordinal),
                 'must not be end, which as a next_stage means none') end,
             rota._check_new_job(format('stages[%s].', s.ordinal), s.job_type, '{}', s.queue,
-                null, null, coalesce(s.priority, 0), s.max_attempts, s.lease, s.backoff, null)
+                null, null, coalesce(s.priority, 0), s.max_attempts, s.lease, s.backoff, null,
+                s.time_limit)
         from rota._stages(_check_stages.stages) as s;
     exception
         when data_exception then

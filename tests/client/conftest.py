@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from client.workers import BackgroundWorker, WorkerProcess
 from rota import Client, Registry, Worker
 from rota.__main__ import main
+from support.workers import BackgroundWorker, WorkerProcess
 
 
 @pytest.fixture(autouse=True)

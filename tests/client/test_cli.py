@@ -10,7 +10,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -18,6 +17,7 @@ import rota
 from rota import Client
 from rota.__main__ import main
 from rota.cli.output import NAMES
+from support.clock import Clock
 
 
 @pytest.fixture
@@ -223,6 +223,7 @@ def test_uninstall(
     assert run("uninstall", "--yes", code=1) == f"rota: rota is not installed in {name}\n"
 
 
+@pytest.mark.slow
 def test_worker_command(
     dsn: str, client: Client, db: psycopg.Connection[Any], tmp_path: Path
 ) -> None:

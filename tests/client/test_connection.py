@@ -11,7 +11,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from client.workers import wait_until
 from rota import AsyncClient
 from rota.worker.connection import (
     Connection,
@@ -21,6 +20,7 @@ from rota.worker.connection import (
     end_task,
     time_limit,
 )
+from support.waiting import wait_until
 
 OURS = "select count(*) from pg_stat_activity where application_name = 'rota fetcher'"
 

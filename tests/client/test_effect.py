@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 from aiosmtpd.controller import Controller
-from conftest import Clock
 
 import rota
-from client.workers import wait_until
 from rota import AsyncJob, Client, Effect, Job, Registry
+from support.clock import Clock
+from support.waiting import wait_until
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]

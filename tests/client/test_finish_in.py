@@ -336,6 +336,7 @@ def test_what_comes_after_the_commit_is_told(
     assert ends == ["succeeded"] * 3
 
 
+@pytest.mark.slow
 def test_the_lease_is_kept_until_the_commit(
     client: Client, dsn: str, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

@@ -148,6 +148,7 @@ def test_values_of_the_right_type_are_taken_or_refused(client: Client, method: s
     assert [case for case in found if not case.startswith(("taken ", "refused "))] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_values_of_another_type_break_nothing(client: Client, method: str) -> None:
     found = tried(client, method, lambda _: WRONG)

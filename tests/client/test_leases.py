@@ -14,12 +14,13 @@ import psycopg
 import pytest
 
 import rota
-from client.workers import BackgroundWorker, wait_until
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.job import BaseJob, State
 from rota.rows import ClaimedJob, JobHeartbeat
 from rota.worker.connection import ConnectionState
 from rota.worker.heartbeat import Heartbeat
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]
@@ -166,6 +167,7 @@ def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_d
     assert ended.wait(30)
 
 
+@pytest.mark.slow
 def test_no_tick_comes_before_the_reports_after_an_outage(
     client: Client,
     db: psycopg.Connection[Any],
@@ -208,6 +210,7 @@ def test_no_tick_comes_before_the_reports_after_an_outage(
     assert len(ran) == 1
 
 
+@pytest.mark.slow
 def test_an_async_handler_ends_with_its_lease_while_all_calls_hang(
     client: Client, background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,9 @@ import psycopg
 import pytest
 
 import rota
-from client.workers import BackgroundWorker, wait_until
 from rota import Client, Job, Registry
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 Background = Callable[..., BackgroundWorker]
 Status = Callable[[int], str]
@@ -85,6 +86,7 @@ class Gate:
         raise rota.Snooze(3600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "end"),
     [("succeeds", "succeeded"), ("fails", "failed"), ("snoozes", "queued"), ("tells", None)],
@@ -137,6 +139,7 @@ def test_a_locked_row_takes_up_no_place(
         wait_until(lambda: _succeeded(db) == 3, "the jobs behind the locked one")
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_long_is_not_begun_anew(
     client: Client,
     db: psycopg.Connection[Any],
@@ -252,6 +255,7 @@ def test_ends_of_locked_rows_need_no_more_connections(
     wait_until(lambda: db.execute(ended).fetchone() == (40,), "all ends")
 
 
+@pytest.mark.slow
 def test_one_end_that_is_refused_holds_up_no_other(
     client: Client,
     db: psycopg.Connection[Any],

@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 import rota
-from client.workers import BackgroundWorker, wait_until
 from rota import AsyncJob, Client, Job, JobEnd, Registry, Worker
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]

@@ -13,9 +13,10 @@ import psycopg
 import pytest
 
 from client import computing
-from client.workers import BackgroundWorker, WorkerProcess, wait_until
 from rota import AsyncJob, Client, Job, Registry
 from rota.worker.processes import RemoteTraceback
+from support.waiting import wait_until
+from support.workers import BackgroundWorker, WorkerProcess
 
 Drain = Callable[..., None]
 Row = dict[str, Any]
@@ -45,6 +46,7 @@ def test_a_function_runs_elsewhere_and_its_process_is_used_again(
     assert not Path(f"/proc/{first}").exists()  # it has left with the worker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "args", "kind", "text"),
     [

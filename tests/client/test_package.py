@@ -53,6 +53,7 @@ def test_package_from_the_source_distribution_installs(dsn: str, tmp_path: Path)
         )
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_examples_work_together(dsn: str) -> None:
     def run(*command: str) -> str:

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 import rota
-from client.workers import BackgroundWorker, wait_until
 from rota import Client, InvalidArgumentError, Job, Registry
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]
@@ -206,6 +207,7 @@ def test_a_result_that_cannot_be_listed_is_dropped(
     assert status(job_id) == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_locked_row_holds_up_neither_heartbeats_nor_endings(
     client: Client,
     db: psycopg.Connection[Any],

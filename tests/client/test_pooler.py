@@ -9,11 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from client.workers import BackgroundWorker, wait_until
 from faults.pooler import find_pgbouncer, pooled
 from rota import AsyncClient, AsyncJob, Client, Job, Registry, Worker
 from rota.__main__ import main
 from rota.worker.connection import Connection, ConnectionState
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 pytestmark = pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
 
@@ -69,6 +70,7 @@ def test_everything_works_behind_a_pooler(
     assert db.execute(done).fetchone() == (41,)
 
 
+@pytest.mark.slow
 def test_workers_that_share_two_sessions_and_their_hints_get_every_job_once(
     client: Client, db: psycopg.Connection[Any], pooler: str
 ) -> None:

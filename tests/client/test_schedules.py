@@ -8,10 +8,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 
 import rota
 from rota import Client, ScheduleChange, UpcomingRun
+from support.clock import Clock
 
 
 def test_schedule_job_passes_every_argument(

@@ -11,10 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 
 from rota.__main__ import main
 from rota.cli.crontab import KEYS
+from support.clock import Clock
 
 Run = Callable[..., str]
 Db = psycopg.Connection[Any]
@@ -359,6 +359,7 @@ def test_list_tells_the_last_job_not_a_skipped_time(run: Run, db: Db, clock: Clo
     assert (forgotten[0]["last_run"], forgotten[0]["last_status"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)
@@ -411,6 +412,7 @@ def test_run_prints_the_job(run: Run) -> None:
     assert again["job_id"] > int(job_id)
 
 
+@pytest.mark.slow
 def test_import_puts_in_every_line(run: Run, put: Run, db: Db, tmp_path: Path) -> None:
     (tmp_path / "jobs.cron").write_text(FILE)
 
@@ -485,6 +487,7 @@ BAD_LINES = [
 ]
 
 
+@pytest.mark.slow
 def test_import_refuses_all_for_one_bad_line(put: Run, run: Run) -> None:
     for line, reason in BAD_LINES:
         printed = put(f"@daily first\n\n{line}\n", code=1)

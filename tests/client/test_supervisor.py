@@ -19,9 +19,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from client.workers import BackgroundWorker, WorkerProcess, wait_until
 from rota import Client, Job, Registry, Worker
 from rota.worker.worker import run_together
+from support.waiting import wait_until
+from support.workers import BackgroundWorker, WorkerProcess
 
 Start = Callable[..., WorkerProcess]
 Run = Callable[..., str]

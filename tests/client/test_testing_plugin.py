@@ -113,6 +113,7 @@ def test_it_works_with_xdist_on_a_server_that_is_there(
     assert left.fetchall() == []
 
 
+@pytest.mark.slow
 def test_it_takes_its_addresses_in_each_form(server: EmbeddedPostgres) -> None:
     from rota.testing.pytest import Databases
 

@@ -15,9 +15,10 @@ import psycopg
 import pytest
 
 import rota
-from client.workers import BackgroundWorker, wait_until
 from rota import AsyncJob, Client, Job, Registry
 from rota.worker.executor import AHEAD, MAX_BATCH, WINDOW, Prefetch, Threads
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Background = Callable[..., BackgroundWorker]
@@ -41,6 +42,7 @@ def _counts(db: psycopg.Connection[Any]) -> dict[str, int]:
     return dict(db.execute("select status, count(*) from rota.job_runs group by 1").fetchall())
 
 
+@pytest.mark.slow
 def test_worker_claims_more_at_once_while_jobs_end_quickly(
     client: Client, db: psycopg.Connection[Any], drain: Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +80,7 @@ def test_worker_reports_many_ends_in_one_call(
     assert len(finishes) <= 100
 
 
+@pytest.mark.slow
 def test_worker_that_got_slow_gives_back_what_it_cannot_start(
     client: Client,
     db: psycopg.Connection[Any],
@@ -309,6 +312,7 @@ def _noting(ran: list[int]) -> Callable[[AsyncJob], Any]:
     return note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [True, False])
 def test_stop_at_full_speed_leaves_no_job_behind(
     client: Client, db: psycopg.Connection[Any], background: Background, is_async: bool
@@ -329,6 +333,7 @@ def test_stop_at_full_speed_leaves_no_job_behind(
     assert sorted(job_id for (job_id,) in done) == sorted(ran)
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_connections_that_break_at_full_speed_cost_no_job(
     client: Client, db: psycopg.Connection[Any], background: Background

@@ -16,10 +16,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from client.workers import wait_until
 from rota import Client, InvalidArgumentError
 from rota.__main__ import main
 from rota.worker import maintenance
+from support.waiting import wait_until
 
 Start = Callable[..., "Ticker"]
 
@@ -64,6 +64,7 @@ def lose_a_job(client: Client, db: psycopg.Connection[Any]) -> None:
     db.execute("update rota.jobs set locked_until = rota.now() - interval '1 minute'")
 
 
+@pytest.mark.slow
 def test_loop_says_what_it_did_and_is_quiet_otherwise(
     start: Start, client: Client, db: psycopg.Connection[Any]
 ) -> None:
@@ -77,6 +78,7 @@ def test_loop_says_what_it_did_and_is_quiet_otherwise(
     assert len(ticker.lines("")) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_loop_ends_by_a_signal(
     start: Start, db: psycopg.Connection[Any], number: signal.Signals
@@ -90,6 +92,7 @@ def test_loop_ends_by_a_signal(
     ticker.wait_for("ticker stopped")
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_loop_survives_a_lost_connection(
     start: Start, client: Client, db: psycopg.Connection[Any]
@@ -116,6 +119,7 @@ def test_loop_survives_a_lost_connection(
     assert len(ticker.lines("WARNING")) == 2
 
 
+@pytest.mark.slow
 def test_loop_goes_on_where_a_part_fails(
     start: Start, client: Client, db: psycopg.Connection[Any]
 ) -> None:
@@ -141,6 +145,7 @@ def test_loop_goes_on_where_a_part_fails(
     assert len(ticker.lines("WARNING database: pending checks failed")) == 1
 
 
+@pytest.mark.slow
 def test_loop_waits_longer_and_longer_where_every_tick_fails(
     start: Start, db: psycopg.Connection[Any]
 ) -> None:
@@ -196,6 +201,7 @@ def a_week_from_now(db: psycopg.Connection[Any]) -> str:
     return str(row[0])
 
 
+@pytest.mark.slow
 def test_loop_tells_of_a_schedule_that_it_disabled(
     start: Start, client: Client, db: psycopg.Connection[Any]
 ) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 import rota
 from client import computing
-from client.workers import WorkerProcess, wait_until
 from rota import AsyncJob, Client, Job, JobEnd, Registry
+from support.waiting import wait_until
+from support.workers import WorkerProcess
 
 Drain = Callable[..., None]
 SOON = timedelta(milliseconds=300)
@@ -147,7 +148,9 @@ def test_a_queue_can_set_the_limit_and_a_job_brings_headers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sleep", "async_stubborn"])
+@pytest.mark.parametrize(
+    "kind", ["sleep", pytest.param("async_stubborn", marks=pytest.mark.long)]
+)
 def test_a_handler_that_hangs_loses_its_job_and_then_its_process(
     client: Client,
     db: psycopg.Connection[Any],

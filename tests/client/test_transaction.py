@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 import rota
-from client.workers import wait_until
 from rota import AsyncJob, Client, Job, Registry
 from rota.job import State
+from support.waiting import wait_until
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]
@@ -133,6 +133,7 @@ def test_an_exception_after_it_changes_nothing(
     assert status(job_id) == "succeeded"
 
 
+@pytest.mark.slow
 def test_heartbeats_go_on_while_the_finish_waits(
     client: Client, db: psycopg.Connection[Any], status: Status, drain: Drain
 ) -> None:

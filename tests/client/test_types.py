@@ -206,6 +206,7 @@ async def produce_in_loop(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "uses", [USES, TASKS, CONNECTIONS], ids=["handlers", "tasks", "connections"]
 )
@@ -213,6 +214,7 @@ def test_mypy_refuses_wrong_uses_and_takes_right_ones(uses: str, tmp_path: Path)
     assert_refused(uses, tmp_path, "mypy", "--strict", "--cache-dir", ".")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uses", [TASKS, CONNECTIONS], ids=["tasks", "connections"])
 def test_pyright_refuses_wrong_uses_and_takes_right_ones(uses: str, tmp_path: Path) -> None:
     (tmp_path / "pyrightconfig.json").write_text(PYRIGHT_SETTINGS)

@@ -17,12 +17,13 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from client.test_pooler import pooler  # noqa: F401 - a fixture
-from client.workers import BackgroundWorker, wait_until
 from faults.pooler import find_pgbouncer
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.worker import notifier
 from rota.worker.fetcher import Poller
 from rota.worker.notifier import Place
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 Background = Callable[..., BackgroundWorker]
 Db = psycopg.Connection[Any]
@@ -427,6 +428,7 @@ def test_jobs_that_come_due_one_after_the_other_wait_for_no_poll(
     wait_until(lambda: len(starts.at) == 50, "fifty starts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bound", "rate"), [("queue", 400), ("job_type", 20), ("limit_key", 20)]
 )

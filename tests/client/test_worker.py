@@ -14,8 +14,9 @@ import pytest
 from psycopg import sql
 
 import rota
-from client.workers import BackgroundWorker, wait_until
 from rota import AsyncJob, Client, Job, JsonFormatter, Registry, Worker
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 Drain = Callable[..., None]
 Status = Callable[[int], str]
@@ -420,6 +421,7 @@ def test_a_lost_reply_is_asked_for_again(
     assert calls == [calls[0]] * 2
 
 
+@pytest.mark.slow
 def test_heartbeats_keep_a_job_longer_than_its_lease(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
@@ -585,6 +587,7 @@ def test_a_claim_that_comes_through_while_the_worker_leaves_is_undone(
     assert db.execute("select status, attempts from rota.jobs").fetchall() == [("queued", 0)]
 
 
+@pytest.mark.slow
 def test_worker_ticks_again_at_once_while_there_is_more(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:

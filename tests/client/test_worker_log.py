@@ -13,9 +13,10 @@ import pytest
 from psycopg import sql
 
 import rota
-from client.workers import BackgroundWorker, wait_until
 from rota import Client, Job, JsonFormatter, Registry
 from rota.worker.connection import ConnectionState
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 Background = Callable[..., BackgroundWorker]
 LOST = psycopg.OperationalError("connection refused\nIs it running?")
@@ -98,6 +99,7 @@ def test_events_name_the_schedule_of_a_job(
     assert len([line for line in said if "schedule" in line]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_lost_database_is_one_line_and_its_return_another(
     client: Client,

@@ -9,8 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from client.workers import WorkerProcess, wait_until
 from rota import Client
+from support.waiting import wait_until
+from support.workers import WorkerProcess
 
 Start = Callable[..., WorkerProcess]
 pytestmark = pytest.mark.slow

@@ -52,6 +52,7 @@ def test_one_drain_counts_the_jobs_of_a_real_worker(dsn: str) -> None:
     assert found.rate > 0
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_one_round_times_the_jobs_of_a_real_worker(
     dsn: str, monkeypatch: pytest.MonkeyPatch

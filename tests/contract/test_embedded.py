@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from rota.testing import EmbeddedPostgres, find_binaries
+from support.waiting import wait_until
 
 BINDIR = os.environ.get("ROTA_PG_BINDIR")
 OWNER = """
@@ -32,6 +32,7 @@ def is_up(url: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_it_wants_its_password_and_ends_with_the_block() -> None:
     with EmbeddedPostgres(bindir=BINDIR, settings=["work_mem=7MB"]) as server:
         url = server.url()
@@ -47,6 +48,7 @@ def test_it_wants_its_password_and_ends_with_the_block() -> None:
     assert not Path(directory[0]).exists()
 
 
+@pytest.mark.slow
 def test_it_dies_with_a_killed_parent() -> None:
     bindir = str(find_binaries(BINDIR)[0])
     command = [sys.executable, "-c", OWNER, bindir]
@@ -57,10 +59,7 @@ def test_it_dies_with_a_killed_parent() -> None:
 
         parent.send_signal(signal.SIGKILL)
 
-    deadline = time.monotonic() + 20
-    while is_up(url) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not is_up(url)
+    wait_until(lambda: not is_up(url), "the end of the server")
 
 
 def test_it_says_where_its_programs_are_from(tmp_path: Path) -> None:

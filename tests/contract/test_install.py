@@ -52,6 +52,7 @@ def test_install_says_nothing_when_all_is_well(empty: str, psql: Any, sql_dir: P
     assert (second.stdout + second.stderr).strip() == ""
 
 
+@pytest.mark.slow
 def test_install_twice_changes_nothing(
     empty: str, psql: Any, dump: Dump, sql_dir: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_install_twice_changes_nothing(
         assert connection.execute("select job_type from rota.jobs").fetchall() == [("kept",)]
 
 
+@pytest.mark.slow
 def test_install_works_from_any_directory(
     empty: str, psql: Any, sql_dir: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +78,7 @@ def test_install_works_from_any_directory(
     assert has_rota(empty)
 
 
+@pytest.mark.slow
 def test_a_broken_part_leaves_nothing_behind(empty: str, psql: Any, copied: Path) -> None:
     with (copied / "access/grants.sql").open("a") as part:
         part.write("\nselect no_such_column;\n")
@@ -86,6 +89,7 @@ def test_a_broken_part_leaves_nothing_behind(empty: str, psql: Any, copied: Path
     assert not has_rota(empty)
 
 
+@pytest.mark.slow
 def test_a_broken_part_leaves_an_installed_one_as_it_was(
     empty: str, psql: Any, dump: Dump, sql_dir: Path, copied: Path
 ) -> None:
@@ -115,6 +119,7 @@ def test_a_foreign_schema_of_that_name_is_left_alone(
     assert dump(empty) == before
 
 
+@pytest.mark.slow
 def test_installers_at_once_take_turns(empty: str, sql_dir: Path) -> None:
     """Four installers start together; the first creates, the others find it and replay."""
     command = ["psql", "-X", "-q", "-d", empty, "-f", str(sql_dir / "install.sql")]
@@ -125,6 +130,7 @@ def test_installers_at_once_take_turns(empty: str, sql_dir: Path) -> None:
     assert ended == [("", 0)] * 4
 
 
+@pytest.mark.slow
 def test_uninstall_leaves_nothing(empty: str, psql: Any, dump: Dump, sql_dir: Path) -> None:
     before = dump(empty)
     psql(empty, "-f", sql_dir / "install.sql")
@@ -166,6 +172,7 @@ def test_uninstall_of_nothing_is_no_error(empty: str, psql: Any, sql_dir: Path) 
     psql(empty, "-f", sql_dir / "uninstall.sql")
 
 
+@pytest.mark.slow
 def test_the_flat_file_through_a_driver_makes_the_same_schema(
     make_empty: Callable[[], str], psql: Any, dump: Dump, sql_dir: Path, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def version(dsn: str) -> str | None:
     return str(row[0])
 
 
+@pytest.mark.slow
 def test_it_tells_a_role_without_rights_what_is_missing(
     empty: str, install_sh: Run, admin: psycopg.Connection[Any]
 ) -> None:
@@ -94,6 +95,7 @@ def test_it_tells_a_role_without_rights_what_is_missing(
     assert version(empty) is not None
 
 
+@pytest.mark.slow
 def test_it_installs_and_then_keeps_it_up_to_date(empty: str, install_sh: Run) -> None:
     first = install_sh("-d", empty)
     second = install_sh(empty)
@@ -122,6 +124,7 @@ def test_it_reads_the_settings_of_libpq(empty: str, install_sh: Run) -> None:
     assert version(empty)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [as_url, as_url_parameter, as_string])
 def test_a_password_is_neither_printed_nor_on_a_command_line(
     secret: dict[str, str],
@@ -159,6 +162,7 @@ def test_a_url_that_libpq_would_print_is_refused(url: str, install_sh: Run) -> N
     assert "s3" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_dry_run_touches_nothing_and_prints_sql_that_works(
     make_empty: Callable[[], str], install_sh: Run, dump: Callable[[str], str]
 ) -> None:
@@ -174,6 +178,7 @@ def test_dry_run_touches_nothing_and_prints_sql_that_works(
     assert version(installed)
 
 
+@pytest.mark.slow
 def test_dry_run_on_an_installed_database_prints_its_upgrade(
     empty: str, install_sh: Run, dump: Callable[[str], str]
 ) -> None:
@@ -195,6 +200,7 @@ def test_dry_run_needs_no_database(install_sh: Run) -> None:
     assert "create schema rota" in done.stdout
 
 
+@pytest.mark.slow
 def test_with_roles_creates_the_four_roles(
     empty: str, server: Any, install_sh: Run, admin: psycopg.Connection[Any]
 ) -> None:
@@ -231,6 +237,7 @@ def test_print_grants_prints_statements_that_work(
     assert row == (True,)
 
 
+@pytest.mark.slow
 def test_print_grants_refuses_an_unknown_access(empty: str, install_sh: Run) -> None:
     install_sh("-d", empty)
 
@@ -240,6 +247,7 @@ def test_print_grants_refuses_an_unknown_access(empty: str, install_sh: Run) -> 
     assert "access" in done.stderr
 
 
+@pytest.mark.slow
 def test_status_tells_what_is_there(empty: str, install_sh: Run) -> None:
     before = install_sh("-d", empty, "--status")
     install_sh("-d", empty)
@@ -260,6 +268,7 @@ def test_status_tells_what_is_there(empty: str, install_sh: Run) -> None:
         assert word in after.stdout
 
 
+@pytest.mark.slow
 def test_uninstall_refuses_when_nobody_can_confirm(empty: str, install_sh: Run) -> None:
     install_sh("-d", empty)
     with psycopg.connect(empty, autocommit=True) as connection:
@@ -277,6 +286,7 @@ def test_uninstall_refuses_when_nobody_can_confirm(empty: str, install_sh: Run) 
     assert version(empty) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
 def test_uninstall_asks_at_a_terminal(
     empty: str, install_sh: Run, answer: str, code: int

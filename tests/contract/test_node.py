@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sql.helpers import Db, enqueue, rows, run, scalar
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.plain_session
 
@@ -44,6 +44,7 @@ def node() -> str:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tour_shows_the_life_of_a_job(dsn: str, node: str) -> None:
     done = subprocess.run(
@@ -87,10 +88,7 @@ def worker(dsn: str, node: str) -> Iterator[NodeWorker]:
 
 def eventually(db: Db, query: str, answer: object) -> None:
     """Wait until a query of one value has this answer."""
-    deadline = time.monotonic() + 30
-    while (found := scalar(db, query)) != answer:
-        assert time.monotonic() < deadline, f"{query}: {found}"
-        time.sleep(0.02)
+    wait_until(lambda: scalar(db, query) == answer, f"{query}: {answer}")
 
 
 IDLE = """
@@ -105,6 +103,7 @@ def test_worker_is_as_short_as_is_told() -> None:
     assert len((HERE / "worker.mjs").read_text().splitlines()) <= 40
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_worker_starts_what_comes_within_a_second_and_reports_every_end(
     db: Db, worker: NodeWorker
@@ -128,6 +127,7 @@ def test_worker_starts_what_comes_within_a_second_and_reports_every_end(
     eventually(db, IDLE, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_worker_ends_its_jobs_at_sigterm_and_leaves_the_rest(
     db: Db, worker: NodeWorker, dsn: str

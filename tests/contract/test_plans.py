@@ -157,6 +157,7 @@ def check(session: Session, round_number: int, jobs: int, name: str) -> None:
 CLAIM = "select * from rota.claim_jobs('w', %s::text[], %s, job_types => %s::text[])"
 
 
+@pytest.mark.slow
 def test_plans_of_every_hot_call_stay_on_their_indexes(session: Session) -> None:
     """Six times each: the sixth runs what a session runs for the rest of its life."""
     for n in range(6):
@@ -209,6 +210,7 @@ def test_plans_of_enqueue_stay_on_their_indexes(session: Session) -> None:
         check(session, n, 10, "enqueue_many")
 
 
+@pytest.mark.slow
 def test_plans_of_the_sweep_stay_on_their_indexes(session: Session) -> None:
     for n in range(6):
         session.call(CLAIM, ["b"], 5, None)
@@ -225,6 +227,7 @@ def test_plans_of_the_sweep_stay_on_their_indexes(session: Session) -> None:
     check(session, 6, 0, "sweep of nothing")
 
 
+@pytest.mark.slow
 def test_plans_of_stages_stay_on_their_indexes(session: Session) -> None:
     stages = [{"stage": s, "job_type": s, "queue": "p"} for s in "abc"]
     session.call("select rota.define_pipeline('p', %s)", json.dumps(stages))
@@ -303,6 +306,7 @@ def limited(
     admin.execute(sql.SQL("drop database {} with (force)").format(database))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "force_generic_plan", "force_custom_plan"])
 def test_plans_of_claims_do_not_see_what_stands_behind_limits(limited: str, mode: str) -> None:
     with psycopg.connect(limited, autocommit=True) as connection:

@@ -48,6 +48,7 @@ live_jobs
 """
 
 
+@pytest.mark.slow
 def test_tour_shows_the_life_of_a_job(empty: str, psql: Psql, sql_dir: Path) -> None:
     psql(empty, "-f", sql_dir / "install.sql")
 

@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from client.workers import wait_until
+from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BINDIR = Path(os.path.normpath(sys.executable)).parent
@@ -75,6 +75,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(unit: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_command_of_the_unit_ticks_until_it_is_stopped(
     unit: Path, db: psycopg.Connection[Any], tmp_path: Path
 ) -> None:

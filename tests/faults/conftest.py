@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from client.workers import wait_until
 from faults.handlers import TABLES
+from support.waiting import wait_until
 
 
 class FaultyWorker:

@@ -14,12 +14,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 from psycopg.rows import namedtuple_row
 
 import rota
-from client.workers import BackgroundWorker, wait_until
 from faults.conftest import FaultyWorker
+from support.clock import Clock
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 
 Db = psycopg.Connection[Any]
 Connect = Callable[..., Db]

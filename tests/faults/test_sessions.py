@@ -10,13 +10,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock, Psql
+from conftest import Psql
 from psycopg.rows import dict_row
 
-from client.workers import wait_until
 from invariants import check_invariants
 from races.harness import call
 from rota.testing import EmbeddedPostgres
+from support.clock import Clock
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.own_session
 
@@ -187,6 +188,7 @@ def test_no_call_changes_how_its_transaction_is_committed(
         assert db.execute("show synchronous_commit").fetchall() == [("remote_apply",)]
 
 
+@pytest.mark.slow
 def test_nothing_that_was_answered_is_lost_in_a_crash_of_the_server(
     psql: Psql, sql_dir: Path, tmp_path: Path
 ) -> None:

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from client.workers import wait_until
 from faults.conftest import FaultyWorker
 from invariants import check_invariants
+from support.waiting import wait_until
 
 Start = Callable[[str], FaultyWorker]
 LEASE = 1.0
@@ -44,6 +44,7 @@ def open_gate(db: psycopg.Connection[Any]) -> None:
     db.execute("update faults.gate set is_open = true")
 
 
+@pytest.mark.slow
 def test_jobs_of_a_killed_worker_are_run_by_the_next_of_its_name(
     db: psycopg.Connection[Any], start: Start
 ) -> None:
@@ -65,6 +66,7 @@ def test_jobs_of_a_killed_worker_are_run_by_the_next_of_its_name(
     assert sorted(attempts) == [(job_id, 2) for job_id in job_ids]
 
 
+@pytest.mark.slow
 def test_jobs_of_a_killed_worker_move_to_another_in_time(
     db: psycopg.Connection[Any], start: Start
 ) -> None:
@@ -84,6 +86,7 @@ def test_jobs_of_a_killed_worker_move_to_another_in_time(
     assert time.monotonic() - killed_at <= LEASE + 2
 
 
+@pytest.mark.slow
 def test_job_that_kills_its_worker_runs_max_attempts_times(
     db: psycopg.Connection[Any], start: Start
 ) -> None:
@@ -106,6 +109,7 @@ def test_job_that_kills_its_worker_runs_max_attempts_times(
     assert errors == [("lease_expired",)]
 
 
+@pytest.mark.slow
 def test_frozen_worker_that_wakes_up_late_cannot_end_its_job(
     db: psycopg.Connection[Any], start: Start
 ) -> None:
@@ -135,6 +139,7 @@ def test_frozen_worker_that_wakes_up_late_cannot_end_its_job(
     ]
 
 
+@pytest.mark.slow
 def test_terminated_worker_gives_back_what_it_has_not_begun(
     db: psycopg.Connection[Any], start: Start
 ) -> None:
@@ -156,6 +161,7 @@ def test_terminated_worker_gives_back_what_it_has_not_begun(
     assert db.execute("select distinct attempts from rota.jobs").fetchall() == [(0,)]
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_worker_goes_on_after_its_connections_are_cut(
     db: psycopg.Connection[Any], start: Start

@@ -146,7 +146,7 @@ JOB = ("job_type",)
 STAGE = ("stage", "job_type")
 RULE = ("kind",)
 MAY_HAVE: dict[tuple[str, ...], tuple[str, ...]] = {
-    STAGE: ("queue", "priority", "max_attempts", "lease", "backoff"),
+    STAGE: ("queue", "priority", "max_attempts", "lease", "time_limit", "backoff"),
     RULE: ("base_seconds", "cap_seconds", "jitter", "delay_seconds"),
     JOB: (
         *(

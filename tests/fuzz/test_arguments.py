@@ -58,6 +58,7 @@ def arena(db: Db, dsn: str) -> str:
     return dsn
 
 
+@pytest.mark.slow
 def test_no_argument_does_what_none_may(db: Db, arena: str) -> None:
     tally = play(arena, 2000, 1, patience=10)
 
@@ -66,6 +67,7 @@ def test_no_argument_does_what_none_may(db: Db, arena: str) -> None:
     assert tally.outcomes["00000"] > 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", CANARIES)
 def test_what_is_broken_is_found(db: Db, arena: str, function: str) -> None:
     body, problem = CANARIES[function]

@@ -11,6 +11,7 @@ from fuzz.schedules import HELPERS
 pytestmark = pytest.mark.plain_session
 
 
+@pytest.mark.slow
 def test_next_run_agrees_with_the_oracle(db, dsn):
     db.execute(HELPERS)
 
@@ -20,6 +21,7 @@ def test_next_run_agrees_with_the_oracle(db, dsn):
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_texts_are_accepted_as_by_the_oracle(db, dsn):
     db.execute(HELPERS)
 

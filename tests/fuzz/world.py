@@ -11,23 +11,13 @@ from typing import Any
 import psycopg
 
 from fuzz.judge import JUDGE
+from support.clock import now_is
 
 NOW = "2026-01-12 10:00:00+00"
 
-CLOCK = f"""
-create schema rota_fuzz;
-create or replace function rota.now()
-    returns timestamptz
-    language plpgsql
-    stable
-    security definer
-    set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return coalesce(nullif(current_setting('rota_fuzz.now', true), ''), '{NOW}')::timestamptz;
-end;
-$$;
-"""
+CLOCK = "create schema rota_fuzz;" + now_is(
+    f"coalesce(nullif(current_setting('rota_fuzz.now', true), ''), '{NOW}')::timestamptz"
+)
 
 WORLD = """
 create table rota_fuzz.world (label text primary key, job_id bigint, lease_token bigint);

@@ -276,6 +276,7 @@ def test_history_is_accepted(tmp_path: Path, tale: Tale) -> None:
     assert [f"{each}\n{each.story}" for each in context.violations] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_long_history_with_calls_without_answer_is_accepted(tmp_path: Path, seed: int) -> None:
     synthetic.write(tmp_path, 3000, seed)

@@ -19,6 +19,7 @@ import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
 
 from model.rows import Seen
+from support.clock import now_is
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EMPTIED = (
@@ -29,20 +30,9 @@ EMPTIED = (
 )
 # Claims leave hints in settings of their session, and each example shall be the same again.
 SETTINGS = "set client_min_messages = error; set jit = off; set synchronous_commit = off"
-CLOCK = """
-create or replace function rota.now()
-    returns timestamptz
-    language plpgsql
-    stable
-    security definer
-    set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return 'epoch'::timestamptz
-        + current_setting('model.now')::bigint * interval '1 microsecond';
-end;
-$$;
-"""
+CLOCK = now_is(
+    "'epoch'::timestamptz + current_setting('model.now')::bigint * interval '1 microsecond'"
+)
 # {name} is a column with a point in time or a duration, shown as microseconds.
 JOB = """
     r.id, r.queue, r.job_type, r.payload, r.priority, {run_at}, r.status, r.attempts,

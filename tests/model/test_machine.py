@@ -32,6 +32,7 @@ def database(dsn: str) -> Iterator[Database]:
         yield database
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", PARTS)
 def test_whatever_is_called_the_answers_and_rows_are_those_of_the_model(
     database: Database, number: int
@@ -41,6 +42,7 @@ def test_whatever_is_called_the_answers_and_rows_are_those_of_the_model(
     assert database.calls > 2 * EXAMPLES
 
 
+@pytest.mark.slow
 def test_in_long_histories_the_answers_and_rows_are_those_of_the_model(
     database: Database,
 ) -> None:
@@ -64,6 +66,7 @@ def test_every_function_that_writes_is_played_or_left_out(db: psycopg.Connection
     assert {name for (name,) in writing if not hasattr(Timetable, name)} == LEFT_OUT
 
 
+@pytest.mark.slow
 def test_a_number_always_plays_the_same_calls(database: Database) -> None:
     played = []
     for _ in range(2):
@@ -90,6 +93,7 @@ def test_a_divergence_that_comes_only_once_is_told_with_its_steps(
     assert "It came once, after these:\nenqueue" in raised.value.__notes__[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", some_of(MUTANTS))
 def test_a_guard_that_is_missing_is_found(
     dsn: str, db: psycopg.Connection[Any], mutant: str

@@ -8,6 +8,7 @@ from model.exploring import explore, pack, unpack
 from model.protocol import GUARDS, IDLE, Job, Protocol, State
 
 
+@pytest.mark.slow
 def test_nothing_that_can_happen_to_a_job_breaks_a_promise() -> None:
     explored = explore(Protocol(jobs=1), depth=99)
 
@@ -16,6 +17,7 @@ def test_nothing_that_can_happen_to_a_job_breaks_a_promise() -> None:
     assert explored.states > 90_000
 
 
+@pytest.mark.slow
 def test_nothing_that_can_soon_happen_to_two_jobs_breaks_a_promise() -> None:
     explored = explore(Protocol(), depth=8)
 

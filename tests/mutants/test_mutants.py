@@ -58,11 +58,13 @@ def test_readme_tells_of_each_mutant_which_test_killed_it() -> None:
     assert [*last_killers(ROOT / "tests")] == [mutant.name for mutant in ALL]
 
 
+@pytest.mark.slow
 def test_a_copy_is_what_its_tests_see() -> None:
     with tree() as copy:
         assert is_tested(copy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "test", "outcome"),
     [

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
-from conftest import Clock
 from psycopg.rows import dict_row
 
 from invariants import BROKEN
 from races.game import Game
 from races.harness import Session
 from races.outcome import Outcome, comparable
+from support.clock import Clock
 
 START, NOW = "2026-03-01 11:00:00+00", "2026-03-01 12:00:00+00"
 NOBODY = 999_999_999

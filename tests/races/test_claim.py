@@ -7,11 +7,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 
 from invariants import check_invariants
 from races.harness import Session, call
 from races.instrument import ARM, DISARM, GATE, instrument
+from support.clock import Clock
 
 QUEUES = ["default", "mail", "reports"]
 

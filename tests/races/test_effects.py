@@ -9,11 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 
 from invariants import check_invariants
 from races.harness import Pending, Session, call
 from races.instrument import ARM, GATE, instrument, mutate
+from support.clock import Clock
 
 TICK = call("tick")
 SWEPT = 1  # where a tick says so
@@ -388,6 +388,7 @@ def test_record_waits_for_retention_and_is_the_first(
     assert holder(b) == [(2, False)]
 
 
+@pytest.mark.slow
 def test_a_crowd_meets_no_deadlock_and_completes_each_effect_once(
     session: Callable[[], Session],
 ) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 
 from invariants import check_invariants
 from races.harness import Pending, Session, call
+from support.clock import Clock
 
 
 class Claimed:

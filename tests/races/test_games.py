@@ -43,6 +43,7 @@ def test_every_function_that_writes_meets_every_other_in_the_world(
     assert len(played) > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lines", "runs", "ledger", "world"])
 def test_no_two_operations_at_once_break_anything(connect: Connect, name: str) -> None:
     """A is stopped before one of its statements, or at its end; B does all of its own."""
@@ -59,6 +60,7 @@ def test_no_two_operations_at_once_break_anything(connect: Connect, name: str) -
     assert len(runs) > 6
 
 
+@pytest.mark.slow
 def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Connect) -> None:
     refused = set()
     instrument(connect())
@@ -71,6 +73,7 @@ def test_each_operation_of_the_world_succeeds_in_one_of_its_states(connect: Conn
     assert refused <= NOT_HERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "function", "old", "new", "state", "first", "second"),
     [
@@ -111,6 +114,7 @@ def test_a_guard_that_is_missing_is_found(
     assert [run.place for run in runs if run.problems] != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "state", "first", "second"),
     [

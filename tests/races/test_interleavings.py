@@ -25,6 +25,7 @@ def bench(connect: Connect) -> Iterator[Bench]:
         yield bench
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_hint", [False, True])
 def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped(
     bench: Bench, has_hint: bool
@@ -37,6 +38,7 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
     assert len(runs) > 150
 
 
+@pytest.mark.slow
 def test_pauses_leave_what_the_operations_do_as_it_was(connect: Connect) -> None:
     with closing(Bench(connect, KEYS)) as bench:
         before = [bench.play_in_turn(s, ("a", name)) for s in STATES for name in OPERATIONS]

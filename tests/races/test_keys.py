@@ -193,6 +193,7 @@ class Player:
         self.connection.execute(*call("sweep_stale_leases"))
 
 
+@pytest.mark.slow
 def test_the_newest_version_of_each_key_is_the_last_to_run_and_runs_once(
     connect: Callable[..., psycopg.Connection[Any]], db: psycopg.Connection[Any]
 ) -> None:

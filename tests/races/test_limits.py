@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
-from conftest import Clock
+import pytest
 from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
+from support.clock import Clock
 
 Connect = Callable[..., psycopg.Connection[Any]]
 
@@ -182,6 +183,7 @@ def most_at_once(spans: list[tuple[float, float, dict[str, Any]]]) -> int:
     return most
 
 
+@pytest.mark.slow
 def test_limits_hold_and_nothing_is_left_waiting(connect: Connect) -> None:
     """Eight workers, and at no moment more than allowed; then all that waits is run."""
     db = connect()

@@ -184,6 +184,7 @@ def play(
     return done, sum((client.failed for client in clients), Counter())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statistics", ["none", "empty", "full"])
 def test_batches_in_random_order_never_deadlock(
     connect: Callable[..., psycopg.Connection[Any]],
@@ -221,6 +222,7 @@ def test_batches_in_random_order_never_deadlock(
     check_invariants(db)
 
 
+@pytest.mark.slow
 def test_upkeep_among_claims_and_finishes_never_deadlocks(
     connect: Callable[..., psycopg.Connection[Any]], db: psycopg.Connection[Any]
 ) -> None:

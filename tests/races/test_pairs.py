@@ -4,7 +4,7 @@ Interleaving of all: A does the first operation and keeps its transaction open; 
 second, which ends or waits; then A commits, or rolls back; then B ends.
 
 What B may see is what it would have seen one after the other, with A's work or without it.
-Only claim and sweep have a choice: they pass over a job that somebody else holds.
+Only claim, sweep and expiry have a choice: they pass over a job that somebody else holds.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 
 from invariants import check_invariants
 from races.harness import Session
+from support.clock import Clock
 
 OPERATIONS = {
     "claim": "select c.attempt from rota.claim_jobs('second', array[%(queue)s]) as c",
@@ -28,14 +28,23 @@ OPERATIONS = {
     "array[%(token)s::bigint]) as r",
     "heartbeat": "select h.is_cancel_requested from rota.heartbeat(%(job_id)s, %(token)s) as h",
     "sweep": "select rota.sweep_stale_leases()",
+    "expire": "select rota._expire_jobs(1000)",
     "cancel": "select rota.cancel_job(%(job_id)s, 'not wanted')",
     "retry": "select rota.retry_job(%(job_id)s)",
     "retry forced": "select rota.retry_job(%(job_id)s, true)",
     "set_priority": "select rota.set_priority(%(job_id)s, 5)::text",
     "reschedule": "select rota.reschedule_job(%(job_id)s, delay => '0') is null",
 }
-PASS_OVER: dict[str, list[Any]] = {"claim": [], "sweep": [(0,)], "release": [(None,)]}
-STATES = ("waiting", "running", "running its last attempt", "dead", "succeeded")
+PASS_OVER: dict[str, list[Any]] = {
+    "claim": [],
+    "sweep": [(0,)],
+    "expire": [(0,)],
+    "release": [(None,)],
+}
+STATES = (
+    *("waiting", "expired", "running", "running too long", "running its last attempt"),
+    *("dead", "succeeded"),
+)
 REFUSALS = {"RT002", "RT003", "RT008"}
 
 
@@ -66,10 +75,18 @@ class Bench:
         queue, token = f"q{self._count}", 0
         attempts = 1 if self.state == "running its last attempt" else 3
         job_id = self.b.fetch(
-            "select rota.enqueue('t', queue => %s, max_attempts => %s, idempotency_key => 'k')",
-            (queue, attempts),
+            "select rota.enqueue('t', queue => %s, max_attempts => %s, idempotency_key => 'k',"
+            " expires_at => rota.now() + %s::interval, time_limit => %s)",
+            (
+                queue,
+                attempts,
+                "1 second" if self.state in ("expired", "running") else None,
+                "1 second" if self.state == "running too long" else None,
+            ),
         )[0][0]
-        if self.state != "waiting":
+        if self.state == "expired":
+            self._clock.advance("1 minute")
+        elif self.state != "waiting":
             claim = (
                 "select c.lease_token from rota.claim_jobs('first', array[%s], 1, '1 s') as c"
             )
@@ -106,7 +123,8 @@ class Bench:
             select
                 r.status, r.attempts, r.locked_by, r.priority, r.run_at <= rota.now() as is_due,
                 r.cancel_requested_at is not null as is_cancel_requested, r.error_type,
-                r.cancel_reason, (select count(*) from rota.job_errors) as errors
+                split_part(r.cancel_reason, ' at ', 1) as cancel_reason,
+                (select count(*) from rota.job_errors) as errors
             from rota.job_runs as r
             """
         ).fetchall()
@@ -124,6 +142,7 @@ def answer_of(action: Any) -> Any:
         return error.sqlstate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("first", OPERATIONS)
 def test_two_operations_at_once_are_like_one_after_the_other(

@@ -13,12 +13,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 from psycopg.types.json import Jsonb
 
 from invariants import check_invariants
 from races.harness import Session, call
 from races.instrument import ARM, DISARM, GATE, instrument
+from support.clock import Clock
 
 STAGES = [{"stage": name, "job_type": name} for name in ("one", "two", "three")]
 OPERATIONS = {
@@ -103,6 +103,7 @@ def test_a_run_that_is_forgotten_while_a_job_comes_after_it(
     assert stop > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["running", "dead", "cancelled"])
 @pytest.mark.parametrize("first", OPERATIONS)
 def test_a_run_is_in_one_stage_whatever_is_done_to_it_at_once(
@@ -416,6 +417,7 @@ class Crashing:
         )
 
 
+@pytest.mark.slow
 def test_every_run_passes_each_stage_once_and_in_order(
     session: Callable[[], Session], db: psycopg.Connection[Any]
 ) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import Clock
 
 from races.bench import Bench
 from races.game import choose
 from races.harness import Session, call
 from races.instrument import instrument, mutate
 from races.schedules import SCHEDULES
+from support.clock import Clock
 
 SEED = 20260328
 # What tick() does in one transaction; between the two there is room for others.
@@ -34,6 +34,7 @@ def bench(connect: Connect) -> Iterator[Bench]:
         yield bench
 
 
+@pytest.mark.slow
 def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped(
     bench: Bench,
 ) -> None:
@@ -44,6 +45,7 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
     assert len(runs) > 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "old", "new", "state", "first", "second"),
     [

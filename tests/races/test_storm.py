@@ -165,6 +165,7 @@ FORGET = "; ".join(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "feature", ["keys", "rerun", "effects", "order", "dependencies", "limits"]
 )
@@ -180,6 +181,7 @@ def test_what_many_processes_do_at_random_is_explained_by_the_model(
     assert len(history.changes) > 500
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_guard_that_is_missing_is_found(

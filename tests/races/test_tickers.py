@@ -44,6 +44,7 @@ FORGET = "drop schema rota_test cascade; " + "; ".join(
 )
 
 
+@pytest.mark.slow
 def test_tickers_fire_what_the_rules_say_and_nothing_twice(dsn: str) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)  # noqa: T201
@@ -55,6 +56,7 @@ def test_tickers_fire_what_the_rules_say_and_nothing_twice(dsn: str) -> None:
     assert counts["fired"] > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_guard_that_is_missing_is_found(
     dsn: str, db: psycopg.Connection[Any], mutant: str

@@ -279,6 +279,7 @@ def test_two_producers_of_a_new_key_do_not_wait(
     assert ids(b) == [first if is_committed else second]
 
 
+@pytest.mark.slow
 def test_a_producer_of_many_keys_holds_up_no_other_key(a: Session, b: Session) -> None:
     """A enqueues first jobs of 2,000 keys and stays open; B enqueues those of others."""
     with a.transaction():
@@ -551,6 +552,7 @@ def left(db: psycopg.Connection[Any]) -> list[Any]:
     ).fetchall()
 
 
+@pytest.mark.slow
 def test_order_and_dependencies_hold_under_random_steps(
     connect: Callable[..., psycopg.Connection[Any]], db: psycopg.Connection[Any]
 ) -> None:

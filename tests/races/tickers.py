@@ -42,6 +42,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(TESTS))
 
 from rota.testing import EmbeddedPostgres  # noqa: E402
+from support.clock import now_is  # noqa: E402
 
 Db = psycopg.Connection[Any]
 # The night before clocks go forward in Warsaw; those of Lord Howe go back a week later.
@@ -53,18 +54,8 @@ grant usage on schema rota_test to public;
 create table rota_test.clock (stopped_at timestamptz not null, wobble interval not null);
 grant select on rota_test.clock to public;
 insert into rota_test.clock values (%s, '0');
-create or replace function rota.now()
-    returns timestamptz
-    language plpgsql
-    stable
-    security definer
-    set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return (select c.stopped_at + c.wobble * (random() - 0.5) from rota_test.clock as c);
-end;
-$$;
 """
+WOBBLY = now_is("(select c.stopped_at + c.wobble * (random() - 0.5) from rota_test.clock as c)")
 # How one ticks; the sizes are small so that nobody does all of it.
 WAYS = {
     "select rota._fire_schedules(1000)": 6,
@@ -171,6 +162,7 @@ class Game:
     def __init__(self, url: str, seed: int, processes: int) -> None:
         self.db: Db = psycopg.connect(url, autocommit=True, row_factory=namedtuple_row)
         self.db.execute(psycopg.ClientCursor(self.db).mogrify(CLOCK, (START,)))
+        self.db.execute(WOBBLY)
         self.random = random.Random(seed)
         self.schedules = {each.name: each for each in make_schedules()}
         self.round = 0

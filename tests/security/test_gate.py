@@ -28,6 +28,7 @@ def run_gate(*arguments: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_to_be_said_of_the_sql_and_the_client() -> None:
     done = run_gate()
 
@@ -35,6 +36,7 @@ def test_nothing_is_to_be_said_of_the_sql_and_the_client() -> None:
     assert done.stdout.count("Errors: 0 Warnings: 0 Unknown: 0") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new", "told"),
     [

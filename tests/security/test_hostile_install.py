@@ -69,6 +69,7 @@ def infest(superuser: str, stranger: str) -> None:
         db.execute("create table public.jobs (id bigint); create table public.queues (id int)")
 
 
+@pytest.mark.slow
 def test_an_infested_public_schema_does_no_harm(
     installer: str, superuser: str, stranger: str, dumped: Any, psql: Any, sql_dir: Path
 ) -> None:
@@ -143,6 +144,7 @@ PREMADE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["installer", "superuser"])
 @pytest.mark.parametrize("made", PREMADE)
 def test_a_schema_of_a_stranger_is_refused(
@@ -167,6 +169,7 @@ def test_a_schema_of_a_stranger_is_refused(
     assert dumped() == before
 
 
+@pytest.mark.slow
 def test_a_rota_of_a_stranger_is_refused_to_a_superuser(
     superuser: str, stranger: str, dumped: Any, psql: Any, sql_dir: Path
 ) -> None:

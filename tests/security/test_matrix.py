@@ -42,6 +42,7 @@ def relations(db: Db, kinds: str) -> set[str]:
     return {name for (name,) in found}
 
 
+@pytest.mark.slow
 @pytest.mark.plain_session
 def test_the_table_names_all_that_there_is(db: Db) -> None:
     functions = rows(

@@ -360,6 +360,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_claim_jobs_counts_attempts_and_tokens_whatever_happens(db, clock, seed):
     """Walk one job at random: attempts stay in bounds, each claim's token is greater."""

@@ -17,11 +17,11 @@ import pytest
 from conftest import Psql, _has_library
 from psycopg.conninfo import make_conninfo
 
-from client.workers import wait_until
 from contract.test_plpgsql_check import CHECK
 from races.harness import Session
 from rota.testing import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, one, raises, refused, rows, scalar, value
+from support.waiting import wait_until
 
 ENTRIES = "select jobname, schedule, command, database, username, active from cron.job"
 OURS = "* * * * *", "call rota.tick_loop('60 seconds', '1 seconds')"
@@ -118,6 +118,7 @@ def test_start_ticker_refuses_what_pg_cron_cannot_do(db, bad):
         value(db, "start_ticker", every=bad)
 
 
+@pytest.mark.slow
 def test_start_ticker_says_what_it_set_up(shop):
     said = value(shop, "start_ticker")
 

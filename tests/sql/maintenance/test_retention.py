@@ -95,6 +95,7 @@ def test_retain_purges_each_ended_job_in_its_time(db, clock, status, kept, gone)
     assert run(db, queued.job_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["succeeded", "cancelled", "dead"])
 def test_retain_keeps_a_queue_as_long_as_it_says(db, clock, status):
     start = clock.now()

@@ -89,6 +89,7 @@ def test_describe_schedule_says_it_as_a_person_would(db: Db) -> None:
     assert dict(zip(WORDS, describe(db, list(WORDS)), strict=True)) == WORDS
 
 
+@pytest.mark.slow
 def test_describe_schedule_has_words_for_every_schedule(db: Db) -> None:
     schedules = make_schedules(db, 2000)
 
@@ -99,6 +100,7 @@ def test_describe_schedule_has_words_for_every_schedule(db: Db) -> None:
     assert [w for w in words if "  " in w or w != w.strip() or not w.isascii()] == []
 
 
+@pytest.mark.slow
 def test_describe_schedule_tells_different_times_apart(db: Db) -> None:
     """Equal sets have equal words, and different sets with equal words have equal times."""
     schedules = make_schedules(db, 2000)

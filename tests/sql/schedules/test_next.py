@@ -103,6 +103,7 @@ def test_clocks_that_are_moved(read_only_db, case):
     assert runs(read_only_db, schedule, time_zone, after, len(expected)) == expected
 
 
+@pytest.mark.slow
 def test_the_time_zone_of_the_session_and_its_formats_do_not_matter(read_only_db):
     def found():
         return [

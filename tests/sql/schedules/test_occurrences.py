@@ -496,6 +496,7 @@ def test_a_definition_that_cannot_even_be_disabled_stops_nobody(noon, clock):
     assert definition(noon, "bad").is_enabled
 
 
+@pytest.mark.slow
 def test_bad_definitions_do_not_fill_the_tick(noon, clock):
     schedule(noon)
     noon.execute(POISON.format("55P03"))

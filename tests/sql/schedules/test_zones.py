@@ -56,6 +56,7 @@ def test_all_names_with_a_slash_that_the_server_knows_are_accepted(read_only_db)
     assert len(refused_names) > 300
 
 
+@pytest.mark.slow
 def test_the_first_instant_of_each_wall_time_is_what_a_search_finds(read_only_db):
     """Every half hour of two days around the changes of nine zones, against all instants."""
     differing = rows(

@@ -12,9 +12,9 @@ from conftest import Psql
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from client.workers import wait_until
 from rota.testing import EmbeddedPostgres, find_binaries
 from sql.helpers import Db, call, claim, enqueue, owner, rows
+from support.waiting import wait_until
 
 HOLDS = "select id, status, hold, held_limits from rota.jobs order by id"
 SLOTS = """
@@ -75,6 +75,7 @@ def subscribe(publisher: Db, subscriber: Db) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rows_of_logical_replication_come_as_they_are(publisher_and_subscriber):
     publisher, subscriber = publisher_and_subscriber
     call(publisher, "set_limit", limit_key="shop", max_running=1)

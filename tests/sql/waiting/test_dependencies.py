@@ -225,6 +225,7 @@ def test_retry_job_leaves_what_was_cancelled_with_it(db):
         value(db, "retry_job", job_id=parent, with_dependants=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["finish", "fail", "cancel"])
 def test_a_parent_of_many_tells_them_in_chunks(db, how):
     parent = enqueue(db)

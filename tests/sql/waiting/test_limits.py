@@ -279,6 +279,7 @@ def test_rate_lets_a_burst_start_after_a_rest(db, clock):
     assert found == [4, 0, 1, 2, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_jobs", [1, 3, 100])
 def test_rate_is_never_exceeded_in_any_window(db, clock, max_jobs):
     start = clock.set("2026-01-12 10:00+00")
@@ -424,6 +425,7 @@ def test_claim_gives_the_keys_of_a_queue_their_turns(db):
     assert order == [key for turn in turns for key in turn]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_jobs", [1, 2, 7, 60])
 def test_claim_shares_by_weight(db, max_jobs):
     limit(db, limit_key="a", weight=3)
@@ -766,6 +768,7 @@ def test_set_limit_of_a_class_wakes_a_key_that_was_parked_before_its_commit(
     assert ids(take(db) + take(db)) == [job_id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "subject",
     [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "k"}, {"limit_key": "c:*"}],
@@ -794,6 +797,7 @@ def test_set_limit_holds_while_older_notes_come_first(db):
     assert take(db, max_jobs=1) == []
 
 
+@pytest.mark.slow
 def test_set_limit_and_a_claim_in_one_transaction_wait_for_those_who_do_not_know_yet(
     db, connect, clock
 ):

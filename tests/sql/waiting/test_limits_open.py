@@ -159,6 +159,7 @@ def test_two_limits_give_back_what_only_one_of_them_had_room_for(db):
     recount(db)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(10, 4), (4, 10), (100, 7), (3, 300), (9, 0)])
 def test_no_more_than_the_new_setting_start_after_a_change(db, clock, before, after):
     clock.set("2026-01-12 10:00+00")
@@ -194,6 +195,7 @@ WAYS_OUT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_recount_after_anything(db, seed):
     chance = random.Random(seed)
@@ -269,6 +271,7 @@ def test_checks_open_no_more_than_can_start(db, kind, max_running):
     recount(db)
 
 
+@pytest.mark.slow
 def test_new_jobs_of_many_keys_do_not_stand_in_front_of_others(db):
     limit(db, limit_key="c:*", max_running=1)
     scalar(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -415,7 +417,7 @@ def test_a_stage_brings_its_own_settings(db):
             {"stage": "a", "job_type": "a", "priority": 3},
             {
                 "stage": "b", "job_type": "b", "queue": "slow", "lease": "5 minutes",
-                "backoff": {"kind": "fixed", "base_seconds": 5},
+                "time_limit": "2 minutes", "backoff": {"kind": "fixed", "base_seconds": 5},
             },
             {"stage": "c", "job_type": "c", "queue": "slow", "priority": -3, "max_attempts": 2},
         ],
@@ -435,7 +437,8 @@ def test_a_stage_brings_its_own_settings(db):
 
     assert (a.priority, a.max_attempts) == (3, 10)
     assert (b.priority, b.max_attempts, b.attempt) == (3, 7, 2)
-    assert b.locked_for.total_seconds() == 300
+    assert b.locked_for.total_seconds() == 150
+    assert [job.time_limit for job in (a, b, c)] == [None, timedelta(minutes=2), None]
     assert (c.priority, c.max_attempts, c.attempt) == (-3, 2, 1)
 
 
@@ -585,6 +588,22 @@ def test_start_pipeline_begins_at_a_stage_and_a_time(order, clock):
     clock.advance("1 hour")
 
     assert take(order).stage == "ship"
+
+
+def test_headers_and_the_end_of_a_run_go_with_it_through_its_stages(order, clock):
+    now = clock.set("2026-03-01 12:00+00")
+    job_id = start(order, headers={"tenant": "7"}, expires_at=now + timedelta(hours=1))
+
+    assert [step(order).headers for _ in range(2)] == [{"tenant": "7"}] * 2
+    clock.advance("1 hour")
+    assert claim(order) == []
+    settle(order)
+
+    assert stages(order, job_id)[-1].endswith("cancelled")
+    assert (run(order, job_id).status, run(order, job_id).error_type) == (
+        "cancelled",
+        "expired",
+    )
 
 
 def test_start_pipeline_keeps_the_key_for_the_whole_run(order):

@@ -124,6 +124,8 @@ class AsyncClient:
         blocks: int | Unset | None = UNSET,
         if_parent_dead: str | Unset = UNSET,
         limit_key: str | Unset | None = UNSET,
+        expires_at: datetime | Unset | None = UNSET,
+        headers: Mapping[str, str] | Unset | None = UNSET,
     ) -> int:
         """Begin a run in the caller's transaction; return the id of its job."""
         value: int = await self._value(
@@ -142,6 +144,8 @@ class AsyncClient:
             blocks=blocks,
             if_parent_dead=if_parent_dead,
             limit_key=limit_key,
+            expires_at=expires_at,
+            headers=to_jsonb("headers", headers),
         )
         return value
 

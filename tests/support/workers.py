@@ -1,4 +1,4 @@
-"""Workers for tests: real processes, and threads of this process; and how to wait."""
+"""Workers for tests: real processes, and threads of this process."""
 
 from __future__ import annotations
 
@@ -7,29 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rota import Registry, Worker
+from support.waiting import DEADLINE, wait_until
 
-HERE = Path(__file__).parent
-DEADLINE = 30.0
-
-
-def wait_until(
-    condition: Callable[[], Any], what: str = "the condition", seconds: float = DEADLINE
-) -> Any:
-    """Return the first true value of *condition*; fail after a deadline."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    pytest.fail(f"{what} did not come true within {seconds} seconds")
+HANDLERS = Path(__file__).parents[1] / "client"
 
 
 class WorkerProcess:
@@ -41,7 +25,7 @@ class WorkerProcess:
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 [*command, "--poll-interval", "0.1", "--tick-interval", "0.2"],
-                cwd=HERE,
+                cwd=HANDLERS,
                 env={**os.environ, "DATABASE_URL": dsn},
                 stdout=output,
                 stderr=subprocess.STDOUT,
