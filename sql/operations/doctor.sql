@@ -14,7 +14,7 @@ create or replace function rota.doctor()
     returns table (severity text, finding text, evidence text, remedy text)
     language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 begin
     return query
@@ -320,7 +320,7 @@ begin
 end;
 $$;
 
-/* The newest dead jobs, by their errors; of many the groups are those of the newest 10000. */
+/* The newest dead jobs, by their errors; of many the groups are those of the newest 5000. */
 create or replace function rota._examine_dead_jobs()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 begin
@@ -341,7 +341,7 @@ begin
             select f.id, f.queue, f.job_type, f.error_type, f.last_error, f.finished_at
             from rota.finished_jobs_dead as f
             where f.finished_at > rota.now() - interval '1 hour'
-            order by f.finished_at desc limit 10000
+            order by f.finished_at desc limit 5000
         ) as d
         group by 1, 2, 3, 4
     ) as g

@@ -13,7 +13,7 @@ create or replace function rota.explain_job(job_id bigint)
     returns table (ordinal integer, reason text, explanation text, remedy text)
     language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
     v_found record;
@@ -402,6 +402,8 @@ declare
         job.locked_by, rota._span(c_now - job.started_at), job.attempts, job.max_attempts);
     c_worker constant rota.workers := (
         select w from rota.workers as w where w.worker = job.locked_by);
+    c_deadline constant timestamptz := job.started_at + coalesce(job.time_limit, (
+        select q.time_limit from rota.queues as q where q.queue = job.queue));
     c_is_gone constant boolean := c_worker.worker is not null and not exists (
         select from rota._live_workers() as l where l.worker = job.locked_by);
 begin
@@ -425,7 +427,10 @@ begin
     select 'running', format('it runs: %s; its last sign of life was %s ago, its lease ends in '
             '%s%s', c_holder, rota._span(c_now - job.updated_at),
             rota._span(job.locked_until - c_now),
-            coalesce('; it is ' || job.progress_percent || ' % done', '')
+            coalesce(case when c_deadline < c_now then '; its time limit was over '
+                else '; its time limit is over in ' end || rota._span(c_deadline - c_now)
+                || case when c_deadline < c_now then ' ago' else '' end, '')
+            || coalesce('; it is ' || job.progress_percent || ' % done', '')
             || coalesce(': ' || rota._one_line(job.progress_message), '')),
         null::text
     where job.locked_until >= c_now and not c_is_gone;

@@ -11,7 +11,7 @@ create or replace function rota.verify(max_rows integer default 10000)
     returns table (promise text, examined bigint, violations bigint, example text)
     language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 begin
     perform rota._check_number('max_rows', max_rows, 1, 1000000);
@@ -221,7 +221,11 @@ begin
                 ) and (b.ordering_key is null or not exists (
                     select from rota.jobs as o
                     where o.ordering_key >= b.ordering_key and o.ordering_key <= b.ordering_key
-                      and (o.status <> 'blocked' or o.id < b.id)
+                      and o.status <> 'blocked'
+                ) and not exists (
+                    select from rota.jobs as o
+                    where o.ordering_key >= b.ordering_key and o.ordering_key <= b.ordering_key
+                      and o.status = 'blocked' and o.id < b.id
                 ) and not exists (
                     select from rota.halted_keys as h where h.ordering_key = b.ordering_key
                 )) and not exists (

@@ -152,6 +152,24 @@ FENCE = (
         sql("jobs/effects", "and e.lease_token = withdraw_effect.lease_token", "and true"),
     ),
     mutant(
+        "effect-settled-while-its-job-runs",
+        "An operator settles an effect that a job is just about to cause.",
+        "sql/jobs/test_effects.py",
+        sql(
+            "jobs/effects",
+            """\
+    elsif rota._is_leased(v_effect.job_id, v_effect.lease_token) then
+        perform rota._raise_in_progress(v_effect);
+    end if;
+
+    if outcome = 'again' then""",
+            """\
+    end if;
+
+    if outcome = 'again' then""",
+        ),
+    ),
+    mutant(
         "cancel-without-lock",
         "A cancel that meets a claim says that the job is cancelled, and it runs.",
         "races/test_claim.py races/test_ending.py",

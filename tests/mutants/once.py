@@ -467,4 +467,10 @@ ONCE = (
                 for update""",
         ),
     ),
+    mutant(
+        "schedule-of-another-program",
+        "A program changes, and then removes, the schedule of another one.",
+        "sql/schedules/test_definitions.py client/test_schedule_sync.py",
+        sql("schedules/definitions", "if new.source <> old.source then", "if false then"),
+    ),
 )

@@ -440,4 +440,31 @@ WORKER = (
             "exceptions", "    if ours is None:\n", "    if ours in {None, LeaseLostError}:\n"
         ),
     ),
+    mutant(
+        "success-without-its-transaction",
+        "A job is done though its handler has rolled back what ends it, and all that it wrote.",
+        "client/test_finish_in.py",
+        client(
+            "worker/completer",
+            "            if isinstance(outcome, Succeeded):\n"
+            "                report.outcome = outcome = NOT_COMMITTED\n",
+            "",
+        ),
+    ),
+    mutant(
+        "finish-without-a-transaction",
+        "A job ends by itself, before or after what its handler writes.",
+        "client/test_finish_in.py",
+        client("client/adapters", "    if is_alone:\n", "    if False:\n"),
+    ),
+    mutant(
+        "job-before-the-transaction",
+        "A job that is enqueued first in a session is committed, or lost, by itself.",
+        "client/test_own_connection.py",
+        client(
+            "client/adapters",
+            "    if not connection.in_transaction():\n        connection.begin()\n",
+            "",
+        ),
+    ),
 )

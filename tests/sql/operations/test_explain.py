@@ -369,6 +369,19 @@ def test_a_running_job_tells_who_has_it_and_how_far_it_is(db, clock):
     assert "40.00 % done: half" in row.explanation
 
 
+def test_a_running_job_tells_its_time_limit(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_queue", queue="default", time_limit="1 min")
+    own, queues = running(db, time_limit="3 min"), running(db)
+    clock.advance("50 s")
+
+    assert "; its time limit is over in 2 min 10 s" in first(db, own.job_id).explanation
+    assert "; its time limit is over in 10 s" in first(db, queues.job_id).explanation
+    db.execute("update rota.jobs set locked_until = rota.now() + interval '1 hour'")
+    clock.advance("20 s")
+    assert "; its time limit was over 10 s ago" in first(db, queues.job_id).explanation
+
+
 def test_a_job_that_runs_much_longer_than_others_of_its_type(db, clock):
     clock.set("2026-01-01 00:00+00")
     usual = running(db)
