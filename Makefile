@@ -17,7 +17,7 @@ install: ## Install into DATABASE_URL or the PG* defaults (ARGS="--with-roles"; 
 test: $(VENV)/.dev ## Run all tests, or some: ARGS="sql -k claim"; sets up what a fresh machine lacks
 	$(PYTEST) -n 2 --dist loadfile $(ARGS)
 
-test-fast: $(VENV)/.dev ## Run the tests but those marked slow (they wait, or drive many processes) or long
+test-fast: $(VENV)/.dev ## Run what takes little: sql, client, contract and security without what is marked slow
 	$(PYTEST) -n 2 --dist loadfile -m "not slow and not long" $(ARGS)
 
 test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18

@@ -30,6 +30,7 @@ from support.clock import Clock
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+PLAYS = {"races", "model", "history", "mutants", "fuzz", "faults"}
 TEMPLATE = "rota_template"
 INSTALLER = "rota_installer"
 
@@ -82,6 +83,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         for name, text in report.sections
     ]
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take the rooms that play at length for slow as a whole."""
+    for item in items:
+        if item.path.relative_to(HERE).parts[0] in PLAYS:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
