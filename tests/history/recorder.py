@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import sys
 import threading
 import time
@@ -34,7 +33,6 @@ from rota import RotaError
 HIDDEN = frozenset({"payload", "stage_input", "result", "results", "stack", "host"})
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 MICROSECOND = timedelta(microseconds=1)
-FUNCTION = re.compile(rb'from "rota"\."(\w+)"')
 # The columns of each kind of row.
 NAMES: dict[Any, tuple[str, ...]] = {}
 AnyConnection = Connection[Any] | AsyncConnection[Any]
@@ -67,14 +65,13 @@ class Recorder:
         os.write(self._file, json.dumps(line, default=plain).encode() + b"\n")
 
     def begin(
-        self, connection: AnyConnection, statement: bytes, arguments: Mapping[str, Any]
+        self, connection: AnyConnection, function: str, arguments: Mapping[str, Any]
     ) -> int:
         """Note that a call is about to be sent; return its number."""
         number = next(self._calls)
-        found = FUNCTION.search(statement)
         line: dict[str, Any] = {
             "call": number,
-            "function": found[1].decode() if found else "",
+            "function": function,
             "began": time.monotonic_ns(),
             "arguments": shown(arguments),
         }

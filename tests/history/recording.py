@@ -64,11 +64,11 @@ def _recorded(
 ) -> Callable[..., list[Any]]:
     @wraps(execute)
     def run(
-        client: Client, row_factory: Any, statement: bytes, arguments: Mapping[str, Any]
+        client: Client, row: type[Any] | None, function: str, arguments: Mapping[str, Any]
     ) -> list[Any]:
-        call = recorder.begin(client.connection, statement, arguments)
+        call = recorder.begin(client.connection, function, arguments)
         try:
-            rows = execute(client, row_factory, statement, arguments)
+            rows = execute(client, row, function, arguments)
         except BaseException as error:
             recorder.fail(call, error)
             raise
@@ -81,11 +81,11 @@ def _recorded(
 def _recorded_async(execute: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
     @wraps(execute)
     async def run(
-        client: AsyncClient, row_factory: Any, statement: bytes, arguments: Mapping[str, Any]
+        client: AsyncClient, row: type[Any] | None, function: str, arguments: Mapping[str, Any]
     ) -> list[Any]:
-        call = recorder.begin(client.connection, statement, arguments)
+        call = recorder.begin(client.connection, function, arguments)
         try:
-            rows: list[Any] = await execute(client, row_factory, statement, arguments)
+            rows: list[Any] = await execute(client, row, function, arguments)
         except BaseException as error:
             recorder.fail(call, error)
             raise
