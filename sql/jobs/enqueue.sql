@@ -101,7 +101,8 @@ begin
                     time_limit, 'expires_at', expires_at, 'headers', headers, 'backoff',
                     backoff, 'idempotency_key', idempotency_key, 'ordering_key', ordering_key,
                     'skip_dead', skip_dead, 'if_parent_dead', if_parent_dead, 'limit_key',
-                    limit_key, 'status', case when depends_on is not null then 'blocked' end)),
+                    limit_key, 'created_at', v_now, 'status',
+                    case when depends_on is not null then 'blocked' end)),
                 unique_for, on_conflict, updated_at, max_wait, depends_on, blocks);
         end if;
     end if;
@@ -247,6 +248,7 @@ declare
     c_plain constant text[] := array['job_type', 'payload', 'queue', 'run_at', 'priority',
         'max_attempts', 'lease', 'backoff', 'idempotency_key', 'time_limit', 'expires_at',
         'headers'];
+    v_now constant timestamptz := rota.now();
     v_read record;
     v_rule record;
 begin
@@ -306,7 +308,9 @@ begin
     loop
         new_jobs[v_rule.ordinal] := jsonb_populate_record(new_jobs[v_rule.ordinal],
             jsonb_strip_nulls(jsonb_build_object(
-                'run_at', rota.now() + rota._exact(v_rule.delay),
+                -- Of one instant, or the pause would not be exactly the delay.
+                'run_at', v_now + rota._exact(v_rule.delay),
+                'created_at', case when v_rule.delay is not null then v_now end,
                 'status', case when v_rule.depends_on is not null then 'blocked' end)));
     end loop;
 end;

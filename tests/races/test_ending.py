@@ -122,7 +122,7 @@ def test_heartbeat_gives_a_full_lease_after_a_wait(
         pending.wait_blocked(by=a)
         now = clock.advance("1 hour")
 
-    assert pending.result() == [(now + timedelta(minutes=1), False)]
+    assert pending.result() == [(now + timedelta(minutes=1), False, False)]
 
 
 def test_heartbeat_waits_for_an_open_sweep_and_is_refused(

@@ -136,7 +136,7 @@ def tick(client: Client) -> int:
     client.connection.execute(
         "update rota.maintenance set done_at = '-infinity' where task = 'tick'"
     )
-    return int(client.fetch("tick")[0][3])
+    return int(client.fetch("tick")[0][4])
 
 
 def age(client: Client) -> int:

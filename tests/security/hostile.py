@@ -177,12 +177,25 @@ def _views(db: Db, schema: str) -> Iterator[str]:
     yield f"create table {schema}.bait (id bigint)"
     yield f"insert into {schema}.bait values (0)"
     for name, nspname, _ in found:
-        source = f"pg_catalog.{name}" if nspname == "pg_catalog" else f"{schema}.bait"
+        source, columns = f"{schema}.bait", "b.*"
+        if nspname == "pg_catalog":
+            source = f"pg_catalog.{name}"
+            columns = ", ".join(f"b.{column}" for column in _columns(db, source))
         yield (
-            f"create temp view {name} as select b.* from {source} as b"
+            f"create temp view {name} as select {columns} from {source} as b"
             f" where {schema}.mark('relation')"
         )
         yield f"grant all on {name} to public"
+
+
+def _columns(db: Db, relation: str) -> list[str]:
+    """The columns of a relation that a view may have."""
+    query = (
+        "select quote_ident(a.attname) from pg_catalog.pg_attribute as a"
+        " join pg_catalog.pg_type as t on t.oid = a.atttypid"
+        " where a.attrelid = %s::regclass and a.attnum > 0 and t.typtype <> 'p'"
+    )
+    return [name for (name,) in rows(db, query, relation)]
 
 
 def _in_pg_temp(schema: str) -> Iterator[str]:
