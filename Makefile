@@ -15,16 +15,19 @@ install: ## Install into DATABASE_URL or the PG* defaults (ARGS="--with-roles"; 
 	@./install.sh $(ARGS)
 
 test: $(VENV)/.dev ## Run all tests, or some: ARGS="sql -k claim"; sets up what a fresh machine lacks
-	$(PYTEST) -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-fast: $(VENV)/.dev ## Run what takes little: sql, client, contract and security without what is marked slow
-	$(PYTEST) -n 2 --dist loadfile -m "not slow and not long" $(ARGS)
+test-fast: $(VENV)/.dev ## Run what takes little: sql, client and contract without what is marked slow
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long" $(ARGS)
 
 test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
 	$(BIN)/python tests/matrix.py $(ARGS)
 
 test-settings: $(VENV)/.dev ## Run the tests under settings that a database may have: ARGS="'time zone'"
 	$(BIN)/python tests/settings.py $(ARGS)
+
+test-numbers: $(VENV)/.dev ## Run all tests, or some, in databases with the numbers 0, 1 and 1023: ARGS="sql"
+	for n in 0 1 1023; do (export ROTA_TEST_DATABASE_NUMBER=$$n; $(PYTEST) -n 2 --dist loadfile $(ARGS)) || exit 1; done
 
 lint: $(VENV)/.dev ## Check style, types and the safety of the SQL
 	tests/lint.sh
@@ -48,6 +51,9 @@ faults: $(VENV)/.dev ## Let servers, lines, disks and clocks fail under load: AR
 incidents: $(VENV)/.dev ## Stage fourteen incidents, and see that the first line of an answer finds and mends each
 	export ROTA_INCIDENTS=1; $(PYTEST) -sv faults/test_incidents.py $(ARGS)
 
+forward: $(VENV)/.dev ## Kill those who carry jobs to another database, and see that each arrives once and in order
+	$(BIN)/python tests/faults/forward_kill.py $(ARGS)
+
 effects: $(VENV)/.dev ## Kill workers a thousand times between a mail and the finish of its job
 	$(BIN)/python tests/faults/effects_kill.py $(ARGS)
 
@@ -66,10 +72,19 @@ fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, 
 
 prove: $(VENV)/.dev ## Hold 100000 random histories against a model, and explore two million states of a lease: ARGS="--seed 1"
 	$(BIN)/python tests/model/prove.py $(ARGS)
-	$(PYTEST) -n 2 -m long model history faults sql
+	$(PYTEST) -n 2 -m long model history faults sql races
 
 tickers: $(VENV)/.dev ## Let eight processes tick through stops of days, and check each planned time
 	$(BIN)/python tests/races/tickers.py $(ARGS)
+
+web-demo: $(VENV)/.dev ## See a shop with a failing mail provider live in a browser, on a throw-away server
+	@cd tests && ../$(BIN)/python -m web.demo $(ARGS)
+
+web-pictures: $(VENV)/.dev ## Take the pictures of the page that the docs show
+	@cd tests && ../$(BIN)/python -m web.demo --port 8026 --pictures ../python_client/docs/pictures
+
+bench-web: $(VENV)/.dev ## Time each screen among a million live and ten million finished jobs: ARGS="--live 100000 --finished 1000000"
+	@cd tests && ../$(BIN)/python -m web.timings $(ARGS)
 
 bench: $(VENV)/.bench ## Measure everything against yardsticks, in 75 minutes: ARGS="--only claims"
 	$(BIN)/python tests/bench/run.py $(ARGS)
@@ -88,6 +103,9 @@ bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, be
 	$(BIN)/python tests/bench/limits.py
 	$(BIN)/python tests/bench/held.py $(HELD)
 
+bench-acts: $(VENV)/.dev ## Act on 100000 jobs at once, and see what claims feel of it, in four minutes
+	$(BIN)/python tests/bench/acts.py $(ARGS)
+
 bench-settings: $(VENV)/.dev ## See what one setting of another queue costs: ARGS="--against PATH", a tree to compare with
 	$(BIN)/python tests/bench/settings.py $(ARGS)
 
@@ -97,8 +115,14 @@ bench-single: $(VENV)/.dev ## Measure the plain calls beside another commit: ARG
 bench-fan-out: $(VENV)/.dev ## Fan out to a million jobs and in again, and time it
 	$(BIN)/python tests/bench/fan_out.py $(ARGS)
 
+bench-outage: $(VENV)/.dev ## Count the attempts while a mail server is down, with a breaker and without
+	$(BIN)/python tests/bench/outage.py $(ARGS)
+
 bench-upkeep: $(VENV)/.dev ## Remove what has expired, by the ten thousand rows a second: ARGS="--against ../main"
 	$(BIN)/python tests/bench/upkeep.py $(ARGS)
+
+bench-views: $(VENV)/.dev ## Ask every view and question at a million live, ten million ended jobs and a million errors
+	$(BIN)/python tests/bench/views.py $(ARGS)
 
 bench-worker: $(VENV)/.dev ## Drain jobs that do nothing, and tell where the CPU time goes: ARGS="--plain --processes 4 --phases"
 	$(BIN)/python tests/bench/worker_profile.py $(ARGS)

@@ -25,6 +25,7 @@ What to install:
                        rota_observer (needs CREATEROLE)
       --with-cron      also let pg_cron tick every second, by rota.start_ticker()
                        Not needed while workers run: each of them ticks too.
+      --force          also where a newer rota is installed
       --dry-run        print the SQL and touch nothing; for a database with rota that is
                        the upgrade, for one without, or if there is none, the whole
 
@@ -72,6 +73,7 @@ target=
 dry_run=
 with_roles=
 with_cron=
+force=
 confirmed=
 access=
 role=
@@ -87,6 +89,7 @@ while [ $# -gt 0 ]; do
         --with-roles) with_roles=1 ;;
         --with-cron) with_cron=1 ;;
         --dry-run) dry_run=1 ;;
+        --force) force=1 ;;
         --status | --uninstall | --version) choose "${1#--}" ;;
         --print-grants)
             [ $# -ge 3 ] || misused "--print-grants needs an access and a role"
@@ -220,9 +223,13 @@ let its owner see $self --print-grants"
 }
 
 print_sql() {
-    vars="${with_roles:+with_roles }${with_cron:+with_cron }"
+    vars="${with_roles:+with_roles }${with_cron:+with_cron }${force:+allow_downgrade }"
     applied=
-    if [ "$installed" = t ]; then
+    first=$(ask "select exists (select from pg_class as c where c.relname = 'upkeep'
+        and c.relnamespace = to_regnamespace('rota'))")
+    if [ "$first" = t ]; then
+        vars="${vars}is_first fresh"
+    elif [ "$installed" = t ]; then
         applied=$(ask 'select id from rota.upgrade_log order by id' | tr '\n' ' ')
     else
         vars="${vars}fresh"
@@ -288,7 +295,7 @@ install() {
     before=
     [ "$installed" != t ] || before=$(ask 'select rota.version()')
     run_psql ${with_roles:+-v with_roles=1} ${with_cron:+-v with_cron=1} \
-        -f "$here/sql/install.sql" || fail 3 "the SQL failed; nothing has changed in $place"
+        ${force:+-v allow_downgrade=1} -f "$here/sql/install.sql" || fail 3 "the SQL failed; nothing has changed in $place"
     if [ "$before" = "$version" ]; then
         say "rota $version is up to date in $place; it was there already."
     elif [ -n "$before" ]; then

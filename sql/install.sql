@@ -4,6 +4,8 @@
  *     psql -f sql/install.sql                       into the database of your libpq defaults
  *     psql -v with_roles=1 -f sql/install.sql       also creates the four roles
  *     psql -v with_cron=1 -f sql/install.sql        also calls rota.start_ticker()
+ *     psql -v allow_downgrade=1 -f sql/install.sql  also where a newer version is installed
+ *     psql -v database_number=7 -f sql/install.sql  also calls rota.set_database_number(7)
  *
  * This file is the table of contents: read the parts in this order.  Tables are created
  * once and changed by upgrades/; functions, views and grants are replayed whole every time,
@@ -20,6 +22,11 @@ set local search_path = pg_catalog, pg_temp;
 
 -- Of two installers at once the second waits here, and then finds the schema.
 do $$ begin perform pg_advisory_xact_lock(hashtextextended('rota.install', 0)); end $$;
+-- Version 0.1.0 is made anew, and its rows are carried over.
+select 'upkeep' in (select tablename from pg_tables where schemaname = 'rota') as is_first \gset
+\if :is_first
+\ir upgrades/from_0_1_0/set_aside.sql
+\endif
 select to_regnamespace('rota') is null as fresh \gset
 
 -- tables/: what is stored.  Made once, and changed by upgrades/ only.
@@ -29,14 +36,20 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir tables/jobs.sql
 \ir tables/history.sql
 \ir tables/effects.sql
+\ir tables/receipts.sql
 \ir tables/waiting.sql
 \ir tables/limits.sql
 \ir tables/pipelines.sql
 \ir tables/schedules.sql
+\ir tables/archive.sql
+\ir tables/retries.sql
 \ir tables/access.sql
 \ir tables/manifest.sql
 \ir base/configured.sql
 \ir tables/configured.sql
+\ir tables/statistics.sql
+\ir base/audit.sql
+\ir tables/audit.sql
 \else
 \ir upgrades/all.sql
 \ir base/clock.sql
@@ -45,12 +58,19 @@ select to_regnamespace('rota') is null as fresh \gset
 
 -- base/: what every other folder uses.
 \ir base/version.sql
+\if :{?allow_downgrade}
+\else
+\ir upgrades/refuse_downgrade.sql
+\endif
 \ir base/queue_rights.sql
 \ir base/checks.sql
+\ir base/ids.sql
 \ir base/backoff.sql
 \ir base/notify.sql
 \ir base/pending.sql
+\ir base/audit.sql
 \ir base/scan_start.sql
+\ir base/counted.sql
 
 -- jobs/: from enqueue to the end of a job.
 \ir jobs/insert.sql
@@ -59,13 +79,17 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir jobs/claim.sql
 \ir jobs/finish.sql
 \ir jobs/lease.sql
+\ir jobs/retries.sql
 \ir jobs/fail.sql
 \ir jobs/end.sql
 \ir jobs/control.sql
 \ir jobs/queues.sql
+\ir jobs/pauses.sql
 \ir jobs/workers.sql
 \ir jobs/effects.sql
+\ir jobs/results.sql
 \ir jobs/round_trip.sql
+\ir jobs/forward.sql
 
 -- waiting/: jobs that wait for more than their time.
 \ir waiting/hooks.sql
@@ -87,8 +111,12 @@ select to_regnamespace('rota') is null as fresh \gset
 -- maintenance/: what has to be done from time to time, by whoever ticks.
 \ir maintenance/pending.sql
 \ir maintenance/sweep.sql
+\ir maintenance/breakers.sql
 \ir maintenance/expiry.sql
+\ir maintenance/archive.sql
+\ir maintenance/statistics.sql
 \ir maintenance/retention.sql
+\ir maintenance/depths.sql
 \ir maintenance/tick.sql
 \ir maintenance/wakeups.sql
 \ir maintenance/pg_cron.sql
@@ -97,12 +125,16 @@ select to_regnamespace('rota') is null as fresh \gset
 \endif
 
 -- operations/: what people and dashboards read.
+\ir operations/statistics.sql
 \ir operations/views.sql
 \ir operations/words.sql
+\ir operations/acts.sql
 \ir operations/explain.sql
 \ir operations/drift.sql
 \ir operations/doctor.sql
 \ir operations/verify.sql
+
+do $$ begin perform rota._drop_leftovers(); end $$;
 
 -- access/: who may do what.
 \ir access/queue_grants.sql
@@ -110,9 +142,24 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir access/roles.sql
 \endif
 \ir access/grants.sql
+\if :is_first
+\ir upgrades/from_0_1_0/carry_over.sql
+\endif
 do $$ begin perform rota._keep_manifest(); end $$;
+\if :{?database_number}
+select rota.set_database_number(:database_number) as done \gset
+\endif
 \if :{?with_cron}
 do $$ begin perform rota.start_ticker(); end $$;
 \endif
 
 commit;
+
+\if :is_first
+-- Whoever still reads there comes to an end first.
+begin;
+set local client_min_messages = warning;
+set local lock_timeout = '1min';
+drop schema rota_0_1_0 cascade;
+commit;
+\endif

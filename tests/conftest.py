@@ -2,8 +2,9 @@
 
 So every test makes real commits and real races, and leaves nothing to the next one.
 Set ROTA_PG_BINDIR to run on the PostgreSQL programs of another directory, ROTA_TEST_SETTINGS
-to give the server settings, one on a line, ROTA_TEST_POOLER to come through pgbouncer, and
-ROTA_TEST_PAUSES to run on the functions as the races instrument them.
+to give the server settings, one on a line, ROTA_TEST_POOLER to come through pgbouncer,
+ROTA_TEST_PAUSES to run on the functions as the races instrument them, and
+ROTA_TEST_DATABASE_NUMBER to give the databases this number.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import count
@@ -30,7 +32,37 @@ from support.clock import Clock
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PLAYS = {"races", "model", "history", "mutants", "fuzz", "faults"}
+SLOW_ROOMS = {"races", "model", "history", "mutants", "fuzz", "faults", "security"}
+# Each of them takes 10 to 90 seconds.  They are run first, so that all processes end together.
+SLOWEST = (
+    "sql/maintenance/test_pg_cron.py",
+    "races/test_interleavings.py",
+    "client/test_demo.py",
+    "model/test_machine.py",
+    "client/test_types.py",
+    "races/test_tickers.py",
+    "client/test_example_apps.py",
+    "contract/test_plans.py",
+    "races/test_storm.py",
+    "client/test_testing_plugin.py",
+    "client/test_worker_process.py",
+    "faults/test_workers.py",
+    "contract/test_install_sh.py",
+    "races/test_schedules.py",
+    "races/test_games.py",
+    "client/test_supervisor.py",
+    "client/test_time_limit.py",
+    "client/test_worker.py",
+    "fuzz/test_schedules.py",
+    "security/test_gate.py",
+    "mutants/test_mutants.py",
+    "client/test_locked_rows.py",
+    "contract/test_install.py",
+    "contract/test_node.py",
+    "races/test_load.py",
+    "client/test_package.py",
+    "sql/schedules/test_describe.py",
+)
 TEMPLATE = "rota_template"
 INSTALLER = "rota_installer"
 
@@ -87,9 +119,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Take the rooms that play at length for slow as a whole."""
+    """Take the rooms that take long for slow as a whole, and begin with the slowest files."""
+    turns = {HERE / name: turn for turn, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: turns.get(item.path, len(turns)))
     for item in items:
-        if item.path.relative_to(HERE).parts[0] in PLAYS:
+        if item.path.relative_to(HERE).parts[0] in SLOW_ROOMS:
             item.add_marker(pytest.mark.slow)
 
 
@@ -110,7 +144,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Receive them; all workers have the same."""
-    for name, number in node.workeroutput.get("left_out", {}).items():
+    for name, number in getattr(node, "workeroutput", {}).get("left_out", {}).items():
         _left_out[name] = number
 
 
@@ -131,7 +165,8 @@ def sql_dir() -> Path:
 def server(_own_environment: None) -> Iterator[EmbeddedPostgres]:
     """The server of this run, with pg_cron where its library is installed."""
     bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
-    settings = ["max_connections=300", "log_min_messages=log"]
+    # To compile plans costs a fifth of all, where each runs once; make test-settings does it.
+    settings = ["max_connections=300", "log_min_messages=log", "jit=off"]
     if _has_library(bindir, "pg_cron"):
         settings += ["shared_preload_libraries=pg_cron", "cron.database_name=postgres"]
         settings += ["cron.use_background_workers=on"]
@@ -193,9 +228,22 @@ def template(
 ) -> str:
     """The database that every test gets a copy of."""
     psql(empty_database(TEMPLATE), "-f", sql_dir / "install.sql")
+    if number := os.environ.get("ROTA_TEST_DATABASE_NUMBER"):
+        with psycopg.connect(server.url(TEMPLATE)) as connection:
+            connection.execute("select rota.set_database_number(%s)", (int(number),))
     if os.environ.get("ROTA_TEST_PAUSES"):
         with psycopg.connect(server.url(TEMPLATE), autocommit=True) as connection:
             instrument(connection)
+    # What the first session of each copy would do to its catalog is done here, once.
+    with psycopg.connect(server.url(TEMPLATE), autocommit=True) as connection:
+        catalog = connection.execute(
+            "select oid::regclass::text from pg_class"
+            " where relnamespace = 'pg_catalog'::regnamespace and relkind = 'r'"
+            " and not relisshared"
+        )
+        for (table,) in catalog.fetchall():
+            connection.execute(sql.SQL("vacuum (full, freeze) {}").format(sql.SQL(table)))
+    psycopg.connect(server.url(TEMPLATE)).close()  # keeps what it read in a file
     # Copying needs a database without visitors, so nobody is let in any more.
     admin.execute(
         sql.SQL("alter database {} allow_connections false").format(sql.Identifier(TEMPLATE))
@@ -218,13 +266,25 @@ def url_of(server: EmbeddedPostgres) -> Iterator[Callable[[str], str]]:
 
 _numbers = count(1)
 _finished: list[str] = []
+_unused: list[str] = []
 
 
 @pytest.fixture
 def dsn(
     admin: psycopg.Connection[Any], template: str, url_of: Callable[[str], str]
 ) -> Iterator[str]:
-    """Where this test's own database is, as its superuser sees it."""
+    """Where this test's own database is, as its superuser sees it.
+
+    The test before may have had it too, if nothing was written since and nobody is left there.
+    """
+    name = _unused.pop() if _unused else _clone(admin, template)
+    before = _written(admin)
+    yield url_of(name)
+    is_unused = _written(admin) == before and _is_empty(admin, name)
+    (_unused if is_unused else _finished).append(name)
+
+
+def _clone(admin: psycopg.Connection[Any], template: str) -> str:
     name = f"t{next(_numbers)}"
     # A drop waits for a session that is leaving, in steps of 100 ms.  The one before has none.
     while len(_finished) > 1:
@@ -235,8 +295,25 @@ def dsn(
     if admin.info.server_version >= 150000:
         copying += " strategy file_copy"  # twice as fast as by the log, for a small database
     admin.execute(sql.SQL(copying).format(sql.Identifier(name), sql.Identifier(template)))
-    yield url_of(name)
-    _finished.append(name)
+    return name
+
+
+def _is_empty(admin: psycopg.Connection[Any], name: str) -> bool:
+    """Return whether nobody is in a database; a session takes a moment to leave."""
+    for _ in range(10):
+        asked = admin.execute("select from pg_stat_activity where datname = %s", [name])
+        if not asked.rowcount:
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def _written(admin: psycopg.Connection[Any]) -> object:
+    """Return the place in the server's log that the next change of anything is written to.
+
+    A sequence is in it when a database has it counted for the first time.
+    """
+    return admin.execute("select pg_current_wal_insert_lsn()").fetchone()
 
 
 @pytest.fixture(scope="session")

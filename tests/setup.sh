@@ -1,6 +1,6 @@
 #!/bin/sh
 # Bring what the tests need beside Python: a PostgreSQL server with pg_cron and
-# plpgsql_check, pgbouncer, npm.  Does nothing when all is there; as root on Debian or
+# plpgsql_check, pgbouncer, npm, chromium.  Does nothing when all is there; as root on Debian or
 # Ubuntu it installs the rest, and anybody else gets a list.
 set -eu
 
@@ -26,6 +26,7 @@ needs "postgresql-$major-cron" "/usr/lib/postgresql/$major/lib/pg_cron.so"
 needs "postgresql-$major-plpgsql-check" "/usr/lib/postgresql/$major/lib/plpgsql_check.so"
 needs pgbouncer pgbouncer
 needs npm npm
+needs chromium chromium
 needs shellcheck shellcheck
 needs util-linux setpriv
 needs systemd systemd-analyze

@@ -28,7 +28,7 @@ APPS = {
         "prepare": [["manage.py", "migrate"]],
         "run": [
             ["manage.py", "runserver", "--noreload", os.environ.get("PORT", "8000")],
-            ["manage.py", "work"],
+            ["manage.py", "rota_worker", "--registry", "shop.jobs:registry", "--queue", "mail"],
         ],
     },
 }

@@ -17,6 +17,8 @@ REPLACEMENTS = (
     (r"\bawait ", ""),
     (r"\bAsync(Client|Connection|Cursor|Caller)\b", r"\1"),
     (r"\badapt_async\b", "adapt"),
+    (r"\bimport asyncio\n", ""),
+    (r"\basyncio\.sleep\b", "time.sleep"),
 )
 
 

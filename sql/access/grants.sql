@@ -12,21 +12,25 @@
 create or replace function rota._access()
     returns table (access text, kind text, name text) language sql immutable as $$
 select 'producer', 'function', f.name
-from unnest('{enqueue,enqueue_many,start_pipeline}'::text[]) as f (name)
+from unnest(
+    '{enqueue,enqueue_many,enqueue_to,start_pipeline,wait_for_result}'::text[]) as f (name)
 union all
 select 'worker', 'function', f.name
 from unnest(
     '{claim_jobs,finish_job,finish_jobs,finish_and_claim,end_jobs,fail_job,snooze_job,'
     'release_jobs,heartbeat,heartbeat_jobs,set_progress,record_effect,complete_effect,'
     'withdraw_effect,effect_result,report_worker,deregister_worker,wait_for_jobs,stop_waiting,'
-    'sweep_stale_leases,tick}'::text[]) as f (name)
+    'untaken_jobs,sweep_stale_leases,tick,waiting_forwards,take_forwards,end_forwards,'
+    'receive_jobs}'::text[]) as f (name)
 union all
 select 'operator', 'function', f.name
 from unnest(
-    '{retry_job,cancel_job,set_priority,reschedule_job,pause_queue,resume_queue,set_queue,'
-    'set_limit,resume_ordering_key,define_pipeline,drop_pipeline,restart_pipeline,schedule_job,'
-    'unschedule_job,enable_schedule,disable_schedule,run_schedule_now,tick,start_ticker,'
-    'stop_ticker,sweep_stale_leases,settle_effect,grant_statements}'::text[]) as f (name)
+    '{retry_job,cancel_job,set_priority,reschedule_job,pause_queue,resume_queue,pause_type,'
+    'resume_type,pause_all,resume_all,set_queue,set_limit,resume_ordering_key,define_pipeline,'
+    'drop_pipeline,restart_pipeline,schedule_job,unschedule_job,enable_schedule,'
+    'disable_schedule,run_schedule_now,tick,start_ticker,stop_ticker,sweep_stale_leases,'
+    'settle_effect,act_on_jobs,set_archive,set_retry_rule,set_breaker,'
+    'grant_statements}'::text[]) as f (name)
 union all
 select a.access, 'procedure', 'tick_loop'
 from unnest('{worker,operator}'::text[]) as a (access)
@@ -34,18 +38,21 @@ union all
 select 'observer', 'view', v.name
 from unnest(
     '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,error_groups,hourly_stats,workers,'
-    'queues,job_errors,effects,dependencies,halted_keys,pipeline_stages,stage_runs,limits,'
-    'job_definitions,occurrences,queue_grants,limit_stats,unknown_effects,'
-    'ticker_health}'::text[]) as v (name)
+    'queues,pauses,job_errors,effects,dependencies,halted_keys,pipeline_stages,stage_runs,'
+    'audit_log,limits,retry_rules,breakers,job_definitions,occurrences,queue_grants,'
+    'limit_stats,unknown_effects,ticker_health}'::text[]) as v (name)
 union all
 select 'observer', 'function', f.name
-from unnest('{explain_job,doctor,verify,fold_error}'::text[]) as f (name)
+from unnest(
+    '{explain_job,doctor,verify,fold_error,job_stats,job_counts,rising_failures}'::text[]
+) as f (name)
 union all
 -- The views compute ages with now(), as whoever asks.
 select a.access, 'function', f.name
 from unnest('{producer,worker,observer}'::text[]) as a (access)
 cross join unnest(
-    '{version,now,next_run,upcoming_runs,describe_schedule}'::text[]) as f (name)
+    '{version,now,next_run,upcoming_runs,describe_schedule,database_number,'
+    'database_number_of}'::text[]) as f (name)
 $$;
 
 create or replace function rota.grant_statements(access text, role name)

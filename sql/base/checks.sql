@@ -215,6 +215,17 @@ create or replace function rota._check_job_id(job_id bigint)
 begin if job_id is null then perform rota._refuse('job_id', 'must not be null'); end if; end;
 $$;
 
+/* The job of an operator, which is not there if it is in a queue that he is kept from. */
+create or replace function rota._check_own_job(job_id bigint)
+    returns void language plpgsql as $$
+begin
+    perform rota._check_job_id(job_id);
+    if rota._foreign_jobs(array[job_id], 'operator') <> '{}' then
+        perform rota._raise_not_found(job_id);
+    end if;
+end;
+$$;
+
 /* The job of a worker, which is not there if it is in a queue that he is kept from. */
 create or replace function rota._check_job_ref(job_id bigint, lease_token bigint)
     returns void language plpgsql as $$

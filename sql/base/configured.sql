@@ -2,7 +2,7 @@
  * base/configured.sql -- whether anything is set for a queue, a job type or for roles.
  *
  * Most jobs are plain: nobody has set anything for their queue and their type.  Settings stand
- * in four tables (queues, limits, fair_queues, queue_grants), and to ask all of them costs more
+ * in five tables (queues, limits, fair_queues, pauses, queue_grants), and to ask all costs more
  * than to write a job.  So triggers of these tables keep a list of the names that something is
  * set for, and a call asks that one list.  Whoever is told yes asks the tables.
  *
@@ -12,7 +12,8 @@
 
 /*
  * Trigger of a table of settings.  A queue stands in the list by its name, and has no space in
- * it; a job type and an access have a word and a space before theirs.  No call asks for a limit
+ * it; a job type and an access have a word and a space before theirs, and what is paused in all
+ * queues is an access too: that to work.  No call asks for a limit
  * of a key, of which there may be very many: a job says itself that it has a key.
  */
 create or replace function rota._list_configured()
@@ -23,16 +24,19 @@ declare
     v_row constant jsonb := to_jsonb(case when tg_op = 'DELETE' then old else new end);
     v_name constant text := case tg_table_name
         when 'queue_grants' then 'access ' || (v_row ->> 'access')
+        when 'pauses' then coalesce(v_row ->> 'queue', 'access worker')
         else coalesce(v_row ->> 'queue', v_row ->> 'limit_name')
     end;
+    -- Only a pause shares its name with others of its table that go before it.
+    v_source constant text := concat_ws(' ', tg_table_name, v_row ->> 'pause_name');
 begin
     if v_name like 'key %' then
         return null;
     elsif tg_op = 'DELETE' then
         delete from rota.configured_names as c
-        where c.name = v_name and c.source = tg_table_name;
+        where c.name = v_name and c.source = v_source;
     else
-        insert into rota.configured_names (name, source) values (v_name, tg_table_name)
+        insert into rota.configured_names (name, source) values (v_name, v_source)
         on conflict do nothing;
     end if;
     return null;

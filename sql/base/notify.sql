@@ -13,6 +13,7 @@
  *                   because jobs come all the time.  While it is held nobody is notified.
  *
  * The queue without a name stands for all of them: a pending check notifies any worker.
+ * Who waits for the result of a job holds two more, of all such and of the job.
  *
  * Nothing is right or wrong by these locks.  Held by mistake, one costs a NOTIFY too many;
  * lost, a job waits for the next poll.  maintenance/wakeups.sql is the workers' side.
@@ -109,6 +110,28 @@ $$;
 create or replace function rota._soon()
     returns interval language plpgsql immutable as $$
 begin return interval '2 seconds'; end;
+$$;
+
+/* Notify those who wait for the results of these jobs, which have ended. */
+create or replace function rota._notify_results(job_ids bigint[])
+    returns void language plpgsql as $$
+declare
+    v_job_id bigint;
+begin
+    if pg_notification_queue_usage() > 0.5 or current_setting('rota.wakeups', true) = 'off' then
+        return;
+    end if;
+    foreach v_job_id in array job_ids loop
+        continue when pg_try_advisory_lock(1919907971, hashint8(v_job_id))
+          and pg_advisory_unlock(1919907971, hashint8(v_job_id));
+        perform pg_notify(rota._result_channel(v_job_id), '');
+    end loop;
+end;
+$$;
+
+create or replace function rota._result_channel(job_id bigint)
+    returns text language plpgsql immutable as $$
+begin return 'rota_result_' || job_id; end;
 $$;
 
 /* The channel of a listen slot, which needs no quotes. */

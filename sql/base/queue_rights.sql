@@ -70,7 +70,8 @@ begin
         raise exception using
             errcode = 'insufficient_privilege',
             message = format('no right to %s queue %s',
-                case access when 'worker' then 'work in' else 'enqueue to' end, v_queue),
+                case access when 'worker' then 'work in' when 'operator' then 'act on'
+                    else 'enqueue to' end, v_queue),
             hint = 'This role is confined to the queues that grant_queue() gave it; name them.';
     end if;
 end;
@@ -102,11 +103,11 @@ begin
 end;
 $$;
 
-/* Of these jobs those that are of queues in which whoever calls may not work. */
-create or replace function rota._foreign_jobs(job_ids bigint[])
+/* Of these jobs those that are of queues in which whoever calls may not do this. */
+create or replace function rota._foreign_jobs(job_ids bigint[], access text default 'worker')
     returns bigint[] language plpgsql stable set enable_seqscan = off as $$
 declare
-    v_allowed constant text[] := rota._allowed_queues('worker');
+    v_allowed constant text[] := rota._allowed_queues(access);
 begin
     if v_allowed is null then return '{}'::bigint[]; end if;
     return array(

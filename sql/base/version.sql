@@ -9,7 +9,7 @@ create or replace function rota.version()
     returns text language sql immutable security definer
     set search_path = pg_catalog, pg_temp
 as $$
-select '0.1.0'
+select '0.2.0'
 $$;
 
-comment on function rota.version is 'The version of the installed functions, such as 0.1.0.';
+comment on function rota.version is 'The version of the installed functions, such as 0.2.0.';

@@ -14,9 +14,9 @@
  * first that is not due.  Where each lane begins is remembered (base/scan_start.sql).
  *
  * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
- * waiting work of others: a job whose limit is full, or that has expired, leaves its lane, to
- * be looked at by maintenance, and after max_jobs + 100 of those the claim returns what it has
- * and notifies: whoever waits for jobs of its queues claims again at once.
+ * waiting work of others: a job whose limit is full, whose type is paused, or that has expired,
+ * leaves its lane, to be looked at by maintenance, and after max_jobs + 100 of those the claim
+ * returns what it has and notifies: whoever waits for jobs of its queues claims again at once.
  *
  * A job with a time limit has no lease beyond it but for 30 seconds, in which its worker stops
  * it and says so.
@@ -168,6 +168,7 @@ create or replace function rota._lock_head(
 -- @plpgsql_check_options: performance_warnings = off
 declare
     v_rows tid[];
+    v_has_pauses boolean := false;
     v_has_limits boolean;
     v_has_expired boolean;
 begin
@@ -180,13 +181,16 @@ begin
             select from rota.limits as l where l.queue = _lock_head.queues[1]
         ) or exists (
             select from rota.queues as q
-            where q.queue = _lock_head.queues[1] and (q.is_paused or q.ageing is not null)
+            where q.queue = _lock_head.queues[1] and q.ageing is not null
         ) then
             return null;
         end if;
+        v_has_pauses := exists (select from rota.pauses);
+        if v_has_pauses and rota._is_paused(queues[1], due) then return null; end if;
     end if;
 
-    select array_agg(h.ctid), exists (select from rota.limits), bool_or(h.is_expired)
+    select array_agg(h.ctid), v_has_pauses or exists (select from rota.limits),
+        bool_or(h.is_expired)
     into v_rows, v_has_limits, v_has_expired
     from (
         select j.ctid, j.expires_at <= _lock_head.due as is_expired from rota.jobs as j
@@ -213,7 +217,9 @@ begin
             select from rota.jobs as j
             where j.ctid = any(v_rows)
               and (j.limit_key is not null
-                or exists (select from rota.limits as l where l.job_type = j.job_type))
+                or exists (select from rota.limits as l where l.job_type = j.job_type)
+                or v_has_pauses
+                  and exists (select from rota.pauses as p where p.job_type = j.job_type))
         ) then
             return null;
         end if;
@@ -240,6 +246,8 @@ declare
     v_admitted record;
     v_ids bigint[] := '{}'::bigint[];
     v_turned_away integer := 0;
+    v_has_pauses constant boolean := exists (
+        select from rota.pauses as p where p.job_type is not null);
     v_limits_to_check text[] := '{}'::text[];
 begin
     if exists (select from rota.queue_grants) then
@@ -259,6 +267,10 @@ begin
                 select f.id from unnest(v_found) with ordinality as f (id, ordinal)
                 where f.id > 0 order by f.ordinal
             );
+        end if;
+        if v_has_pauses then
+            select p.ids, v_turned_away + p.held into v_found, v_turned_away
+            from rota._hold_paused(v_found, due) as p;
         end if;
         if v_found = '{}' or not exists (select from rota.limits) then
             v_ids := v_ids || v_found;
@@ -359,7 +371,7 @@ begin
     from (select distinct u.queue from unnest(_open_queues.queues) as u (queue)) as c
     left join rota.queues as q on q.queue = c.queue
     left join rota.fair_queues as f on f.queue = c.queue
-    where q.is_paused is not true;
+    where not exists (select from rota.pauses) or not rota._is_paused(c.queue, due);
     if exists (select from rota.limits as l where l.queue = any(open_queues)) then
         select coalesce(array_agg(c.queue), '{}'), coalesce(array_agg(c.until), '{}')
         into open_queues, ends from unnest(open_queues, ends) as c (queue, until)

@@ -21,7 +21,7 @@ as $$
 declare
     v_status text;
 begin
-    perform rota._check_job_id(job_id);
+    perform rota._check_own_job(job_id);
     perform rota._check_given('force', force is not null);
     perform rota._check_given('with_dependants', with_dependants is not null);
 
@@ -36,12 +36,16 @@ begin
             v_status := rota._requeue(job_id);
             exit;
         end if;
-        v_status := rota._revive(job_id);
-        exit when v_status is not null;
+        if rota._revive(array[job_id]) <> '{}' then
+            v_status := (select j.status from rota.jobs as j where j.id = retry_job.job_id);
+            exit;
+        end if;
         if v_round = 3 then perform rota._raise_not_found(job_id); end if;
     end loop;
 
     if with_dependants then perform rota._add_checks('retry', array[job_id || ' 0']); end if;
+    perform rota._audit('retry', null, array[job_id], null, jsonb_build_object('status',
+        v_status, 'force', force, 'with_dependants', with_dependants));
     return v_status;
 end;
 $$;
@@ -80,26 +84,25 @@ end;
 $$;
 
 /*
- * An ended job, back to life with its id and its token; null if there is none.  If it halted
- * its ordering key, the first of the line, which mostly is itself, becomes the head; any other
- * waits for its turn.  It waits again for those parents that have not succeeded, and whatever
- * becomes of them: somebody wants it to run.  In a pipeline it is the next time in its stage,
- * which needs a token of its own.  If it has expired it does so no more.
+ * Ended jobs, back to life with their ids and tokens; returns the ids of those that there were.
+ * If one halted its ordering key, the first of the line, which mostly is itself, becomes the
+ * head; any other waits for its turn.  It waits again for those parents that have not
+ * succeeded, and whatever becomes of them: somebody wants it to run.  In a pipeline it is the
+ * next time in its stage, which needs a token of its own.  If it has expired it does so no
+ * more.
  */
-create or replace function rota._revive(job_id bigint)
-    returns text language plpgsql as $$
+create or replace function rota._revive(job_ids bigint[])
+    returns bigint[] language plpgsql as $$
 declare
-    -- From the end of the index: the entries at the beginning are those of the dead.
-    v_has_parents constant boolean := (
-        select d.parent_id from rota.dependencies as d where d.job_id = _revive.job_id
-        order by d.parent_id desc limit 1
-    ) is not null;
-    v_job jsonb;
-    v_halted_key text;
-    v_status text;
+    c_counted_until constant timestamptz := rota._counted_until();
+    v_jobs jsonb;
+    v_ids bigint[];
+    v_added bigint[];
+    v_halted jsonb;
+    v_blocked bigint[];
 begin
     with ended as (
-        delete from rota.finished_jobs as f where f.id = _revive.job_id
+        delete from rota.finished_jobs as f where f.id = any(_revive.job_ids)
         returning f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
             f.time_limit, f.headers, f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead,
             f.limit_key,
@@ -108,32 +111,60 @@ begin
             case when f.pipeline is null then f.lease_token
                 else least(f.lease_token, 9223372036854775806) + 1 end as lease_token,
             f.last_error, f.error_type, f.failed_at, f.created_at,
-            case when v_has_parents then 'wait' end as if_parent_dead,
-            case
-                when f.ordering_key is null and not v_has_parents then 'queued'
-                else 'blocked'
-            end as status
+            -- From the end of the index: the entries at the beginning are those of the dead.
+            (
+                select d.parent_id from rota.dependencies as d where d.job_id = f.id
+                order by d.parent_id desc limit 1
+            ) is not null as has_parents,
+            f.status as ended_status, f.finished_at, f.ended_by,
+            case when f.locked_by is not null
+                then f.started_at - greatest(f.run_at, f.created_at) end as waited,
+            case when f.locked_by is not null then f.finished_at - f.started_at end as ran
+    ),
+    uncounted as (
+        insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at,
+            ended_by)
+        select e.queue, e.job_type, e.ended_status, e.waited, e.ran, e.finished_at, e.ended_by
+        from ended as e
+        -- Stages are counted by stage_runs, which stay.
+        where e.pipeline is null and e.finished_at > c_counted_until
     ),
     kept_place as (
         delete from rota.halted_keys as s using ended as e
         where s.ordering_key = e.ordering_key and s.job_id = e.id
         returning s.job_id, s.ordering_key
     )
-    select to_jsonb(e), e.status, k.ordering_key into v_job, v_status, v_halted_key
+    select jsonb_agg(to_jsonb(e) || jsonb_build_object(
+            'if_parent_dead', case when e.has_parents then 'wait' end, 'status',
+            case when e.ordering_key is null and not e.has_parents then 'queued'
+                else 'blocked' end) order by e.idempotency_key, e.id),
+        coalesce(array_agg(e.id order by e.idempotency_key, e.id), '{}'),
+        coalesce(array_agg(e.id order by e.id)
+            filter (where e.ordering_key is not null or e.has_parents), '{}'),
+        coalesce(jsonb_object_agg(e.id, k.ordering_key)
+            filter (where k.job_id is not null), '{}')
+    into v_jobs, v_ids, v_blocked, v_halted
     from ended as e left join kept_place as k on k.job_id = e.id;
-    if not found then
-        return null;
-    elsif rota._insert_jobs(array[jsonb_populate_record(null::rota.jobs, v_job)],
-        array[job_id]) = '{}' then
-        perform rota._raise_taken(job_id, v_job);
+    if v_ids = '{}' then return v_ids; end if;
+
+    v_added := rota._insert_jobs(array(
+        select jsonb_populate_record(null::rota.jobs, j.job)
+        from jsonb_array_elements(v_jobs) with ordinality as j (job, ordinal)
+        order by j.ordinal
+    ), v_ids);
+    if cardinality(v_added) < cardinality(v_ids) then
+        perform rota._raise_taken(t.id, v_jobs -> (t.ordinal - 1)::integer)
+        from unnest(v_ids) with ordinality as t (id, ordinal) where t.id <> all(v_added)
+        order by t.ordinal limit 1;
     end if;
 
-    if v_status = 'blocked' then
-        perform rota._jobs_came_in(array[job_id], halted_key => v_halted_key);
-        select j.status into v_status from rota.jobs as j where j.id = _revive.job_id;
-    end if;
-    perform rota._notify_for(array[job_id]);
-    return v_status;
+    perform rota._jobs_came_in(array[h.id], halted_key => v_halted ->> h.id::text)
+    from unnest(v_blocked) as h (id) where v_halted ? h.id::text;
+    v_blocked := array(select b.id from unnest(v_blocked) as b (id)
+        where not v_halted ? b.id::text);
+    if v_blocked <> '{}' then perform rota._jobs_came_in(v_blocked); end if;
+    perform rota._notify_for(v_ids);
+    return v_ids;
 end;
 $$;
 
@@ -171,7 +202,7 @@ declare
     v_status text;
     v_lease_token bigint;
 begin
-    perform rota._check_job_id(job_id);
+    perform rota._check_own_job(job_id);
 
     for v_round in 1..3 loop
         select j.status, j.lease_token into v_status, v_lease_token from rota.jobs as j
@@ -188,6 +219,8 @@ begin
                 updated_at = case
                     when j.status = 'running' then j.updated_at else rota.now() end
             where j.id = cancel_job.job_id and j.lease_token = v_lease_token;
+            perform rota._audit('cancel', null, array[job_id],
+                jsonb_build_object('status', v_status), jsonb_build_object('reason', reason));
             if v_status = 'running' then return 'running'; end if;
             perform rota._end_jobs(array[job_id], array[v_lease_token], v_status, 'cancelled');
             return 'cancelled';
@@ -212,16 +245,21 @@ create or replace function rota.set_priority(job_id bigint, priority integer)
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
+declare
+    v_priority smallint;
 begin
-    perform rota._check_job_id(job_id);
+    perform rota._check_own_job(job_id);
     perform rota._check_priority('priority', priority);
 
+    select j.priority into v_priority from rota.jobs as j where j.id = set_priority.job_id
+    for no key update;
+    if not found then perform rota._raise_not_live(job_id); end if;
     update rota.jobs as j
     set priority = set_priority.priority, updated_at = rota.now()
     where j.id = set_priority.job_id;
-
-    if not found then perform rota._raise_not_live(job_id); end if;
     perform rota._enter_lanes(array[job_id]);
+    perform rota._audit('set_priority', null, array[job_id],
+        jsonb_build_object('priority', v_priority), jsonb_build_object('priority', priority));
 end;
 $$;
 
@@ -240,9 +278,10 @@ create or replace function rota.reschedule_job(
 as $$
 declare
     v_status text;
+    v_old_run_at timestamptz;
     v_run_at timestamptz;
 begin
-    perform rota._check_job_id(job_id);
+    perform rota._check_own_job(job_id);
     if (run_at is null) = (delay is null) then
         perform rota._refuse('run_at', 'or delay must be given, and not both');
     elsif delay is not null then
@@ -251,7 +290,8 @@ begin
         perform rota._check_run_at('run_at', run_at);
     end if;
 
-    select j.status into v_status from rota.jobs as j where j.id = reschedule_job.job_id
+    select j.status, j.run_at into v_status, v_old_run_at from rota.jobs as j
+    where j.id = reschedule_job.job_id
     for update;
     if not found then
         perform rota._raise_not_live(job_id);
@@ -266,6 +306,8 @@ begin
     where j.id = reschedule_job.job_id returning j.run_at into v_run_at;
     perform rota._enter_lanes(array[job_id]);
     perform rota._notify_for(array[job_id]);
+    perform rota._audit('reschedule', null, array[job_id],
+        jsonb_build_object('run_at', v_old_run_at), jsonb_build_object('run_at', v_run_at));
     return v_run_at;
 end;
 $$;

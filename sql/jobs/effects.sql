@@ -199,6 +199,8 @@ begin
         set completed_at = rota.now(), result = settle_effect.result
         where e.scope = settle_effect.scope and e.key = settle_effect.key;
     end if;
+    perform rota._audit('settle_effect', jsonb_build_object('scope', scope, 'key', key), null,
+        jsonb_build_object('job_id', v_effect.job_id), jsonb_build_object('outcome', outcome));
     return v_effect.job_id;
 end;
 $$;

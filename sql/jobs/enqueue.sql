@@ -116,6 +116,9 @@ begin
         v_max_attempts := (
             select q.max_attempts from rota.queues as q where q.queue = enqueue.queue);
     end if;
+    if current_setting('rota.ids_guarded', true) is distinct from 'on' then
+        perform rota._guard_ids();
+    end if;
     if v_is_special then
         if v_may_wait then
             v_new_id := nextval('rota.jobs_id_seq');
@@ -181,13 +184,20 @@ declare
     v_ids bigint[];
     v_news boolean[];
 begin
+    v_ids := rota._insert_plain_jobs(jobs);
+    if v_ids is not null then
+        perform rota._notify_for_new(jobs);
+        return query
+        select i.ordinal::integer, i.id, true
+        from unnest(v_ids) with ordinality as i (id, ordinal);
+        return;
+    end if;
+
     select r.new_jobs, r.has_rules, r.has_keys into v_read
     from rota._read_jobs(enqueue_many.jobs) as r;
     v_jobs := v_read.new_jobs;
     perform rota._check_queues_of(jobs);
-    v_new_ids := array(
-        select nextval('rota.jobs_id_seq') from generate_series(1, cardinality(v_jobs))
-    );
+    v_new_ids := rota._new_ids(cardinality(v_jobs));
 
     -- Where no job has a key there is nothing to find, and no need of the subtransaction: a
     -- caller may make thousands of such calls in one transaction.
@@ -235,6 +245,55 @@ comment on function rota.enqueue_many is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
     'return one row for each in the same order; raises 22023 for a bad one, naming it, RT001, '
     'RT013, RT003.';
+
+/*
+ * Insert a batch of jobs that have no more than a type, a payload, a queue and a priority, if
+ * all is right with them and nothing is set for any; returns their ids in the order given, or
+ * null if one is not such a job and none went in.  No row of a job is made up for them, and
+ * without an idempotency key an insert need not look for another.
+ */
+create or replace function rota._insert_plain_jobs(jobs jsonb)
+    returns bigint[] language plpgsql as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_are_plain boolean := false;
+    v_ids bigint[];
+begin
+    if jsonb_typeof(_insert_plain_jobs.jobs) = 'array'
+      and jsonb_array_length(jobs) <= 10000 then
+        select bool_and((jsonb_typeof(e.job) = 'object'
+            and e.job - '{job_type,payload,queue,priority}'::text[] = '{}'
+            and coalesce(e.job ->> 'priority', '0') ~ '^-?[0-9]{1,4}$'
+            and rota._is_sound(e.job ->> 'job_type', coalesce(e.job ->> 'queue', 'default'),
+                coalesce(e.job -> 'payload', '{}'), 0, null)) is true)
+        into v_are_plain from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job);
+    end if;
+    if v_are_plain is not true or exists (select from rota.configured_names) and exists (
+        select from rota.configured_names as c
+        where c.name = 'access producer' or c.name = any(array(
+            select distinct n.name from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job)
+            cross join unnest(array[coalesce(e.job ->> 'queue', 'default'),
+                'type ' || (e.job ->> 'job_type')]) as n (name)
+        ))
+    ) then
+        return null;
+    end if;
+
+    perform rota._guard_ids();
+    with added as (
+        insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at,
+            created_at, updated_at)
+        select coalesce(e.job ->> 'queue', 'default'), e.job ->> 'job_type',
+            coalesce(e.job -> 'payload', '{}'), coalesce(e.job ->> 'priority', '0')::smallint,
+            10, 'queued', v_now, v_now, v_now
+        from jsonb_array_elements(_insert_plain_jobs.jobs) as e (job)
+        returning id
+    )
+    -- Ids are drawn in the order of the rows.
+    select array_agg(a.id) into v_ids from added as a;
+    return v_ids;
+end;
+$$;
 
 /*
  * Read and check the objects of a batch: as rows of jobs, for those keys that are columns, and

@@ -4,6 +4,9 @@
  * fail: the attempt counts; the job waits for its next try, or is dead after the last one.
  * snooze and release: the attempt is given back, because nothing went wrong.
  *
+ * What an operator has set for errors of a type (jobs/retries.sql) goes before the backoff, and
+ * what the worker asks for before both.
+ *
  * _fail_running() is the only place where it is decided what a failure leads to.  fail_job(),
  * end_jobs() and the sweep all go through it, so a job whose worker vanished is treated exactly
  * like one whose worker reported an error.  No way leads past max_attempts, also not retry_in.
@@ -64,7 +67,9 @@ create or replace function rota._fail_running(
 )
     returns table (job_id bigint, status text, run_at timestamptz) language plpgsql as $$
 declare
-    v_now constant timestamptz := rota.now();
+    v_now timestamptz;
+    c_has_rules constant boolean := exists (select from rota.retry_rules);
+    v_rule rota.retry_rules;
     v_job rota.jobs;
     v_n integer;
     v_error_type text;
@@ -95,28 +100,35 @@ begin
             return next;
             continue;
         end if;
+        v_error_type := left(error_types[v_n], 200);
+        if c_has_rules then
+            v_rule := rota._retry_rule(v_error_type, v_job.job_type, v_job.queue);
+        end if;
         status := case
             when fatals[v_n] or v_job.attempts >= v_job.max_attempts then 'dead'
+            when v_rule.is_fatal then 'dead'
             else 'failed'
         end;
-        v_error_type := left(error_types[v_n], 200);
+        -- The clock is read by this statement, as the statistics need it (jobs/finish.sql).
+        insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,
+            started_at, failed_at, error_type, message, stack, run_at)
+        select v_job.id, v_job.lease_token, v_job.attempts, v_job.queue, v_job.job_type,
+            coalesce(v_job.locked_by, ''), coalesce(v_job.started_at, c.now), c.now,
+            v_error_type, left(_fail_running.errors[v_n], 10000),
+            left(_fail_running.stacks[v_n], 20000), v_job.run_at
+        from (select rota.now() as now offset 0) as c
+        returning failed_at into v_now;
+
         v_is_rerun := status = 'failed' and v_job.rerun_payload is not null;
         if status = 'failed' then
             run_at := v_now + coalesce(
-                rota._exact(_fail_running.retry_ins[v_n]),
+                rota._exact(_fail_running.retry_ins[v_n]), v_rule.retry_in,
                 rota._backoff(
                     coalesce(v_job.backoff,
                         (select q.backoff from rota.queues as q where q.queue = v_job.queue)),
                     v_job.attempts));
             if v_is_rerun then run_at := greatest(run_at, v_job.rerun_run_at); end if;
         end if;
-
-        insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,
-            started_at, failed_at, error_type, message, stack)
-        values (v_job.id, v_job.lease_token, v_job.attempts, v_job.queue, v_job.job_type,
-            coalesce(v_job.locked_by, ''), coalesce(v_job.started_at, v_now), v_now,
-            v_error_type, left(_fail_running.errors[v_n], 10000),
-            left(_fail_running.stacks[v_n], 20000));
 
         update rota.jobs as j
         set status = case when _fail_running.status = 'failed' then 'failed' else j.status end,

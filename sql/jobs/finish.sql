@@ -227,7 +227,6 @@ create or replace function rota._archive_jobs(
 )
     returns bigint[] language plpgsql as $$
 declare
-    v_now constant timestamptz := rota.now();
     -- All of one claim, mostly.
     v_token constant bigint := case when lease_tokens[1]
         = all(lease_tokens) then lease_tokens[1] end;
@@ -255,6 +254,9 @@ begin
             j.last_error, j.error_type, j.failed_at, j.created_at, j.started_at,
             j.rerun_payload, j.rerun_run_at, j.rerun_priority, j.held_limits
     ),
+    -- Read when the first row is deleted: the statistics rely on finished_at being later than
+    -- the lock on finished_jobs and the number of this transaction.
+    clock as (select rota.now() as now),
     archived as (
         insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,
             lease, time_limit, expires_at, headers, backoff, idempotency_key, ordering_key,
@@ -269,7 +271,8 @@ begin
             e.scheduled_for, e.run_at, e.attempts, e.lease_token, e.locked_by,
             e.cancel_requested_at, e.cancel_reason, e.progress_percent, e.progress_message,
             e.last_error, e.error_type, e.failed_at, e.created_at, e.started_at,
-            _archive_jobs.new_status, v_now, v_now,
+            _archive_jobs.new_status, (select c.now from clock as c),
+            (select c.now from clock as c),
             case when _archive_jobs.results is not null then nullif(_archive_jobs.results
                     -> (array_position(_archive_jobs.job_ids, e.id) - 1), 'null') end
         from ended as e
@@ -294,6 +297,10 @@ begin
     if num_nonnulls(v_parents, v_leading) > 0 then
         perform rota._jobs_ended(v_parents, v_leading, old_status, new_status);
     end if;
+    -- Who waits for any result holds this lock (base/notify.sql).
+    if not (pg_try_advisory_lock(1919907970, 0) and pg_advisory_unlock(1919907970, 0)) then
+        perform rota._notify_results(v_ended);
+    end if;
     return v_ended;
 end;
 $$;
@@ -311,7 +318,7 @@ begin
             'pipeline', null, 'stage', null, 'stage_input', null, 'definition', null,
             'scheduled_for', null, 'last_error', null, 'error_type', null, 'failed_at', null,
             'created_at', null, 'expires_at', null)) order by e.idempotency_key, e.job_type),
-        array_agg(nextval('rota.jobs_id_seq')))
+        rota._new_ids(count(*)::integer))
     from jsonb_populate_recordset(null::rota.jobs, _follow_up.jobs) as e
     where e.rerun_payload is not null having count(*) > 0;
     perform rota._notify(e.queue)

@@ -5,7 +5,8 @@
  * key, the run that follows another, a job that comes back from the history, the jobs of
  * schedules and pipelines.  What a new job has is the list of columns in _insert_jobs() and
  * stands there alone; all else of a row, as what its last attempt left, is not taken over.
- * Only a single enqueue() has an insert of its own, which costs it less.
+ * Only a single enqueue() and a batch of plain jobs have inserts of their own, which cost them
+ * less (jobs/enqueue.sql).
  *
  * Who hands over jobs with keys does so in the order of the keys, so that two calls that share
  * some wait for each other in one direction only.

@@ -80,7 +80,7 @@ begin
             is_new := false;
             exit when job_id is not null;
         end if;
-        v_new_ids := coalesce(v_new_ids, array[nextval('rota.jobs_id_seq')]);
+        v_new_ids := coalesce(v_new_ids, rota._new_ids(1));
         job_id := (rota._insert_jobs(array[new_job], v_new_ids))[1];
         is_new := true;
         exit when job_id is not null;

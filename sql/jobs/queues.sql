@@ -1,9 +1,8 @@
 /*
- * jobs/queues.sql -- settings of a queue, and the brake.
+ * jobs/queues.sql -- settings of a queue.
  *
  * A queue needs no row: it exists as soon as somebody enqueues to it, with the defaults.  A
- * row holds what differs.  Pausing stops claims only: jobs still come in, and running ones go
- * on to their end.
+ * row holds what differs.
  */
 
 create or replace function rota.set_queue(
@@ -22,6 +21,7 @@ create or replace function rota.set_queue(
 as $$
 begin
     perform rota._check_name('queue', queue);
+    perform rota._check_queues('operator', array[queue]);
     perform rota._check_lease('lease', lease);
     perform rota._check_lease('time_limit', time_limit);
     if max_attempts < 1 then
@@ -60,58 +60,3 @@ $$;
 comment on function rota.set_queue is
     'Change settings of a queue: null leaves one as it is, reset puts the others back to their '
     'defaults; raises 22023 for a bad argument.';
-
-create or replace function rota.pause_queue(queue text, reason text default null)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
-begin
-    perform rota._check_known_queue(queue);
-
-    insert into rota.queues as q (queue, is_paused, paused_at, paused_by, pause_reason)
-    values (pause_queue.queue, true, rota.now(), session_user, left(pause_queue.reason, 1000))
-    on conflict on constraint queues_pkey do update
-    set is_paused = true, paused_at = coalesce(q.paused_at, excluded.paused_at),
-        paused_by = coalesce(q.paused_by, excluded.paused_by),
-        pause_reason = coalesce(excluded.pause_reason, q.pause_reason), updated_at = rota.now();
-end;
-$$;
-
-comment on function rota.pause_queue is
-    'Stop claims from a queue until resume_queue(), noting who and why; raises RT004 if it has '
-    'neither settings nor jobs.';
-
-create or replace function rota.resume_queue(queue text)
-    returns void language plpgsql security definer
-    set search_path = pg_catalog, pg_temp
-as $$
-begin
-    perform rota._check_known_queue(queue);
-
-    update rota.queues as q
-    set is_paused = false, paused_at = null, paused_by = null, pause_reason = null,
-        updated_at = rota.now()
-    where q.queue = resume_queue.queue and q.is_paused;
-    perform rota._notify(queue);
-end;
-$$;
-
-comment on function rota.resume_queue is
-    'Let jobs of a queue be claimed again; raises RT004 if it has neither settings nor jobs.';
-
-/* A typing error in the name of a queue, at the moment one wants to stop it, must not pass. */
-create or replace function rota._check_known_queue(queue text)
-    returns void language plpgsql as $$
-begin
-    perform rota._check_name('queue', queue);
-    if exists (select from rota.queues as q where q.queue = _check_known_queue.queue)
-      or exists (select from rota.jobs as j where j.queue = _check_known_queue.queue) then
-        return;
-    end if;
-
-    raise exception using
-        errcode = 'RT004',
-        message = format('queue %s is unknown: it has no settings and no jobs', queue),
-        hint = 'Check its name in rota.queue_stats, or make it known with set_queue().';
-end;
-$$;

@@ -18,6 +18,7 @@ create or replace function rota.report_worker(
 as $$
 begin
     perform rota._check_text('worker', worker, 255);
+    perform rota._check_client(version);
     perform rota._check_names('queues', queues);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
 
@@ -39,7 +40,22 @@ $$;
 
 comment on function rota.report_worker is
     'Say that a worker is there, and of which job_types it takes jobs, for explain_job() and '
-    'people who look at rota.workers; raises 22023.';
+    'people who look at rota.workers; raises 22023, and 0A000 for a version of the client that '
+    'this database does not work with.';
+
+/* Refuse a client that calls functions which are not there any more, at its start. */
+create or replace function rota._check_client(version text)
+    returns void language plpgsql as $$
+begin
+    if version ~ '^0\.1\.' then
+        raise exception using
+            errcode = 'feature_not_supported',
+            message = format('the worker has rota %s, and this database needs 0.2.0 or newer',
+                version),
+            hint = 'Upgrade the client: pip install ''rota>=0.2.0''.';
+    end if;
+end;
+$$;
 
 create or replace function rota.deregister_worker(worker text)
     returns void language plpgsql security definer

@@ -24,6 +24,8 @@
  * partition that should have been dropped a day ago.  (Several statements sent as one string
  * are one transaction that cannot be told from one statement: send tick() alone.)
  *
+ * What ended is purged when it is counted (maintenance/statistics.sql), and not before.
+ *
  * Each step is a subtransaction of its own, and so is each queue and each partition.  A view
  * that somebody has made on one partition, or a row that cannot be deleted, stays with a
  * warning, and everything else goes its way.  Rows that others hold are skipped.
@@ -40,7 +42,7 @@ create or replace function rota._retain(is_alone boolean, is_busy boolean)
 declare
     c_kinds constant text[] := array[
         'jobs', 'stage_runs', 'dependencies', 'errors', 'keys', 'effects', 'occurrences',
-        'limits', 'workers', 'cron_runs'
+        'limits', 'workers', 'stats', 'cron_runs', 'receipts', 'audit'
     ];
     c_max_rows constant integer := 1000;
     v_now constant timestamptz := rota.now();
@@ -168,7 +170,13 @@ begin
         when 'limits' then rota._purge_limits(max_rows)
         when 'workers'
         then rota._purge_rows('workers', 'last_seen_at', v_now - interval '1 day', max_rows)
+        when 'stats'
+        then rota._purge_stats(max_rows)
         when 'cron_runs' then rota._purge_cron_runs(max_rows)
+        when 'receipts'
+        then rota._purge_rows('receipts', 'received_at', v_now - interval '30 days', max_rows)
+        when 'audit'
+        then rota._purge_rows('audit_log', 'acted_at', v_now - interval '1 year', max_rows)
     end;
 end;
 $$;
@@ -261,9 +269,10 @@ begin
         name, time_column, v_key, condition)
     into v_keys, v_first, v_last using before, v_from, max_rows, subject;
     perform rota._keep_purge(v_scan, v_now, v_from, coalesce(v_last, before));
-    execute format('delete from rota.%1$I as f where f.%3$I = any($1::%5$s[]) '
+    execute rota._removing(name, format(
+        'delete from rota.%1$I as f where f.%3$I = any($1::%5$s[]) '
         'and f.%2$I between $2 and $3 and (%4$s)',
-        name, time_column, v_key, condition, case v_key when 'id' then 'bigint' else 'tid' end)
+        name, time_column, v_key, condition, case v_key when 'id' then 'bigint' else 'tid' end))
     using v_keys, v_first, v_last, subject;
     get diagnostics v_deleted = row_count;
     return v_deleted;
@@ -284,11 +293,12 @@ create or replace function rota._purge_jobs(max_rows integer)
     returns integer language plpgsql as $$
 declare
     v_horizon constant interval := rota._horizon();
+    c_counted_until constant timestamptz := rota._counted_until();
     v_keep record;
     v_deleted integer := 0;
 begin
     for v_keep in
-        select k.is_dead, k.queue, rota.now() - k.keep as before
+        select k.is_dead, k.queue, least(rota.now() - k.keep, c_counted_until) as before
         from (
             select false as is_dead, q.queue, q.keep_finished as keep from rota.queues as q
             where q.keep_finished < v_horizon
@@ -397,7 +407,32 @@ begin
         group by p.pipeline
     loop
         v_deleted := v_deleted + rota._purge_rows('stage_runs', 'finished_at',
-            rota.now() - v_keep, max_rows - v_deleted, 'f.pipeline = $4', v_pipeline);
+            least(rota.now() - v_keep, rota._counted_until()), max_rows - v_deleted,
+            'f.pipeline = $4', v_pipeline);
+        exit when v_deleted >= max_rows;
+    end loop;
+    return v_deleted;
+end;
+$$;
+
+/* Delete rows of the statistics that are old, of minutes and hours when they are added up. */
+create or replace function rota._purge_stats(max_rows integer)
+    returns integer language plpgsql as $$
+declare
+    v_keep record;
+    v_deleted integer := 0;
+begin
+    for v_keep in
+        select s.step, least(rota.now() - s.keep, s.added_until) as before
+        from rota.stats_progress as p
+        cross join lateral (
+            values ('minute', interval '2 days', p.hours_until),
+                ('hour', interval '30 days', p.days_until),
+                ('day', interval '400 days', null)
+        ) as s (step, keep, added_until)
+    loop
+        v_deleted := v_deleted + rota._purge_rows('job_stats', 'starts_at', v_keep.before,
+            max_rows - v_deleted, 'f.step = $4', v_keep.step);
         exit when v_deleted >= max_rows;
     end loop;
     return v_deleted;
@@ -442,7 +477,8 @@ declare
     v_partition regclass;
     v_deleted integer;
 begin
-    select t.time_column, t.days, rota.now() - t.keep as before into strict v_table
+    select t.time_column, t.days, least(rota.now() - t.keep, rota._counted_until()) as before
+    into strict v_table
     from rota._partitioned_tables() as t where t.name = _purge_partitions.parent;
     v_deleted := rota._purge_rows(parent || '_default', v_table.time_column, v_table.before,
         max_rows);
@@ -482,7 +518,11 @@ begin
         'limit $2 for update skip locked) as o', partition)
     into v_rows, v_page using v_page, max_rows;
     perform rota._keep_purge(v_scan, v_now, v_from, c_zero + v_page * interval '1 microsecond');
-    execute format('delete from %s as f where f.ctid = any($1)', partition) using v_rows;
+    -- @plpgsql_check_options: security_warnings = off
+    execute rota._removing(
+        (select c.relname::text from pg_class as c where c.oid = partition),
+        format('delete from %s as f where f.ctid = any($1)', partition))
+    using v_rows;
     get diagnostics v_deleted = row_count;
     return v_deleted;
 end;
@@ -563,23 +603,32 @@ begin
 end;
 $$;
 
-/* Drop partitions that lie wholly behind what is kept; returns how many. */
+/* Drop partitions that lie wholly behind what is kept, or archive them; returns how many. */
 create or replace function rota._drop_partitions()
     returns integer language plpgsql as $$
 -- It drops a table, which plpgsql_check does not see in a dynamic statement.
 -- @plpgsql_check_options: performance_warnings = off
 declare
+    v_archive constant text := rota._archive_of('finished_jobs');
+    v_parent text;
     v_partition regclass;
     v_dropped integer := 0;
 begin
-    for v_partition in
-        select p.partition from rota._partitioned_tables() as t
+    for v_parent, v_partition in
+        select t.name, p.partition from rota._partitioned_tables() as t
         cross join lateral rota._old_partitions(t.name, t.days,
-            ((rota.now() - t.keep) at time zone 'UTC')::date) as p (partition)
+            (least(rota.now() - t.keep, rota._counted_until()) at time zone 'UTC')::date)
+            as p (partition)
         limit 20
     loop
         begin
-            execute format('drop table %s', v_partition);
+            if v_archive is null then
+                execute format('drop table %s', v_partition);
+            else
+                execute format('alter table rota.%I detach partition %s', v_parent,
+                    v_partition);
+                execute format('alter table %s set schema %I', v_partition, v_archive);
+            end if;
             v_dropped := v_dropped + 1;
         exception
             when lock_not_available then

@@ -40,6 +40,8 @@ declare
     -- many drivers send a statement, cannot be told from a transaction and is taken for one.
     v_is_alone constant boolean := transaction_timestamp() >= statement_timestamp();
     v_deleted jsonb;
+    v_rows_counted bigint;
+    v_has_uncounted boolean;
 begin
     was_skipped := v_is_alone
         and not pg_try_advisory_xact_lock(hashtextextended('rota.tick', 0))
@@ -72,17 +74,38 @@ begin
             raise warning 'firing failed and will be tried again: %', sqlerrm;
     end;
     begin
+        perform rota._check_breakers();
+    exception
+        when others then
+            raise warning 'breakers failed and will be tried again: %', sqlerrm;
+    end;
+    begin
         checks_done := rota._enter_due(1000) + rota._do_checks(1000);
     exception
         when others then
             raise warning 'pending checks failed and will be tried again: %', sqlerrm;
     end;
+    -- Before retention, which takes nothing away that is not counted.
+    begin
+        select c.rows_counted, c.has_more into v_rows_counted, v_has_uncounted
+        from rota._count_ends(v_is_alone) as c;
+    exception
+        when others then
+            raise warning 'statistics failed and will be tried again: %', sqlerrm;
+    end;
+    begin
+        perform rota._count_jobs(4000);
+    exception
+        when others then
+            raise warning 'counting jobs failed and will be tried again: %', sqlerrm;
+    end;
     begin
         select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
         into v_deleted, partitions_created, partitions_dropped, has_more
         from rota._retain(v_is_alone,
-            num_nulls(jobs_swept, jobs_expired, jobs_fired, checks_done) > 0
-            or greatest(jobs_swept, jobs_expired, jobs_fired, checks_done) > 0) as r;
+            num_nulls(jobs_swept, jobs_expired, jobs_fired, checks_done, v_rows_counted) > 0
+            or greatest(jobs_swept, jobs_expired, jobs_fired, checks_done, v_rows_counted) > 0
+            ) as r;
     exception
         when others then
             raise warning 'retention failed and will be tried again: %', sqlerrm;
@@ -99,7 +122,7 @@ begin
     );
     -- What a part left because it could not do it is not asked for again at once.
     has_more := coalesce(
-        has_more or jobs_swept >= 1000 and rota._has_stale_leases()
+        has_more or v_has_uncounted or jobs_swept >= 1000 and rota._has_stale_leases()
         or jobs_expired >= 1000 and rota._has_expired()
         or jobs_fired >= 1000 and exists (
             select from rota.job_definitions as d where d.next_run_at <= rota.now())
@@ -130,7 +153,8 @@ declare
 begin
     return rota._has_stale_leases() or rota._has_expired() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
-    ) or rota._has_checks(true) or rota._has_later_due() or exists (
+    ) or rota._has_checks(true) or rota._has_later_due() or rota._has_uncounted(true)
+      or exists (select from rota.breakers) or rota._has_count_due() or exists (
         select from rota.maintenance as u join rota.maintenance as r on r.task = 'retention'
         where u.task = 'tick'
           and (r.has_more or u.done_at not between v_now - case

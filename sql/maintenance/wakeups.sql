@@ -323,8 +323,7 @@ begin
     return least(v_next, (
         select min(rota._next_run_at(c.queue, since, v_next))
         from unnest(_next_due_at.queues) as c (queue)
-        left join rota.queues as q on q.queue = c.queue
-        where q.is_paused is not true
+        where not exists (select from rota.pauses) or not rota._is_paused(c.queue, rota.now())
     ));
 end;
 $$;

@@ -33,6 +33,8 @@ create or replace function rota._findings()
     returns table (severity text, finding text, evidence text, remedy text)
     language plpgsql stable as $$
 declare
+    -- What the server counts for itself, and who is connected to it.
+    c_not_of_standby constant text[] := '{workers,horizon,vacuum,notifications}'::text[];
     v_check record;
 begin
     for v_check in
@@ -41,23 +43,33 @@ begin
             ('ticker', 'maintenance is done'),
             ('leases', 'no lease is over'),
             ('workers', 'each worker that has jobs is connected'),
-            ('running_jobs', 'no attempt takes much longer than usual'),
+            ('running_jobs', 'no attempt is over its time limit, or takes unusually long'),
             ('job_types', 'each type that has due jobs has a live worker'),
-            ('queues', 'no queue is paused or late'),
+            ('queues', 'nothing is paused, and no queue is late'),
             ('limits', 'each limit lets something run'),
             ('ordering_keys', 'no ordering key is halted'),
+            ('failures', 'failures are not more than usual'),
+            ('statistics', 'all that ended is counted'),
             ('dead_jobs', 'no job died in the last hour'),
             ('effects', 'of each effect is known whether it happened'),
             ('schedules', 'no schedule is overdue, or disabled by an error'),
             ('horizon', 'nobody keeps vacuum from removing dead rows'),
             ('vacuum', 'all tables are vacuumed and analyzed'),
+            ('indexes', 'no index is much larger than what is in it'),
             ('partitions', 'rows have their partitions'),
             ('notifications', 'the queue of notifications is empty'),
             ('sequences', 'no sequence is near its end'),
             ('versions', 'all workers are of the version of the database'),
-            ('drift', 'all is as it was installed')
+            ('drift', 'all is as it was installed'),
+            ('standby', 'this is no standby')
         ) as c (name, if_ok)
     loop
+        if v_check.name = any(c_not_of_standby) and pg_is_in_recovery() then
+            return query
+            select 'ok', v_check.name, 'this is not to be told on a standby: ask the primary',
+                null::text;
+            continue;
+        end if;
         begin
             return query
             select e.severity, v_check.name, e.evidence, e.remedy
@@ -88,19 +100,37 @@ begin
         when 'limits' then return query select e.* from rota._examine_limits() as e;
         when 'ordering_keys'
             then return query select e.* from rota._examine_ordering_keys() as e;
+        when 'failures' then return query select e.* from rota._examine_failures() as e;
+        when 'statistics' then return query select e.* from rota._examine_statistics() as e;
         when 'dead_jobs' then return query select e.* from rota._examine_dead_jobs() as e;
         when 'effects' then return query select e.* from rota._examine_effects() as e;
         when 'schedules' then return query select e.* from rota._examine_schedules() as e;
         when 'horizon' then return query select e.* from rota._examine_horizon() as e;
         when 'vacuum' then return query select e.* from rota._examine_vacuum() as e;
+        when 'indexes' then return query select e.* from rota._examine_indexes() as e;
         when 'partitions' then return query select e.* from rota._examine_partitions() as e;
         when 'notifications'
             then return query select e.* from rota._examine_notifications() as e;
         when 'sequences' then return query select e.* from rota._examine_sequences() as e;
         when 'versions' then return query select e.* from rota._examine_versions() as e;
         when 'drift' then return query select d.* from rota._drift() as d;
+        when 'standby' then return query select e.* from rota._examine_standby() as e;
         else perform rota._refuse('finding', format('is unknown: %L', finding));
     end case;
+end;
+$$;
+
+/* Not trouble, but what the reader has to know of all other rows. */
+create or replace function rota._examine_standby()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select case when s.behind > interval '5 minutes' then 'warning' else 'ok' end,
+        format('this is a standby%s: its remedies are for the primary',
+            ', ' || rota._span(s.behind) || ' behind or idle'),
+        null::text
+    from (select rota.now() - pg_last_xact_replay_timestamp() as behind) as s
+    where pg_is_in_recovery();
 end;
 $$;
 
@@ -178,21 +208,24 @@ begin
             r.queue, r.locked_by, h.words),
         format('select rota.retry_job(%s, force => true);', r.id)
     from (
-        select j.id, j.queue, j.job_type, j.locked_by, j.started_at from rota.jobs as j
+        select j.id, j.queue, j.job_type, j.locked_by, j.started_at, j.overdue_at,
+            j.locked_until
+        from rota.jobs as j
         where j.status = 'running' and j.locked_until is not null
         order by j.locked_until limit 10000
     ) as r
     cross join lateral (
-        select rota._hung_words(r.queue, r.job_type, r.started_at) as words
-        where r.started_at < rota.now() - interval '5 minutes'
+        select coalesce(rota._overdue_words(r.overdue_at, r.locked_until),
+            rota._hung_words(r.queue, r.job_type, r.started_at)) as words
+        where r.overdue_at < rota.now() or r.started_at < rota.now() - interval '5 minutes'
     ) as h
     where h.words is not null
     order by r.started_at limit 10;
 end;
 $$;
 
-/* The first due jobs of each lane of each queue, 500 of each of the first 200 lanes. */
-create or replace function rota._due_sample()
+/* The first due jobs of each lane of these queues, 500 of each of the first 200 lanes. */
+create or replace function rota._due_sample(queues text[])
     returns table (queue text, id bigint, job_type text, run_at timestamptz)
     language plpgsql stable as $$
 declare
@@ -200,19 +233,21 @@ declare
 begin
     return query
     with recursive lanes as (
-        (
-            select j.queue, coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
-            where j.hold is null and j.status in ('queued', 'failed')
-            order by j.queue, coalesce(j.own_lane, j.priority) limit 1
-        )
+        select q.queue, f.lane
+        from (select distinct n.queue from unnest(_due_sample.queues) as n (queue)) as q
+        cross join lateral (
+            select coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
+            where j.queue = q.queue and j.hold is null and j.status in ('queued', 'failed')
+            order by coalesce(j.own_lane, j.priority) limit 1
+        ) as f
         union all
-        select n.queue, n.lane
+        select l.queue, n.lane
         from lanes as l
         cross join lateral (
-            select j.queue, coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
-            where j.hold is null and j.status in ('queued', 'failed')
-              and (j.queue, coalesce(j.own_lane, j.priority)) > (l.queue, l.lane)
-            order by j.queue, coalesce(j.own_lane, j.priority) limit 1
+            select coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
+            where j.queue = l.queue and coalesce(j.own_lane, j.priority) > l.lane
+              and j.hold is null and j.status in ('queued', 'failed')
+            order by coalesce(j.own_lane, j.priority) limit 1
         ) as n
     )
     select l.queue, d.id, d.job_type, d.run_at
@@ -227,6 +262,77 @@ begin
 end;
 $$;
 
+/* The queues that have jobs which may start; of very many not all. */
+create or replace function rota._ready_queues()
+    returns text[] language plpgsql stable as $$
+begin
+    return array(
+        with recursive queues as (
+            (
+                select j.queue from rota.jobs as j
+                where j.hold is null and j.status in ('queued', 'failed')
+                order by j.queue limit 1
+            )
+            union all
+            select n.queue
+            from queues as q
+            cross join lateral (
+                select j.queue from rota.jobs as j
+                where j.queue > q.queue and j.hold is null and j.status in ('queued', 'failed')
+                order by j.queue limit 1
+            ) as n
+        )
+        select r.queue from queues as r limit 200
+    );
+end;
+$$;
+
+create or replace function rota.untaken_jobs(queues text[])
+    returns table (
+        queue text, job_type text, due_jobs bigint, due_since timestamptz, job_id bigint
+    )
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    perform rota._check_names('queues', queues);
+    perform rota._check_queues('worker', queues);
+
+    return query
+    select u.queue, u.job_type, u.due_jobs, u.due_since, u.job_id
+    from rota._untaken_jobs(untaken_jobs.queues) as u;
+end;
+$$;
+
+comment on function rota.untaken_jobs is
+    'The types that have due jobs in these queues and no live worker that takes them, the '
+    'longest waiting first: how many are due of the first in line, since when, and one of '
+    'them; raises 22023, 42501.';
+
+create or replace function rota._untaken_jobs(queues text[])
+    returns table (
+        queue text, job_type text, due_jobs bigint, due_since timestamptz, job_id bigint
+    )
+    language plpgsql stable as $$
+begin
+    return query
+    select t.queue, t.job_type, t.due_jobs, t.due_since, t.job_id
+    from (
+        select d.queue, d.job_type, count(*) as due_jobs, min(d.run_at) as due_since,
+            min(d.id) as job_id
+        from rota._due_sample(_untaken_jobs.queues) as d group by d.queue, d.job_type
+    ) as t
+    -- It may have come this moment, and a worker just before it.
+    where t.due_since < rota.now() - interval '10 seconds' and not exists (
+        select from rota._live_workers() as w
+        where t.queue = any(w.queues)
+          and (w.job_types is null or t.job_type = any(w.job_types))
+    )
+    order by t.due_since limit 20;
+end;
+$$;
+
 create or replace function rota._examine_job_types()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 declare
@@ -237,20 +343,10 @@ begin
             else 'warning' end,
         format('no live worker takes %s in queue %s: %s due there, the first for %s, such as '
             'job %s. Start a worker with a handler for %s and --queue %s', t.job_type, t.queue,
-            rota._jobs_words(t.jobs, 500), rota._span(c_now - t.due_since), t.job_id,
+            rota._jobs_words(t.due_jobs, 500), rota._span(c_now - t.due_since), t.job_id,
             t.job_type, t.queue),
         format('select * from rota.explain_job(%s);', t.job_id)
-    from (
-        select d.queue, d.job_type, count(*) as jobs, min(d.run_at) as due_since,
-            min(d.id) as job_id
-        from rota._due_sample() as d group by d.queue, d.job_type
-    ) as t
-    where t.due_since < c_now - interval '10 seconds' and not exists (
-        select from rota._live_workers() as w
-        where t.queue = any(w.queues)
-          and (w.job_types is null or t.job_type = any(w.job_types))
-    )
-    order by t.due_since limit 20;
+    from rota._untaken_jobs(rota._ready_queues()) as t;
 end;
 $$;
 
@@ -260,11 +356,9 @@ declare
     c_now constant timestamptz := rota.now();
 begin
     return query
-    select 'warning', format('queue %s is paused: by role %s %s ago%s', q.queue, q.paused_by,
-            rota._span(c_now - q.paused_at),
-            coalesce(', because ' || rota._one_line(q.pause_reason), ', without a reason')),
-        format('select rota.resume_queue(%L);', q.queue)
-    from rota.queues as q where q.is_paused order by q.paused_at limit 20;
+    select 'warning', rota._pause_words(p), rota._resume_statement(p)
+    from rota.pauses as p where p.until is null or p.until > c_now
+    order by p.paused_at limit 20;
 
     return query
     select 'warning', format('queue %s is late: job %s, the oldest of the first in line, has '
@@ -272,7 +366,8 @@ begin
             rota._span(c_now - o.run_at), e.explanation),
         coalesce(e.remedy, format('select * from rota.explain_job(%s);', o.id))
     from (
-        select distinct on (d.queue) d.queue, d.id, d.run_at from rota._due_sample() as d
+        select distinct on (d.queue) d.queue, d.id, d.run_at
+        from rota._due_sample(rota._ready_queues()) as d
         order by d.queue, d.run_at, d.id
     ) as o
     cross join lateral (
@@ -281,7 +376,7 @@ begin
     ) as e
     -- Those are told above, or of the type.
     where o.run_at < c_now - interval '5 minutes'
-      and e.reason not in ('queue_paused', 'no_worker')
+      and e.reason not in ('queue_paused', 'type_paused', 'all_paused', 'no_worker')
     order by o.run_at limit 20;
 end;
 $$;
@@ -320,6 +415,41 @@ begin
 end;
 $$;
 
+create or replace function rota._examine_failures()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('failures of type %s in queue %s rise: %s of %s attempts in the '
+            'last 10 minutes, where %s are usual', r.job_type, r.queue, r.failures, r.attempts,
+            r.usual_failures),
+        format('select * from rota.error_groups where queue = %L and job_type = %L '
+            'order by last_failed_at desc limit 10;', r.queue, r.job_type)
+    from rota.rising_failures() as r limit 10;
+end;
+$$;
+
+create or replace function rota._examine_statistics()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('the statistics know what ended until %s ago, and retention keeps '
+            'what is not counted; a tick counts it', rota._span(rota.now() - p.counted_until)),
+        'select * from rota.tick();'
+    from rota.stats_progress as p
+    where p.counted_until between 'epoch'::timestamptz + interval '1 day'
+        and rota.now() - interval '10 minutes'
+      and rota._first_uncounted(p.counted_until) < rota.now() - interval '10 minutes'
+    union all
+    select 'warning', format('a transaction has ended jobs %s ago or later and is still open: '
+            'they run until it commits, and retention keeps what ended since',
+            rota._span(rota.now() - min(l.since))),
+        'select pid, usename, application_name, xact_start from pg_stat_activity '
+        'where backend_xid = any(array(select xid from rota.late_xids)) order by xact_start;'
+    from rota.late_xids as l where l.until is null
+    having min(l.since) < rota.now() - interval '5 minutes';
+end;
+$$;
+
 /* The newest dead jobs, by their errors; of many the groups are those of the newest 5000. */
 create or replace function rota._examine_dead_jobs()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
@@ -340,7 +470,7 @@ begin
         from (
             select f.id, f.queue, f.job_type, f.error_type, f.last_error, f.finished_at
             from rota.finished_jobs_dead as f
-            where f.finished_at > rota.now() - interval '1 hour'
+            where f.finished_at > rota.now() - interval '1 hour' and f.discarded_at is null
             order by f.finished_at desc limit 5000
         ) as d
         group by 1, 2, 3, 4
@@ -437,6 +567,32 @@ begin
     ) as h
     where coalesce(h.open_for > interval '5 minutes', h.xids >= 100000)
     order by h.xids desc limit 10;
+end;
+$$;
+
+/*
+ * Vacuum gives the pages of an index back to the index and not to the disk, and pages with a
+ * few entries stay.  How many entries there are vacuum has counted.
+ */
+create or replace function rota._examine_indexes()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+begin
+    return query
+    select 'warning', format('index %s takes %s for about %s entries: what scans it reads many '
+            'pages in vain', i.name, pg_size_pretty(i.bytes), i.entries),
+        format('reindex index concurrently %s;', i.name)
+    from (
+        select x.indexrelid::regclass::text as name, pg_relation_size(x.indexrelid) as bytes,
+            c.reltuples::bigint as entries
+        from pg_index as x
+        join pg_class as t on t.oid = x.indrelid
+        join pg_class as c on c.oid = x.indexrelid
+        where t.relnamespace = 'rota'::regnamespace and c.relkind = 'i' and c.relpages >= 0
+    ) as i
+    where i.bytes > 32 * 1024 * 1024 and i.entries >= 0
+      -- An entry takes about 40 to 400 bytes; half of each page may be free in good order.
+      and i.bytes > 1000 * i.entries
+    order by i.bytes desc limit 10;
 end;
 $$;
 

@@ -77,7 +77,8 @@ begin
     join pg_class as c on c.oid = i.indexrelid and not c.relispartition
     where not exists (select from pg_constraint as k where k.conindid = i.indexrelid)
     union all
-    select 'constraint', r.name || '.' || k.conname, pg_get_constraintdef(k.oid)
+    -- Pretty, since a restored dump nests it otherwise.
+    select 'constraint', r.name || '.' || k.conname, pg_get_constraintdef(k.oid, true)
     from relations as r join pg_constraint as k on k.conrelid = r.oid
     where k.contype in ('c', 'u', 'p', 'f', 'x') and k.conislocal
     union all
@@ -134,14 +135,46 @@ begin
 end;
 $$;
 
+/*
+ * Drop the functions of the version before that this one has not: all that the manifest lists
+ * and this transaction has not written.  What others have put into the schema stays.
+ */
+create or replace function rota._drop_leftovers()
+    returns void language plpgsql as $$
+declare
+    v_function record;
+begin
+    for v_function in
+        select p.oid::regprocedure as function
+        from rota.manifest as m
+        join pg_proc as p on p.pronamespace = 'rota'::regnamespace
+          and m.name = format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid))
+        where m.kind in ('function', 'procedure') and m.definition is not null
+          and p.xmin <> pg_current_xact_id()::xid
+    loop
+        execute format('drop routine %s', v_function.function);
+    end loop;
+end;
+$$;
+
 /* After an install: what is there is what belongs there, but for what was out of order. */
 create or replace function rota._keep_manifest()
     returns void language plpgsql as $$
 begin
-    delete from rota.manifest as m where not m.is_drifted;
-    insert into rota.manifest (kind, name, definition)
-    select o.kind, o.name, o.definition from rota._objects() as o
-    on conflict do nothing;
+    with objects as materialized (
+        select o.kind, o.name, o.definition from rota._objects() as o
+    ),
+    gone as (
+        delete from rota.manifest as m
+        where not m.is_drifted and not exists (
+            select from objects as o where o.kind = m.kind and o.name = m.name
+        )
+    )
+    insert into rota.manifest as m (kind, name, definition)
+    select o.kind, o.name, o.definition from objects as o
+    on conflict on constraint manifest_pkey do update
+    set definition = excluded.definition
+    where not m.is_drifted and m.definition is distinct from excluded.definition;
 end;
 $$;
 

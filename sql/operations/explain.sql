@@ -75,10 +75,14 @@ begin
         return query select p.* from rota._explain_place(job) as p;
     end if;
     return query select t.* from rota._explain_ticks() as t;
+    return query
+    select 'standby', 'seen on a standby: who is connected to the primary, and whether another '
+        'transaction has locked the job, is only to be seen there', null::text
+    where pg_is_in_recovery();
 end;
 $$;
 
-/* Not due, or in a paused queue. */
+/* Not due, or paused. */
 create or replace function rota._explain_time(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
@@ -109,11 +113,23 @@ begin
             rota._span(c_now - job.run_at)), 'select * from rota.tick();';
     end if;
     return query
-    select 'queue_paused', format('queue %s is paused: by role %s %s ago%s', q.queue,
-            q.paused_by, rota._span(c_now - q.paused_at),
-            coalesce(', because ' || rota._one_line(q.pause_reason), ', without a reason')),
-        format('select rota.resume_queue(%L);', q.queue)
-    from rota.queues as q where q.queue = job.queue and q.is_paused;
+    select
+            case
+                when p.job_type is not null then 'type_paused'
+                when p.queue is not null then 'queue_paused'
+                else 'all_paused'
+            end,
+        rota._pause_words(p), rota._resume_statement(p)
+    from rota.pauses as p
+    where coalesce(p.queue, job.queue) = job.queue
+      and coalesce(p.job_type, job.job_type) = job.job_type
+      and (p.until is null or p.until > c_now)
+    order by num_nonnulls(p.queue, p.job_type), p.pause_name;
+    if job.hold like 'pause %' and not found then
+        return query
+        select 'needs_tick', 'it was held by a pause that is over: the next tick lets it in',
+            'select * from rota.tick();';
+    end if;
 end;
 $$;
 
@@ -136,7 +152,9 @@ create or replace function rota._explain_limits(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
-    c_hold constant text := case when job.hold not in ('time', 'expired') then job.hold end;
+    c_hold constant text := case
+        when job.hold not in ('time', 'expired') and job.hold not like 'pause %' then job.hold
+    end;
     v_bound rota.limits;
     v_argument text;
     v_free integer;
@@ -419,6 +437,11 @@ begin
                 rota._span(job.locked_until - c_now)),
             format('select rota.retry_job(%s, force => true);', job.id);
     end if;
+    return query
+    select 'overdue', format('%s: %s', c_holder, o.words),
+        format('select rota.retry_job(%s, force => true);', job.id)
+    from (select rota._overdue_words(job.overdue_at, job.locked_until) as words) as o
+    where o.words is not null and job.locked_until >= c_now and not c_is_gone;
     return query
     select 'hung', h.words, format('select rota.retry_job(%s, force => true);', job.id)
     from (select rota._hung_words(job.queue, job.job_type, job.started_at) as words) as h

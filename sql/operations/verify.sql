@@ -242,15 +242,20 @@ begin
         where b.status = 'blocked'
     )) as v;
     return query
-    select v.* from rota._verdict('a job that waits for a limit waits for one that there is',
-        array(
+    select v.* from rota._verdict(
+        'a job that is held waits for a limit or a pause that there is', array(
             select case
-                    when num_nonnulls(l.max_running, l.max_starts) = 0 and not exists (
+                    when num_nonnulls(l.max_running, l.max_starts) = 0 and h.hold <> 'expired'
+                      and not exists (
+                        select from rota.pauses as p
+                        where h.hold = 'pause ' || p.pause_name collate "C"
+                    ) and not exists (
                         select from rota.pending_checks as c
-                        where c.kind = 'limit'
+                        where c.kind = 'pause' and h.hold = 'pause ' || c.subject collate "C"
+                          or c.kind = 'limit'
                           and (c.subject like '%' || h.hold or c.subject like '%:*')
                     )
-                    then format('job %s waits for limit %s, which is not set', h.id, h.hold)
+                    then format('job %s waits for %s, which is not set', h.id, h.hold)
                 end
             from (
                 select i.id, i.hold from rota.jobs as i

@@ -26,43 +26,43 @@ from rota.finished_jobs as f;
 comment on view rota.job_runs is 'Every job, live or ended, one row each, in one shape.';
 
 create or replace view rota.queue_stats as
-select n.queue, coalesce(q.is_paused, false) as is_paused, coalesce(l.ready, 0) as ready,
-    coalesce(l.scheduled, 0) as scheduled, coalesce(l.retrying, 0) as retrying,
-    coalesce(l.running, 0) as running, coalesce(l.blocked, 0) as blocked,
-    coalesce(d.dead, 0) as dead, rota.now() - l.oldest_ready_at as oldest_ready_age,
-    l.next_run_at
+select n.queue, exists (
+        select from rota.pauses as p
+        where p.pause_name in ('all', 'queue ' || n.queue)
+          and (p.until is null or p.until > rota.now())
+    ) as is_paused, coalesce(c.ready, 0) as ready,
+    coalesce(c.scheduled, 0) as scheduled, coalesce(c.retrying, 0) as retrying,
+    coalesce(c.running, 0) as running, coalesce(c.blocked, 0) as blocked,
+    coalesce(c.dead, 0) as dead, rota.now() - c.oldest_ready_at as oldest_ready_age,
+    c.next_run_at, c.counted_at
 from (
+    select
+        j.queue,
+        (sum(j.jobs) filter (where j.status in ('queued', 'failed') and j.is_due))::bigint
+            as ready,
+        (sum(j.jobs) filter (where j.status = 'queued' and not j.is_due))::bigint as scheduled,
+        (sum(j.jobs) filter (where j.status = 'failed' and not j.is_due))::bigint as retrying,
+        (sum(j.jobs) filter (where j.status = 'running'))::bigint as running,
+        (sum(j.jobs) filter (where j.status = 'blocked'))::bigint as blocked,
+        (sum(j.jobs) filter (where j.status = 'dead'))::bigint as dead,
+        min(j.first_run_at) filter (where j.status in ('queued', 'failed') and j.is_due)
+            as oldest_ready_at,
+        min(j.first_run_at) filter (where j.status in ('queued', 'failed') and not j.is_due)
+            as next_run_at,
+        min(j.counted_at) as counted_at
+    from rota.job_counts() as j group by j.queue
+) as c
+full join (
     select q.queue from rota.queues as q
     union
-    select j.queue from rota.jobs as j
-    union
-    select f.queue from rota.finished_jobs_dead as f
-) as n
-left join rota.queues as q on q.queue = n.queue
-left join (
-    select
-        j.queue, count(*) filter (where j.status in ('queued', 'failed') and j.is_due) as ready,
-        count(*) filter (where j.status = 'queued' and not j.is_due) as scheduled,
-        count(*) filter (where j.status = 'failed' and not j.is_due) as retrying,
-        count(*) filter (where j.status = 'running') as running,
-        count(*) filter (where j.status = 'blocked') as blocked,
-        min(j.run_at) filter (where j.status in ('queued', 'failed') and j.is_due)
-            as oldest_ready_at,
-        min(j.run_at) filter (where j.status in ('queued', 'failed') and not j.is_due)
-            as next_run_at
-    from (
-        select i.queue, i.status, i.run_at, i.run_at <= n.now as is_due from rota.jobs as i
-        cross join (select rota.now() as now) as n
-    ) as j
-    group by j.queue
-) as l on l.queue = n.queue
-left join (
-    select f.queue, count(*) as dead from rota.finished_jobs_dead as f group by f.queue
-) as d on d.queue = n.queue;
+    select p.queue from rota.pauses as p where p.queue is not null
+) as s on s.queue = c.queue
+cross join lateral (select coalesce(s.queue, c.queue) as queue) as n;
 
 comment on view rota.queue_stats is
     'One row per queue: how many jobs are ready, scheduled for later, waiting for a retry, '
-    'running, blocked or dead, and how long the oldest ready one has waited.';
+    'running, blocked or dead, and how long the oldest ready one has waited, as job_counts() '
+    'has it.';
 
 create or replace view rota.running_jobs as
 select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
@@ -85,7 +85,7 @@ comment on view rota.stale_jobs is
 
 create or replace view rota.dead_jobs as
 select f.id, f.queue, f.job_type, f.payload, f.attempts, f.max_attempts, f.last_error,
-    f.error_type, f.locked_by, f.created_at, f.failed_at, f.finished_at
+    f.error_type, f.locked_by, f.created_at, f.failed_at, f.finished_at, f.discarded_at
 from rota.finished_jobs_dead as f;
 
 comment on view rota.dead_jobs is
@@ -126,26 +126,36 @@ comment on view rota.error_groups is
     'Failed attempts grouped by what fold_error() makes of the error.';
 
 create or replace view rota.hourly_stats as
-select date_trunc('hour', f.finished_at) as hour, f.queue, f.job_type,
-    count(*) filter (where f.status = 'succeeded') as succeeded,
-    count(*) filter (where f.status = 'dead') as dead,
-    count(*) filter (where f.status = 'cancelled') as cancelled,
-    sum(d.duration) as total_duration, avg(d.duration) as average_duration,
-    max(d.duration) as longest_duration
-from rota.finished_jobs as f
+select date_bin('1 hour', s.starts_at, 'epoch') as hour, s.queue, s.job_type,
+    coalesce(sum(s.total) filter (where s.outcome = 'succeeded'), 0)::bigint as succeeded,
+    coalesce(sum(s.total) filter (where s.outcome = 'dead'), 0)::bigint as dead,
+    coalesce(sum(s.total) filter (where s.outcome = 'cancelled'), 0)::bigint as cancelled,
+    sum(s.total_run) filter (where r.runs > 0) as total_duration,
+    sum(s.total_run) / sum(r.runs)::double precision as average_duration,
+    max(s.longest_run) as longest_duration
+from rota.stats_progress as p
 cross join lateral (
-    -- Nobody holds a job that is cancelled while it waits for its next try.
-    select case when f.locked_by is not null then f.finished_at - f.started_at end as duration
-) as d
+    select h.* from rota.job_stats as h
+    where h.step = 'hour' and h.starts_at >= rota.now() - interval '7 days'
+      and h.starts_at < p.hours_until
+    union all
+    select m.* from rota.job_stats as m
+    where m.step = 'minute' and m.starts_at >= p.hours_until
+) as s
+cross join lateral (
+    select nullif(sum(c.total), 0) as runs from unnest(s.run_counts) as c (total)
+) as r
+where s.outcome <> 'failed'
 group by 1, 2, 3;
 
 comment on view rota.hourly_stats is
-    'Ended jobs by hour of the session''s time zone, queue and job type; durations are of the '
-    'attempts that ended them.';
+    'Ended jobs of the last 7 days by hour, queue and job type, as job_stats() has them; '
+    'durations are of the attempts that ended them.';
 
 create or replace view rota.limit_stats as
-select n.limit_name, l.max_running, coalesce(w.running, 0) as running,
-    coalesce(w.waiting, 0) as waiting, l.max_starts, coalesce(l.per, '1 second') as per,
+select n.limit_name, l.max_running, coalesce(w.running, r.running, 0) as running,
+    coalesce(w.waiting, h.waiting, 0) as waiting, l.max_starts,
+    coalesce(l.per, '1 second') as per,
     coalesce(l.burst, 1) as burst,
     case when l.max_starts is not null then s.next_start_at end as next_start_at
 from (
@@ -190,15 +200,28 @@ left join lateral (
     group by c.burst, c.cell, c.length
 ) as s on l.max_starts is not null
 left join (
-    select k.limit_name, count(*) filter (where j.status = 'running') as running,
-        count(*) filter (where j.status <> 'running') as waiting
-    from rota.jobs as j
+    select k.limit_name,
+        (sum(c.jobs) filter (where c.status = 'running'))::bigint as running,
+        (sum(c.jobs) filter (where c.status <> 'running'))::bigint as waiting
+    from rota.job_counts() as c
     cross join lateral (
-        values ('queue ' || j.queue), ('type ' || j.job_type), ('key ' || j.limit_key)
+        values ('queue ' || c.queue), ('type ' || c.job_type)
     ) as k (limit_name)
-    where j.status = 'running' or j.status in ('queued', 'failed') and j.run_at <= rota.now()
+    where c.status = 'running' or c.status in ('queued', 'failed') and c.is_due
     group by 1
 ) as w on w.limit_name = n.limit_name
+-- Keys may be very many: their jobs are found by indexes, of those that wait up to 1000.
+left join (
+    select 'key ' || j.limit_key as limit_name, count(*) as running from rota.jobs as j
+    where j.status = 'running' and j.locked_until is not null and j.limit_key is not null
+    group by 1
+) as r on r.limit_name = n.limit_name
+left join lateral (
+    select count(*) as waiting
+    from (
+        select from rota.jobs as j where j.hold = n.limit_name and j.hold <> 'time' limit 1000
+    ) as h
+) as h on n.limit_name like 'key %'
 -- Not before the row is chosen: a key with a weight of its own has no other limit.
 where num_nonnulls(l.max_running, l.max_starts) > 0;
 

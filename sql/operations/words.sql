@@ -46,6 +46,37 @@ begin
 end;
 $$;
 
+/* What is paused, by whom and why. */
+create or replace function rota._pause_words(pause rota.pauses)
+    returns text language plpgsql stable as $$
+begin
+    return format('%s paused: by %s %s ago%s%s',
+        case
+            when pause.job_type is not null then format('type %s is%s', pause.job_type,
+                coalesce(' in queue ' || pause.queue, ''))
+            else coalesce('queue ' || pause.queue || ' is', 'all queues are')
+        end,
+        case pause.set_by when 'breaker' then 'the breaker of its retry rules'
+            else 'role ' || pause.paused_by end,
+        rota._span(rota.now() - pause.paused_at),
+        coalesce(', because ' || rota._one_line(pause.reason), ', without a reason'),
+        coalesce(', for another ' || rota._span(pause.until - rota.now()), ''));
+end;
+$$;
+
+/* The statement that ends a pause. */
+create or replace function rota._resume_statement(pause rota.pauses)
+    returns text language plpgsql immutable as $$
+begin
+    return case
+        when pause.job_type is not null then format('select rota.resume_type(%L%s);',
+            pause.job_type, coalesce(', queue => ' || quote_literal(pause.queue), ''))
+        when pause.queue is not null then format('select rota.resume_queue(%L);', pause.queue)
+        else 'select rota.resume_all();'
+    end;
+end;
+$$;
+
 /* How many jobs there are, where they were counted up to so many. */
 create or replace function rota._jobs_words(jobs bigint, counted_to bigint)
     returns text language plpgsql immutable as $$
@@ -112,6 +143,19 @@ begin
     where w.last_seen_at > rota.now() - interval '6 minutes'
       and (w.backend_pid is null or pg_is_in_recovery()
         or exists (select from pg_stat_get_activity(w.backend_pid)));
+end;
+$$;
+
+/* That an attempt is over its time limit; null if it is not. */
+create or replace function rota._overdue_words(overdue_at timestamptz, locked_until timestamptz)
+    returns text language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    return format('its time limit was over %s ago, its worker has been told to stop it, and it '
+            'is taken back in %s at the latest', rota._span(c_now - overdue_at),
+            rota._span(greatest(locked_until - c_now, '0')))
+        where overdue_at < c_now;
 end;
 $$;
 

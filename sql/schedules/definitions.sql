@@ -295,7 +295,7 @@ begin
     end if;
 
     v_fire := rota._free_time(v_definition, v_parsed);
-    v_job_id := nextval('rota.jobs_id_seq');
+    v_job_id := (rota._new_ids(1))[1];
     insert into rota.occurrences (definition, scheduled_for, outcome, job_id, fired_at)
     values (v_definition.name, v_fire, 'fired', v_job_id, rota.now());
     perform rota._make_jobs(array[v_definition.name], array[v_fire], array[v_job_id], true,

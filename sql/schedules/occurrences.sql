@@ -149,6 +149,7 @@ begin
         order by w.scheduled_for, w.name
     ) as p;
 
+    perform rota._guard_ids();
     with new_occurrences as (
         insert into rota.occurrences as f (definition, scheduled_for, outcome, job_id, fired_at)
         select p.name, p.scheduled_for, p.outcome,

@@ -12,16 +12,19 @@ create table rota.configured_names (
 );
 
 comment on table rota.configured_names is
-    'Queues, job types and accesses that a setting, a limit, turns or a grant is for.';
+    'Queues, job types and accesses that a setting, a limit, turns, a pause or a grant is for.';
 comment on column rota.configured_names.name is
     'A queue, or the word type or access, a space and a name.';
-comment on column rota.configured_names.source is 'The table of the setting.';
+comment on column rota.configured_names.source is
+    'The table of the setting; for a pause also its name, since a queue may have several.';
 
 create trigger queues_configured after insert or delete on rota.queues
     for each row execute function rota._list_configured();
 create trigger limits_configured after insert or delete on rota.limits
     for each row execute function rota._list_configured();
 create trigger fair_queues_configured after insert or delete on rota.fair_queues
+    for each row execute function rota._list_configured();
+create trigger pauses_configured after insert or delete on rota.pauses
     for each row execute function rota._list_configured();
 create trigger queue_grants_configured after insert on rota.queue_grants
     for each row execute function rota._list_configured();

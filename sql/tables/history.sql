@@ -51,7 +51,9 @@ create table rota.finished_jobs (
     updated_at timestamptz not null,
     started_at timestamptz,
     finished_at timestamptz not null,
-    result jsonb
+    result jsonb,
+    discarded_at timestamptz,
+    ended_by xid not null default pg_current_xact_id()::xid
 )
 partition by list (status);
 
@@ -76,6 +78,10 @@ comment on table rota.finished_jobs is
     'Jobs that have ended: succeeded, dead or cancelled, until retention drops them.';
 comment on column rota.finished_jobs.locked_by is 'The worker of the last attempt.';
 comment on column rota.finished_jobs.result is 'What finish_job() was given.';
+comment on column rota.finished_jobs.ended_by is
+    'The transaction that wrote the row, by which the statistics find one that commits late.';
+comment on column rota.finished_jobs.discarded_at is
+    'When an operator said that nobody has to look at this dead job any more.';
 comment on table rota.finished_jobs_done is 'Succeeded and cancelled jobs, a partition a day.';
 comment on table rota.finished_jobs_done_default is 'Where a day has no partition.';
 comment on table rota.finished_jobs_dead is 'Dead jobs.';
@@ -92,6 +98,9 @@ create table rota.job_errors (
     error_type text,
     message text not null,
     stack text,
+    run_at timestamptz,
+    ended_by xid not null default pg_current_xact_id()::xid,
+    payload jsonb,
 
     constraint job_errors_message_check check (char_length(message) <= 10000),
     constraint job_errors_stack_check check (char_length(stack) <= 20000)
@@ -107,4 +116,8 @@ create index job_errors_failed_at_idx on rota.job_errors (failed_at);
 comment on table rota.job_errors is 'One row per failed attempt, a partition a week.';
 comment on column rota.job_errors.message is 'Full text of the error, cut to 10000 characters.';
 comment on column rota.job_errors.stack is 'Stack trace, cut to 20000 characters.';
+comment on column rota.job_errors.run_at is 'The time from which the attempt could begin.';
+comment on column rota.job_errors.ended_by is 'As in finished_jobs.';
+comment on column rota.job_errors.payload is
+    'What the attempt was given, if the payload was changed since; else null.';
 comment on table rota.job_errors_default is 'Where a week has no partition.';

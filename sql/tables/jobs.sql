@@ -201,12 +201,13 @@ comment on column rota.idempotency_keys.unique_until is
 comment on column rota.idempotency_keys.source_updated_at is
     'Newest version seen of what the job is about; null if none was given.';
 
+-- No row: a sequence keeps its value also where the transaction that sets it rolls back.
+create sequence rota.id_timeline as integer;
+
+comment on sequence rota.id_timeline is 'The timeline on which ids were given last.';
+
 create table rota.queues (
     queue text primary key,
-    is_paused boolean not null default false,
-    paused_at timestamptz,
-    paused_by text,
-    pause_reason text,
     lease interval,
     time_limit interval,
     max_attempts integer,
@@ -218,7 +219,6 @@ create table rota.queues (
     updated_at timestamptz not null default rota.now(),
 
     constraint queues_queue_check check (octet_length(queue) between 1 and 63),
-    constraint queues_paused_check check (is_paused = (paused_at is not null)),
     constraint queues_lease_check
         check (lease between interval '1 millisecond' and interval '30 days'),
     constraint queues_time_limit_check
@@ -235,7 +235,6 @@ create table rota.queues (
 
 comment on table rota.queues is
     'Settings of queues that differ from the defaults; a queue needs no row to be used.';
-comment on column rota.queues.paused_by is 'The database role that paused the queue.';
 comment on column rota.queues.lease is 'Null means 1 minute.';
 comment on column rota.queues.time_limit is
     'How long an attempt may take where the job does not say it; null means for ever.';
@@ -246,6 +245,32 @@ comment on column rota.queues.keep_finished is
 comment on column rota.queues.keep_dead is 'How long dead jobs are kept; null means 90 days.';
 comment on column rota.queues.ageing is
     'A waiting job gains one priority each time this has passed; null means never.';
+
+create table rota.pauses (
+    pause_name text primary key,
+    queue text,
+    job_type text,
+    set_by text not null default 'operator',
+    paused_at timestamptz not null default rota.now(),
+    paused_by text not null default session_user,
+    reason text,
+    until timestamptz,
+
+    constraint pauses_set_by_check check (set_by in ('operator', 'breaker'))
+);
+
+-- So that a claim asks by index for pauses of its types, whatever is known of the table.
+create index pauses_job_type_idx on rota.pauses (job_type) where job_type is not null;
+
+comment on table rota.pauses is
+    'What is paused: a queue, a job type, in one queue or in all, or everything.';
+comment on column rota.pauses.queue is 'Null means all queues.';
+comment on column rota.pauses.job_type is 'Null means all types.';
+comment on column rota.pauses.set_by is
+    'Whether an operator paused it, or a breaker because too much of it failed.';
+comment on column rota.pauses.paused_by is 'The database role that paused it.';
+comment on column rota.pauses.until is
+    'From then on it is not paused any more; null means until it is resumed.';
 
 create table rota.workers (
     worker text primary key,

@@ -57,6 +57,7 @@ create table rota.stage_runs (
     finished_at timestamptz not null,
     stage_input jsonb,
     result jsonb,
+    ended_by xid not null default pg_current_xact_id()::xid,
 
     constraint stage_runs_pkey primary key (job_id, lease_token)
 );
@@ -74,3 +75,4 @@ comment on column rota.stage_runs.worker is
 comment on column rota.stage_runs.queued_at is 'When the job came to the stage.';
 comment on column rota.stage_runs.started_at is
     'Begin of the latest attempt; null if there was none.';
+comment on column rota.stage_runs.ended_by is 'As in finished_jobs.';

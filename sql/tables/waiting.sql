@@ -45,7 +45,8 @@ create table rota.pending_checks (
     updated_at timestamptz not null default rota.now(),
 
     constraint pending_checks_kind_check
-        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'queue', 'schedule'))
+        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'queue', 'schedule',
+            'pause'))
 )
 with (
     -- Every check leaves a dead row, however few wait.
@@ -63,8 +64,8 @@ comment on table rota.pending_checks is
     'What maintenance has to look at again, because a transaction that made it possible could '
     'not see what another did.';
 comment on column rota.pending_checks.subject is
-    'By kind: an ordering key, a job''s id, a parent''s id, a limit or a schedule''s name; '
-    'behind an id the position that the check has come to.';
+    'By kind: an ordering key, a job''s id, a parent''s id, or the name of a limit, a schedule '
+    'or a pause; behind an id the position that the check has come to.';
 comment on column rota.pending_checks.due_at is 'The smallest value means at once.';
 comment on column rota.pending_checks.deferrals is
     'How often it could not be decided and was deferred.';

@@ -11,8 +11,11 @@
  * The file ends with its own row for upgrade_log.  A fresh install creates the tables as they
  * are now and writes the rows of all steps.  What is out of order before the steps is not taken
  * for right after them (operations/drift.sql): a step that mends such an object deletes its row
- * of the manifest.  There are no steps yet; the check below only
- * makes sure that the schema found is rota's, and the installer's.
+ * of the manifest.  There are no steps yet.
+ *
+ * Before them the check below makes sure that the schema found is rota's and the installer's,
+ * and of a version that these steps start from.  Older files than what is installed are refused
+ * by refuse_downgrade.sql, since only they know that they are older.
  */
 
 do $$
@@ -37,7 +40,15 @@ begin
             message = format('rota belongs to role %s, and you are %I', v_owner, current_user),
             hint = format('Install as that role: PGOPTIONS="-c role=%s" psql -f install.sql',
                 v_owner);
+    elsif rota.version() = '0.1.0' then
+        raise exception using
+            errcode = 'feature_not_supported',
+            message = 'what is installed is neither 0.1.0 nor 0.2.0, but a state in between',
+            hint = 'Nothing upgrades it.  Install into a new database, or uninstall it first.';
     end if;
+    -- An upgrade may have been interrupted before its last step.
+    drop schema if exists rota_0_1_0 cascade;
+    perform set_config('rota.installed_version', rota.version(), true);
     perform rota._note_drift();
 end;
 $$;

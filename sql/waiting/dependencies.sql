@@ -432,7 +432,7 @@ begin
         order by f.id
     loop
         begin
-            perform rota._revive(v_child_id);
+            perform rota._revive(array[v_child_id]);
             perform rota._add_checks('retry', array[v_child_id || ' 0']);
         exception
             when sqlstate 'RT007' or sqlstate 'RT014' then

@@ -121,7 +121,7 @@ begin
         elsif v_room > 0 then
             v_room := v_room - (
                 select count(*)::integer from rota.jobs as j
-                where j.id between v_ids[1] - 1000 and v_ids[1] - 1
+                where j.id between v_ids[1] - 1000 * rota._id_step() and v_ids[1] - 1
                   and j.job_type = _hold_new.job_type
                   and j.status = any('{queued,failed}'::text[]) and coalesce(j.hold, '') = ''
             );

@@ -166,7 +166,7 @@ create or replace function rota._end_stages(
 )
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_now constant timestamptz := rota.now();
+    v_now timestamptz;
     v_ids bigint[];
     v_stages text[];
     v_entering bigint[];
@@ -204,9 +204,10 @@ begin
         attempts, worker, queued_at, started_at, finished_at, stage_input, result)
     select j.id, j.lease_token, j.pipeline, j.stage, _end_stages.new_status, j.queue,
         j.job_type, j.attempts, j.locked_by, coalesce(j.stage_queued_at, j.created_at),
-        j.started_at, v_now, j.stage_input,
+        j.started_at, (select rota.now()), j.stage_input,
         nullif(_end_stages.results -> (array_position(_end_stages.job_ids, j.id) - 1), 'null')
     from rota.jobs as j where j.id = any(v_ids) on conflict do nothing;
+    v_now := rota.now();
 
     if v_entering is not null then
         v_held_limits := array(
@@ -300,7 +301,7 @@ begin
             error_type = null, failed_at = null
         where f.id = v_job.id and f.lease_token = v_job.lease_token;
         if found then
-            perform rota._revive(v_job.id);
+            perform rota._revive(array[v_job.id]);
             return v_job.id;
         end if;
     end loop;

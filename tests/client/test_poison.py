@@ -163,6 +163,27 @@ def test_a_thread_that_cannot_be_started_fails_its_job(
     assert status(job_id) == "failed"
 
 
+def test_an_end_that_cannot_be_put_down_keeps_no_lease(
+    client: Client,
+    background: Callable[..., BackgroundWorker],
+    status: Status,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error of the worker itself: its heartbeats leave the job to the next sweep."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("rota.worker.completer.Completer.put", refuse)
+    registry = Registry()
+    registry.add("work", lambda job: None)
+    job_id = client.enqueue("work", max_attempts=1, lease=timedelta(seconds=1)).job_id
+
+    background(registry)
+
+    wait_until(lambda: status(job_id) == "dead", "the end of its lease")
+
+
 class Fickle(Mapping[str, int]):
     """Can be listed once."""
 

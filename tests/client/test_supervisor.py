@@ -19,10 +19,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from rota import Client, Job, Registry, Worker
+from rota import Client, Job, Registry, RotaError, Worker
 from rota.worker.worker import run_together
 from support.waiting import wait_until
 from support.workers import BackgroundWorker, WorkerProcess
+
+pytestmark = pytest.mark.slow
 
 Start = Callable[..., WorkerProcess]
 Run = Callable[..., str]
@@ -375,8 +377,31 @@ def test_a_worker_tells_that_the_database_has_another_version(
     registry = Registry()
     registry.add("plain", lambda job: None)
     Worker(dsn, registry).run(drain=True)
-    assert "install the newer one" not in caplog.text
+    assert "upgrade the worker" not in caplog.text
 
-    monkeypatch.setattr("rota.worker.worker.__version__", "9.9.9")
+    monkeypatch.setattr("rota.worker.worker.__version__", "0.1.9")
+    db.execute(
+        "create or replace function rota._check_client(version text) returns void"
+        " language sql as ''"
+    )
     Worker(dsn, registry).run(drain=True)
-    assert "and this worker 9.9.9: install the newer one on both" in caplog.text
+    assert "and this worker 0.1.9: upgrade the worker" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "text"),
+    [
+        ("9.9.9", RotaError, "and this worker needs 9.9.9: upgrade the database first"),
+        ("0.1.0", psycopg.errors.FeatureNotSupported, "this database needs 0.2.0 or newer"),
+    ],
+)
+def test_a_worker_and_a_database_that_do_not_go_together_say_so_at_the_start(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, version: str, error: type[Exception], text: str
+) -> None:
+    registry = Registry()
+    registry.add("plain", lambda job: None)
+    monkeypatch.setattr("rota.worker.worker.__version__", version)
+    monkeypatch.setattr("rota.worker.maintenance.__version__", version)
+
+    with pytest.raises(error, match=text):
+        Worker(dsn, registry).run(drain=True)

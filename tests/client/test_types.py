@@ -207,28 +207,28 @@ async def produce_in_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "uses", [USES, TASKS, CONNECTIONS], ids=["handlers", "tasks", "connections"]
-)
-def test_mypy_refuses_wrong_uses_and_takes_right_ones(uses: str, tmp_path: Path) -> None:
+def test_mypy_refuses_wrong_uses_and_takes_right_ones(tmp_path: Path) -> None:
+    uses = {"handlers": USES, "tasks": TASKS, "connections": CONNECTIONS}
+
     assert_refused(uses, tmp_path, "mypy", "--strict", "--cache-dir", ".")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("uses", [TASKS, CONNECTIONS], ids=["tasks", "connections"])
-def test_pyright_refuses_wrong_uses_and_takes_right_ones(uses: str, tmp_path: Path) -> None:
+def test_pyright_refuses_wrong_uses_and_takes_right_ones(tmp_path: Path) -> None:
     (tmp_path / "pyrightconfig.json").write_text(PYRIGHT_SETTINGS)
+    uses = {"tasks": TASKS, "connections": CONNECTIONS}
 
     assert_refused(uses, tmp_path, "pyright", "--pythonpath", sys.executable)
 
 
-def assert_refused(uses: str, directory: Path, *checker: str) -> None:
-    """Run a type checker: it must refuse the wrong lines and no other."""
-    (directory / "uses.py").write_text(uses)
+def assert_refused(uses: dict[str, str], directory: Path, *checker: str) -> None:
+    """Run a type checker once on all files: it must refuse the wrong lines and no other."""
+    for name, text in uses.items():
+        (directory / f"{name}.py").write_text(text)
     source = str(Path(rota.__file__).parents[1])
 
     done = subprocess.run(
-        [sys.executable, "-m", *checker, "uses.py"],
+        [sys.executable, "-m", *checker, *(f"{name}.py" for name in uses)],
         cwd=directory,
         env={**os.environ, "MYPYPATH": source, "PYTHONPATH": path_with(source)},
         check=False,
@@ -236,9 +236,13 @@ def assert_refused(uses: str, directory: Path, *checker: str) -> None:
         text=True,
     )
 
-    told = {int(line) for line in re.findall(r"uses\.py:(\d+):.*\berror\b", done.stdout)}
-    wrong = {n for n, line in enumerate(uses.splitlines(), 1) if line.endswith("# wrong")}
-    assert told == wrong, done.stdout
+    found = re.findall(r"(\w+)\.py:(\d+):.*\berror\b", done.stdout)
+    assert {(name, int(line)) for name, line in found} == {
+        (name, number)
+        for name, text in uses.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.endswith("# wrong")
+    }, done.stdout
 
 
 def path_with(source: str) -> str:

@@ -21,7 +21,7 @@ from faults.pooler import find_pgbouncer
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 from rota.worker import notifier
 from rota.worker.fetcher import Poller
-from rota.worker.notifier import Place
+from rota.worker.notifier import Notifier, Place
 from support.waiting import wait_until
 from support.workers import BackgroundWorker
 
@@ -33,7 +33,7 @@ NEVER = 3600.0
 HELD = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1919907936"
 LISTENERS = "select pid from pg_stat_activity where application_name = 'rota notifier'"
 
-pytestmark = pytest.mark.own_session
+pytestmark = [pytest.mark.own_session, pytest.mark.slow]
 
 
 class Starts:
@@ -223,6 +223,28 @@ def test_listener_comes_back_when_its_session_is_ended(
     client.enqueue("t")
 
     wait_until(lambda: starts.at, "the start")
+
+
+def test_listener_comes_back_whatever_it_raises(
+    client: Client, db: Db, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve, failures = Notifier._serve, []
+
+    async def fail_once(self: Notifier, connection: Any) -> None:
+        if not failures:
+            failures.append(RuntimeError("no"))
+            raise failures[0]
+        await serve(self, connection)
+
+    monkeypatch.setattr(Notifier, "_serve", fail_once)
+    starts = Starts()
+    background(starts.registry, poll_interval=NEVER)
+
+    wait_for_sleepers(db, 1)
+    client.enqueue("t")
+
+    wait_until(lambda: starts.at, "the start")
+    assert failures
 
 
 class Proxy:

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -157,3 +157,33 @@ def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.messages) == 2
     state.lost(LOST, time.monotonic())
     assert len(caplog.messages) == 3
+
+
+def test_a_worker_warns_once_of_due_jobs_that_no_worker_takes(
+    client: Client,
+    background: Background,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rota.worker.maintenance.LOOK_INTERVAL", 0.05)
+    registry = Registry()
+    registry.add("mail", lambda job: None)
+    ago = datetime.now(UTC) - timedelta(minutes=1)
+    first = client.enqueue("charge", run_at=ago).job_id
+    client.enqueue("charge", run_at=ago + timedelta(seconds=1))
+    client.enqueue("mail", run_at=ago)
+    client.enqueue("charge", queue="others", run_at=ago)
+
+    def warnings() -> list[str]:
+        return [text for text in caplog.messages if text.startswith("no live worker takes")]
+
+    background(registry)
+    wait_until(warnings)
+    client.enqueue("refund", run_at=ago)
+    wait_until(lambda: len(warnings()) == 2)
+
+    assert [text.partition(":")[0] for text in warnings()] == [
+        "no live worker takes charge in queue default",
+        "no live worker takes refund in queue default",
+    ]
+    assert warnings()[0].endswith(f"such as job {first}")

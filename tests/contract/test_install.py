@@ -13,6 +13,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+pytestmark = pytest.mark.slow
+
 Dump = Callable[[str], str]
 
 

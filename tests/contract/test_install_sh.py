@@ -206,16 +206,22 @@ def test_with_roles_creates_the_four_roles(
 ) -> None:
     name = str(conninfo_to_dict(empty)["dbname"])
 
-    first = install_sh("-d", server.url(name), "--with-roles")
-    second = install_sh("-d", server.url(name), "--with-roles")
+    wanted = ["rota_observer", "rota_operator", "rota_producer", "rota_worker"]
+    try:
+        first = install_sh("-d", server.url(name), "--with-roles")
+        second = install_sh("-d", server.url(name), "--with-roles")
+        rows = admin.execute(
+            "select rolname from pg_roles where rolname like 'rota\\_%' and not rolcanlogin"
+            " order by 1"
+        ).fetchall()
+    finally:
+        # The server is that of the tests behind this one, too.
+        with psycopg.connect(server.url(name), autocommit=True) as connection:
+            for role in wanted:
+                connection.execute(f"drop owned by {role}; drop role {role}".encode())
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    rows = admin.execute(
-        "select rolname from pg_roles where rolname like 'rota\\_%' and not rolcanlogin"
-        " order by 1"
-    ).fetchall()
-    roles = [row[0] for row in rows]
-    assert roles == ["rota_observer", "rota_operator", "rota_producer", "rota_worker"]
+    assert [row[0] for row in rows] == wanted
 
 
 def test_print_grants_prints_statements_that_work(

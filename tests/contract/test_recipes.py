@@ -12,7 +12,7 @@ import pytest
 
 from contract.test_docs import BLOCK, ROOT
 
-pytestmark = [pytest.mark.plain_session, pytest.mark.own_session]
+pytestmark = [pytest.mark.plain_session, pytest.mark.own_session, pytest.mark.slow]
 
 DOCS = ROOT / "python_client/docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))

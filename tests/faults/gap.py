@@ -28,13 +28,6 @@ class Difference(NamedTuple):
     after: Row | None
 
 
-class Gap(NamedTuple):
-    """What a promotion changed, and the ids that were given out before and after it."""
-
-    differences: list[Difference]
-    reused: range
-
-
 def differences(before: Path, after: Path) -> list[Difference]:
     """Compare two folders with a dump each."""
     old, new = _rows(before), _rows(after)
@@ -83,16 +76,13 @@ class Told:
         return is_undone and old == new and old in self.ended[job_id]
 
 
-def judge_gap(gaps: list[Gap], history: Path, context: Context) -> tuple[set[int], list[str]]:
-    """Return the jobs that lost what was told, and who of them was not found, or who else was.
-
-    An id of the gap may be that of another job now: its history is that of two, and what is
-    said of it may be wrong, but nothing need be.
-    """
-    told, found = Told(history), [each for gap in gaps for each in gap.differences]
-    reused = {job_id for gap in gaps for job_id in gap.reused}
-    lost = {each.job_id for each in found if told.has_lost(each)} - reused
-    excused = reused | {each.job_id for each in found}
+def judge_gap(
+    found: list[Difference], history: Path, context: Context
+) -> tuple[set[int], list[str]]:
+    """Return the jobs that lost what was told, and which were not found, or which else were."""
+    told = Told(history)
+    lost = {each.job_id for each in found if told.has_lost(each)}
+    excused = {each.job_id for each in found}
     subjects = [SUBJECT.fullmatch(violation.subject) for violation in context.violations]
     named = {int(match[1]) for match in subjects if match}
     problems = [f"job {job_id} lost what was told, unseen" for job_id in sorted(lost - named)]

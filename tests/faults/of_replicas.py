@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from faults.gap import Gap, differences, judge_gap
+from faults.gap import Difference, differences, judge_gap
 from faults.scene import Scene, fault
 from faults.server import Server, free_port
 from history.context import Context
@@ -81,6 +81,8 @@ def tell_the_gap(scene: Scene, context: Context) -> list[str]:
     """Judge by the rows that are missing."""
     lost, problems = judge_gap(scene.found, scene.history, context)
     scene.counts["jobs that lost what was told"] = len(lost)
+    if twice := scene.counts["ids given twice"]:
+        problems.append(f"{twice} ids were given to two jobs")
     return problems
 
 
@@ -94,12 +96,13 @@ def promote_asynchronous(scene: Scene) -> None:
             load.pause(scene.dice.uniform(1.5, 3.0))
             pair.cut()
             load.pause(0.3)
-            scene.found.append(_promote(scene, pair, number))
+            scene.found += _promote(scene, pair, number)
             pair.follow()
-    scene.counts["jobs in the gaps"] = sum(len(gap.differences) for gap in scene.found)
+    scene.counts["jobs in the gaps"] = len(scene.found)
+    scene.counts["ids given twice"] = _given_twice(scene, pair.primary)
 
 
-def _promote(scene: Scene, pair: Pair, number: int) -> Gap:
+def _promote(scene: Scene, pair: Pair, number: int) -> list[Difference]:
     folders = [scene.folder / f"{name}-{number}" for name in ("before", "after")]
     for folder in folders:
         folder.mkdir()
@@ -107,14 +110,14 @@ def _promote(scene: Scene, pair: Pair, number: int) -> Gap:
         old.start()
         dump(old.url(), folders[0])
         dump(pair.primary.url(), folders[1])
-        reused = range(_last_id(pair.primary) + 1, _last_id(old) + 1)
-    return Gap(differences(*folders), reused)
+    return differences(*folders)
 
 
-def _last_id(server: Server) -> int:
-    name = "pg_get_serial_sequence('rota.jobs', 'id')::regclass"
+def _given_twice(scene: Scene, server: Server) -> int:
+    """Count the ids of jobs that were lost as a whole, and are there again."""
+    lost = [each.job_id for each in scene.found if each.after is None]
     with psycopg.connect(server.url()) as db:
         row = db.execute(
-            f"select coalesce(pg_sequence_last_value({name}), 0)".encode()
+            "select count(distinct id) from rota.job_runs where id = any(%s)", (lost,)
         ).fetchone()
     return int(row[0]) if row else 0

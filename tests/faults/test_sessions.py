@@ -164,6 +164,12 @@ def test_no_other_function_takes_an_advisory_lock(
         "_take_listen_slots",
         "_held_locks",
         "_give_up",
+        "_leap",
+        "_archive_jobs",
+        "_hold_result_locks",
+        "_holds_result_lock",
+        "_give_up_result_locks",
+        "_notify_results",
     }
 
 

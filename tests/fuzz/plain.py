@@ -44,6 +44,32 @@ SOON = (
 )
 PLAIN: dict[str, list[str]] = {
     "access": texts("producer", "worker", "operator", "observer"),
+    "act": texts(
+        *("retry", "cancel", "discard", "reschedule", "set_priority", "move", "purge", "erase")
+    ),
+    "after_id": numbers(0, 5, 1000),
+    "arguments": jsons(
+        *("{}", '{"reason": "because"}', '{"merge": {"a": 2}}', '{"max_attempts": 3}'),
+        *('{"payload": [1]}', '{"priority": 7}', '{"queue": "slow"}', '{"delay": "1 hour"}'),
+        *('{"run_at": "2026-01-12T10:00:00Z"}', '{"delay": "1"}', '{"priority": 1e400}'),
+        *('{"merge": {"a": "\\ud83d\\ude00"}}', '{"max_attempts": "3"}', '{"queue": null}'),
+    ),
+    "filter": jsons(
+        *(
+            '{"all": true}',
+            '{"ids": [1, 2, 3, 7, 14]}',
+            '{"queue": "mail"}',
+            '{"status": "dead"}',
+        ),
+        *('{"job_type": "x"}', '{"error": "it broke"}', '{"payload": {"a": 1}}'),
+        *(
+            '{"older_than": "0", "status": ["failed", "dead"]}',
+            '{"ids": [1e400]}',
+            '{"ids": 1}',
+        ),
+        *('{"newer_than": "99999999999 years"}', '{"status": [null]}', '{"ids": [0]}'),
+        *('{"idempotency_key": "k", "headers": {"a": "b"}}', '{"status": {"a": 1}}'),
+    ),
     "ageing": spans("1 minute"),
     "backoff": jsons(*BACKOFFS),
     "burst": numbers(1, 20),

@@ -48,6 +48,8 @@ def dump(url: str, folder: Path | str, *, is_drained: bool = False) -> Path:
     )
     part = path.with_suffix(".part")
     with psycopg.connect(url, autocommit=True, row_factory=dict_row) as db, part.open("w") as f:
+        if is_drained and _columns(db, "stats_progress"):
+            _count_what_ended(db)
         number = int(path.stem.partition("-")[2])
         tables = [table for table in TABLES if _columns(db, table)]
         now = both_clocks()
@@ -57,6 +59,15 @@ def dump(url: str, folder: Path | str, *, is_drained: bool = False) -> Path:
         f.write(json.dumps(end) + "\n")
     part.rename(path)
     return path
+
+
+def _count_what_ended(db: psycopg.Connection[dict[str, Any]]) -> None:
+    """Let a tick count at once what it would count in ten seconds."""
+    db.execute("update rota.stats_progress set sampled_at = '-infinity'")
+    while (row := db.execute("select has_more from rota.tick()").fetchone()) and row[
+        "has_more"
+    ]:
+        pass
 
 
 def _columns(db: psycopg.Connection[dict[str, Any]], table: str) -> list[str]:

@@ -211,7 +211,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     "cancel": {"pick": PICKS, "reason": [None, None, *ERRORS]},
     "change": {"pick": PICKS, "change": CHANGES},
     "brake": {
-        "function": ["resume_queue", "pause_queue"],
+        "function": ["resume_queue", "resume_all", "pause_queue", "pause_all"],
         "queue": QUEUES,
         "reason": [None, None, *ERRORS],
     },

@@ -15,6 +15,7 @@ def differences(model: Timetable, shown: dict[str, Rows]) -> list[str]:
         ],
         "job_errors": [[*ref, *row] for ref, row in model.errors.items()],
         "queues": [[*vars(queue).values()] for _, queue in model.queues.items()],
+        "pauses": [[queue or "", *row] for queue, row in model.pauses.items()],
         "job_definitions": [[*vars(its).values()] for _, its in model.schedules.items()],
         "halted_keys": [[key, *row] for key, row in model.halted.items()],
         "dependencies": [

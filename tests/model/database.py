@@ -23,10 +23,10 @@ from support.clock import now_is
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EMPTIED = (
-    *("jobs", "finished_jobs", "job_errors", "queues", "idempotency_keys"),
+    *("jobs", "finished_jobs", "job_errors", "queues", "pauses", "idempotency_keys"),
     *("pending_checks", "limits", "limit_slots", "limit_parts", "limit_starts", "fair_queues"),
     *("job_definitions", "occurrences", "halted_keys", "effects", "dependencies"),
-    *("pipeline_stages", "stage_runs"),
+    *("pipeline_stages", "stage_runs", "restored_ends", "audit_log"),
 )
 # Claims leave hints in settings of their session, and each example shall be the same again.
 SETTINGS = "set client_min_messages = error; set jit = off; set synchronous_commit = off"
@@ -56,9 +56,8 @@ SHOWN = {
         r.job_id, r.lease_token, r.attempt, r.worker, {started_at}, {failed_at}, r.error_type,
         split_part(r.message, ' neither', 1)
     """,
-    "queues": """
-        r.queue, r.is_paused, {paused_at}, r.pause_reason, {lease}, r.max_attempts, r.backoff
-    """,
+    "queues": "r.queue, {lease}, r.max_attempts, r.backoff",
+    "pauses": "coalesce(r.queue, ''), {paused_at}, r.reason",
     "job_definitions": """
         r.name, r.schedule, r.job_type, r.catch_up, r.overlap, {anchored_at}, r.is_enabled,
         {next_run_at}, {last_run_at}, r.last_job_id
@@ -102,6 +101,7 @@ ANSWERS = {
     "tick": "r.jobs_fired, r.jobs_swept",
     **dict.fromkeys(
         ("set_progress", "set_priority", "set_queue", "pause_queue", "resume_queue",
+         "pause_all", "resume_all",
          "unschedule_job", "withdraw_effect", "disable_schedule", "define_pipeline",
          "drop_pipeline", "set_limit"),
         "null",
@@ -162,7 +162,7 @@ class Database:
     def empty(self) -> None:
         """Let nothing be left of the example before but the numbers of the ids."""
         self.rollback()
-        self._run(f"reset all; {SETTINGS}; select model.empty()")
+        self._run(f"reset all; {SETTINGS}; set model.now = 0; select model.empty()")
         self.shown = {table: [] for table in SHOWN}
         self.examples += 1
         if self.examples % 20 == 0:

@@ -242,8 +242,10 @@ class Machine(RuleBasedStateMachine):
         self.play(function, job_id=self.job(pick), **change)
 
     def brake(self, function: str, queue: str, reason: str | None) -> None:
-        given = {"reason": reason} if function == "pause_queue" else {}
-        self.play(function, queue=queue, **given)
+        given = {"reason": reason} if function.startswith("pause") else {}
+        if function.endswith("queue"):
+            given["queue"] = queue
+        self.play(function, **given)
 
     def set_queue(self, settings: dict[str, Any], queue: str, reset: bool) -> None:
         self.play("set_queue", queue=queue, **settings, reset=reset)

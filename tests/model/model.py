@@ -43,7 +43,7 @@ class Model(Keys):
             for job in self.jobs.values()
             if job.status in ("queued", "failed") and job.run_at <= self.now
             and job.queue in queues and (job_types is None or job.job_type in job_types)
-            and not (job.queue in self.queues and self.queues[job.queue].is_paused)
+            and not self.pauses.keys() & {job.queue, None}
         ]  # fmt: skip
         due.sort(key=lambda job: (job.priority, job.run_at, job.id))
         chosen = self._choose(due, max_jobs)

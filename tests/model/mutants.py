@@ -46,8 +46,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     "a cancel that nobody minds": [("_fail_running", CANCELLED, "if false then")],
     "a delay beyond its cap": [("_backoff", "v_cap / (1 + v_jitter)", "v_cap")],
     "a queue whose pause is not looked for": [
-        ("_lock_head", "(q.is_paused or q.ageing is not null)", "q.ageing is not null"),
-        ("_open_queues", "where q.is_paused is not true", ""),
+        ("_is_paused", "p.pause_name in ('all', 'queue ' || _is_paused.queue)", "false"),
     ],
     "a job before its time": [
         (

@@ -89,20 +89,28 @@ class Operated(Limits):
         return [[None]]
 
     def pause_queue(self, queue: str, reason: str | None = None) -> Rows:
-        its = self._known(queue)
-        self.queues[queue] = its
-        its.is_paused, its.paused_at = True, its.paused_at or self.now
-        its.pause_reason = reason or its.pause_reason
-        return [[None]]
+        self._check_known(queue)
+        return self._pause(queue, reason)
 
     def resume_queue(self, queue: str) -> Rows:
-        its = self._known(queue)
-        its.is_paused, its.paused_at, its.pause_reason = False, None, None
+        self._check_known(queue)
+        self.pauses.pop(queue, None)
         return [[None]]
 
-    def _known(self, queue: str) -> Queue:
-        if queue not in self.queues and not any(
+    def pause_all(self, reason: str | None = None) -> Rows:
+        return self._pause(None, reason)
+
+    def resume_all(self) -> Rows:
+        self.pauses.pop(None, None)
+        return [[None]]
+
+    def _pause(self, queue: str | None, reason: str | None) -> Rows:
+        since, old_reason = self.pauses.get(queue, [self.now, None])
+        self.pauses[queue] = [since, reason or old_reason]
+        return [[None]]
+
+    def _check_known(self, queue: str) -> None:
+        if not self.queues.keys() | self.pauses.keys() >= {queue} and not any(
             job.is_live and job.queue == queue for job in self.jobs.values()
         ):
             raise Refused("RT004")
-        return self.queues.get(queue) or Queue(queue)

@@ -73,9 +73,6 @@ class Queue:
     """A row of queues."""
 
     queue: str
-    is_paused: bool = False
-    paused_at: int | None = None
-    pause_reason: str | None = None
     lease: int | None = None
     max_attempts: int | None = None
     backoff: Any = None

@@ -26,6 +26,7 @@ class Waiting:
         self.jobs: dict[int, Job] = {}
         self.errors: dict[tuple[int, int], list[Any]] = {}
         self.queues: dict[str, Queue] = {}
+        self.pauses: dict[str | None, list[Any]] = {}  # of a queue, or of all: since when, why
         # Of a key and what it belongs to: job, unique_until, newest version.
         self.memory: dict[Any, list[Any]] = {}
         self.halted: dict[str, list[Any]] = {}  # of an ordering key: its dead job, since when

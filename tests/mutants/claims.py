@@ -203,14 +203,66 @@ CLAIMS = (
     mutant(
         "claim-from-a-paused-queue",
         "A paused queue goes on.",
-        "sql/jobs/test_queues.py",
-        sql("jobs/claim", "where q.is_paused is not true", "where true"),
+        "sql/jobs/test_pauses.py",
+        sql("jobs/claim", "or not rota._is_paused(c.queue, due)", "or true"),
     ),
     mutant(
         "claim-with-a-hint-from-a-paused-queue",
         "A paused queue goes on for who has a hint.",
-        "sql/jobs/test_scan_start.py sql/jobs/test_queues.py",
-        sql("jobs/claim", "(q.is_paused or q.ageing", "(q.ageing"),
+        "sql/jobs/test_scan_start.py sql/jobs/test_pauses.py",
+        sql(
+            "jobs/claim",
+            "if v_has_pauses and rota._is_paused(",
+            "if false and rota._is_paused(",
+        ),
+    ),
+    mutant(
+        "claim-of-a-paused-type",
+        "A job type that is paused goes on.",
+        "sql/jobs/test_pauses.py",
+        sql("jobs/claim", "if v_has_pauses then", "if false then"),
+    ),
+    mutant(
+        "claim-with-a-hint-of-a-paused-type",
+        "A job type that is paused goes on for who has a hint.",
+        "sql/jobs/test_pauses.py",
+        sql("jobs/claim", "                or v_has_pauses\n", "                or false\n"),
+    ),
+    mutant(
+        "pause-without-end",
+        "A pause whose time is over stops claims until a tick deletes it.",
+        "sql/jobs/test_pauses.py",
+        sql(
+            "jobs/pauses",
+            "p.until is null or p.until > _is_paused.due",
+            "true",
+        ),
+    ),
+    mutant(
+        "pause-of-a-type-without-end",
+        "A claim holds jobs although the pause of their type is over.",
+        "sql/jobs/test_pauses.py",
+        sql(
+            "jobs/pauses",
+            "p.until is null or p.until > _hold_paused.due",
+            "true",
+        ),
+    ),
+    mutant(
+        "held-by-a-pause-without-a-check",
+        "A claim that does not see a pause end holds jobs for ever.",
+        "sql/jobs/test_pauses.py",
+        sql(
+            "jobs/pauses",
+            "perform rota._add_checks('pause', array[v_pause.pause_name]);\n        held",
+            "held",
+        ),
+    ),
+    mutant(
+        "breaker-over-operator",
+        "A breaker gives an end to the pause of an operator.",
+        "sql/jobs/test_pauses.py",
+        sql("jobs/pauses", "where excluded.set_by = 'operator' or p.set_by = 'breaker'", ""),
     ),
     mutant(
         "claim-without-isolation",

@@ -10,10 +10,11 @@ from mutants.endings import ENDINGS
 from mutants.fence import FENCE
 from mutants.mutant import Mutant
 from mutants.once import ONCE
+from mutants.page import PAGE
 from mutants.upkeep import UPKEEP
 from mutants.worker import WORKER
 
-ALL: tuple[Mutant, ...] = (*FENCE, *CLAIMS, *ENDINGS, *ONCE, *UPKEEP, *WORKER)
+ALL: tuple[Mutant, ...] = (*FENCE, *CLAIMS, *ENDINGS, *ONCE, *UPKEEP, *WORKER, *PAGE)
 BY_NAME = {mutant.name: mutant for mutant in ALL}
 
 

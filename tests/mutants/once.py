@@ -34,6 +34,44 @@ ONCE = (
         ),
     ),
     mutant(
+        "no-leap",
+        "After a promotion ids are given that the old primary had given.",
+        "sql/base/test_ids.py",
+        sql("base/ids", "        perform rota._leap(v_timeline);\n", "        null;\n"),
+    ),
+    mutant(
+        "leap-again-and-again",
+        "Each session leaps, and those that draw meanwhile meet.",
+        "sql/base/test_ids.py",
+        sql(
+            "base/ids", "            perform setval('rota.id_timeline', _leap.timeline);\n", ""
+        ),
+    ),
+    mutant(
+        "number-below",
+        "A database that gets a number gives ids again.",
+        "sql/base/test_ids.py",
+        sql("base/ids", "(s.last_value / 1024 + 1) * 1024", "(s.last_value / 1024) * 1024"),
+    ),
+    mutant(
+        "received-behind-a-refused-one",
+        "A job gets to another database though the one before it in its line was refused.",
+        "sql/jobs/test_forward.py",
+        sql("jobs/forward", "            continue when v_key = any(v_halted);\n", ""),
+    ),
+    mutant(
+        "taken-past-a-held-one",
+        "A job travels before the one in front of it, which somebody holds.",
+        "sql/jobs/test_forward.py",
+        sql("jobs/forward", "where m.id is distinct from m.locked_id", "where m.id is null"),
+    ),
+    mutant(
+        "refused-for-a-while",
+        "A full disk in the other database kills the jobs that are sent there.",
+        "sql/jobs/test_forward.py",
+        sql("jobs/forward", "'{08,25,40,53,55,57,58,XX}'", "'{}'"),
+    ),
+    mutant(
         "key-of-all-types",
         "A key finds the job of another type.",
         "sql/jobs/test_enqueue.py sql/jobs/test_keys.py",
@@ -472,5 +510,22 @@ ONCE = (
         "A program changes, and then removes, the schedule of another one.",
         "sql/schedules/test_definitions.py client/test_schedule_sync.py",
         sql("schedules/definitions", "if new.source <> old.source then", "if false then"),
+    ),
+    mutant(
+        "result-notified-to-nobody",
+        "Who waits for the result of a job hears of no end.",
+        "sql/jobs/test_results.py",
+        sql("jobs/finish", "perform rota._notify_results(v_ended);", "null;"),
+    ),
+    mutant(
+        "results-notified-to-all",
+        "Each end is notified while anybody waits for another job.",
+        "sql/jobs/test_results.py",
+        sql(
+            "base/notify",
+            "continue when pg_try_advisory_lock(1919907971, hashint8(v_job_id))\n"
+            "          and pg_advisory_unlock(1919907971, hashint8(v_job_id));",
+            "",
+        ),
     ),
 )

@@ -6,6 +6,84 @@ from mutants.mutant import mutant, sql
 
 UPKEEP = (
     mutant(
+        "upgrade-without-locks",
+        "What old clients write while the rows are carried over from 0.1.0 is lost.",
+        "releases/test_from_0_1_0.py",
+        sql(
+            "upgrades/from_0_1_0/set_aside",
+            "lock table rota.jobs in share row exclusive mode;",
+            "lock table rota.jobs in access share mode;",
+        ),
+        sql(
+            "upgrades/from_0_1_0/set_aside",
+            "'lock table %s in share row exclusive mode nowait'",
+            "'lock table %s in access share mode nowait'",
+        ),
+    ),
+    mutant(
+        "upgrade-over-foreign-objects",
+        "Views of others go with the schema of 0.1.0.",
+        "releases/test_from_0_1_0.py",
+        sql(
+            "upgrades/from_0_1_0/set_aside",
+            "if v_others is not null then",
+            "if false then",
+        ),
+    ),
+    mutant(
+        "downgrade-unasked",
+        "Older functions go over newer tables.",
+        "releases/test_general.py",
+        sql("install", "\\ir upgrades/refuse_downgrade.sql\n", ""),
+    ),
+    mutant(
+        "leftovers-of-others",
+        "An upgrade drops what others have put into the schema.",
+        "releases/test_general.py",
+        sql(
+            "operations/drift",
+            "where m.kind in ('function', 'procedure') and m.definition is not null\n"
+            "          and p.xmin",
+            "where m.kind in ('function', 'procedure')\n          and p.xmin",
+        ),
+    ),
+    mutant(
+        "breaker-without-probes",
+        "What a breaker lets through to try is held again.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "set hold = null, opened_for = 'try ' || _let_probes.pause_name",
+            "set hold = null, opened_for = null",
+        ),
+    ),
+    mutant(
+        "breaker-counts-old-attempts",
+        "An attempt of before the pause decides about those that try.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "          and e.started_at >= begun_since\n          and (breaker",
+            "          and (breaker",
+        ),
+    ),
+    mutant(
+        "breaker-over-the-operator",
+        "A breaker goes on with a type that an operator has resumed.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "breaker.retry_at is not null and v_set_by is distinct from 'breaker'",
+            "false",
+        ),
+    ),
+    mutant(
+        "rule-without-end",
+        "A fatal retry rule changes nothing.",
+        "sql/jobs/test_retries.py",
+        sql("jobs/fail", "when v_rule.is_fatal then 'dead'", "when false then 'dead'"),
+    ),
+    mutant(
         "tick-has-a-leader",
         "A tick that hangs with the lock keeps all others from ticking.",
         "sql/maintenance/test_tick.py",
@@ -91,7 +169,7 @@ UPKEEP = (
         "history-purged-early",
         "Retention deletes what is to be kept.",
         "sql/maintenance/test_retention.py",
-        sql("maintenance/retention", "rota.now() - k.keep as before", "rota.now() as before"),
+        sql("maintenance/retention", "least(rota.now() - k.keep,", "least(rota.now(),"),
     ),
     mutant(
         "key-purged-early",
@@ -260,6 +338,44 @@ UPKEEP = (
 )
     returns void language plpgsql
 """,
+        ),
+    ),
+    mutant(
+        "act-in-any-status",
+        "A retry of many takes running jobs away from their workers.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            "elsif locked ->> 'status' <> all(rota._act_statuses(act)) then",
+            "elsif false then",
+        ),
+    ),
+    mutant(
+        "act-in-any-queue",
+        "An operator who is confined to a queue acts on the jobs of others.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "and (c_allowed is null or w.queue = any(c_allowed))", ""),
+    ),
+    mutant(
+        "act-without-a-record",
+        "Nobody can tell who cancelled a thousand jobs.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "if changed > 0 then", "if false then"),
+    ),
+    mutant(
+        "erased-but-for-the-record",
+        "What was erased can be read in the record of what was done to it.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "where a.job_ids && _erase_jobs.job_ids", "where false"),
+    ),
+    mutant(
+        "edit-without-what-was",
+        "Nobody can tell with what payload an attempt failed.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            "set payload = r.payload from rota.job_runs as r",
+            "set payload = null from rota.job_runs as r",
         ),
     ),
 )

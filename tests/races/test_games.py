@@ -28,6 +28,8 @@ WRITING = """
 """
 # Where there is no pg_cron; with it they write to its tables alone.
 NOT_HERE = {"start ticker"}
+# Where the database has no number.
+NOT_HERE |= {"enqueue to", "receive jobs", "take forwards"}
 Connect = Callable[..., psycopg.Connection[Any]]
 
 

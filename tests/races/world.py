@@ -93,10 +93,20 @@ OPERATIONS = {
     "reschedule": f"select rota.reschedule_job({JOB}, delay => '1 hour') as run_at",
     "pause": f"select rota.pause_queue('q'){ANSWER}",
     "resume": f"select rota.resume_queue('q'){ANSWER}",
+    "pause type": f"select rota.pause_type('t', 'q'){ANSWER}",
+    "resume type": f"select rota.resume_type('t', 'q'){ANSWER}",
+    "pause all": f"select rota.pause_all(){ANSWER}",
+    "resume all": f"select rota.resume_all(){ANSWER}",
+    "act on jobs": "select a.changed from rota.act_on_jobs('set_priority',"
+    f" jsonb_build_object('ids', array[{JOB}]), '{{\"priority\": 5}}') as a",
+    "wait for result": f"select w.is_ended from rota.wait_for_result({JOB}, false) as w",
     "set queue": f"select rota.set_queue('q', keep_finished => '0', max_attempts => 5){ANSWER}",
     "limit key": f"select rota.set_limit(limit_key => 'c:*', max_running => 2){ANSWER}",
     "limit type": f"select rota.set_limit(job_type => 't', max_running => 1){ANSWER}",
     "limit no more": f"select rota.set_limit(limit_key => 'c:*', reset => true){ANSWER}",
+    "archive": f"select rota.set_archive(){ANSWER}",
+    "retry rule": f"select rota.set_retry_rule('E', fatal => true){ANSWER}",
+    "breaker": f"select rota.set_breaker('t', 'q', max_failures => 1000){ANSWER}",
     "resume key": "select rota.resume_ordering_key('o') as job_id",
     "define pipeline": _stages("a", "m", "b"),
     "drop pipeline": f"select rota.drop_pipeline('p'){ANSWER}",
@@ -106,6 +116,12 @@ OPERATIONS = {
     "enable schedule": "select rota.enable_schedule('s') as next_run_at",
     "disable schedule": f"select rota.disable_schedule('s'){ANSWER}",
     "run schedule now": "select rota.run_schedule_now('s') as job_id",
+    "enqueue to": "select rota.enqueue_to(6, 't', ordering_key => 'o') as answer",
+    "take forwards": "select f.job_id from rota.take_forwards('w', 6) as f",
+    "end forwards": f"select rota.end_forwards('{{}}', '{{}}', '[]'){ANSWER}",
+    "receive jobs": "select r.job_id from rota.receive_jobs(7, '{1030}',"
+    ' \'[{"job_type": "t"}]\') as r',
+    "database number": f"select rota.set_database_number(7){ANSWER}",
     "grant queue": f"select rota.grant_queue('{ROLE}', 'q') as answer",
     "revoke queue": f"select rota.revoke_queue('{ROLE}', 'q') as answer",
 }
@@ -116,6 +132,7 @@ LOOSE = {
     **dict.fromkeys(("tick", "tick alone", "tick loop", "sweep"), _MANY),
     **dict.fromkeys(("limit key", "limit type", "limit no more"), _LATER),
     "finish batch": "is told busy where somebody holds the job",
+    "act on jobs": "is told of a conflict where somebody holds the job",
     **dict.fromkeys(
         ("heartbeat batch", "release"), "is told nothing where somebody holds the job"
     ),
@@ -167,7 +184,7 @@ LEFT_OVER = """
     select 'is due, and nobody finds it', j.id from rota.jobs as j
     where j.status in ('queued', 'failed') and j.hold is null and j.queue = 'q'
       and j.run_at <= rota.now()
-      and not exists (select from rota.queues as q where q.queue = 'q' and q.is_paused)
+      and not exists (select from rota.pauses as p where coalesce(p.queue, 'q') = 'q')
     union all
     select 'waits for nothing, and nobody knows', j.id from rota.jobs as j
     where j.status = 'blocked'
@@ -186,7 +203,7 @@ LEFT_OVER = """
     union all
     select 'has room, and nobody claims it', min(j.id) from rota.jobs as j
     where j.status in ('queued', 'failed') and j.limit_key = 'c:1' and j.run_at <= rota.now()
-      and not exists (select from rota.queues as q where q.queue = 'q' and q.is_paused)
+      and not exists (select from rota.pauses as p where coalesce(p.queue, 'q') = 'q')
       and not exists (
         select from rota.jobs as r
         where r.status = 'running' and (r.limit_key = 'c:1' or exists (

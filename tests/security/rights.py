@@ -13,8 +13,14 @@ _CALLS = """
                       producer  worker  operator  observer
     enqueue               x       .         .         .
     enqueue_many          x       .         .         .
+    enqueue_to            x       .         .         .
     start_pipeline        x       .         .         .
+    wait_for_result       x       .         .         .
 
+    waiting_forwards      .       x         .         .
+    take_forwards         .       x         .         .
+    end_forwards          .       x         .         .
+    receive_jobs          .       x         .         .
     claim_jobs            .       x         .         .
     complete_effect       .       x         .         .
     effect_result         .       x         .         .
@@ -32,23 +38,31 @@ _CALLS = """
     set_progress          .       x         .         .
     snooze_job            .       x         .         .
     stop_waiting          .       x         .         .
+    untaken_jobs          .       x         .         .
     wait_for_jobs         .       x         .         .
     withdraw_effect       .       x         .         .
 
     grant_queue           .       .         .         .
     revoke_queue          .       .         .         .
 
+    set_database_number   .       .         .         .
+
     sweep_stale_leases    .       x         x         .
     tick                  .       x         x         .
     tick_loop             .       x         x         .
 
     cancel_job            .       .         x         .
+    act_on_jobs           .       .         x         .
     define_pipeline       .       .         x         .
     disable_schedule      .       .         x         .
     drop_pipeline         .       .         x         .
     enable_schedule       .       .         x         .
     grant_statements      .       .         x         .
     pause_queue           .       .         x         .
+    pause_type            .       .         x         .
+    pause_all             .       .         x         .
+    resume_type           .       .         x         .
+    resume_all            .       .         x         .
     restart_pipeline      .       .         x         .
     reschedule_job        .       .         x         .
     resume_ordering_key            .       .         x         .
@@ -56,9 +70,12 @@ _CALLS = """
     retry_job             .       .         x         .
     run_schedule_now      .       .         x         .
     schedule_job          .       .         x         .
+    set_archive           .       .         x         .
     set_limit             .       .         x         .
+    set_breaker           .       .         x         .
     set_priority          .       .         x         .
     set_queue             .       .         x         .
+    set_retry_rule        .       .         x         .
     settle_effect         .       .         x         .
     start_ticker          .       .         x         .
     stop_ticker           .       .         x         .
@@ -66,9 +83,14 @@ _CALLS = """
 
     doctor                .       .         x         x
     fold_error            .       .         x         x
+    job_counts            .       .         x         x
+    job_stats             .       .         x         x
+    rising_failures       .       .         x         x
     verify                .       .         x         x
     explain_job           .       .         x         x
 
+    database_number       x       x         x         x
+    database_number_of    x       x         x         x
     describe_schedule     x       x         x         x
     next_run              x       x         x         x
     now                   x       x         x         x
@@ -92,6 +114,7 @@ _READS = """
     job_errors            .       .         x         x
     job_runs              .       .         x         x
     jobs                  .       .         .         .
+    id_timeline           .       .         .         .
     jobs_id_seq           .       .         .         .
     configured_names      .       .         .         .
     fair_queues           .       .         .         .
@@ -103,10 +126,23 @@ _READS = """
     limits                .       .         x         x
     pipeline_stages       .       .         x         x
     stage_runs            .       .         x         x
+    receipts              .       .         .         .
     queue_grants          .       .         x         x
     queue_stats           .       .         x         x
     queues                .       .         x         x
+    pauses                .       .         x         x
+    archive               .       .         .         .
+    retry_rules           .       .         x         x
+    breakers              .       .         x         x
+    audit_log             .       .         x         x
+    audit_log_id_seq      .       .         .         .
     pending_checks        .       .         .         .
+    job_stats             .       .         .         .
+    stats_progress        .       .         .         .
+    late_xids             .       .         .         .
+    restored_ends         .       .         .         .
+    counted_jobs          .       .         .         .
+    count_progress        .       .         .         .
     pending_checks_id_seq .       .         .         .
     running_jobs          .       .         x         x
     stale_jobs            .       .         x         x

@@ -18,6 +18,8 @@ from sql.helpers import call, claim, enqueue, value
 Db = psycopg.Connection[Any]
 
 CALLS = {
+    "act_on_jobs": """select * from rota.act_on_jobs('set_priority',
+        jsonb_build_object('ids', array[%(waiting)s::bigint]), '{"priority": 5}')""",
     "cancel_job": "select rota.cancel_job(%(waiting)s, 'not needed')",
     "claim_jobs": "select * from rota.claim_jobs('w2', '{q,p}', 5, '1 minute')",
     "complete_effect": """select rota.complete_effect('mail', %(key)s, %(job_id)s, %(token)s,
@@ -25,6 +27,8 @@ CALLS = {
     "define_pipeline": """select rota.define_pipeline('other', '[{"stage": "a",
         "job_type": "t", "queue": "p"}, {"stage": "b", "job_type": "t", "lease": "1 minute"}]'
         )""",
+    "database_number": "select rota.database_number()",
+    "database_number_of": "select rota.database_number_of(%(job_id)s)",
     "describe_schedule": "select rota.describe_schedule('*/5 9-17 * * mon-fri')",
     "disable_schedule": "select rota.disable_schedule('daily')",
     "doctor": "select * from rota.doctor()",
@@ -35,6 +39,13 @@ CALLS = {
         backoff => '{"kind": "fixed"}', idempotency_key => 'new' || %(key)s,
         on_conflict => 'rerun', ordering_key => %(key)s,
         depends_on => array[%(waiting)s]::bigint[], limit_key => %(key)s)""",
+    "enqueue_to": "select rota.enqueue_to(5, 't', %(payload)s, 'q')",
+    "waiting_forwards": "select * from rota.waiting_forwards()",
+    "take_forwards": "select * from rota.take_forwards('w2', 6)",
+    "end_forwards": "select rota.end_forwards('{}', '{}', '[]')",
+    "receive_jobs": """select * from rota.receive_jobs(5, '{1}',
+        jsonb_build_array(jsonb_build_object('job_type', 't',
+            'payload', %(payload)s::jsonb)))""",
     "enqueue_many": "select * from rota.enqueue_many(%(jobs)s)",
     "end_jobs": """select * from rota.end_jobs(jsonb_build_array(jsonb_build_object(
         'job_id', %(job_id)s::bigint, 'lease_token', %(token)s::bigint, 'outcome', 'failed',
@@ -52,9 +63,17 @@ CALLS = {
     "grant_statements": "select * from rota.grant_statements('worker', current_user)",
     "heartbeat": "select * from rota.heartbeat(%(job_id)s, %(token)s, '1 minute')",
     "heartbeat_jobs": "select * from rota.heartbeat_jobs(%(job_ids)s, %(tokens)s)",
+    "job_counts": "select * from rota.job_counts()",
+    "rising_failures": "select * from rota.rising_failures()",
+    "job_stats": "select * from rota.job_stats(step => 'total', queues => '{q}')",
     "next_run": "select rota.next_run('30 2 * * *', 'Europe/Berlin')",
     "now": "select rota.now()",
     "pause_queue": "select rota.pause_queue('q', 'the mail server is down')",
+    "set_archive": "select rota.set_archive()",
+    "set_breaker": "select rota.set_breaker('t', 'q', max_failures => 5)",
+    "set_retry_rule": "select rota.set_retry_rule('E', 't', 'q', '1 minute')",
+    "pause_type": "select rota.pause_type('t', 'q', 'the mail server is down')",
+    "pause_all": "select rota.pause_all('restored')",
     "record_effect": "select rota.record_effect('mail', 'n' || %(key)s, %(job_id)s, %(token)s)",
     "release_jobs": "select * from rota.release_jobs(%(job_ids)s, %(tokens)s)",
     "report_worker": "select rota.report_worker('w2', 'host', 1, '1.0', '{q}')",
@@ -63,10 +82,13 @@ CALLS = {
     "resume_ordering_key": "select rota.resume_ordering_key(%(key)s)",
     "revoke_queue": "select rota.revoke_queue(current_user, '*')",
     "resume_queue": "select rota.resume_queue('paused')",
+    "resume_type": "select rota.resume_type('t')",
+    "resume_all": "select rota.resume_all()",
     "retry_job": "select rota.retry_job(%(dead)s)",
     "run_schedule_now": "select rota.run_schedule_now('daily')",
     "schedule_job": """select * from rota.schedule_job('weekly', '0 9 * * mon', 't',
         %(payload)s, 'q', 'Europe/Berlin', backoff => '{"kind": "fixed"}')""",
+    "set_database_number": "select rota.set_database_number(7)",
     "set_limit": "select rota.set_limit(queue => 'q', max_running => 3, max_starts => 5)",
     "set_priority": "select rota.set_priority(%(waiting)s, 3)",
     "set_progress": "select rota.set_progress(%(job_id)s, %(token)s, 50, %(error)s)",
@@ -74,6 +96,7 @@ CALLS = {
         ageing => '1 hour')""",
     "settle_effect": "select rota.settle_effect('sms', %(key)s, 'done', %(payload)s)",
     "snooze_job": "select rota.snooze_job(%(job_id)s, %(token)s, '1 minute')",
+    "wait_for_result": "select * from rota.wait_for_result(%(waiting)s, false)",
     "start_pipeline": """select rota.start_pipeline('line', %(payload)s,
         idempotency_key => 'run' || %(key)s)""",
     "start_ticker": "select rota.start_ticker()",
@@ -83,6 +106,7 @@ CALLS = {
     "tick": "select * from rota.tick()",
     "tick_loop": "call rota.tick_loop('2 milliseconds', '1 millisecond')",
     "unschedule_job": "select rota.unschedule_job('daily')",
+    "untaken_jobs": "select * from rota.untaken_jobs('{q}')",
     "upcoming_runs": "select * from rota.upcoming_runs(name => 'daily')",
     "verify": "select * from rota.verify()",
     "version": "select rota.version()",
@@ -100,6 +124,7 @@ def set_scene(owner: Db, secret: str = "s3", key: str = "k3") -> dict[str, Any]:
 
     *secret* is in every payload, result, error and progress, and *key* in every key.
     """
+    call(owner, "set_database_number", number=5)
     payload = {"secret": secret}
     keys = {"idempotency_key": key, "limit_key": key}
     job_id = enqueue(owner, "t", payload=payload, queue="q", max_attempts=9, **keys)

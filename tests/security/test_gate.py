@@ -18,22 +18,15 @@ TESTS = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 
 
-def run_gate(*arguments: Path) -> subprocess.CompletedProcess[str]:
+def run_gate(tree: Path) -> subprocess.CompletedProcess[str]:
+    """Let it read another tree; this one it reads with `make lint`."""
     return subprocess.run(
-        [TESTS / "security" / "gate.sh", *arguments],
+        [TESTS / "security" / "gate.sh", tree],
         env={**os.environ, "BIN": str(BIN)},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-@pytest.mark.slow
-def test_nothing_is_to_be_said_of_the_sql_and_the_client() -> None:
-    done = run_gate()
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("Errors: 0 Warnings: 0 Unknown: 0") == 3
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def test_a_rota_of_a_role_is_refused_to_its_members(
         sql.SQL(f"{verb} {STRANGER} {{}} {{}}").format(sql.SQL(word), sql.Identifier(user))
         for verb, word in (("grant", "to"), ("revoke", "from"))
     )
-    before = dumped()
+    before = sorted(dumped().splitlines())  # the second install writes some rows again
     admin.execute(grant)
     try:
         done = psql(installer, "-f", sql_dir / "install.sql", check=False)
@@ -213,4 +213,4 @@ def test_a_rota_of_a_role_is_refused_to_its_members(
 
     assert done.returncode == 3
     assert f"rota belongs to role {STRANGER}, and you are {user}" in done.stderr
-    assert dumped() == before
+    assert sorted(dumped().splitlines()) == before

@@ -99,6 +99,13 @@ def owners(*jobs: Any) -> dict[str, list[int]]:
     }
 
 
+def nth(db: Db, ordinal: int) -> int:
+    """Return the id of the job that was the first, second, ... of its database."""
+    query = "select seqstart + seqincrement * %s from pg_sequence"
+    query += " where seqrelid = 'rota.jobs_id_seq'::regclass"
+    return scalar(db, query, ordinal - 1)  # type: ignore[no-any-return]
+
+
 def run(db: Db, job_id: int) -> Any:
     """Return the one row that job_runs has of a job."""
     (row,) = rows(db, "select * from rota.job_runs where id = %s", job_id)

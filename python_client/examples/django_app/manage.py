@@ -1,4 +1,4 @@
-"""Django's own tool:  python manage.py migrate | runserver | work | test."""
+"""Django's own tool:  python manage.py migrate | runserver | rota_worker | test."""
 
 import os
 import sys

@@ -25,7 +25,7 @@ LOGGING = {
     "loggers": {"rota": {"handlers": ["console"], "level": "INFO"}},
 }
 SECRET_KEY = "only for an example"
-INSTALLED_APPS = ["shop"]
+INSTALLED_APPS = ["rota.contrib.django", "shop"]
 ROOT_URLCONF = "shop.urls"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True

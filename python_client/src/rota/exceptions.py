@@ -15,6 +15,7 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  ├ KeyNotStuckError        RT012  the ordering key does not wait for a dead job
  ├ JobNotBlockedError      RT013  the job can wait for no more jobs
  ├ RunInProgressError      RT014  the run of the pipeline is under way
+ ├ NoDatabaseNumberError   RT015  the database has no number
  └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
 
 Any other database error passes through as psycopg raised it.
@@ -120,6 +121,12 @@ class RunInProgressError(RotaError):
     sqlstate = "RT014"
 
 
+class NoDatabaseNumberError(RotaError):
+    """The database has no number, so its jobs cannot travel."""
+
+    sqlstate = "RT015"
+
+
 class InvalidArgumentError(RotaError, ValueError):
     """An argument is wrong; the message begins with its name."""
 
@@ -171,6 +178,7 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         KeyNotStuckError,
         JobNotBlockedError,
         RunInProgressError,
+        NoDatabaseNumberError,
         InvalidArgumentError,
     )
 }

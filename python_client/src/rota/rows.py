@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 
@@ -92,6 +93,23 @@ class FinishedJob(NamedTuple):
 
     job_id: int
     outcome: str
+
+
+class ForwardJob(NamedTuple):
+    """A job that travels; *job* is the text of what is to be enqueued in another database."""
+
+    job_id: int
+    lease_token: int
+    job: str
+
+
+class ReceivedJob(NamedTuple):
+    """What became of a job that was sent: its id here, or why it was refused."""
+
+    ordinal: int
+    job_id: int | None
+    error_code: str | None
+    message: str | None
 
 
 class EndedJob(NamedTuple):
@@ -202,6 +220,35 @@ class TickReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """How a job ended: its *result* if it succeeded, else its last error.
+
+    *channel* is where its end is notified while *is_ended* is false.
+    """
+
+    channel: str
+    is_ended: bool
+    status: str
+    result: Any
+    error_type: str | None
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActReport:
+    """What one call of `act_on_jobs` did; *next_after_id* is None when all jobs were looked at.
+
+    A conflict has the ``job_id`` and the ``reason`` why nothing was done to it.
+    """
+
+    matched: int
+    changed: int
+    conflicts: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+    next_after_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """Why a job does not run; *remedy* is the SQL that would change it, if there is any."""
 
@@ -222,6 +269,17 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UntakenJobs:
+    """The due jobs of a type that no live worker takes; *job_id* is one of them."""
+
+    queue: str
+    job_type: str
+    due_jobs: int
+    due_since: datetime
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """How many rows were held against a promise, and how many break it, such as *example*."""
 
@@ -229,3 +287,57 @@ class Verdict:
     examined: int
     violations: int
     example: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStats:
+    """What ended from *starts_at* on, of one queue and job type unless they are None.
+
+    *attempts* are what *succeeded* and *failures*; times and percentiles are of those, and
+    None where none was measured.
+    """
+
+    starts_at: datetime
+    queue: str | None
+    job_type: str | None
+    attempts: int
+    succeeded: int
+    failures: int
+    dead: int
+    cancelled: int
+    average_wait: timedelta | None
+    wait_p50: timedelta | None
+    wait_p95: timedelta | None
+    wait_p99: timedelta | None
+    longest_wait: timedelta | None
+    average_run: timedelta | None
+    run_p50: timedelta | None
+    run_p95: timedelta | None
+    run_p99: timedelta | None
+    longest_run: timedelta | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCount:
+    """How many jobs of a status there were at *counted_at*, due or not."""
+
+    queue: str
+    job_type: str
+    status: str
+    is_due: bool
+    jobs: int
+    first_run_at: datetime | None
+    counted_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RisingFailure:
+    """What failed in the last 10 minutes, and in such a time of the day before."""
+
+    queue: str
+    job_type: str
+    attempts: int
+    failures: int
+    usual_failures: Decimal
+    failed_share: Decimal
+    usual_share: Decimal

@@ -23,6 +23,8 @@ def with_roles(server: Any, admin: Db, psql: Any, sql_dir: Any) -> Iterator[str]
     psql(server.url("with_grants"), "-v", "with_roles=1", "-f", sql_dir / "install.sql")
     yield server.url("with_grants")
     admin.execute("drop database with_grants with (force)")
+    # The server is that of the tests behind these, too.
+    admin.execute("drop role rota_producer, rota_worker, rota_observer, rota_operator")
 
 
 @pytest.fixture

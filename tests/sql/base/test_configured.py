@@ -9,6 +9,7 @@ RECOUNT = """
     union select coalesce(queue, limit_name), 'limits' from rota.limits where limit_key is null
     union select queue, 'fair_queues' from rota.fair_queues
     union select 'access ' || access, 'queue_grants' from rota.queue_grants
+    union select coalesce(queue, 'access worker'), 'pauses ' || pause_name from rota.pauses
     order by 1, 2
 """
 LISTED = "select name, source from rota.configured_names order by 1, 2"
@@ -27,7 +28,11 @@ def test_what_is_set_is_listed_until_it_is_not_set_any_more(db):
         ("grant_queue", {"role": "postgres", "queue": "mail", "access": "worker"}),
         ("set_queue", {"queue": "other", "max_attempts": 1}),
         ("pause_queue", {"queue": "other"}),
+        ("pause_type", {"job_type": "charge", "queue": "other"}),
+        ("pause_type", {"job_type": "charge"}),
         ("resume_queue", {"queue": "other"}),
+        ("resume_type", {"job_type": "charge"}),
+        ("resume_type", {"job_type": "charge", "queue": "other"}),
         ("set_limit", {"job_type": "charge", "reset": True}),
         ("set_limit", {"queue": "mail", "reset": True}),
         ("revoke_queue", {"role": "postgres", "queue": "mail", "access": "worker"}),
@@ -36,7 +41,7 @@ def test_what_is_set_is_listed_until_it_is_not_set_any_more(db):
         lengths.append(len(rows(db, LISTED)))
         assert rows(db, LISTED) == rows(db, RECOUNT)
 
-    assert lengths[:10] == [1, 1, 2, 3, 3, 3, 4, 5, 5, 5]
+    assert lengths[:10] == [1, 1, 2, 3, 3, 3, 4, 5, 6, 7]
     assert lengths[-1] == 3
 
 

@@ -276,6 +276,33 @@ def test_enqueue_many_answers_in_order_and_knows_what_is_new(db):
     assert types == ["a", "b", "x", "d", "a", "e", "f"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "max_attempts"),
+    [
+        ("set_queue('other', max_attempts => 3)", 10),
+        ("set_queue('q', max_attempts => 3)", 3),
+        ("set_limit(job_type => 'other', max_running => 1)", 10),
+        ("set_limit(job_type => 'mail', max_running => 1)", 10),
+        ("set_queue('q', ageing => '1 minute')", 10),
+    ],
+)
+def test_a_plain_batch_heeds_what_is_set_for_its_queue_and_type(db, setting, max_attempts):
+    db.execute(f"select rota.{setting}")
+    plain = {"job_type": "mail", "queue": "q", "payload": {"a": 1}, "priority": -3}
+
+    answers = many(db, [plain, {"job_type": "third"}, plain])
+
+    assert [(row.ordinal, row.is_new) for row in answers] == [(1, True), (2, True), (3, True)]
+    singly = enqueue(db, **plain)
+    assert run(db, singly).max_attempts == max_attempts
+    same = """
+        select j.status, j.priority, j.max_attempts, j.own_lane, j.payload
+        from rota.jobs as j where j.id = %s
+    """
+    for answer in (answers[0], answers[2]):
+        assert rows(db, same, answer.job_id) == rows(db, same, singly)
+
+
 def test_enqueue_many_is_enqueue_for_each_element(db, clock):
     clock.set("2026-01-01 00:00+00")
     each = {

@@ -6,7 +6,19 @@ from datetime import timedelta
 
 import pytest
 
-from sql.helpers import call, claim, enqueue, one, owner, rows, running, scalar, settle, value
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    one,
+    owner,
+    refused,
+    rows,
+    running,
+    scalar,
+    settle,
+    value,
+)
 from sql.operations.test_explain import ME, die, owner_sees_sessions
 
 
@@ -38,8 +50,8 @@ def test_a_sound_database_says_so_for_each_check(db):
     found = call(db, "doctor")
 
     assert {row.severity for row in found} == {"ok"}
-    assert len(found) == 18
-    assert len({row.finding for row in found}) == 18
+    assert len(found) == 22
+    assert len({row.finding for row in found}) == 22
 
 
 def test_the_worst_comes_first(db, clock):
@@ -136,6 +148,27 @@ def test_a_type_that_no_live_worker_takes(db):
     assert row.remedy == f"select * from rota.explain_job({first});"
     enqueue(db, "charge", run_at=ago(db, "6 min"))
     assert only(db).severity == "critical"
+
+
+def test_untaken_jobs_tells_of_the_queues_that_it_is_asked_for(db):
+    call(db, "report_worker", **{**ME, "version": version(db), "job_types": ["mail"]})
+    first = enqueue(db, "charge", run_at=ago(db, "20 s"))
+    enqueue(db, "charge", priority=5, run_at=ago(db, "15 s"))
+    enqueue(db, "mail", run_at=ago(db, "20 s"))
+    enqueue(db, "refund", run_at=ago(db, "5 s"))
+    enqueue(db, "charge", queue="other", run_at=ago(db, "20 s"))
+
+    (found,) = call(db, "untaken_jobs", queues=["default", "empty"])
+
+    assert (found.queue, found.job_type, found.due_jobs) == ("default", "charge", 2)
+    assert found.job_id == first
+    assert len(call(db, "untaken_jobs", queues=["default", "other"])) == 2
+
+
+@pytest.mark.parametrize("bad", [None, [], ["a", None]])
+def test_untaken_jobs_refuses_bad_queues(db, bad):
+    with refused("queues"):
+        call(db, "untaken_jobs", queues=bad)
 
 
 def version(db):
@@ -348,3 +381,35 @@ def test_errors_are_folded_by_what_differs_from_job_to_job(db):
     for text, folded in texts.items():
         assert value(db, "fold_error", message=text) == folded
     assert value(db, "fold_error", message=None) is None
+
+
+def test_an_attempt_is_over_its_time_limit(db, clock):
+    job = running(db, time_limit="1 minute", lease="10 minutes")
+    clock.advance("70 s")
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("warning", "running_jobs")
+    assert "its time limit was over 10 s ago, its worker has been told to stop" in row.evidence
+    told = call(db, "explain_job", job_id=job.job_id)
+    assert [reason.reason for reason in told] == ["overdue", "running"]
+    assert told[0].remedy == row.remedy
+    db.execute(row.remedy)
+    assert "running_jobs" not in {found.finding for found in doctor(db)}
+
+
+@pytest.mark.slow
+def test_an_index_is_much_larger_than_what_is_in_it(db):
+    db.execute(
+        "insert into rota.idempotency_keys (idempotency_key, key_scope, expires_at)"
+        " select md5(n::text) || repeat(md5((-n)::text), 6), 'x', 'now' from"
+        " generate_series(1, 150000) as n"
+    )
+    db.execute("delete from rota.idempotency_keys where idempotency_key > '01'")
+    db.execute("vacuum analyze rota.idempotency_keys")
+
+    found = [row for row in doctor(db) if row.finding == "indexes"]
+
+    assert "index rota.idempotency_keys_pkey takes" in found[0].evidence
+    db.execute(found[0].remedy)
+    assert not [row for row in doctor(db) if row.finding == "indexes"]

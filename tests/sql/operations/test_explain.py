@@ -11,6 +11,7 @@ from sql.helpers import (
     call,
     claim,
     enqueue,
+    nth,
     one,
     owner,
     raises,
@@ -379,7 +380,7 @@ def test_a_running_job_tells_its_time_limit(db, clock):
     assert "; its time limit is over in 10 s" in first(db, queues.job_id).explanation
     db.execute("update rota.jobs set locked_until = rota.now() + interval '1 hour'")
     clock.advance("20 s")
-    assert "; its time limit was over 10 s ago" in first(db, queues.job_id).explanation
+    assert "its time limit was over 10 s ago" in first(db, queues.job_id).explanation
 
 
 def test_a_job_that_runs_much_longer_than_others_of_its_type(db, clock):
@@ -478,7 +479,7 @@ def test_explain_job_writes_nothing_whatever_the_job_is(db):
     enqueue(db)
     die(db, job_type="y", ordering_key="k")
     enqueue(db, ordering_key="k")
-    enqueue(db, depends_on=[1])
+    enqueue(db, depends_on=[nth(db, 1)])
     db.execute("set default_transaction_read_only = on")
 
     for (job_id,) in rows(db, "select id from rota.job_runs"):

@@ -83,7 +83,7 @@ CASES = {
         lambda db: enqueue(db, depends_on=[enqueue(db)]),
         "delete from rota.dependencies where job_id = %s",
     ),
-    "a job that waits for a limit": (
+    "a job that is held": (
         enqueue,
         "update rota.jobs set hold = 'type gone' where id = %s",
     ),

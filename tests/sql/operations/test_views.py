@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from sql.helpers import claim, enqueue, one, owner, rows, running, value
+from sql.helpers import claim, enqueue, one, owner, rows, running, settle, value
 from sql.maintenance.test_retention import end
 
 COLUMNS = {
@@ -14,7 +14,7 @@ COLUMNS = {
     " started_at finished_at result ordering_key limit_key pipeline stage"
     " stage_input definition scheduled_for",
     "queue_stats": "queue is_paused ready scheduled retrying running blocked dead"
-    " oldest_ready_age next_run_at",
+    " oldest_ready_age next_run_at counted_at",
     "running_jobs": "id queue job_type attempts max_attempts locked_by started_at running_for"
     " locked_until updated_at progress_percent progress_message cancel_requested_at"
     " cancel_reason",
@@ -157,11 +157,15 @@ def test_error_groups_counts_failures_by_text(db, clock):
 
 def test_hourly_stats_sums_up_what_ended(db, clock):
     db.execute("set timezone = 'UTC'")
-    for minute, seconds in [(10, 2), (20, 4), (70, 9)]:
+
+    def finish(minute: int, seconds: int) -> None:
         clock.set(datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minute))
         job = running(db)
         clock.advance(timedelta(seconds=seconds))
         value(db, "finish_job", **owner(job))
+
+    finish(10, 2)
+    finish(20, 4)
     clock.set("2026-01-01 00:30+00")
     end(db, "dead")
     end(db, "cancelled")
@@ -170,6 +174,9 @@ def test_hourly_stats_sums_up_what_ended(db, clock):
     value(db, "snooze_job", **owner(put_off), delay="1 h")
     clock.advance(timedelta(minutes=10))
     value(db, "cancel_job", job_id=put_off.job_id)
+    finish(70, 9)
+    clock.advance("31 s")
+    settle(db)
 
     found = rows(db, "select * from rota.hourly_stats order by hour, queue")
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from sql.helpers import call, claim, one, owner, rows, run, scalar, value
+from sql.helpers import call, claim, nth, one, owner, rows, run, scalar, value
 from sql.schedules.test_definitions import at, definition, finish, jobs, schedule
 
 NOON = "2026-03-02 12:00:00+00"
@@ -101,7 +101,7 @@ def test_tick_is_late_and_one_makes_the_newest(noon, clock):
 
     assert occurrences(noon) == ["13:00:00 missed", "16:00:00 fired"]
     assert jobs(noon) == [at("2026-03-02 16:00")]
-    assert run(noon, 1).run_at == at("2026-03-02 16:00")
+    assert run(noon, nth(noon, 1)).run_at == at("2026-03-02 16:00")
     found = definition(noon)
     assert found.last_run_at == at("2026-03-02 16:00")
     assert found.next_run_at == at("2026-03-02 17:00")
@@ -343,14 +343,14 @@ def test_after_is_planned_however_the_last_job_ends(noon, clock, end):
     schedule(noon, text="after 10 minutes", max_attempts=1)
     tick(noon)
     if end == "cancelled":
-        call(noon, "cancel_job", job_id=1)
+        call(noon, "cancel_job", job_id=nth(noon, 1))
     else:
         (job,) = claim(noon, lease="1 minute")
         clock.advance("2 minutes")
         if end == "dead":
             call(noon, "fail_job", **owner(job), error="no")
     tick(noon)
-    ended = run(noon, 1).finished_at
+    ended = run(noon, nth(noon, 1)).finished_at
     tick(noon)
 
     assert definition(noon).next_run_at == ended + timedelta(minutes=10)
@@ -374,7 +374,7 @@ def test_after_waits_for_a_job_that_was_retried(noon, clock):
     tick(noon)
     finish(noon)
     tick(noon)
-    value(noon, "retry_job", job_id=1)
+    value(noon, "retry_job", job_id=nth(noon, 1))
     clock.advance("10 minutes")
 
     assert tick(noon) == 0
@@ -426,7 +426,7 @@ def test_after_never_goes_back_with_the_clock(noon, clock):
     clock.advance("-1 day")
     claim_later = claim(noon)
     assert claim_later == []
-    call(noon, "cancel_job", job_id=1)
+    call(noon, "cancel_job", job_id=nth(noon, 1))
     tick(noon)
 
     assert definition(noon).next_run_at == at("2026-03-02 12:00") + timedelta(microseconds=1)
@@ -590,7 +590,7 @@ def test_after_is_planned_by_an_end_with_an_old_snapshot(noon, connect, clock):
     tick(noon)
     finish(noon)
     tick(noon)
-    value(noon, "retry_job", job_id=1)
+    value(noon, "retry_job", job_id=nth(noon, 1))
     (job,) = claim(noon, lease="1 day")
     worker = connect(autocommit=False)
     worker.execute("set transaction isolation level repeatable read")
@@ -643,12 +643,12 @@ def test_jobs_of_schedules_keep_their_time_through_their_life(noon, clock):
     clock.advance("1 hour")
     tick(noon)
     finish(noon)
-    value(noon, "retry_job", job_id=1)
+    value(noon, "retry_job", job_id=nth(noon, 1))
 
     (job,) = claim(noon)
 
     assert (job.definition, job.scheduled_for) == ("s", at("2026-03-02 13:00"))
-    assert run(noon, 1).scheduled_for == datetime(2026, 3, 2, 13, tzinfo=UTC)
+    assert run(noon, nth(noon, 1)).scheduled_for == datetime(2026, 3, 2, 13, tzinfo=UTC)
 
 
 def test_tick_looks_no_further_back_than_the_window(noon, clock):

@@ -317,12 +317,12 @@ def test_before_refuses_the_job_itself(db):
         call(db, "enqueue_many", jobs=Jsonb([job]))
 
 
-@pytest.mark.parametrize(
-    "waits", [{"depends_on": [1]}, {"ordering_key": "k"}, "dead", "cancelled"]
-)
+@pytest.mark.parametrize("waits", ["parent", {"ordering_key": "k"}, "dead", "cancelled"])
 def test_before_refuses_a_job_found_by_its_key_that_waits_or_failed(db, waits):
     first = enqueue(db)
     last = enqueue(db, depends_on=[first])
+    if waits == "parent":
+        waits = {"depends_on": [first]}
     arguments = waits if isinstance(waits, dict) else {"unique_for": "1 hour"}
     found = enqueue(db, idempotency_key="e", queue="other", **arguments)
     if waits == "dead":

@@ -1042,6 +1042,7 @@ def test_purge_stage_runs_deletes_no_more_than_it_may(order, clock):
         value(order, "cancel_job", job_id=start(order))
         clock.advance("1 minute")
     clock.advance("8 days")
+    order.execute("update rota.stats_progress set complete_until = rota.now()")
 
     assert [scalar(order, "select rota._purge_stage_runs(2)") for _ in range(4)] == [2, 2, 1, 0]
 

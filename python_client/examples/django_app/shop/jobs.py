@@ -1,4 +1,4 @@
-"""What the shop does in the background:  python manage.py work."""
+"""What the shop does in the background:  manage.py rota_worker."""
 
 from __future__ import annotations
 

@@ -6,17 +6,31 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any, LiteralString
 
 import psycopg
 
 from ..client.connecting import one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
-from .output import CommandError, connected, hint_for, hint_to_connect
-from .parser import make_parser
+from .many import run_on_many
+from .output import CommandError, UsageError, connected, conninfos, hint_for, hint_to_connect
+from .parser import FOR_MANY, make_parser
 
+OLDEST: LiteralString = """
+    select format('pid %s (%s)', a.pid, concat_ws(', ', 'role ' || a.usename,
+        'application ' || nullif(a.application_name, ''),
+        a.state || ' for ' || date_trunc('second', now() - a.state_change))) as who
+    from pg_stat_activity as a
+    where a.pid <> pg_backend_pid() and a.xact_start is not null and exists (
+        select from pg_locks as l join pg_class as c on c.oid = l.relation
+        where l.pid = a.pid and l.granted and c.relnamespace = to_regnamespace('rota')
+          and l.mode <> 'AccessShareLock'
+    )
+    order by a.xact_start limit 1
+    """
 OK, FAILED, INTERRUPTED = 0, 1, 130
 LOCKED = "Nothing was done. Try again, or end that session: select pg_terminate_backend(PID)"
 
@@ -28,9 +42,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _demo(words[1:])
     arguments = make_parser().parse_args(words)
     arguments.words = words
+    return _run(arguments, _run_on_databases)
+
+
+def _run_on_databases(arguments: argparse.Namespace) -> int | None:
+    """Run a command on each of the databases that it names."""
+    if arguments.command not in FOR_MANY:
+        return arguments.run(arguments)  # type: ignore[no-any-return]
+    several = conninfos(arguments)
+    if len(several) < 2:
+        arguments.database_url = several[0] if several else arguments.database_url
+        return arguments.run(arguments)  # type: ignore[no-any-return]
+    if getattr(arguments, "loop", False):
+        raise UsageError("--loop ticks in one database; workers tick in all of theirs")
+    return run_on_many(arguments, several, lambda each: _run(each, each.run))
+
+
+def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]) -> int:
+    """Return the exit code of a command, with what went wrong said in one line."""
     failed = getattr(arguments, "failed", FAILED)
     try:
-        return int(arguments.run(arguments) or OK)
+        return int(run(arguments) or OK)
     except CommandError as error:
         return _complain(error, error.hint, error.code)
     except RotaError as error:
@@ -59,7 +91,10 @@ def _holder(arguments: argparse.Namespace) -> str:
     """Say which session has locked a job, where that is to be seen."""
     message = "another session has locked this"
     if getattr(arguments, "job_id", None) is None:
-        return f"{message}; see in pg_stat_activity whose transaction is the oldest"
+        with suppress(psycopg.Error, RotaError), connected(arguments) as connection:
+            for row in connection.execute(OLDEST):
+                return f"{message}: the oldest that writes there is {row['who']}"
+        return message
     with suppress(psycopg.Error, RotaError), connected(arguments) as connection:
         for row in Client(connection).explain_job(arguments.job_id):
             if row.reason == "row_locked":

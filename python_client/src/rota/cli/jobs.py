@@ -1,4 +1,4 @@
-"""Commands about jobs: enqueue, jobs, job, errors, retry, cancel."""
+"""Commands about jobs: enqueue, jobs, job, errors."""
 
 from __future__ import annotations
 
@@ -246,26 +246,3 @@ def errors(arguments: argparse.Namespace) -> None:
         print("(none)")
     if sum(row["failures"] for row in rows) >= MAX_ERRORS:
         print(f"of the newest {MAX_ERRORS} failures")
-
-
-def retry(arguments: argparse.Namespace) -> None:
-    """Put a job back to be run now."""
-    with connected(arguments) as connection, acting(connection) as client:
-        status = client.retry_job(arguments.job_id, force=arguments.force)
-    _print_status(arguments, status)
-
-
-def cancel(arguments: argparse.Namespace) -> None:
-    """Cancel a job, or ask its worker to."""
-    with connected(arguments) as connection, acting(connection) as client:
-        status = client.cancel_job(arguments.job_id, reason=arguments.reason)
-    _print_status(arguments, status)
-
-
-def _print_status(arguments: argparse.Namespace, status: str) -> None:
-    if arguments.json:
-        print_json({"job_id": arguments.job_id, "status": status})
-    elif status == "running":
-        print(f"job {arguments.job_id} is running: its worker is told at the next heartbeat")
-    else:
-        print(f"job {arguments.job_id} is {status}")

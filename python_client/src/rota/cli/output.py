@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import logging
 import os
@@ -10,9 +11,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -57,7 +59,24 @@ class UsageError(CommandError):
 
 def conninfo(arguments: argparse.Namespace) -> str:
     """Return the connection string: the option, else DATABASE_URL, else libpq's defaults."""
-    chosen = named(arguments.database_url or os.environ.get("DATABASE_URL", ""))
+    return _checked(arguments.database_url or os.environ.get("DATABASE_URL", ""))
+
+
+def conninfos(arguments: argparse.Namespace) -> list[str]:
+    """Return the connection strings of --database and of the file of --databases."""
+    words = list(arguments.database or [])
+    if arguments.databases:
+        try:
+            text = Path(arguments.databases).read_text()
+        except OSError as error:
+            raise UsageError(f"cannot read {arguments.databases}: {error.strerror}") from None
+        lines = [line.strip() for line in text.splitlines()]
+        words += [line for line in lines if line and not line.startswith("#")]
+    return [_checked(word) for word in words]
+
+
+def _checked(word: str) -> str:
+    chosen = named(word)
     try:
         conninfo_to_dict(chosen)
     except psycopg.ProgrammingError:
@@ -92,6 +111,8 @@ def acting(connection: Connection[Any]) -> Iterator[Client]:
     """
     with connection.transaction():
         connection.execute(LOCK_TIMEOUT)
+        with suppress(OSError, KeyError):  # a process may have no user that has a name
+            connection.execute("select set_config('rota.actor', %s, true)", [getpass.getuser()])
         yield Client(connection)
 
 
@@ -118,7 +139,12 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 def print_list(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows as aligned columns, of which the last takes what is left of the line."""
     for line in table_lines(rows):
-        print(line if len(line) <= width() else f"{line[: width() - 1]}…")
+        print(shortened(line))
+
+
+def shortened(line: str) -> str:
+    """Return what of a line has room on the screen."""
+    return line if len(line) <= width() else f"{line[: width() - 1]}…"
 
 
 def short(moment: datetime | None) -> str:

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 from .._version import __version__
-from . import effects, jobs, questions, queues, schedules, schema, status, tick, worker
+from . import (
+    acts,
+    effects,
+    forward,
+    jobs,
+    questions,
+    queues,
+    schedules,
+    schema,
+    status,
+    tick,
+    top,
+    web,
+    worker,
+)
+from .output import CommandError
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
+FOR_MANY = {
+    *("status", "doctor", "verify", "explain", "job", "jobs", "errors", "limits", "tick"),
+    *("retry", "cancel", "discard", "reschedule", "pause", "resume", "import"),
+}
+"""Commands that take several databases."""
 STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
 DOCTOR = "Exit code: 0 all in order, 1 warnings, 2 critical, 3 could not ask."
 EPILOG = """\
@@ -23,6 +44,50 @@ examples:
 The database is that of -d, a URL or a name, else that of DATABASE_URL, else what libpq finds
 (PGHOST, PGSERVICE, …).
 exit codes: 0 done, 1 failed, 2 used wrongly, 3 a worker left handlers that did not end
+"""
+
+PAUSE = """\
+examples:
+  rota pause mail --reason 'the mail server moves' --for '2 hours'
+  rota pause --type charge_card --reason 'the bank is down'
+  rota pause --all --reason 'restored from production'
+"""
+ACTS = """\
+Jobs are named by their ids or by a filter, of which they have to meet all. It counts first,
+and asks; then it works through them in short steps, and may be stopped and called again.
+What stands in the way of one job is told, and stops no other.
+
+examples:
+{more}
+  rota {name} --queue mail --older-than '2 hours' --dry-run
+
+exit codes: 0 done, 1 failed, or not done to all, 2 used wrongly
+"""
+EXAMPLES = {
+    "retry": """\
+  rota retry 4711 4712
+  rota retry --type charge_card --error 'card 7 declined' --set currency=EUR
+  rota retry --status cancelled --newer-than '1 hour' --yes""",
+    "cancel": "  rota cancel --type send_mail --payload '{\"user_id\": 7}' --reason 'gone'",
+    "discard": "  rota discard --type send_mail --error 'mailbox full'",
+    "reschedule": "  rota reschedule --queue reports --delay '1 hour'",
+    "set_priority": "  rota priority --to -10 --payload '{\"shop\": 7}'",
+    "move": "  rota move --to slow --type make_report",
+    "purge": "  rota purge --queue mail --status dead --older-than '30 days'",
+    "erase": '  rota erase --payload \'{"customer": {"id": 7}}\'',
+}
+COMPLETION = """\
+examples:
+  rota completion bash > ~/.local/share/bash-completion/completions/rota
+  rota completion zsh > /usr/local/share/zsh/site-functions/_rota
+"""
+WEB = """\
+Without --passwords or --trusted-header only this machine is answered.
+
+examples:
+  rota web -d shop
+  rota web -d shop --passwords users --add-user ann --allow-acts
+  rota web -d shop --passwords users --host 0.0.0.0 --allow-acts
 """
 
 
@@ -39,9 +104,12 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_schema_commands(commands)
     _add_job_commands(commands)
+    _add_acts(commands)
     _add_queue_commands(commands)
     add_schedule_commands(commands, _add)
     _add_worker(commands)
+    _add_forward(commands)
+    _add_web(commands)
     _add(commands, "demo", lambda _: 0, "see jobs run, fail, retry and survive a crash")
     return parser
 
@@ -52,10 +120,12 @@ def _add(
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=what, description=f"{what[0].upper()}{what[1:]}."
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, command=name)
     _add_database(parser, default=argparse.SUPPRESS)  # it may stand before the command, too
     if json:
         parser.add_argument("--json", action="store_true", help="print JSON")
+    if name in FOR_MANY:
+        _add_databases(parser)
     return parser
 
 
@@ -84,6 +154,11 @@ def _add_schema_commands(commands: Any) -> None:
     add.add_argument("--check", action="store_true", help="print one line, for monitoring")
     add.add_argument("--all", action="store_true", help="also what is in order")
     _add(commands, "status", status.status, "show queues, due jobs and workers", json=True)
+    add = _add(commands, "top", top.top, "show what happens now, live; q quits", json=True)
+    add.add_argument("--once", action="store_true", help="show it once")
+    add.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="show it anew (default 2)"
+    )
     add = _add(commands, "tick", tick.tick, "do the maintenance that is due", json=True)
     add.add_argument("--loop", action="store_true", help="again, until SIGTERM or Ctrl-C")
     what = "seconds between two ticks of --loop (default: %(default)s)"
@@ -143,25 +218,137 @@ def _add_job_commands(commands: Any) -> None:
     what = "say why a job does not run, and what would change that"
     add = _add(commands, "explain", questions.explain, what, json=True)
     add.add_argument("job_id", type=int)
-    add = _add(commands, "retry", jobs.retry, "run a job again now", json=True)
-    add.add_argument("job_id", type=int)
-    add.add_argument("--force", action="store_true", help="also when it is running")
-    add = _add(commands, "cancel", jobs.cancel, "cancel a job", json=True)
-    add.add_argument("job_id", type=int)
-    add.add_argument("--reason")
 
 
 def _add_queue_commands(commands: Any) -> None:
-    what = "let no more jobs of a queue be claimed"
+    what = "let no more jobs of a queue, of a type, or none at all, be claimed"
     add = _add(commands, "pause", queues.pause, what, json=True)
-    add.add_argument("queue")
+    _teach(add, PAUSE)
+    _add_paused(add)
     add.add_argument("--reason", help="shown by rota status")
+    how = add.add_mutually_exclusive_group()
+    how.add_argument("--until", metavar="TIME", help="it ends by itself then")
+    what = "it ends by itself after that, such as '2 hours'"
+    how.add_argument("--for", dest="length", metavar="INTERVAL", help=what)
     what = "list the limits in use, and how many jobs wait for them"
     add = _add(commands, "limits", queues.limits, what, json=True)
     add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
-    what = "let the jobs of a queue be claimed again"
-    add = _add(commands, "resume", queues.resume, what, json=True)
-    add.add_argument("queue")
+    what = "let the jobs of a queue, of a type, or all, be claimed again"
+    _add_paused(_add(commands, "resume", queues.resume, what, json=True))
+
+
+def _add_paused(add: argparse.ArgumentParser) -> None:
+    add.add_argument("queue", nargs="?")
+    add.add_argument("--type", dest="job_type", help="only this type, in the queue or in all")
+    add.add_argument("--all", action="store_true", help="everything")
+
+
+def _add_acts(commands: Any) -> None:
+    add = _add_act(commands, "retry", "retry", "run jobs again now: failed and dead ones")
+    what = "also if it is running: its worker loses it; for one job"
+    add.add_argument("--force", action="store_true", help=what)
+    what = "change that of the payload; VALUE is JSON or a text; may be repeated"
+    add.add_argument("--set", action="append", metavar="NAME=VALUE", help=what)
+    add.add_argument("--new-payload", metavar="JSON", help="give them this payload")
+    add.add_argument("--max-attempts", type=int, metavar="N", help="give up after so many")
+    what = "cancel jobs that wait, and ask the workers of those that run to stop"
+    add = _add_act(commands, "cancel", "cancel", what)
+    add.add_argument("--reason")
+    what = "acknowledge dead jobs: they stay, and no alert is about them any more"
+    _add_act(commands, "discard", "discard", what)
+    what = "move jobs that wait to another time"
+    add = _add_act(commands, "reschedule", "reschedule", what)
+    how = add.add_mutually_exclusive_group(required=True)
+    how.add_argument("--run-at", metavar="TIME", help="such as '2026-03-01 02:00 Europe/Paris'")
+    how.add_argument("--delay", metavar="INTERVAL", help="from now, such as '10 minutes'")
+    add = _add_act(commands, "priority", "set_priority", "give jobs another priority")
+    what = "the lower runs first"
+    add.add_argument("--to", type=int, required=True, metavar="N", help=what)
+    add = _add_act(commands, "move", "move", "move jobs that wait to another queue")
+    add.add_argument("--to", required=True, metavar="QUEUE")
+    what = "delete jobs that have ended; dead ones only with --status dead"
+    _add_act(commands, "purge", "purge", what)
+    what = "take away what jobs say of somebody: payload, result, headers, keys, errors"
+    _add_act(commands, "erase", "erase", what)
+    what = "list what operators did, the newest first"
+    add = _add(commands, "audit", acts.audit, what, json=True)
+    add.add_argument("--job", type=int, metavar="ID", help="to this job")
+    add.add_argument("--act", help="such as retry, pause or set_limit")
+    add.add_argument("--by", metavar="NAME", help="of a role, or of who stood behind it")
+    add.add_argument("--since", metavar="AGE", help="such as '1 day'")
+    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    what = "print what lets a shell complete commands and options"
+    add = _add(commands, "completion", _print_completion, what)
+    _teach(add, COMPLETION)
+    add.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+
+
+def _add_act(commands: Any, name: str, act: str, what: str) -> argparse.ArgumentParser:
+    add = _add(commands, name, acts.act, what, json=True)
+    add.set_defaults(act=act)
+    _teach(add, ACTS.format(name=name, more=EXAMPLES[act]))
+    add.add_argument("job_ids", nargs="*", type=int, metavar="ID")
+    which = add.add_argument_group("which jobs")
+    which.add_argument("--queue")
+    which.add_argument("--status", action="append", choices=STATUSES, help="may be repeated")
+    which.add_argument("--type", dest="job_type")
+    what = "whose last error is of that kind: numbers and ids do not matter"
+    which.add_argument("--error", metavar="TEXT", help=what)
+    which.add_argument("--error-type", metavar="TYPE")
+    what = "ended, or were created, before that, such as '2 hours'"
+    which.add_argument("--older-than", metavar="AGE", help=what)
+    which.add_argument("--newer-than", metavar="AGE", help="the same, since then")
+    which.add_argument("--payload", metavar="JSON", help="has this in it: '{\"user_id\": 7}'")
+    which.add_argument("--header", action="append", metavar="NAME=VALUE")
+    which.add_argument("--key", help="idempotency key")
+    which.add_argument("--ordering-key", metavar="KEY")
+    which.add_argument("--limit-key", metavar="KEY")
+    which.add_argument("--schedule", metavar="NAME", help="that has made them")
+    which.add_argument("--pipeline", metavar="NAME")
+    which.add_argument("--all", action="store_true", help="all that the command is for")
+    which.add_argument("--limit", type=_number, metavar="N", help="not more than so many")
+    add.add_argument("--dry-run", action="store_true", help="count and show, change nothing")
+    add.add_argument("--yes", action="store_true", help="do not ask")
+    return add
+
+
+def _number(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
+def _print_completion(arguments: argparse.Namespace) -> None:
+    try:
+        shtab = importlib.import_module("shtab")
+    except ImportError:
+        hint = "Install it: pip install './python_client[cli]'"
+        raise CommandError("completion needs the package shtab", hint) from None
+    print(shtab.complete(make_parser(), arguments.shell))
+
+
+def _add_web(commands: Any) -> None:
+    add = _add(commands, "web", web.web, "show it all in a browser")
+    add.epilog = WEB
+    add.formatter_class = argparse.RawDescriptionHelpFormatter
+    add.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
+    add.add_argument("--port", type=int, default=8025, help="(default: %(default)s)")
+    what = "let operators act: without it the page only shows"
+    add.add_argument("--allow-acts", action="store_true", help=what)
+    what = "let in who is in this file, by name and password"
+    add.add_argument("--passwords", metavar="FILE", help=what)
+    what = "put somebody into the file: an observer, or with --allow-acts an operator"
+    add.add_argument("--add-user", metavar="NAME", help=what)
+    what = "believe the name that a proxy puts there, such as X-Remote-User"
+    add.add_argument("--trusted-header", metavar="NAME", help=what)
+    what = "an address of that proxy (default: this machine)"
+    add.add_argument("--proxy", action="append", metavar="ADDRESS", help=what)
+    what = "a name of the header that may act, or * for all"
+    add.add_argument("--operator", action="append", metavar="NAME", help=what)
+    what = "payloads and results: mask by key (default), hide, or show"
+    add.add_argument("--payloads", choices=("mask", "hide", "show"), default="mask", help=what)
+    what = "the path in front of it, where a proxy adds one"
+    add.add_argument("--root-path", default="", metavar="PATH", help=what)
 
 
 def _add_worker(commands: Any) -> None:
@@ -172,6 +359,9 @@ def _add_worker(commands: Any) -> None:
         add.add_argument(name, type=kind, default=default, metavar="N", help=what)
 
     add.add_argument("registry", help="module:name of a rota.Registry")
+    _add_databases(add)
+    what = "leave jobs of enqueue_to() to rota forward"
+    add.add_argument("--no-forward", action="store_true", help=what)
     what = "or QUEUE=PLACES for one with its own places; may be repeated (default: default)"
     add.add_argument("--queue", action="append", help=what)
     number(int, "--concurrency", 4, "jobs at a time, of the queues without their own places")
@@ -198,11 +388,29 @@ def _add_worker(commands: Any) -> None:
     how = add.add_mutually_exclusive_group()
     how.add_argument("--drain", action="store_true", help="leave when nothing is due")
     how.add_argument("--once", action="store_true", help="leave after one claim")
+    _add_log(add)
+
+
+def _add_log(add: argparse.ArgumentParser) -> None:
     default = "(default: %(default)s)"
     formats = ("text", "json")
     add.add_argument("--log-format", choices=formats, default="text", help=default)
     levels = ("debug", "info", "warning", "error")
     add.add_argument("--log-level", choices=levels, default="info", help=default)
+
+
+def _add_databases(add: argparse.ArgumentParser) -> None:
+    what = "one of several databases, by URL or name; may be repeated"
+    add.add_argument("--database", action="append", metavar="URL", help=what)
+    what = "a file that names several, one on a line"
+    add.add_argument("--databases", metavar="FILE", help=what)
+
+
+def _add_forward(commands: Any) -> None:
+    what = "carry jobs of enqueue_to() between databases until SIGTERM or Ctrl-C"
+    add = _add(commands, "forward", forward.forward, what)
+    _add_databases(add)
+    _add_log(add)
 
 
 SCHEDULE = """\

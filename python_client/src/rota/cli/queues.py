@@ -4,30 +4,62 @@ from __future__ import annotations
 
 import argparse
 
-from .output import acting, connected, print_json, print_list, short, text_of
+from .output import UsageError, acting, connected, print_json, print_list, short, text_of
 
 
 def pause(arguments: argparse.Namespace) -> None:
-    """Let no more jobs of a queue be claimed."""
+    """Let no more jobs of a queue, of a type, or none at all, be claimed."""
+    what = _what(arguments)
     with connected(arguments) as connection, acting(connection) as client:
-        client.pause_queue(arguments.queue, reason=arguments.reason)
-    _print(arguments, is_paused=True)
+        ((until,),) = (
+            row.values()
+            for row in connection.execute(
+                "select coalesce(%s::timestamptz, rota.now() + %s::interval)",
+                [arguments.until, arguments.length],
+            )
+        )
+        if arguments.job_type:
+            client.pause_type(arguments.job_type, arguments.queue, arguments.reason, until)
+        elif arguments.queue:
+            client.pause_queue(arguments.queue, arguments.reason, until)
+        else:
+            client.pause_all(arguments.reason, until)
+    if arguments.json:
+        print_json({**_named(arguments), "is_paused": True, "until": until})
+        return
+    how_long = f", until {short(until)}" if until else ""
+    print(f"{what} is paused: running jobs go on, no more are claimed{how_long}")
 
 
 def resume(arguments: argparse.Namespace) -> None:
-    """Let the jobs of a queue be claimed again."""
+    """Let jobs be claimed again."""
+    what = _what(arguments)
     with connected(arguments) as connection, acting(connection) as client:
-        client.resume_queue(arguments.queue)
-    _print(arguments, is_paused=False)
-
-
-def _print(arguments: argparse.Namespace, *, is_paused: bool) -> None:
+        if arguments.job_type:
+            client.resume_type(arguments.job_type, arguments.queue)
+        elif arguments.queue:
+            client.resume_queue(arguments.queue)
+        else:
+            client.resume_all()
     if arguments.json:
-        print_json({"queue": arguments.queue, "is_paused": is_paused})
-    elif is_paused:
-        print(f"queue {arguments.queue} is paused: running jobs go on, no more are claimed")
+        print_json({**_named(arguments), "is_paused": False})
     else:
-        print(f"queue {arguments.queue} is open: its jobs are claimed")
+        print(f"{what} is open: its jobs are claimed")
+
+
+def _what(arguments: argparse.Namespace) -> str:
+    """Return what is meant; all is never meant by saying nothing."""
+    if arguments.all == bool(arguments.queue or arguments.job_type):
+        raise UsageError("name a queue, a job type with --type, or --all")
+    if arguments.job_type:
+        where = f" in queue {arguments.queue}" if arguments.queue else ""
+        return f"type {arguments.job_type}{where}"
+    return f"queue {arguments.queue}" if arguments.queue else "everything"
+
+
+def _named(arguments: argparse.Namespace) -> dict[str, str]:
+    names = {"queue": arguments.queue, "job_type": arguments.job_type}
+    return {name: value for name, value in names.items() if value}
 
 
 def limits(arguments: argparse.Namespace) -> None:

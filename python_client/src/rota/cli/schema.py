@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from typing import Any
 
-from psycopg import Connection
-
-from .._version import __version__
 from ..client.sync_client import Client
 from ..schema import run_script, script_text
 from .output import CommandError, UsageError, connected
@@ -17,32 +12,17 @@ from .output import CommandError, UsageError, connected
 
 def install(arguments: argparse.Namespace) -> None:
     """Install, or bring up to date."""
-    options = {"with_roles": arguments.with_roles, "with_cron": arguments.with_cron}
+    options = {
+        "with_roles": arguments.with_roles,
+        "with_cron": arguments.with_cron,
+        "allow_downgrade": arguments.force,
+    }
     with connected(arguments) as connection:
         if arguments.dry_run:
             print(script_text(connection, "install.sql", options), end="")
             return
-        if not arguments.force:
-            _check_version(connection)
         run_script(connection, "install.sql", options)
         print(f"rota {Client(connection).version()} is installed in {connection.info.dbname}")
-
-
-def _check_version(connection: Connection[Any]) -> None:
-    """Refuse to put older functions in the place of newer ones."""
-    row = connection.execute("select to_regproc('rota.version') as found").fetchone()
-    if not row or row["found"] is None:
-        return
-    version = Client(connection).version()
-    if _numbers(version) > _numbers(__version__):
-        raise CommandError(
-            f"{connection.info.dbname} has rota {version}, and this is the older {__version__}",
-            f"Upgrade the client: pip install 'rota>={version}'. To go back: --force",
-        )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def uninstall(arguments: argparse.Namespace) -> int:

@@ -10,19 +10,21 @@ from typing import Any, LiteralString
 from .._version import __version__
 from ..client.sync_client import Client
 from .output import connected, print_findings, print_json, print_list, short, span
+from .top import brief, share
 
 CRITICAL = 2
 PARTS: dict[str, LiteralString] = {
     "queues": "select * from rota.queue_stats order by queue",
     "paused": """
-        select queue, paused_by, paused_at, pause_reason
-        from rota.queues
-        where is_paused
-        order by queue
+        select pause_name, queue, job_type, set_by, paused_by, paused_at, reason, until
+        from rota.pauses
+        where until is null or until > rota.now()
+        order by pause_name
         """,
     "due_jobs": """
         select
-            j.queue, j.job_type, count(*) as due, rota.now() - min(j.run_at) as oldest_waits,
+            j.queue, j.job_type, sum(j.jobs)::bigint as due,
+            rota.now() - min(j.first_run_at) as oldest_waits,
             (
                 select count(*)
                 from rota.workers as w
@@ -31,11 +33,17 @@ PARTS: dict[str, LiteralString] = {
                   -- One that is idle reports every five.
                   and w.last_seen_at > rota.now() - interval '6 minutes'
             ) as workers_of_type
-        from rota.job_runs as j
-        where j.status in ('queued', 'failed')
-          and j.run_at <= rota.now()
+        from rota.job_counts() as j
+        where j.status in ('queued', 'failed') and j.is_due
         group by j.queue, j.job_type
-        order by min(j.run_at)
+        order by min(j.first_run_at)
+        limit 20
+        """,
+    "last_hour": """
+        select s.*, extract(epoch from rota.now() - s.starts_at)::float / 60 as minutes
+        from rota.job_stats(step => 'total') as s
+        order by s.failures desc, s.attempts desc, s.queue, s.job_type
+        limit 10
         """,
     "ticker": "select * from rota.ticker_health",
     "disabled_schedules": """
@@ -102,10 +110,11 @@ def _queue(row: dict[str, Any]) -> dict[str, Any]:
 
 def _paused(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        "queue": row["queue"],
+        "what": row["pause_name"],
         "since": short(row["paused_at"]),
-        "by": row["paused_by"],
-        "because": row["pause_reason"],
+        "until": short(row["until"]),
+        "by": row["paused_by"] if row["set_by"] == "operator" else row["set_by"],
+        "because": row["reason"],
     }
 
 
@@ -116,6 +125,18 @@ def _due(row: dict[str, Any]) -> dict[str, Any]:
         "due": row["due"],
         "oldest waits": span(row["oldest_waits"]),
         "workers": row["workers_of_type"],
+    }
+
+
+def _last_hour(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "queue": row["queue"],
+        "job_type": row["job_type"],
+        "attempts": row["attempts"],
+        "failed": share(row),
+        "died": row["dead"],
+        "wait p95": brief(row["wait_p95"]),
+        "run p95": brief(row["run_p95"]),
     }
 
 
@@ -146,6 +167,7 @@ SHOWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "queues": _queue,
     "paused": _paused,
     "due_jobs": _due,
+    "last_hour": _last_hour,
     "ticker": _ticker,
     "disabled_schedules": _disabled,
     "workers": _worker,

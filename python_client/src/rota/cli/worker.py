@@ -13,9 +13,11 @@ from contextlib import suppress
 
 from ..client.connecting import named
 from ..registry import Registry
+from ..worker.forwarder import Forwarder
+from ..worker.places import Places
 from ..worker.supervisor import Supervisor
 from ..worker.worker import Worker, run_together
-from .output import CommandError, UsageError, conninfo, set_up_log
+from .output import CommandError, UsageError, conninfo, conninfos, set_up_log
 
 LEFT_HANDLERS = 3
 
@@ -39,8 +41,18 @@ def work(arguments: argparse.Namespace) -> int:
         with suppress(ImportError):
             metrics = importlib.import_module("rota.contrib.prometheus")
             metrics.instrument(registry, workers)
+    databases = _databases(arguments)
+    forwarder = None
+    if len(databases) > 1 and not (arguments.drain or arguments.once or arguments.no_forward):
+        forwarder = Forwarder(databases, poll_interval=arguments.poll_interval)
     try:
-        run_together(workers, drain=arguments.drain, once=arguments.once, health=health)
+        run_together(
+            workers,
+            drain=arguments.drain,
+            once=arguments.once,
+            health=health,
+            forwarder=forwarder,
+        )
     except OSError as error:
         if health is None or error.errno != errno.EADDRINUSE:
             raise
@@ -66,20 +78,39 @@ def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
             places[queue] = int(number)
         else:
             raise UsageError(f"--queue is NAME or NAME=PLACES, got {word!r}")
+    databases = _databases(arguments)
     groups = [([queue], number) for queue, number in places.items()]
     if shared:
         groups.insert(0, (shared, arguments.concurrency))
-    return [
-        _worker(arguments, registry, queues, concurrency, is_alone=len(groups) == 1)
-        for queues, concurrency in groups
-    ]
+    workers = []
+    for queues, concurrency in groups:
+        if concurrency < len(databases) > 1:
+            number = len(databases)
+            raise UsageError(f"{concurrency} places are too few for {number} databases")
+        together = Places(concurrency) if len(databases) > 1 else None
+        is_alone = len(groups) == 1
+        workers += [
+            _worker(arguments, registry, each, queues, concurrency, together, is_alone=is_alone)
+            for each in databases
+        ]
+    return workers
+
+
+def _databases(arguments: argparse.Namespace) -> list[str]:
+    """Return the one database, or those of --database and --databases."""
+    several = conninfos(arguments)
+    if len(set(several)) < len(several):
+        raise UsageError("a database is named twice")
+    return several or [conninfo(arguments)]
 
 
 def _worker(
     arguments: argparse.Namespace,
     registry: Registry,
+    database: str,
     queues: list[str],
     concurrency: int,
+    places: Places | None,
     *,
     is_alone: bool,
 ) -> Worker:
@@ -90,7 +121,7 @@ def _worker(
         name = f"{name}:{arguments.process_number}"
     try:
         return Worker(
-            conninfo(arguments),
+            database,
             registry,
             name=name,
             queues=queues,
@@ -105,6 +136,7 @@ def _worker(
             listen_conninfo=arguments.listen_url and named(arguments.listen_url),
             max_jobs=arguments.max_jobs,
             max_memory=arguments.max_memory,
+            places=places,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -6,6 +6,8 @@ An argument that is not given is not sent, so every default is the one in SQL.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -20,7 +22,15 @@ from .. import rows
 from ..exceptions import translate
 from .adapters import AsyncCaller, adapt_async
 from .statement import UNSET, Unset, blame, call, factory, given, read_forgiving
-from .values import clean_text, of_one_job, to_endings, to_job, to_jsonb, to_result
+from .values import (
+    clean_text,
+    of_one_job,
+    to_endings,
+    to_job,
+    to_job_array,
+    to_jsonb,
+    to_result,
+)
 
 Row = TypeVar("Row")
 
@@ -97,6 +107,106 @@ class AsyncClient:
         """Add many jobs, each a mapping of the arguments of `enqueue`."""
         array = Jsonb([to_job(job) for job in jobs])
         return await self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
+
+    async def enqueue_to(
+        self,
+        database: int,
+        job_type: str,
+        payload: Mapping[str, Any] | Unset = UNSET,
+        *,
+        queue: str | Unset = UNSET,
+        run_at: datetime | Unset | None = UNSET,
+        delay: timedelta | Unset | None = UNSET,
+        priority: int | Unset = UNSET,
+        max_attempts: int | Unset | None = UNSET,
+        lease: timedelta | Unset | None = UNSET,
+        backoff: Mapping[str, Any] | Unset | None = UNSET,
+        idempotency_key: str | Unset | None = UNSET,
+        unique_for: timedelta | Unset | None = UNSET,
+        on_conflict: str | Unset = UNSET,
+        updated_at: datetime | Unset | None = UNSET,
+        max_wait: timedelta | Unset | None = UNSET,
+        ordering_key: str | Unset | None = UNSET,
+        skip_dead: bool | Unset = UNSET,
+        limit_key: str | Unset | None = UNSET,
+        time_limit: timedelta | Unset | None = UNSET,
+        expires_at: datetime | Unset | None = UNSET,
+        headers: Mapping[str, str] | Unset | None = UNSET,
+    ) -> int:
+        """Add a job to the database of that number, in the caller's transaction here.
+
+        The id is that of the job here that carries it.
+        """
+        value: int = await self._value(
+            "enqueue_to",
+            database=database,
+            job_type=job_type,
+            payload=to_jsonb("payload", payload),
+            queue=queue,
+            run_at=run_at,
+            delay=delay,
+            priority=priority,
+            max_attempts=max_attempts,
+            lease=lease,
+            backoff=to_jsonb("backoff", backoff),
+            idempotency_key=idempotency_key,
+            unique_for=unique_for,
+            on_conflict=on_conflict,
+            updated_at=updated_at,
+            max_wait=max_wait,
+            ordering_key=ordering_key,
+            skip_dead=skip_dead,
+            limit_key=limit_key,
+            time_limit=time_limit,
+            expires_at=expires_at,
+            headers=to_jsonb("headers", headers),
+        )
+        return value
+
+    async def waiting_forwards(self) -> list[int]:
+        """Return the numbers of the databases for which jobs wait here."""
+        return await self._execute(None, "waiting_forwards", {})
+
+    async def take_forwards(
+        self, worker: str, database: int, max_jobs: int | Unset = UNSET
+    ) -> list[rows.ForwardJob]:
+        """Take jobs for the database of that number, to be ended in the same transaction."""
+        return await self._rows(
+            rows.ForwardJob,
+            "take_forwards",
+            worker=worker,
+            database=database,
+            max_jobs=max_jobs,
+        )
+
+    async def end_forwards(
+        self,
+        job_ids: Sequence[int],
+        lease_tokens: Sequence[int],
+        endings: Sequence[Mapping[str, Any]] | Jsonb,
+    ) -> None:
+        """End taken jobs as they were received."""
+        await self._value(
+            "end_forwards",
+            job_ids=_array(job_ids),
+            lease_tokens=_array(lease_tokens),
+            endings=endings if isinstance(endings, Jsonb) else Jsonb(list(endings)),
+        )
+
+    async def receive_jobs(
+        self, database: int, job_ids: Sequence[int], jobs: Sequence[Mapping[str, Any]] | str
+    ) -> list[rows.ReceivedJob]:
+        """Enqueue jobs that were taken from another database, each once.
+
+        They may be given as the text of a JSON array.
+        """
+        return await self._rows(
+            rows.ReceivedJob,
+            "receive_jobs",
+            database=database,
+            job_ids=_array(job_ids),
+            jobs=to_job_array(jobs),
+        )
 
     async def define_pipeline(self, pipeline: str, stages: Sequence[Mapping[str, Any]]) -> None:
         """Set the stages of a pipeline, each a mapping of what a stage is."""
@@ -593,9 +703,42 @@ class AsyncClient:
         """Say what is wrong with the queue and the database under it, the worst first."""
         return await self._rows(rows.Finding, "doctor")
 
+    async def untaken_jobs(self, queues: Sequence[str]) -> list[rows.UntakenJobs]:
+        """Return the types that have due jobs in *queues* and no live worker."""
+        return await self._rows(rows.UntakenJobs, "untaken_jobs", queues=list(queues))
+
     async def verify(self, max_rows: int | Unset = UNSET) -> list[rows.Verdict]:
         """Count the promises again on the newest rows of each kind."""
         return await self._rows(rows.Verdict, "verify", max_rows=max_rows)
+
+    async def job_stats(
+        self,
+        since: datetime | Unset | None = UNSET,
+        until: datetime | Unset | None = UNSET,
+        step: str | Unset = UNSET,
+        queues: Sequence[str] | Unset | None = UNSET,
+        job_types: Sequence[str] | Unset | None = UNSET,
+        group_by: Sequence[str] | Unset = UNSET,
+    ) -> list[rows.JobStats]:
+        """Say how many jobs ended, how, and how long they waited and ran."""
+        return await self._rows(
+            rows.JobStats,
+            "job_stats",
+            since=since,
+            until=until,
+            step=step,
+            queues=_array(queues),
+            job_types=_array(job_types),
+            group_by=_array(group_by),
+        )
+
+    async def job_counts(self) -> list[rows.JobCount]:
+        """Say how many live and dead jobs there are."""
+        return await self._rows(rows.JobCount, "job_counts")
+
+    async def rising_failures(self) -> list[rows.RisingFailure]:
+        """Say of which queues and job types more attempts fail than usual."""
+        return await self._rows(rows.RisingFailure, "rising_failures")
 
     async def fold_error(self, message: str) -> str:
         """Return the text of an error without what differs from job to job."""
@@ -623,13 +766,125 @@ class AsyncClient:
         )
         return value
 
-    async def pause_queue(self, queue: str, reason: str | Unset | None = UNSET) -> None:
-        """Let no more jobs of a queue be claimed."""
-        await self._value("pause_queue", queue=queue, reason=_text(reason))
+    async def wait_for_result(
+        self,
+        job_id: int,
+        active: bool | Unset = UNSET,
+        *,
+        timeout: float | None = None,
+        listen: bool = True,
+    ) -> rows.JobResult:
+        """Return how a job ended, once it has; TimeoutError after so many seconds.
+
+        On a psycopg connection in autocommit it listens, and whoever ends the job notifies it;
+        notifications for others that come meanwhile are lost.  On any other connection, and
+        behind a pooler with *listen* false, it asks again after up to a second.  With *active*
+        it does not wait but asks once, as the function does.
+        """
+        if not isinstance(active, Unset):
+            return await self._row(
+                rows.JobResult, "wait_for_result", job_id=job_id, active=active
+            )
+        driver = await self._driver()
+        connection: AsyncConnection[Any] | None = None
+        if listen and isinstance(driver, AsyncConnection) and driver.autocommit:
+            connection = driver
+        active = connection is not None
+        until = time.monotonic() + (1e9 if timeout is None else timeout)
+        pause = 0.02
+        answer = await self._ask_result(job_id, active)
+        if connection and not answer.is_ended:
+            await connection.execute(f"listen {answer.channel}".encode())
+            answer = await self._ask_result(job_id, active)
+        try:
+            while not answer.is_ended:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"job {job_id} has not ended in {timeout} seconds")
+                if connection:
+                    # A pause now and then is for an end that could not see that we wait.
+                    pause = min(pause * 4, 30.0)
+                    async for _ in connection.notifies(timeout=min(pause, left), stop_after=1):
+                        pass
+                else:
+                    pause = min(pause * 2, 1.0)
+                    await asyncio.sleep(min(pause, left))
+                answer = await self._ask_result(job_id, active)
+        finally:
+            if connection and not connection.closed:
+                await connection.execute(f"unlisten {answer.channel}".encode())
+                if not answer.is_ended:
+                    await self._ask_result(job_id, active=False)
+        return answer
+
+    async def _ask_result(self, job_id: int, active: bool) -> rows.JobResult:
+        return await self._row(rows.JobResult, "wait_for_result", job_id=job_id, active=active)
+
+    async def act_on_jobs(
+        self,
+        act: str,
+        filter: Mapping[str, Any],
+        arguments: Mapping[str, Any] | Unset = UNSET,
+        max_jobs: int | Unset = UNSET,
+        after_id: int | Unset = UNSET,
+        dry_run: bool | Unset = UNSET,
+    ) -> rows.ActReport:
+        """Do one thing to the jobs that a filter finds behind an id, a bounded number of them.
+
+        Call it again with *after_id*, the *next_after_id* of the last call, until it is None.
+        """
+        (report,) = await self._rows(
+            rows.ActReport,
+            "act_on_jobs",
+            act=act,
+            filter=to_jsonb("filter", filter),
+            arguments=to_jsonb("arguments", arguments),
+            max_jobs=max_jobs,
+            after_id=after_id,
+            dry_run=dry_run,
+        )
+        return report
+
+    async def pause_queue(
+        self,
+        queue: str,
+        reason: str | Unset | None = UNSET,
+        until: datetime | Unset | None = UNSET,
+    ) -> None:
+        """Let no more jobs of a queue be claimed, until then or until it is resumed."""
+        await self._value("pause_queue", queue=queue, reason=_text(reason), until=until)
 
     async def resume_queue(self, queue: str) -> None:
         """Let the jobs of a queue be claimed again."""
         await self._value("resume_queue", queue=queue)
+
+    async def pause_type(
+        self,
+        job_type: str,
+        queue: str | Unset | None = UNSET,
+        reason: str | Unset | None = UNSET,
+        until: datetime | Unset | None = UNSET,
+    ) -> None:
+        """Let no more jobs of a type be claimed, in one queue or in all."""
+        await self._value(
+            "pause_type", job_type=job_type, queue=queue, reason=_text(reason), until=until
+        )
+
+    async def resume_type(self, job_type: str, queue: str | Unset | None = UNSET) -> None:
+        """Let the jobs of a type be claimed again that was paused there."""
+        await self._value("resume_type", job_type=job_type, queue=queue)
+
+    async def pause_all(
+        self,
+        reason: str | Unset | None = UNSET,
+        until: datetime | Unset | None = UNSET,
+    ) -> None:
+        """Let no more jobs be claimed at all."""
+        await self._value("pause_all", reason=_text(reason), until=until)
+
+    async def resume_all(self) -> None:
+        """End what `pause_all` began; what is paused by itself stays so."""
+        await self._value("resume_all")
 
     async def set_queue(
         self,
@@ -683,6 +938,58 @@ class AsyncClient:
             reset=reset,
         )
 
+    async def set_archive(self, schema: str | Unset | None = UNSET) -> None:
+        """Let retention move the history to a schema instead of deleting it; None ends that."""
+        await self._value("set_archive", schema=schema)
+
+    async def set_retry_rule(
+        self,
+        error_type: str,
+        job_type: str | Unset | None = UNSET,
+        queue: str | Unset | None = UNSET,
+        retry_in: timedelta | Unset | None = UNSET,
+        fatal: bool | Unset = UNSET,
+        reset: bool | Unset = UNSET,
+    ) -> None:
+        """Say when jobs are tried again that fail with such an error, or that they are not."""
+        await self._value(
+            "set_retry_rule",
+            error_type=error_type,
+            job_type=job_type,
+            queue=queue,
+            retry_in=retry_in,
+            fatal=fatal,
+            reset=reset,
+        )
+
+    async def set_breaker(
+        self,
+        job_type: str,
+        queue: str | Unset = UNSET,
+        max_failures: int | Unset | None = UNSET,
+        failed_percent: int | Unset | None = UNSET,
+        min_attempts: int | Unset = UNSET,
+        span: timedelta | Unset = UNSET,
+        error_type: str | Unset | None = UNSET,
+        pause_for: timedelta | Unset = UNSET,
+        probes: int | Unset = UNSET,
+        reset: bool | Unset = UNSET,
+    ) -> None:
+        """Let a job type be paused by itself when it fails too often, and tried again."""
+        await self._value(
+            "set_breaker",
+            job_type=job_type,
+            queue=queue,
+            max_failures=max_failures,
+            failed_percent=failed_percent,
+            min_attempts=min_attempts,
+            span=span,
+            error_type=error_type,
+            pause_for=pause_for,
+            probes=probes,
+            reset=reset,
+        )
+
     async def resume_ordering_key(self, ordering_key: str) -> int:
         """Let the jobs behind the dead one of an ordering key go on; return its id."""
         value: int = await self._value("resume_ordering_key", ordering_key=ordering_key)
@@ -691,6 +998,20 @@ class AsyncClient:
     async def version(self) -> str:
         """Return the version of rota in the database."""
         value: str = await self._value("version")
+        return value
+
+    async def set_database_number(self, number: int) -> None:
+        """Give the database a number, which the lower ten bits of each new id have."""
+        await self._value("set_database_number", number=number)
+
+    async def database_number(self) -> int | None:
+        """Return the number of the database, None if it has none."""
+        value: int | None = await self._value("database_number")
+        return value
+
+    async def database_number_of(self, job_id: int) -> int:
+        """Return the number of the database in which a job was enqueued."""
+        value: int = await self._value("database_number_of", job_id=job_id)
         return value
 
     async def grant_statements(self, access: str, role: str) -> list[str]:

@@ -28,6 +28,7 @@ REFUSED = re.compile("[\x00\ud800-\udfff]")
 """The characters that Postgres refuses in text and in jsonb."""
 
 _BIGINT = {
+    "after_id",
     "job_id",
     "job_ids",
     "kept_job_ids",
@@ -315,3 +316,14 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     return value
+
+
+def to_job_array(jobs: Sequence[Mapping[str, Any]] | str) -> Jsonb | str:
+    """Return a list for the database; a text of JSON goes as it is, numbers of any size too."""
+    if not isinstance(jobs, str):
+        return Jsonb(list(jobs))
+    try:
+        json.loads(jobs)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"jobs must be the text of a JSON array: {error}") from None
+    return jobs

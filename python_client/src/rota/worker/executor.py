@@ -24,6 +24,7 @@ from .connection import Connection
 from .events import Ends, log_job
 from .heartbeat import Heartbeat
 from .outcomes import Failed, Outcome, outcome_of, run_async, run_sync
+from .places import Share
 
 logger = logging.getLogger("rota")
 
@@ -45,7 +46,7 @@ LEASE_CHECK = (0.02, 1.0)
 
 
 class Executor:
-    """Runs jobs, *concurrency* at a time; calls *on_free* when it could do with more.
+    """Runs jobs in the places of its *share*; calls *on_free* when it could do with more.
 
     A job whose handler has ended takes up no place while its end is reported, unless very many
     wait for that.
@@ -57,7 +58,7 @@ class Executor:
         registry: Registry,
         connection: Connection,
         heartbeat: Heartbeat,
-        concurrency: int,
+        share: Share,
         prefetch: Prefetch,
         on_free: Callable[[], None],
     ) -> None:
@@ -68,7 +69,9 @@ class Executor:
         """How many handlers go on though their jobs are lost by their time limits."""
         self._completer = Completer(connection, heartbeat, self.ends, self._go_on)
         self._heartbeat = heartbeat
-        self._concurrency = concurrency
+        self._share = share
+        share.used = lambda: len(self._running)
+        share.look = self._look
         self._prefetch = prefetch
         self._on_free = on_free
         self._held: deque[BaseJob] = deque()
@@ -164,8 +167,20 @@ class Executor:
         finally:
             await self._completer.close()
 
+    @property
+    def is_short(self) -> bool:
+        """Whether jobs wait for a place."""
+        return bool(self._held)
+
+    def _look(self) -> None:
+        """Start what there may be room for, which others have left."""
+        self._start()
+        if self.wanted:
+            self._on_free()
+
     def _go_on(self) -> None:
         self._start()
+        self._share.tell()
         if not self.running:
             self._at_rest.set()
         if self.wanted or self.is_idle:
@@ -188,7 +203,7 @@ class Executor:
     def _places(self) -> int:
         if self._completer.is_full:
             return 0
-        return max(0, self._concurrency - len(self._running))
+        return self._share.room()
 
     def _check_leases_before(self, seconds: float) -> None:
         timer, loop = self._lease_check, asyncio.get_running_loop()

@@ -35,6 +35,8 @@ ACTIVE_FROM = 0.01
 """Seconds between two finds from which on a worker becomes active."""
 ACTIVE_UNTIL = 0.03
 """Seconds without a find after which it is idle again."""
+HUNGRY_FOR = 0.25
+"""Seconds that a claim keeps places free for what it may find."""
 LOOK_AGAIN = 0.1
 """Seconds after the last notification until it asks when to claim."""
 SHORTEST_WAIT = (0.01, 1.0)
@@ -58,7 +60,21 @@ class Fetcher:
         self._retry = Retry("claim", connection.state)
         self._wake = asyncio.Event()
         self._is_stopping = False
+        self._looks_since: float | None = None
+        self._has_found = False
+        self.on_claimed: Callable[[], None] = lambda: None
+        """Called after each claim."""
         poller.start(self.wake, self._hurry_maintenance)
+
+    def is_hungry(self, *, is_short: bool) -> bool:
+        """Whether jobs are likely to wait here; *is_short* is whether there is no place.
+
+        A database that does not answer does not keep others waiting.
+        """
+        now = time.monotonic()
+        if self._looks_since is None:
+            return now >= self._poller.claim_at and (self._has_found or is_short)
+        return now - self._looks_since < HUNGRY_FOR or (self._has_found and is_short)
 
     def wake(self) -> None:
         """Look again at what there is to do."""
@@ -106,7 +122,7 @@ class Fetcher:
 
     async def _claim_for(self, executor: Executor, wanted: int, *, is_patient: bool) -> bool:
         """Claim so many jobs; return whether the database answered."""
-        sent_at = time.monotonic()
+        sent_at = self._looks_since = time.monotonic()
         try:
             claims = await self._connection.call_read_committed(
                 lambda client: self._claim(client, wanted)
@@ -117,9 +133,13 @@ class Fetcher:
                 raise
             self._poller.fail(pause)
             return False
+        finally:
+            self._looks_since = None
         self._retry.succeed()
+        self._has_found = bool(claims)
         executor.accept(claims, sent_at)
         self._poller.end(len(claims), is_full=len(claims) == wanted)
+        self.on_claimed()
         return True
 
     async def _sleep(self, seconds: float) -> None:

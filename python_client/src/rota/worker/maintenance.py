@@ -23,6 +23,8 @@ logger = logging.getLogger("rota")
 
 REPORT_INTERVAL = 30.0
 IDLE_REPORT_INTERVAL = 300.0
+LOOK_INTERVAL = 300.0
+"""Seconds between two looks for jobs of these queues that no live worker takes."""
 LEAVE_TIMEOUT = 3.0
 HURRY_INTERVAL = 0.1
 OUTAGE_PAUSE = 10.0
@@ -121,12 +123,15 @@ class Maintenance:
         self._must_tick = False
         self._reported_at = -inf
         self._report_interval = REPORT_INTERVAL
+        self._look_at = 0.0
+        self._untaken: set[tuple[str, str]] = set()
         connection.state.on_back(self._report_soon)
 
     @property
     def due_at(self) -> float:
         """When there is something to do next, on the monotonic clock."""
-        return min(self._ticker.due_at, self._reported_at + self._report_interval)
+        report_at = self._reported_at + self._report_interval
+        return min(self._ticker.due_at, report_at, self._look_at)
 
     async def introduce(self) -> None:
         """Report for the first time; any error is the caller's."""
@@ -153,12 +158,33 @@ class Maintenance:
                 await self._report()
             except (psycopg.Error, RotaError) as error:
                 self._retry.fail(error)
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_INTERVAL
+            try:
+                await self._look_for_untaken()
+            except (psycopg.Error, RotaError) as error:
+                self._retry.fail(error)
 
     async def leave(self) -> None:
         """Report for the last time."""
         await self._connection.call(
             lambda client: client.deregister_worker(self._worker), timeout=LEAVE_TIMEOUT
         )
+
+    async def _look_for_untaken(self) -> None:
+        """Warn of jobs that wait for a worker that nobody has started, of each type once."""
+        found = await self._connection.call(lambda client: client.untaken_jobs(self._queues))
+        for jobs in found:
+            if (jobs.queue, jobs.job_type) not in self._untaken:
+                logger.warning(
+                    "no live worker takes %s in queue %s: jobs are due there since %s, such as "
+                    "job %s",
+                    jobs.job_type,
+                    jobs.queue,
+                    jobs.due_since,
+                    jobs.job_id,
+                )
+        self._untaken = {(jobs.queue, jobs.job_type) for jobs in found}
 
     def _report_soon(self) -> None:
         """Tell by which session of the database this worker is to be seen now."""

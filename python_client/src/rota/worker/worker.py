@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from math import inf
@@ -30,14 +31,16 @@ from ..exceptions import RotaError, to_duration
 from ..job import BaseJob, JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
-from .connection import Connection, ConnectionState, JobConnections, end_task
+from .connection import Connection, ConnectionState, JobConnections, Retry, end_task
 from .events import log_start, log_stop
 from .executor import MAX_BATCH, Executor, Prefetch
 from .fetcher import Fetcher, Poller
+from .forwarder import Forwarder
 from .health import serve_health
 from .heartbeat import Heartbeat
 from .maintenance import Maintenance
 from .notifier import Notifier
+from .places import Places, Share
 from .process import notify_service, peak_memory, run_in_loop, stop_on_signals
 
 logger = logging.getLogger("rota")
@@ -59,7 +62,8 @@ class Worker:
     others.  Without *listen* no job wakes it, and it only polls; *listen_conninfo* leads past
     a pooler, through which no notification comes.  After about *max_jobs* jobs, or when the
     process has used *max_memory* megabytes, it claims no more and leaves when what runs has
-    ended.
+    ended.  Workers of several databases share *places*, and wait for those that are
+    away.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Worker:
         listen_conninfo: str | None = None,
         max_jobs: int | None = None,
         max_memory: float | None = None,
+        places: Places | None = None,
     ) -> None:
         _check_settings(
             registry, name, queues, concurrency, batch, lease,
@@ -90,8 +95,9 @@ class Worker:
         self._registry = registry
         self._queues = list(queues)
         self._lease = None if lease is None else to_duration("lease", lease)
-        self.concurrency = concurrency
-        """How many handlers may run at a time."""
+        # Among others the database may be away, also from the start on.
+        self._is_patient = places is not None
+        self._share = Share(places or Places(concurrency))
         self._grace_period = grace_period
         self._max_jobs = max_jobs
         self._max_memory = max_memory
@@ -103,7 +109,7 @@ class Worker:
         self._stop_now = asyncio.Event()
         self._state = state = ConnectionState()
         self._connection = Connection(conninfo, "rota fetcher", state)
-        self._connections = JobConnections(conninfo, concurrency, state)
+        self._connections = JobConnections(conninfo, self._share.total, state)
         self._context = JobContext(self.name, self._connections)
         self._heartbeat = Heartbeat(
             Connection(conninfo, "rota heartbeat", state), self._on_change
@@ -132,10 +138,12 @@ class Worker:
             registry,
             Connection(conninfo, "rota completer", state),
             self._heartbeat,
-            concurrency,
+            self._share,
             Prefetch(batch),
             self._fetcher.wake,
         )
+        self._share.is_hungry = self._is_hungry
+        self._fetcher.on_claimed = self._share.tell
 
     def run(self, *, drain: bool = False, once: bool = False) -> None:
         """Work until `stop` or a signal: SIGTERM or SIGINT; a second one stops at once.
@@ -158,16 +166,18 @@ class Worker:
 
     async def _work(self, *, drain: bool, once: bool) -> None:
         try:
-            await self._maintenance.introduce()
+            await self._introduce()
         except BaseException:
             await self._connection.close()
             raise
+        if self._stop.is_set() and not self._state.is_up:
+            await self._connection.close()
+            return
         self._heartbeat.start()
         log_start(
             self.name, self._connection.database, self._queues, self._registry.job_types,
             self.concurrency,
         )  # fmt: skip
-        await self._compare_versions()
         fetching = asyncio.create_task(
             self._fetcher.run(self._executor, drain=drain, once=once)
         )
@@ -186,6 +196,27 @@ class Worker:
             await self._finish(asyncio.create_task(self._leave(fetching, notifying)))
         if not fetching.cancelled():
             fetching.result()  # raises what ended the loop
+
+    async def _introduce(self) -> None:
+        """Reach the database; among others try again until it is there."""
+        retry = Retry(None, self._state)
+        while not self._stop.is_set():
+            try:
+                await self._compare_versions()
+                await self._maintenance.introduce()
+                return
+            except (psycopg.Error, RotaError) as error:
+                if not self._is_patient:
+                    raise
+                if not retry.failures:
+                    text = "a database cannot be used, trying again: %s"
+                    logger.warning(text, one_line(error))
+                # Who waits for all to be ready waits for those only that are there.
+                self._ready.set()
+                pause = retry.fail(error)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._stop.wait()
 
     async def wait_until_ready(self) -> None:
         """Wait until the worker has reached the database and asks for jobs."""
@@ -208,6 +239,16 @@ class Worker:
         return self._ready.is_set() and not self._stop.is_set() and self._state.is_up
 
     @property
+    def concurrency(self) -> int:
+        """How many handlers may run at a time; of shared places its own."""
+        return self._share.floor
+
+    def _is_hungry(self) -> bool:
+        if not self._state.is_up or self._stop.is_set():
+            return False
+        return self._executor.is_short or self._fetcher.is_hungry(is_short=self._share.is_short)
+
+    @property
     def running(self) -> int:
         """How many handlers run, or have ended without the database knowing."""
         return self._executor.running
@@ -226,13 +267,18 @@ class Worker:
     async def _compare_versions(self) -> None:
         try:
             found = await self._connection.call(AsyncClient.version)
-        except (psycopg.Error, RotaError) as error:
+        except (psycopg.ProgrammingError, RotaError) as error:
             logger.warning("the version of the database is not known: %s", one_line(error))
             return
+        if _is_older(found, __version__):
+            raise RotaError(
+                f"the database has rota {found}, and this worker needs {__version__}: "
+                "upgrade the database first (rota install)"
+            )
         if found != __version__:
             logger.warning(
-                "the database has rota %s and this worker %s: install the newer one on both, "
-                "the database first (rota install)",
+                "the database has rota %s and this worker %s: upgrade the worker "
+                "(pip install -U rota)",
                 found,
                 __version__,
             )
@@ -309,10 +355,12 @@ def run_together(
     drain: bool = False,
     once: bool = False,
     health: tuple[str, int] | None = None,
+    forwarder: Forwarder | None = None,
 ) -> None:
     """Run workers in this process until all have left; if one fails, the others stop.
 
-    *health* is the address at which `rota.worker.health` answers.
+    *health* is the address at which `rota.worker.health` answers.  Meanwhile *forwarder*
+    carries jobs between the databases.
     """
     if _is_in_loop():
         raise RuntimeError("an event loop runs here already: await worker.run_async()")
@@ -332,6 +380,7 @@ def run_together(
                 for worker in workers
             ]
             ready = [asyncio.create_task(worker.wait_until_ready()) for worker in workers]
+            forwarding = asyncio.create_task(_forward(forwarder)) if forwarder else None
             telling = asyncio.gather(*ready)
             telling.add_done_callback(_tell_ready)
             try:
@@ -341,6 +390,8 @@ def run_together(
                 if not all(task.done() for task in running):
                     stop()
                 await asyncio.wait(running)
+                if forwarding is not None:
+                    await end_task(forwarding)
             for task in running:
                 task.result()
 
@@ -350,6 +401,13 @@ def run_together(
         has_ended = run_in_loop(work())
     for worker in workers:
         worker._has_ended = has_ended
+
+
+async def _forward(forwarder: Forwarder) -> None:
+    try:
+        await forwarder.run()
+    except Exception:  # the workers go on, and others may carry
+        logger.exception("this process carries no jobs between databases any more")
 
 
 def _tell_ready(telling: asyncio.Future[Any]) -> None:
@@ -371,6 +429,15 @@ def _is_in_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _is_older(found: str, needed: str) -> bool:
+    """Whether a version lacks functions that another one may call: all but its last number."""
+    return _numbers(found) < _numbers(needed)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _check_settings(

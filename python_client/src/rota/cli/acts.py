@@ -1,0 +1,305 @@
+"""Commands that change jobs: retry, cancel, discard, reschedule, priority, move, purge, erase.
+
+One job, named by its id, is changed by the function for one.  Many are counted first, which is
+shown and asked about, and then changed in short calls, so that nobody who works feels it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, LiteralString
+
+import psycopg
+
+from ..rows import ActReport
+from .jobs import parse_payload
+from .output import (
+    CommandError,
+    UsageError,
+    acting,
+    connected,
+    print_json,
+    print_list,
+    short,
+)
+
+FILTER = {
+    "queue": "queue",
+    "status": "status",
+    "job_type": "job_type",
+    "error": "error",
+    "error_type": "error_type",
+    "key": "idempotency_key",
+    "ordering_key": "ordering_key",
+    "limit_key": "limit_key",
+    "schedule": "definition",
+    "pipeline": "pipeline",
+    "older_than": "older_than",
+    "newer_than": "newer_than",
+}
+"""The options that say which jobs, and what they are called in a filter of act_on_jobs()."""
+
+DONE = {
+    "retry": "put back to run now",
+    "cancel": "cancelled, or asked to stop if they run",
+    "discard": "acknowledged: they stay dead, and no alert is about them",
+    "reschedule": "moved to another time",
+    "set_priority": "given the priority",
+    "move": "moved to the queue",
+    "purge": "deleted",
+    "erase": "erased",
+}
+AT_ONCE = 1000
+MAX_SHOWN = 20
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Do one thing to the jobs that ids or a filter name; return 1 if some are left."""
+    what: str = arguments.act
+    ids: list[int] = arguments.job_ids
+    chosen = _filter(arguments)
+    if len(ids) == 1 and not chosen and not arguments.dry_run and what in ("retry", "cancel"):
+        return _single(arguments, ids[0])
+    if getattr(arguments, "force", False):
+        raise UsageError("--force is for one job, named by its id")
+    if not ids and not chosen:
+        raise UsageError("say which jobs: ids, a filter such as --queue mail, or --all")
+    given = _arguments(arguments)
+    wanted = chosen | ({"ids": ids} if ids else {})
+    with connected(arguments) as connection:
+        found, samples = _count(connection, what, wanted, given, arguments.limit)
+        if arguments.dry_run:
+            return _tell_count(arguments, found, samples)
+        # Who names jobs by their ids has counted them.
+        if found and not arguments.yes and (chosen or what in ("purge", "erase")):
+            _confirm(what, found)
+        changed, conflicts = 0, list[dict[str, Any]]()
+        for report in _calls(connection, what, wanted, given, arguments.limit):
+            changed += report.changed
+            conflicts += report.conflicts
+            _tell_progress(
+                changed + len(conflicts), found, is_last=report.next_after_id is None
+            )
+    if arguments.json:
+        print_json({"act": what, "matched": found, "changed": changed, "conflicts": conflicts})
+    else:
+        print(f"{_jobs(changed)} {DONE[what]}" if changed else "no job was changed")
+        _tell_conflicts(conflicts)
+    return 1 if conflicts else 0
+
+
+def _single(arguments: argparse.Namespace, job_id: int) -> int:
+    arguments.job_id = job_id  # for hints, and to look who has locked it
+    changes = _arguments(arguments)
+    with connected(arguments) as connection, acting(connection) as client:
+        if arguments.act == "cancel":
+            status = client.cancel_job(job_id, reason=arguments.reason)
+        elif changes:
+            report = client.act_on_jobs("retry", {"ids": [job_id]}, changes)
+            if report.conflicts:
+                raise CommandError(f"job {job_id}: {report.conflicts[0]['reason']}")
+            status = "queued"
+        else:
+            status = client.retry_job(job_id, force=arguments.force)
+    if arguments.json:
+        print_json({"job_id": job_id, "status": status})
+    elif status == "running":
+        print(f"job {job_id} is running: its worker is told at the next heartbeat")
+    else:
+        print(f"job {job_id} is {status}")
+    return 0
+
+
+def _filter(arguments: argparse.Namespace) -> dict[str, Any]:
+    chosen = {
+        key: getattr(arguments, option)
+        for option, key in FILTER.items()
+        if getattr(arguments, option)
+    }
+    if arguments.all:
+        chosen["all"] = True
+    if arguments.payload is not None:
+        chosen["payload"] = parse_payload(arguments.payload)
+    if arguments.header:
+        chosen["headers"] = dict(_pair(text, "--header") for text in arguments.header)
+    return chosen
+
+
+def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the act is given."""
+    what, given = arguments.act, dict[str, Any]()
+    if what == "retry":
+        if arguments.set:
+            given["merge"] = {
+                name: _value(text)
+                for name, text in (_pair(text, "--set") for text in arguments.set)
+            }
+        if arguments.new_payload is not None:
+            given["payload"] = parse_payload(arguments.new_payload)
+        if arguments.max_attempts is not None:
+            given["max_attempts"] = arguments.max_attempts
+    elif what == "cancel" and arguments.reason:
+        given["reason"] = arguments.reason
+    elif what == "reschedule":
+        given = {"run_at": arguments.run_at} if arguments.run_at else {}
+        given |= {"delay": arguments.delay} if arguments.delay else {}
+    elif what == "set_priority":
+        given["priority"] = arguments.to
+    elif what == "move":
+        given["queue"] = arguments.to
+    return given
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise UsageError(f"{option} is NAME=VALUE, got {text}")
+    return name, value
+
+
+def _value(text: str) -> Any:
+    """Return what a text says as JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _calls(
+    connection: psycopg.Connection[Any],
+    what: str,
+    wanted: dict[str, Any],
+    given: dict[str, Any],
+    limit: int | None,
+    *,
+    dry_run: bool = False,
+) -> Iterator[ActReport]:
+    """Call until there are no more, each time in a transaction of its own."""
+    after_id: int | None = 0
+    left = limit
+    while after_id is not None and left != 0:
+        with acting(connection) as client:
+            report = client.act_on_jobs(
+                what,
+                wanted,
+                given,
+                max_jobs=AT_ONCE if left is None else min(AT_ONCE, left),
+                after_id=after_id,
+                dry_run=dry_run,
+            )
+        after_id = report.next_after_id
+        left = None if left is None else max(0, left - report.matched)
+        yield report
+
+
+def _count(
+    connection: psycopg.Connection[Any],
+    what: str,
+    wanted: dict[str, Any],
+    given: dict[str, Any],
+    limit: int | None,
+) -> tuple[int, list[dict[str, Any]]]:
+    found, samples = 0, list[dict[str, Any]]()
+    for report in _calls(connection, what, wanted, given, limit, dry_run=True):
+        found += report.matched
+        samples += report.samples[: 10 - len(samples)]
+    return found if limit is None else min(found, limit), samples
+
+
+def _jobs(number: int) -> str:
+    return f"{number} job{'' if number == 1 else 's'}"
+
+
+def _confirm(what: str, found: int) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError(f"this would {what} {_jobs(found)}: confirm it with --yes")
+    if input(f"{what} {_jobs(found)}? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise CommandError("nothing was done")
+
+
+def _tell_count(
+    arguments: argparse.Namespace, found: int, samples: list[dict[str, Any]]
+) -> int:
+    if arguments.json:
+        print_json({"act": arguments.act, "matched": found, "samples": samples})
+        return 0
+    print(f"{_jobs(found)} would be changed{', such as' if samples else ''}")
+    if samples:
+        names = ("job_id", "status", "queue", "job_type", "last_error")
+        print_list([{name: sample[name] for name in names} for sample in samples])
+    return 0
+
+
+_told_at = [0.0]
+
+
+def _tell_progress(done: int, found: int, *, is_last: bool) -> None:
+    """Say on a terminal's stderr how far it is, at most ten times a second."""
+    if not sys.stderr.isatty() or (time.monotonic() < _told_at[0] + 0.1 and not is_last):
+        return
+    _told_at[0] = time.monotonic()
+    part = min(1.0, done / found) if found else 1.0
+    bar = "#" * round(part * 30)
+    print(f"\r[{bar:<30}] {done} of {found}", end="\n" if is_last else "", file=sys.stderr)
+
+
+def _tell_conflicts(conflicts: list[dict[str, Any]]) -> None:
+    if not conflicts:
+        return
+    print(f"{_jobs(len(conflicts))} could not be changed:")
+    reasons = Counter(conflict["reason"] for conflict in conflicts)
+    examples = {conflict["reason"]: conflict["job_id"] for conflict in reversed(conflicts)}
+    rows = [
+        {"jobs": jobs, "such as": examples[reason], "because": reason}
+        for reason, jobs in reasons.most_common(MAX_SHOWN)
+    ]
+    print_list(rows)
+    if len(reasons) > MAX_SHOWN:
+        print(f"and {len(reasons) - MAX_SHOWN} more reasons: see them all with --json")
+
+
+LOG: LiteralString = """
+    select id, acted_at, role, actor, act, filter, jobs, job_ids, before, after
+    from rota.audit_log
+    where (%(job_id)s::bigint is null or job_ids @> array[%(job_id)s::bigint])
+      and (%(act)s::text is null or act = %(act)s)
+      and (%(who)s::text is null or %(who)s in (role, actor))
+      and (%(since)s::text is null or acted_at > rota.now() - %(since)s::interval)
+    order by acted_at desc, id desc limit %(limit)s
+    """
+
+
+def audit(arguments: argparse.Namespace) -> None:
+    """List who did what, the newest first."""
+    values = {
+        "job_id": arguments.job,
+        "act": arguments.act,
+        "who": arguments.by,
+        "since": arguments.since,
+        "limit": arguments.limit,
+    }
+    with connected(arguments) as connection:
+        rows = connection.execute(LOG, values).fetchall()
+    if arguments.json:
+        print_json(rows)
+        return
+    print_list(
+        [
+            {
+                "when": short(row["acted_at"]),
+                "who": row["actor"] or row["role"],
+                "act": row["act"],
+                "jobs": "" if row["jobs"] is None else row["jobs"],
+                "which": json.dumps(row["filter"])
+                if row["filter"]
+                else " ".join(map(str, (row["job_ids"] or [])[:5])),
+                "after": json.dumps(row["after"]) if row["after"] else "",
+            }
+            for row in rows
+        ]
+    )

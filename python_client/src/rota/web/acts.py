@@ -1,0 +1,505 @@
+"""What an operator can do from the page: stored functions, and nothing else.
+
+An act is asked for by its address, which shows what it would do and the SQL, and done by the
+form there: nothing acts on GET.  Each job of several is a transaction of its own, so that one
+that cannot be done keeps no other back, and is told with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import psycopg
+from psycopg import sql
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..client.connecting import one_line
+from . import queries
+from .access import RefusedError
+from .database import Row, TooSlowError
+from .filters import BadFilterError, Filter, acted, json_object, json_text
+from .site import Site, site_of
+from .words import WORDS
+
+MAX_BODY = 2 << 20
+MAX_SELECTED = 1000
+MAX_TOLD = 100
+STEP_TIME = 1.0
+COUNTED_WITH = {
+    "set_priority": '{"priority": 0}',
+    "move": '{"queue": "default"}',
+    "reschedule": '{"delay": "0"}',
+}
+SAMPLES = 20
+
+
+@dataclass(frozen=True)
+class Field:
+    """An argument that the operator may give."""
+
+    name: str
+    kind: str = "text"
+    choices: tuple[str, ...] = ()
+    is_needed: bool = False
+
+
+@dataclass(frozen=True)
+class Act:
+    """A stored function: what it is about, what else it takes, and what undoes it."""
+
+    function: str
+    about: tuple[str, ...]
+    fields: tuple[Field, ...] = ()
+    is_danger: bool = False
+    undo: str | None = None
+
+
+def _acts(*acts: Act) -> dict[str, Act]:
+    return {act.function: act for act in acts}
+
+
+JOB = ("job_id",)
+ACTS = _acts(
+    Act("retry_job", JOB, (Field("force", "flag"), Field("with_dependants", "flag"))),
+    Act("cancel_job", JOB, (Field("reason"),), is_danger=True, undo="retry_job"),
+    Act("reschedule_job", JOB, (Field("delay"), Field("run_at"))),
+    Act("set_priority", JOB, (Field("priority", "number", is_needed=True),)),
+    Act("pause_queue", ("queue",), (Field("reason"), Field("until")), undo="resume_queue"),
+    Act("resume_queue", ("queue",), undo="pause_queue"),
+    Act(
+        "pause_type",
+        ("job_type",),
+        (Field("queue"), Field("reason"), Field("until")),
+        undo="resume_type",
+    ),
+    Act("resume_type", ("job_type",), (Field("queue"),), undo="pause_type"),
+    Act("pause_all", (), (Field("reason"), Field("until")), is_danger=True, undo="resume_all"),
+    Act("resume_all", (), undo="pause_all"),
+    Act("run_schedule_now", ("name",)),
+    Act("disable_schedule", ("name",), undo="enable_schedule"),
+    Act("enable_schedule", ("name",), undo="disable_schedule"),
+    Act("unschedule_job", ("name",), is_danger=True),
+    Act("resume_ordering_key", ("ordering_key",), is_danger=True),
+    Act(
+        "settle_effect",
+        ("scope", "key"),
+        (
+            Field("outcome", "choice", ("done", "again"), is_needed=True),
+            Field("result", "json"),
+        ),
+        is_danger=True,
+    ),
+    Act(
+        "set_limit",
+        (),
+        (
+            Field("queue"),
+            Field("job_type"),
+            Field("limit_key"),
+            Field("max_running", "number"),
+            Field("max_starts", "number"),
+            Field("per"),
+            Field("burst", "number"),
+            Field("weight", "number"),
+        ),
+    ),
+    Act("tick", ()),
+    Act("sweep_stale_leases", ()),
+)
+
+
+@dataclass
+class Call:
+    """An act with its arguments, ready to be shown and done."""
+
+    act: Act
+    about: list[dict[str, Any]]
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def statements(self) -> list[sql.Composed]:
+        """Return the statement for each of what it is about."""
+        return [statement(self.act.function, {**one, **self.more}) for one in self.about]
+
+
+def statement(function: str, arguments: Mapping[str, Any]) -> sql.Composed:
+    """Return the call of a function, to be shown and to be sent: the same text."""
+    return sql.SQL("select * from rota.{}({})").format(
+        _bare(function),
+        sql.SQL(", ").join(
+            sql.SQL("{} => {}").format(_bare(name), sql.Literal(value))
+            for name, value in arguments.items()
+        ),
+    )
+
+
+def _bare(name: str) -> sql.SQL:
+    """Return a name of ours without quotes, as somebody would write it."""
+    if not re.fullmatch("[a-z_]+", name):
+        raise ValueError(name)
+    return sql.SQL(name)
+
+
+def told(statement: sql.Composed) -> str:
+    """Return a statement as somebody would paste it."""
+    return statement.as_string(None) + ";"
+
+
+_CALL = re.compile(r"select (?:\* from )?rota\.(\w+)\((.*)\);?", re.S)
+_ARGUMENT = re.compile(r"\s*(?:(\w+)\s*=>\s*)?(?:'((?:[^']|'')*)'|(-?\d+))\s*(?:,|$)")
+
+
+def address_of(remedy: str | None) -> str | None:
+    """Return where a remedy can be done on this page, if it is one of the acts."""
+    match = _CALL.fullmatch(remedy.strip()) if remedy else None
+    if match is not None and match[1] == "explain_job" and match[2].isdecimal():
+        return f"/jobs/{match[2]}"
+    act = ACTS.get(match[1]) if match else None
+    if match is None or act is None:
+        return None
+    names = [*act.about, *(f.name for f in act.fields)]
+    given: list[tuple[str, str]] = []
+    at = 0
+    text = match[2]
+    while at < len(text):
+        found = _ARGUMENT.match(text, at)
+        if found is None or found.end() == at:
+            return None
+        name = found[1] or (names[len(given)] if len(given) < len(names) else "")
+        if name not in names:
+            return None
+        given.append((name, found[2].replace("''", "'") if found[3] is None else found[3]))
+        at = found.end()
+    return f"/act/{act.function}?{urlencode(given)}"
+
+
+async def act(request: Request) -> Response:
+    """Show what an act would do; when its form is sent, do it."""
+    site = site_of(request)
+    wanted = ACTS.get(str(request.path_params["function"]))
+    if wanted is None:
+        raise HTTPException(404)
+    if not await site.may_act(request):
+        raise HTTPException(403, WORDS["read_only_text"])
+    if request.method != "POST":
+        pairs = request.query_params.multi_items()
+    else:
+        pairs = await checked_form(request)
+    call, problem = _call(wanted, pairs)
+    done: list[Row] = []
+    failed: list[tuple[dict[str, Any], str]] = []
+    if request.method == "POST" and problem is None:
+        done, failed = await _do(site, request, call)
+    jobs: list[Row] = []
+    if wanted.about == JOB and call.about:
+        ids = {"id": [one["job_id"] for one in call.about[:SAMPLES]], "limit": SAMPLES}
+        jobs = (await site.ask(queries.listed(["id"], payload=False), ids)).rows
+    undo = ACTS.get(wanted.undo or "")
+    return await site.render(
+        request,
+        "act.html",
+        200 if problem is None or request.method != "POST" else 422,
+        act=wanted,
+        call=call,
+        values=dict(pairs),
+        problem=problem,
+        is_done=request.method == "POST" and problem is None,
+        done=done,
+        failed=failed,
+        jobs=jobs,
+        statements=[told(one) for one in call.statements()[:SAMPLES]],
+        undo=_undo(undo, call) if undo else None,
+        back=_back(wanted, call),
+    )
+
+
+def _call(act: Act, pairs: Sequence[tuple[str, str]]) -> tuple[Call, str | None]:
+    """Return what is asked for, and what is missing or wrong in it."""
+    values = dict(pairs)
+    about: list[dict[str, Any]] = [{}]
+    problem = None
+    try:
+        if act.about == JOB:
+            ids = dict.fromkeys(_integer(v) for n, v in pairs if n in ("job_id", "id"))
+            about = [{"job_id": job_id} for job_id in list(ids)[:MAX_SELECTED]]
+        elif act.about:
+            about = [{name: values[name] for name in act.about}]
+        if not about:
+            problem = WORDS["act_nothing"]
+    except (KeyError, ValueError):
+        raise HTTPException(404, WORDS["act_nothing"]) from None
+    more: dict[str, Any] = {}
+    for one in act.fields:
+        text = values.get(one.name, "").strip().replace("\0", "")
+        if not text:
+            if one.is_needed:
+                problem = WORDS["act_needs"].format(WORDS.get(f"arg_{one.name}", one.name))
+        elif one.kind == "flag":
+            more[one.name] = True
+        elif one.kind == "number":
+            try:
+                more[one.name] = _integer(text)
+            except ValueError:
+                problem = WORDS["act_number"].format(text)
+        elif one.kind == "choice" and text not in one.choices:
+            problem = WORDS["act_needs"].format(WORDS.get(f"arg_{one.name}", one.name))
+        else:
+            more[one.name] = text
+    return Call(act, about, more), problem
+
+
+async def _do(
+    site: Site, request: Request, call: Call
+) -> tuple[list[Row], list[tuple[dict[str, Any], str]]]:
+    """Do it; return the rows that came back, and what could not be done with the reason."""
+    done: list[Row] = []
+    failed: list[tuple[dict[str, Any], str]] = []
+    for about, each in zip(call.about, call.statements(), strict=True):
+        try:
+            async with site.database.acting(request.state.user.name) as connection:
+                found = await connection.execute(each)
+                done.extend(await found.fetchall())
+        except psycopg.errors.LockNotAvailable:
+            failed.append((about, WORDS["act_locked"]))
+        except (psycopg.errors.RaiseException, psycopg.DatabaseError) as error:
+            hint = error.diag.message_hint
+            failed.append((about, one_line(error) + (f" ({hint})" if hint else "")))
+    return done, failed
+
+
+@dataclass
+class Progress:
+    """How far an act on all that match has come."""
+
+    matched: int = 0
+    changed: int = 0
+    failed: int = 0
+    after_id: int | None = 0
+    conflicts: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        """Add what one call has done."""
+        self.matched += row["matched"]
+        self.changed += row["changed"]
+        self.failed += len(row["conflicts"])
+        self.conflicts = (self.conflicts + row["conflicts"])[:MAX_TOLD]
+        self.samples = (self.samples + row["samples"])[:SAMPLES]
+        self.after_id = row["next_after_id"]
+
+
+BULK: dict[str, tuple[Field, ...]] = {
+    "retry": (
+        Field("merge", "json"),
+        Field("payload", "json"),
+        Field("max_attempts", "number"),
+    ),
+    "cancel": (Field("reason"),),
+    "discard": (),
+    "reschedule": (Field("delay"), Field("run_at")),
+    "set_priority": (Field("priority", "number", is_needed=True),),
+    "move": (Field("queue", is_needed=True),),
+    "purge": (),
+}
+# Which acts an operator would want for jobs of a status.
+WANTED = {
+    "queued": ("cancel", "reschedule", "set_priority", "move", "retry"),
+    "running": ("cancel",),
+    "failed": ("retry", "cancel", "reschedule", "move"),
+    "blocked": ("cancel", "set_priority", "move"),
+    "dead": ("retry", "discard", "purge"),
+    "succeeded": ("purge", "retry"),
+    "cancelled": ("retry", "purge"),
+}
+DANGERS = ("cancel", "purge")
+
+
+async def act_on_all(request: Request) -> Response:
+    """Show to how many jobs an act would be done; do it in steps, each of which is a page."""
+    site = site_of(request)
+    name = str(request.path_params["act"])
+    if name not in BULK:
+        raise HTTPException(404)
+    if not await site.may_act(request):
+        raise HTTPException(403, WORDS["read_only_text"])
+    if request.method == "POST":
+        pairs = await checked_form(request)
+    else:
+        pairs = request.query_params.multi_items()
+    wanted = Filter.of(pairs)
+    # What an act takes has names of its own beside those of the filter.
+    values = {n.removeprefix("to."): v.strip() for n, v in pairs if n.startswith("to.")}
+    arguments, problem = _arguments(BULK[name], values)
+    asked = "{}"
+    unknown: list[str] = []
+    try:
+        asked, unknown = acted(wanted)
+    except BadFilterError as error:
+        problem = str(error)
+    if unknown:
+        names = ", ".join(WORDS[f"f_{one}"] for one in unknown)
+        problem = WORDS["all_unknown"].format(names)
+    elif not wanted.values:
+        problem = WORDS["act_nothing"]
+    progress, is_step = Progress(), request.method == "POST" and problem is None
+    if is_step:
+        progress = _so_far(pairs)
+    if problem is None:
+        problem = await _run(site, request, progress, (name, asked, arguments), is_step=is_step)
+    total = _number(pairs, "total") or progress.matched
+    return await site.render(
+        request,
+        "bulk.html",
+        422 if problem and request.method == "POST" else 200,
+        act=name,
+        fields=BULK[name],
+        is_danger=name in DANGERS,
+        wanted=wanted,
+        values=values,
+        problem=problem,
+        progress=progress,
+        so_far=json.dumps(progress.conflicts),
+        total=total,
+        is_step=is_step,
+        is_sent=request.method == "POST",
+        is_over=is_step and progress.after_id is None and problem is None,
+        sql=told(_bulk(name, asked, arguments, None, None)),
+    )
+
+
+def _arguments(fields: Sequence[Field], values: dict[str, str]) -> tuple[str, str | None]:
+    """Return what an act takes, as JSON, and what is wrong with it."""
+    given: dict[str, str] = {}
+    problem = None
+    for one in fields:
+        text = values.get(one.name, "").replace("\0", "")
+        try:
+            if text and one.kind == "json":
+                given[one.name] = json_text(text)
+            elif text and one.kind == "number":
+                given[one.name] = str(_integer(text))
+            elif text:
+                given[one.name] = json.dumps(text)
+        except BadFilterError as error:
+            problem = str(error)
+        except ValueError:
+            problem = WORDS["act_number"].format(text)
+    return json_object(given), problem
+
+
+def _bulk(
+    act: str, asked: str, arguments: str, after_id: int | None, dry_run: bool | None
+) -> sql.Composed:
+    call: dict[str, Any] = {"act": act, "filter": asked}
+    if arguments != "{}":
+        call["arguments"] = arguments
+    if after_id is not None:
+        call |= {"after_id": after_id, "dry_run": dry_run}
+    return statement("act_on_jobs", call)
+
+
+async def _run(
+    site: Site,
+    request: Request,
+    progress: Progress,
+    call: tuple[str, str, str],
+    *,
+    is_step: bool,
+) -> str | None:
+    """Call until all is done, or for as long as a page may take; return what went wrong."""
+    until = time.monotonic() + STEP_TIME
+    act, asked, arguments = call
+    if not is_step and act in ("set_priority", "move", "reschedule") and arguments == "{}":
+        # Only counted yet: what it takes is still to be said.
+        arguments = COUNTED_WITH[act]
+    try:
+        while progress.after_id is not None and time.monotonic() < until:
+            query = _bulk(act, asked, arguments, progress.after_id, not is_step)
+            async with site.database.acting(request.state.user.name) as connection:
+                found = await (await connection.execute(query)).fetchone()
+            if found is None:
+                break
+            progress.add(found)
+    except psycopg.errors.LockNotAvailable:
+        return WORDS["act_locked"]
+    except TooSlowError:
+        return WORDS["act_slow"]
+    except psycopg.DatabaseError as error:
+        hint = error.diag.message_hint
+        return one_line(error) + (f" ({hint})" if hint else "")
+    return None
+
+
+def _so_far(pairs: Sequence[tuple[str, str]]) -> Progress:
+    """Return what the steps before this one have done."""
+    told = next((value for name, value in pairs if name == "conflicts"), "[]")
+    try:
+        conflicts = [one for one in json.loads(told) if isinstance(one, dict)][:MAX_TOLD]
+    except (ValueError, TypeError, RecursionError):
+        conflicts = []
+    return Progress(
+        matched=_number(pairs, "matched"),
+        changed=_number(pairs, "changed"),
+        failed=_number(pairs, "failed"),
+        after_id=_number(pairs, "after_id"),
+        conflicts=conflicts,
+    )
+
+
+def _number(pairs: Sequence[tuple[str, str]], name: str) -> int:
+    text = next((value for key, value in pairs if key == name), "")
+    return int(text) if re.fullmatch(r"\d{1,18}", text) else 0
+
+
+async def checked_form(request: Request) -> list[tuple[str, str]]:
+    """Return what was sent by a form of ours."""
+    pairs = await _form(request)
+    token = next((value for name, value in pairs if name == "token"), "")
+    try:
+        site_of(request).tokens.check(request, request.state.user, token)
+    except RefusedError as error:
+        raise HTTPException(403, str(error)) from None
+    return pairs
+
+
+async def _form(request: Request) -> list[tuple[str, str]]:
+    """Return what was sent."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise HTTPException(413, WORDS["act_too_large"])
+    try:
+        return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=5000)
+    except ValueError:
+        raise HTTPException(400, WORDS["act_nothing"]) from None
+
+
+def _undo(act: Act, call: Call) -> str:
+    pairs = [(name, str(value)) for one in call.about for name, value in one.items()]
+    return f"/act/{act.function}?{urlencode(pairs)}"
+
+
+def _back(act: Act, call: Call) -> str:
+    """Return the screen that an act belongs to."""
+    if act.about == JOB:
+        return f"/jobs/{call.about[0]['job_id']}" if len(call.about) == 1 else "/jobs"
+    if act.about == ("name",):
+        name = call.about[0]["name"]
+        return "/schedules" if act.function == "unschedule_job" else f"/schedules/{name}"
+    if act.function in ("resume_ordering_key", "settle_effect", "set_limit"):
+        return "/waiting"
+    return "/"
+
+
+def _integer(text: str) -> int:
+    if not re.fullmatch(r"-?\d{1,19}", text):
+        raise ValueError(text)
+    return int(text)

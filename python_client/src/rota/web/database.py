@@ -1,0 +1,153 @@
+"""Ask the database so that nobody else feels it.
+
+Each question is a transaction of its own: read only, as the role that the page reads with, in
+UTC, and with a time limit after which the server stops it.  Nothing is left in the session, so
+it works behind a pooler.  What took too long is told on the page, beside all that did not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import AsyncConnection, sql
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from ..client.connecting import named, settings
+
+Row = dict[str, Any]
+Values = Mapping[str, Any]
+
+READ_TIME = 4.0
+ACT_TIME = 60.0
+LOCK_TIME = "3s"
+MAX_CONNECTIONS = 4
+NOTHING: Values = MappingProxyType({})
+
+
+class TooSlowError(Exception):
+    """A question took longer than it may."""
+
+
+class UnreachableError(Exception):
+    """The database does not answer, or all connections to it are taken."""
+
+
+class Database:
+    """A few connections that all pages share, and the roles that they act in."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        observer: str | None,
+        operator: str | None,
+        read_time: float = READ_TIME,
+    ) -> None:
+        self.read_time = read_time
+        self._roles = {"observer": observer, "operator": operator}
+        self._known: dict[str, str | None] = {}
+        self._cached: dict[str, tuple[float, Any]] = {}
+        self._asked: dict[str, asyncio.Lock] = {}
+        conninfo = named(dsn)
+        self._pool: AsyncConnectionPool[AsyncConnection[Row]] = AsyncConnectionPool(
+            "",
+            kwargs={**settings(conninfo, "rota web"), "row_factory": dict_row},
+            min_size=0,
+            max_size=MAX_CONNECTIONS,
+            timeout=min(10.0, 2.5 * read_time),
+            max_idle=60,
+            reconnect_timeout=0,
+            open=False,
+        )
+
+    async def open(self) -> None:
+        """Get ready; connections are made when they are wanted."""
+        if self._pool.closed:
+            await self._pool.open()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._pool.close()
+
+    async def rows(
+        self, query: LiteralString | sql.Composed, values: Values = NOTHING
+    ) -> list[Row]:
+        """Return what a question finds; raise TooSlowError when the server had to stop it."""
+        async with self._transaction("observer", "read only", self.read_time) as connection:
+            return await (await connection.execute(query, values)).fetchall()
+
+    async def row(self, query: LiteralString, values: Values = NOTHING) -> Row | None:
+        """Return the first row of what a question finds."""
+        found = await self.rows(query, values)
+        return found[0] if found else None
+
+    async def cached(self, key: str, seconds: float, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Return an answer that may be so many seconds old; many who ask make one question."""
+        async with self._asked.setdefault(key, asyncio.Lock()):
+            known = self._cached.get(key)
+            if known is None or time.monotonic() - known[0] > seconds:
+                known = (time.monotonic(), await ask())
+                self._cached[key] = known
+            return known[1]
+
+    @asynccontextmanager
+    async def acting(self, actor: str) -> AsyncIterator[AsyncConnection[Row]]:
+        """Lend a connection that acts as the operator, and waits for no lock for long."""
+        try:
+            async with self._transaction("operator", "read write", ACT_TIME) as connection:
+                await connection.execute(
+                    "select set_config('rota.actor', %s, true)", [actor[:255]]
+                )
+                yield connection
+        finally:
+            self._cached.clear()
+
+    @asynccontextmanager
+    async def _transaction(
+        self, access: str, mode: LiteralString, seconds: float
+    ) -> AsyncIterator[AsyncConnection[Row]]:
+        try:
+            async with self._pool.connection() as connection:
+                role = await self._role(connection, access)
+                begin = sql.SQL(
+                    "begin {}; set local statement_timeout = {}; set local time zone 'UTC';"
+                    " set local intervalstyle = 'postgres'; set local jit = off"
+                ).format(sql.SQL(mode), sql.Literal(f"{round(seconds * 1000)}ms"))
+                if access == "operator":
+                    begin += sql.SQL("; set local lock_timeout = {}").format(LOCK_TIME)
+                if role is not None:
+                    begin += sql.SQL("; set local role {}").format(sql.Identifier(role))
+                await connection.execute(begin)
+                try:
+                    yield connection
+                except BaseException:
+                    if not connection.closed:
+                        await connection.execute("rollback")
+                    raise
+                await connection.execute("commit")
+        except psycopg.errors.QueryCanceled as error:
+            raise TooSlowError from error
+        except (PoolTimeout, psycopg.OperationalError) as error:
+            if isinstance(error, psycopg.errors.LockNotAvailable):
+                raise
+            raise UnreachableError(str(error)) from error
+
+    async def _role(self, connection: AsyncConnection[Row], access: str) -> str | None:
+        """Return the role to set: the one of that access, where there is one to be had."""
+        if access not in self._known:
+            name = self._roles[access]
+            found = await connection.execute(
+                "select pg_has_role(session_user, r.oid, 'member') as may"
+                " from pg_roles as r where r.rolname = %s",
+                [name],
+            )
+            row = await found.fetchone()
+            self._known[access] = name if row is not None and row["may"] else None
+        return self._known[access]

@@ -1,0 +1,218 @@
+"""The filters of the list of jobs: what the address says, as chips, as words and as values.
+
+The address holds all of it, so that a list can be sent to somebody, and is there again after
+going back.  What is typed into the one field becomes the same, such as
+``dead queue:mail "bad currency"``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+STATUSES = ("queued", "running", "failed", "blocked", "dead", "succeeded", "cancelled")
+LIVE = frozenset(STATUSES[:4])
+TEXTS = (
+    "queue", "type", "error", "error_type", "group", "key", "schedule", "pipeline", "stage",
+    "worker", "older", "newer",
+)  # fmt: skip
+MANY = ("id", "status", "payload", "header")
+MAX_LENGTH = 1000
+COLUMNS = (
+    "queue", "type", "status", "tries", "when", "error", "created", "priority", "key", "worker",
+    "schedule", "progress",
+)  # fmt: skip
+SHOWN = ("queue", "type", "status", "tries", "when", "error")
+
+_WORD = re.compile(r'([A-Za-z_]+(?:\.[^\s:=]+)?)[:=](?:"([^"]*)"|(\S+))|"([^"]*)"|(\S+)')
+_AGE = re.compile(
+    r"\s*(\d{1,6})\s*(s|sec|min|m|h|d|w|seconds?|minutes?|hours?|days?|weeks?)\s*"
+)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class BadFilterError(ValueError):
+    """A filter cannot be understood."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What is wanted of jobs; no value means all."""
+
+    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> Filter:
+        """Return what the parameters of an address say; others are left out."""
+        values: dict[str, list[str]] = {}
+        for name, value in pairs:
+            value = value.replace("\0", "").strip()[:MAX_LENGTH]
+            if name in TEXTS and value:
+                values[name] = [value]
+            elif name in MANY and value and value not in values.setdefault(name, []):
+                values[name].append(value)
+        return cls({name: found for name, found in values.items() if found})
+
+    def with_words(self, text: str) -> Filter:
+        """Return this with what was typed added to it."""
+        pairs = [(name, value) for name, found in self.values.items() for value in found]
+        return Filter.of([*pairs, *_typed(text)])
+
+    def get(self, name: str) -> str:
+        """Return the one value of a filter, or nothing."""
+        return next(iter(self.values.get(name, ())), "")
+
+    def address(self, **more: str | int | None) -> str:
+        """Return the parameters of the address."""
+        pairs = [(name, value) for name, found in self.values.items() for value in found]
+        return urlencode([*pairs, *((n, v) for n, v in more.items() if v is not None)])
+
+    def chips(self) -> list[tuple[str, str, str]]:
+        """Return each filter as its name, its value, and the address without it."""
+        found = []
+        for name, values in self.values.items():
+            for value in values:
+                rest = {
+                    other: [v for v in had if (other, v) != (name, value)]
+                    for other, had in self.values.items()
+                }
+                found.append((name, value, Filter(rest).address()))
+        return found
+
+    def toggled(self, status: str) -> str:
+        """Return the address with one more status, or one less."""
+        have = list(self.values.get("status", ()))
+        have = [s for s in have if s != status] if status in have else [*have, status]
+        return Filter({**self.values, "status": have}).address()
+
+    def replaced(self, name: str, value: str) -> Filter:
+        """Return this with one value of a filter instead of those that it has."""
+        return Filter({**self.values, name: [value]})
+
+    def asked(self) -> dict[str, Any]:
+        """Return the values as the conditions want them; raise BadFilterError."""
+        values: dict[str, Any] = {name: self.get(name) for name in TEXTS if self.get(name)}
+        for name in ("older", "newer"):
+            if name in values:
+                values[name] = age(values[name])
+        if "error" in values:
+            values["error"] = re.sub(r"([\\%_])", r"\\\1", values["error"])
+        if found := self.values.get("id"):
+            values["id"] = [_job_id(text) for text in found]
+        if found := self.values.get("status"):
+            for status in found:
+                if status not in STATUSES:
+                    raise BadFilterError(f"there is no status {status}")
+            values["status"] = list(found)
+        for name in ("payload", "header"):
+            if found := self.values.get(name):
+                values[name] = [contained(text, is_text=name == "header") for text in found]
+        return values
+
+
+FOR_ACTS = {
+    "queue": "queue", "type": "job_type", "group": "error", "error_type": "error_type",
+    "schedule": "definition", "pipeline": "pipeline",
+}  # fmt: skip
+
+
+def acted(wanted: Filter) -> tuple[str, list[str]]:
+    """Return a filter as act_on_jobs() takes it, and what of it that function does not know."""
+    values = wanted.asked()
+    told: dict[str, str] = {}
+    unknown: list[str] = []
+    for name in wanted.values:
+        if name in FOR_ACTS:
+            told[FOR_ACTS[name]] = json.dumps(values[name])
+        elif name in ("older", "newer"):
+            told[f"{name}_than"] = json.dumps(values[name])
+        elif name == "id":
+            told["ids"] = json.dumps(values["id"])
+        elif name == "status":
+            told["status"] = json.dumps(values["status"])
+        elif name in ("payload", "header") and len(values[name]) == 1:
+            told["headers" if name == "header" else "payload"] = values[name][0]
+        else:
+            unknown.append(name)
+    return json_object(told), unknown
+
+
+def json_object(values: Mapping[str, str]) -> str:
+    """Return an object of values that are JSON already."""
+    return f"{{{', '.join(f'{json.dumps(name)}: {text}' for name, text in values.items())}}}"
+
+
+def json_text(text: str) -> str:
+    """Return a text if it is JSON; raise BadFilterError."""
+    return _json(text)
+
+
+def _typed(text: str) -> Iterable[tuple[str, str]]:
+    """Tell what words in the field stand for."""
+    for name, quoted, bare, phrase, word in _WORD.findall(text[:MAX_LENGTH]):
+        value = quoted or bare
+        if name:
+            head, _, path = name.partition(".")
+            if head in ("payload", "header") and path:
+                yield head, f"{path}={value}"
+            elif name in TEXTS or name in MANY:
+                for part in value.split(",") if name in ("id", "status") else [value]:
+                    yield name, part
+            else:
+                yield "payload", f"{name}={value}"
+        elif phrase:
+            yield "error", phrase
+        elif word.isdecimal() or (word[:1] == "#" and word[1:].isdecimal()):
+            yield "id", word.lstrip("#")
+        elif word in STATUSES:
+            yield "status", word
+        else:
+            yield "type", word
+
+
+def contained(text: str, *, is_text: bool = False) -> str:
+    """Return the JSON that must be contained: ``customer.id=7``, or JSON as it is."""
+    if text.lstrip().startswith("{"):
+        return _json(text)
+    path, separator, value = text.partition("=")
+    keys = path.strip().split(".")
+    if not separator or not all(keys):
+        raise BadFilterError(f"write a path and a value, such as customer.id=7: {text}")
+    try:
+        found = json.dumps(value) if is_text else _json(value)
+    except BadFilterError:
+        found = json.dumps(value)
+    for key in reversed(keys):
+        found = f"{{{json.dumps(key)}: {found}}}"
+    return found
+
+
+def _json(text: str) -> str:
+    """Return a text that is JSON as it is: its numbers may be larger than those of Python."""
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise BadFilterError(f"this is no JSON: {text}") from None
+    return text
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def age(text: str) -> str:
+    """Return a length of time as the database reads it; raise BadFilterError."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise BadFilterError(f"write an age such as 30 min, 2 h or 7 d: {text}")
+    return f"{match[1]} {_UNITS[match[2][0]]}"
+
+
+def _job_id(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 63:
+        raise BadFilterError(f"there is no job {text}")
+    return int(text)

@@ -1,0 +1,537 @@
+"""The screens, each of which answers one question.  None of them changes anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import wraps
+from typing import Any
+from urllib.parse import urlencode
+
+import psycopg
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from ..client.connecting import one_line
+from ..exceptions import RotaError
+from . import queries
+from .acts import BULK, WANTED
+from .database import Row, TooSlowError, UnreachableError
+from .filters import COLUMNS, LIVE, SHOWN, STATUSES, BadFilterError, Filter
+from .plots import STEPS, TIMES, ended, times
+from .site import Answer, Site, site_of
+from .words import WORDS
+
+Screen = Callable[[Request], Awaitable[Response]]
+SEVERITIES = ("critical", "warning", "ok")
+PAGE_SIZES = (50, 200)
+FIRST_STEP, SEARCH_TIME = 20_000, 1.0
+SINCE = {"1h": "1 hours", "1d": "1 days", "7d": "7 days", "90d": "90 days"}
+
+
+def screen(answer: Callable[[Request, Site], Awaitable[Response]]) -> Screen:
+    """Make a screen of a function; open pages that load it again share its answer."""
+
+    @wraps(answer)
+    async def found(request: Request) -> Response:
+        site = site_of(request)
+        if "rota-live" not in request.headers:
+            return await answer(request, site)
+        key = f"{request.state.user}{request.url}"
+        return await site.pulse.share(key, lambda: answer(request, site))
+
+    return found
+
+
+@screen
+async def overview(request: Request, site: Site) -> Response:
+    """Tell whether it is well."""
+    findings = await site.ask_cached(queries.DOCTOR, 5)
+    queues = await site.ask_cached(queries.QUEUES, 2)
+    ticker = await site.ask(queries.TICKER)
+    died = await site.ask_cached(queries.DIED, 5)
+    pauses = await site.ask(queries.PAUSES)
+    workers = await site.ask_cached(queries.WORKERS, 2)
+    running = await site.ask(queries.RUNNING)
+    since = request.query_params.get("since", "1h")
+    since = since if since in STEPS else "1h"
+    wanted = Filter.of(request.query_params.multi_items())
+    asked: dict[str, Any] = {
+        "since": SINCE[since],
+        "step": STEPS[since][0],
+        "queues": [wanted.get("queue")] if wanted.get("queue") else None,
+        "job_types": [wanted.get("type")] if wanted.get("type") else None,
+    }
+    statistics = await site.ask(queries.STATISTICS, asked)
+    deploys = await site.ask(queries.DEPLOYS, asked)
+    place = await site.place()
+    plots = [
+        ended(statistics.rows, since, place["now"], deploys.rows),
+        times(statistics.rows, TIMES[0], since, place["now"], WORDS["plot_wait_title"]),
+        times(statistics.rows, TIMES[1], since, place["now"], WORDS["plot_run_title"]),
+    ]
+    by_severity = {
+        severity: [row for row in findings.rows if row["severity"] == severity]
+        for severity in SEVERITIES
+    }
+    worst = next((s for s in SEVERITIES[:2] if by_severity[s]), "ok")
+    return await site.render(
+        request,
+        "overview.html",
+        findings=findings,
+        by_severity=by_severity,
+        worst="unknown" if findings.problem else worst,
+        queues=queues,
+        ticker=ticker,
+        pauses=pauses,
+        died=died,
+        workers=workers,
+        running=running,
+        plots=plots,
+        statistics=statistics,
+        since=since,
+        spans=list(STEPS),
+        wanted=wanted,
+        totals={
+            name: None if queues.problem else sum(row[name] for row in queues.rows)
+            for name in ("ready", "scheduled", "running", "retrying", "blocked", "dead")
+        },
+    )
+
+
+@screen
+async def jobs(request: Request, site: Site) -> Response:
+    """Find jobs."""
+    wanted = Filter.of(request.query_params.multi_items())
+    typed = request.query_params.get("q", "").strip()
+    if typed:
+        address = wanted.with_words(typed).address(**_columns(request))
+        return RedirectResponse(f"{_base(request)}/jobs?{address}", 303)
+    columns = [c for c in request.query_params.getlist("col") if c in COLUMNS] or list(SHOWN)
+    columns += [c for c in request.query_params.getlist("col") if c.startswith("payload.")]
+    size = PAGE_SIZES[request.query_params.get("size") == str(PAGE_SIZES[1])]
+    answer, problem = Answer(), None
+    try:
+        answer = await _listed(request, site, wanted, columns, size)
+        problem = answer.problem
+    except (BadFilterError, psycopg.errors.DataError) as error:
+        problem = one_line(error)
+    rows = answer.rows[:size]
+    more = rows[-1]["id"] if len(answer.rows) > size else None
+    return await site.render(
+        request,
+        "jobs.html",
+        wanted=wanted,
+        rows=rows,
+        problem=problem,
+        columns=columns,
+        payload_column=next((c for c in columns if c.startswith("payload.")), ""),
+        all_columns=COLUMNS,
+        statuses=STATUSES,
+        before=request.query_params.get("before"),
+        older=wanted.address(before=more, **_columns(request)) if more else None,
+        bulk=[
+            act
+            for act in BULK
+            if not wanted.values.get("status")
+            or any(act in WANTED.get(status, ()) for status in wanted.values["status"])
+        ],
+        size=size,
+        looked_to=answer.looked_to,
+        further=wanted.address(before=answer.looked_to, **_columns(request)),
+    )
+
+
+async def _listed(
+    request: Request, site: Site, wanted: Filter, columns: list[str], size: int
+) -> Answer:
+    values = wanted.asked()
+    before = request.query_params.get("before", "")
+    if before.isdecimal() and int(before) < 1 << 63:
+        values["before"] = int(before)
+    _check_masked(site, wanted)
+    has_payload = any(column.startswith("payload.") for column in columns)
+    answer = await _searched(site, values, size + 1, payload=has_payload)
+    for row in answer.rows:
+        for column in columns:
+            if column.startswith("payload."):
+                row[column] = _at(site, row["payload"], column.removeprefix("payload."))
+    return answer
+
+
+async def _searched(
+    site: Site, values: dict[str, Any], wanted: int, *, payload: bool
+) -> Answer:
+    """Return the newest jobs that are wanted, looked for in steps, each twice as far.
+
+    A rare one among millions is not found in an instant; then it is told how far we looked.
+    """
+    if "id" in values:
+        question = queries.listed(list(values), payload=payload)
+        return await site.ask(question, {**values, "limit": wanted})
+    question = queries.listed([*_sides(values), *values, "before", "from"], payload=payload)
+    newest = await site.ask(queries.NEWEST)
+    if newest.problem:
+        return newest
+    before = min(values.get("before", 1 << 62), newest.rows[0]["id"] + 1)
+    answer, step, until = Answer(), FIRST_STEP, time.monotonic() + SEARCH_TIME
+    while before > 1 and len(answer.rows) < wanted:
+        if time.monotonic() > until:
+            answer.looked_to = before
+            break
+        more = {"before": before, "from": before - step, "limit": wanted - len(answer.rows)}
+        found = await site.ask(question, {**values, **more})
+        answer.rows += found.rows
+        if found.problem:
+            answer.problem, answer.looked_to = found.problem, before
+            break
+        before, step = before - step, step * 2
+    return answer
+
+
+def _sides(values: dict[str, Any]) -> list[str]:
+    """Return in which of the two tables jobs of these statuses can be."""
+    statuses = set(values.get("status", STATUSES))
+    if statuses <= LIVE:
+        return ["is_live"]
+    return [] if statuses & LIVE else ["is_ended"]
+
+
+def _check_masked(site: Site, wanted: Filter) -> None:
+    """Refuse to search for what is not shown: the answer would tell it bit by bit."""
+    asked = [*wanted.values.get("payload", ()), *wanted.values.get("header", ())]
+    if asked and site.json.payloads == "hide":
+        raise BadFilterError(WORDS["payload_hidden"])
+    for text in asked:
+        if site.json.is_masked(text.partition("=")[0] if text[:1] != "{" else text):
+            raise BadFilterError(WORDS["payload_masked"])
+
+
+def _at(site: Site, payload: str | None, path: str) -> str:
+    """Return what is at a path of a payload, as far as it may be shown."""
+    if payload is None or site.json.payloads == "hide":
+        return ""
+    try:
+        value = site.json.parsed(payload)
+    except (ValueError, RecursionError):
+        return "…"
+    for key in path.split("."):
+        if not isinstance(value, dict) or site.json.is_masked(key):
+            return ""
+        value = value.get(key, "")
+    return site.json.told(value)
+
+
+def _columns(request: Request) -> dict[str, Any]:
+    """Return what of the address is about how a list is shown."""
+    size = request.query_params.get("size")
+    return {"size": size} if size else {}
+
+
+@screen
+async def job(request: Request, site: Site) -> Response:
+    """Tell all about a job."""
+    job_id = {"id": _id(request)}
+    found = await site.ask(queries.JOB, job_id)
+    if not found.rows and found.problem is None:
+        raise HTTPException(404, WORDS["no_job"].format(job_id["id"]))
+    row = found.rows[0] if found.rows else {}
+    try:
+        reasons = await site.ask(queries.EXPLAIN, job_id)
+    except psycopg.errors.DatabaseError as error:
+        reasons = Answer(problem=one_line(error))  # it went while we looked
+    attempts = await site.ask(queries.ATTEMPTS, job_id)
+    parents = await site.ask(queries.PARENTS, job_id)
+    children = await site.ask(queries.CHILDREN, job_id)
+    stages = await site.ask(queries.STAGES, job_id)
+    audit = await site.ask(queries.AUDIT, {"before": None, "job": job_id["id"], "limit": 50})
+    pipeline = Answer()
+    if row.get("pipeline"):
+        pipeline = await site.ask(queries.PIPELINE, {"pipeline": row["pipeline"]})
+    return await site.render(
+        request,
+        "job.html",
+        found=found,
+        job=row,
+        reasons=[r for r in reasons.rows if r["reason"] != "attempt"],
+        reasons_problem=reasons.problem,
+        attempts=attempts,
+        events=_happened(row, attempts.rows, stages.rows, audit.rows) if row else [],
+        parents=parents,
+        children=children,
+        stages=stages,
+        pipeline=pipeline,
+    )
+
+
+@dataclass
+class Event:
+    """Something that happened to a job."""
+
+    at: datetime
+    kind: str
+    text: str
+    row: Row | None = None
+
+
+def _happened(
+    job: Row, attempts: list[Row], stages: list[Row], audit: list[Row]
+) -> list[Event]:
+    """Tell the story of a job, the oldest first."""
+    events = [Event(job["created_at"], "created", WORDS["happened_created"])]
+    if job["scheduled_for"]:
+        events[0].text = WORDS["happened_scheduled"].format(job["definition"])
+    for row in attempts:
+        text = WORDS["happened_failed"].format(row["attempt"], row["worker"])
+        events.append(Event(row["failed_at"], "failed", text, row))
+    for act in audit:
+        text = WORDS["happened_act"].format(act["act"], act["actor"] or act["role"])
+        events.append(Event(act["acted_at"], "acted", text))
+    for stage in stages:
+        text = WORDS["happened_stage"].format(stage["stage"], WORDS[stage["status"]])
+        events.append(Event(stage["finished_at"], stage["status"], text))
+    is_new = all(row["started_at"] != job["started_at"] for row in attempts)
+    if job["started_at"] and job["locked_by"] and is_new:
+        text = WORDS["happened_started"].format(job["attempts"], job["locked_by"])
+        events.append(Event(job["started_at"], "running", text))
+    if job["cancel_requested_at"]:
+        text = WORDS["happened_cancel"].format(job["cancel_reason"] or WORDS["no_reason"])
+        events.append(Event(job["cancel_requested_at"], "cancelled", text))
+    if job["finished_at"]:
+        events.append(
+            Event(job["finished_at"], job["status"], WORDS[f"happened_{job['status']}"])
+        )
+    return sorted(events, key=lambda event: event.at)
+
+
+@dataclass
+class Group:
+    """Failures with the same error."""
+
+    queue: str
+    job_type: str
+    error_type: str | None
+    message: str
+    failures: int = 0
+    jobs: int = 0
+    first_failed_at: datetime | None = None
+    last_failed_at: datetime | None = None
+    last_job_id: int = 0
+    parts: list[int] = field(default_factory=lambda: [0] * 24)
+
+    def add(self, row: Row) -> None:
+        """Add what was found of it in a part of the time."""
+        self.failures += row["failures"]
+        self.jobs += row["jobs"]
+        first, last = row["first_failed_at"], row["last_failed_at"]
+        self.first_failed_at = min(self.first_failed_at or first, first)
+        self.last_failed_at = max(self.last_failed_at or last, last)
+        self.last_job_id = max(self.last_job_id, row["last_job_id"])
+        self.parts[min(max(row["part"], 1), 24) - 1] += row["failures"]
+
+    @property
+    def address(self) -> str:
+        """Return the filter of its jobs."""
+        told = {
+            "queue": self.queue,
+            "type": self.job_type,
+            "error_type": self.error_type,
+            "group": self.message,
+        }
+        return urlencode([(name, value) for name, value in told.items() if value])
+
+
+@screen
+async def errors(request: Request, site: Site) -> Response:
+    """Tell what failed, each error once."""
+    since = request.query_params.get("since", "1d")
+    wanted = Filter.of(request.query_params.multi_items())
+    values = {
+        "since": SINCE.get(since, SINCE["1d"]),
+        "queue": wanted.get("queue") or None,
+        "job_type": wanted.get("type") or None,
+    }
+    answer = await site.ask(queries.ERRORS, values)
+    groups: dict[tuple[Any, ...], Group] = {}
+    for row in answer.rows:
+        key = (row["queue"], row["job_type"], row["error_type"], row["message"])
+        groups.setdefault(key, Group(*key)).add(row)
+    order = "jobs" if request.query_params.get("order") == "jobs" else "last_failed_at"
+    shown = sorted(groups.values(), key=lambda group: getattr(group, order), reverse=True)
+    failures = sum(group.failures for group in shown)
+    return await site.render(
+        request,
+        "errors.html",
+        groups=shown[: queries.MAX_LISTED],
+        problem=answer.problem,
+        since=since if since in SINCE else "1d",
+        spans=list(SINCE),
+        is_cut=failures >= queries.MAX_ERRORS,
+        wanted=wanted,
+        order=order,
+    )
+
+
+@screen
+async def schedules(request: Request, site: Site) -> Response:
+    """Tell what comes, and what became of what was planned."""
+    text = request.query_params.get("name", "").strip()[:63] or None
+    found = await site.ask(queries.SCHEDULES, {"name": None, "text": text})
+    return await site.render(request, "schedules.html", found=found, text=text or "")
+
+
+@screen
+async def schedule(request: Request, site: Site) -> Response:
+    """Tell all about a schedule."""
+    name = {"name": str(request.path_params["name"])[:63]}
+    found = await site.ask(queries.SCHEDULE, name)
+    if not found.rows and found.problem is None:
+        raise HTTPException(404, WORDS["no_schedule"].format(name["name"]))
+    row = found.rows[0] if found.rows else {}
+    upcoming = Answer()
+    if row.get("is_enabled") and (row["kind"] != "after" or row["next_run_at"]):
+        try:
+            upcoming = await site.ask(queries.UPCOMING, name)
+        except psycopg.errors.DatabaseError as error:
+            upcoming = Answer(problem=one_line(error))
+        if row["kind"] == "after":
+            del upcoming.rows[1:]
+    return await site.render(
+        request,
+        "schedule.html",
+        found=found,
+        schedule=row,
+        upcoming=upcoming,
+        occurrences=await site.ask(queries.OCCURRENCES, name),
+    )
+
+
+@screen
+async def workers(request: Request, site: Site) -> Response:
+    """Tell who works, and at what."""
+    return await site.render(
+        request,
+        "workers.html",
+        workers=await site.ask_cached(queries.WORKERS, 2),
+        running=await site.ask(queries.RUNNING),
+    )
+
+
+@screen
+async def waiting(request: Request, site: Site) -> Response:
+    """Tell who waits behind whom."""
+    return await site.render(
+        request,
+        "waiting.html",
+        halted=await site.ask(queries.HALTED),
+        effects=await site.ask(queries.EFFECTS),
+        limits=await site.ask_cached(queries.LIMITS, 2),
+        shares=await site.ask(queries.SHARES),
+        parents=await site.ask(queries.PARENTS_OF_MOST),
+    )
+
+
+@screen
+async def audit(request: Request, site: Site) -> Response:
+    """Tell who did what."""
+    asked = {
+        name: int(text) if text.isdecimal() and int(text) < 1 << 63 else None
+        for name in ("before", "job")
+        for text in [request.query_params.get(name, "")]
+    }
+    found = await site.ask(queries.AUDIT, {**asked, "limit": PAGE_SIZES[0] + 1})
+    rows = found.rows[: PAGE_SIZES[0]]
+    more = {"before": rows[-1]["id"], "job": asked["job"]} if rows else {}
+    older = urlencode({name: value for name, value in more.items() if value is not None})
+    return await site.render(
+        request,
+        "audit.html",
+        found=found,
+        rows=rows,
+        job=asked["job"],
+        older=older if len(found.rows) > len(rows) else None,
+    )
+
+
+def _id(request: Request) -> int:
+    text = str(request.path_params["job_id"])
+    if not text.isdecimal() or not 0 < int(text) < 1 << 63:
+        raise HTTPException(404, WORDS["no_job"].format(text[:40]))
+    return int(text)
+
+
+def _base(request: Request) -> str:
+    return str(request.scope.get("root_path", ""))
+
+
+async def unreachable(request: Request, error: Exception) -> Response:
+    """Say that the database does not answer."""
+    return site_of(request).plain(
+        request, "trouble.html", 503, title=WORDS["unreachable"], text=WORDS["unreachable_text"]
+    )
+
+
+async def too_slow(request: Request, error: Exception) -> Response:
+    """Say that the database did not answer in time."""
+    site = site_of(request)
+    text = WORDS["too_slow"].format(site.database.read_time)
+    return site.plain(request, "trouble.html", 503, title=WORDS["too_slow_title"], text=text)
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """Say what the database has against it."""
+    missing = (
+        psycopg.errors.InvalidSchemaName,
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.UndefinedFunction,
+    )
+    hint = WORDS["not_installed"] if isinstance(error, missing) else ""
+    return site_of(request).plain(
+        request, "trouble.html", 500, title=WORDS["refused"], text=one_line(error), hint=hint
+    )
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    """Say that there is no such page, or job."""
+    detail = error.detail if isinstance(error, HTTPException) else ""
+    text = WORDS["nothing_here"] if detail in ("", "Not Found") else detail
+    return site_of(request).plain(
+        request, "trouble.html", 404, title=WORDS["not_found"], text=text
+    )
+
+
+async def not_allowed(request: Request, error: Exception) -> Response:
+    """Say why something is not done."""
+    status = error.status_code if isinstance(error, HTTPException) else 403
+    text = error.detail if isinstance(error, HTTPException) else ""
+    return site_of(request).plain(
+        request, "trouble.html", status, title=WORDS["not_done"], text=text
+    )
+
+
+HANDLERS: dict[Any, Any] = {
+    400: not_allowed,
+    403: not_allowed,
+    404: not_found,
+    405: not_allowed,
+    413: not_allowed,
+    UnreachableError: unreachable,
+    TooSlowError: too_slow,
+    psycopg.Error: refused,
+    RotaError: refused,
+}
+
+ROUTES: list[tuple[str, Screen]] = [
+    ("/", overview),
+    ("/jobs", jobs),
+    ("/jobs/{job_id}", job),
+    ("/errors", errors),
+    ("/schedules", schedules),
+    ("/schedules/{name:path}", schedule),
+    ("/workers", workers),
+    ("/waiting", waiting),
+    ("/audit", audit),
+]

@@ -1,0 +1,301 @@
+"""All that the page asks of the database: public functions and views, each answer bounded.
+
+JSON is read as text: the numbers in it may be larger than what others can hold.
+"""
+
+from __future__ import annotations
+
+from typing import LiteralString
+
+from psycopg import sql
+
+MAX_ERRORS = 5000
+"""How many of the newest failed attempts are looked at for the groups."""
+MAX_LISTED = 200
+"""How many rows any list has, where it does not say another number."""
+
+PLACE: LiteralString = """
+    select current_database() as database, rota.version() as version, rota.now() as now,
+        pg_is_in_recovery() as is_standby
+    """
+
+DOCTOR: LiteralString = "select severity, finding, evidence, remedy from rota.doctor()"
+
+QUEUES: LiteralString = """
+    select queue, is_paused, ready, scheduled, retrying, running, blocked, dead,
+        oldest_ready_age, next_run_at
+    from rota.queue_stats order by oldest_ready_age desc nulls last, queue limit 200
+    """
+
+TICKER: LiteralString = """
+    select last_tick_at, last_tick_by, lag, schedules_overdue, schedules_broken
+    from rota.ticker_health
+    """
+
+DIED: LiteralString = """
+    select count(*) as jobs from (
+        select from rota.dead_jobs as d where d.finished_at > rota.now() - interval '1 day'
+        limit 10000
+    ) as d
+    """
+
+WORKERS: LiteralString = """
+    select w.worker, w.host, w.pid, w.version, w.queues, w.job_types, w.started_at,
+        w.last_seen_at, w.last_seen_at < rota.now() - interval '6 minutes' as is_stale,
+        coalesce(h.jobs, 0) as jobs, h.oldest_started_at, h.job_ids
+    from rota.workers as w
+    left join (
+        select r.locked_by, count(*) as jobs, min(r.started_at) as oldest_started_at,
+            (array_agg(r.id order by r.started_at))[:20] as job_ids
+        from rota.running_jobs as r group by r.locked_by
+    ) as h on h.locked_by = w.worker
+    order by is_stale, w.worker limit 500
+    """
+
+RUNNING: LiteralString = """
+    select id, queue, job_type, attempts, max_attempts, locked_by, started_at, locked_until,
+        progress_percent, progress_message, cancel_requested_at
+    from rota.running_jobs order by started_at limit 100
+    """
+
+# Equal texts are folded once: that is most of the work.
+ERRORS: LiteralString = """
+    select e.queue, e.job_type, e.error_type, rota.fold_error(e.message) as message, e.part,
+        count(*) as failures, count(distinct e.job_id) as jobs,
+        min(e.failed_at) as first_failed_at, max(e.failed_at) as last_failed_at,
+        max(e.job_id) as last_job_id
+    from (
+        select i.queue, i.job_type, i.error_type, left(i.message, 1000) as message,
+            i.failed_at, i.job_id,
+            width_bucket(
+                extract(epoch from %(since)s::interval - (rota.now() - i.failed_at)), 0,
+                extract(epoch from %(since)s::interval), 24) as part
+        from rota.job_errors as i
+        where i.failed_at > rota.now() - %(since)s::interval
+          and (%(queue)s::text is null or i.queue = %(queue)s)
+          and (%(job_type)s::text is null or i.job_type = %(job_type)s)
+        order by i.failed_at desc limit 5000
+    ) as e
+    group by e.queue, e.job_type, e.error_type, e.message, e.part
+    """
+
+NEWEST: LiteralString = """
+    select coalesce(max(n.id), 0) as id
+    from (select i.id from rota.job_runs as i order by i.id desc limit 1) as n
+    """
+
+LISTED: LiteralString = """
+    select id, queue, job_type, status, priority, attempts, max_attempts, run_at, created_at,
+        started_at, finished_at, locked_by, error_type, left(last_error, 400) as last_error,
+        idempotency_key, ordering_key, limit_key, pipeline, stage, definition,
+        progress_percent, progress_message{} from rota.job_runs
+    where {} order by id desc limit %(limit)s
+    """
+
+CONDITIONS: dict[str, LiteralString] = {
+    "id": "id = any(%(id)s)",
+    "status": "status = any(%(status)s)",
+    "queue": "queue = %(queue)s",
+    "type": "job_type = %(type)s",
+    "error": "last_error ilike '%%' || %(error)s || '%%'",
+    "error_type": "error_type = %(error_type)s",
+    "group": "rota.fold_error(last_error) = %(group)s",
+    "key": "%(key)s in (idempotency_key, ordering_key, limit_key)",
+    "payload": "payload @> all(%(payload)s::jsonb[])",
+    "header": "headers @> all(%(header)s::jsonb[])",
+    "schedule": "definition = %(schedule)s",
+    "pipeline": "pipeline = %(pipeline)s",
+    "stage": "stage = %(stage)s",
+    "worker": "locked_by = %(worker)s",
+    "older": "created_at < rota.now() - %(older)s::interval",
+    "newer": "created_at > rota.now() - %(newer)s::interval",
+    "before": "id < %(before)s",
+    "from": "id >= %(from)s",
+    # One of the two tables is then not read at all.
+    "is_live": "finished_at is null",
+    "is_ended": "finished_at is not null",
+}
+"""What each filter of the list of jobs asks of a job."""
+
+
+def listed(wanted: list[str], *, payload: bool) -> sql.Composed:
+    """Return the question for the jobs that fulfil all of these conditions."""
+    conditions = sql.SQL(" and ").join(sql.SQL(CONDITIONS[name]) for name in wanted)
+    column = sql.SQL(", left(payload::text, 4000) as payload" if payload else "")
+    return sql.SQL(LISTED).format(column, conditions if wanted else sql.SQL("true"))
+
+
+JOB: LiteralString = """
+    select id, queue, job_type, payload::text as payload, priority, run_at, status, attempts,
+        max_attempts, locked_by, locked_until, lease_token::text as lease_token,
+        idempotency_key, progress_percent, progress_message, cancel_requested_at,
+        cancel_reason, last_error, error_type, failed_at, created_at, updated_at, started_at,
+        finished_at, result::text as result, ordering_key, limit_key, pipeline, stage,
+        stage_input::text as stage_input, definition, scheduled_for, time_limit, expires_at,
+        headers::text as headers
+    from rota.job_runs where id = %(id)s limit 1
+    """
+
+EXPLAIN: LiteralString = """
+    select reason, explanation, remedy from rota.explain_job(job_id => %(id)s) order by ordinal
+    """
+
+ATTEMPTS: LiteralString = """
+    select attempt, started_at, failed_at, worker, error_type, message, stack,
+        payload::text as payload
+    from rota.job_errors where job_id = %(id)s order by lease_token desc limit 50
+    """
+
+PARENTS: LiteralString = """
+    select d.parent_id as id, r.job_type, r.queue, r.status
+    from rota.dependencies as d
+    left join lateral (
+        select i.job_type, i.queue, i.status from rota.job_runs as i
+        where i.id = d.parent_id limit 1
+    ) as r on true
+    where d.job_id = %(id)s order by d.parent_id limit 50
+    """
+
+CHILDREN: LiteralString = """
+    select d.job_id as id, r.job_type, r.queue, r.status
+    from rota.dependencies as d
+    left join lateral (
+        select i.job_type, i.queue, i.status from rota.job_runs as i
+        where i.id = d.job_id limit 1
+    ) as r on true
+    where d.parent_id = %(id)s order by d.job_id limit 50
+    """
+
+STAGES: LiteralString = """
+    select stage, status, attempts, worker, queued_at, started_at, finished_at
+    from rota.stage_runs where job_id = %(id)s order by lease_token limit 200
+    """
+
+PIPELINE: LiteralString = """
+    select stage, queue, job_type, next_stage from rota.pipeline_stages
+    where pipeline = %(pipeline)s and ordinal is not null order by ordinal limit 200
+    """
+
+# The outcomes of the latest planned times, the newest first.
+SCHEDULES: LiteralString = """
+    select d.name, d.job_type, d.queue, d.schedule, d.time_zone, d.is_enabled, d.disabled_by,
+        d.disabled_at, d.last_error, d.next_run_at, d.last_run_at, d.last_job_id,
+        rota.describe_schedule(d.schedule) as description, r.status as last_status,
+        d.next_run_at < rota.now() - interval '1 minute' as is_overdue,
+        array(
+            select o.outcome from rota.occurrences as o where o.definition = d.name
+            order by o.scheduled_for desc limit 20
+        ) as outcomes
+    from rota.job_definitions as d
+    left join lateral (
+        select i.status from rota.job_runs as i where i.id = d.last_job_id limit 1
+    ) as r on true
+    where (%(name)s::text is null or d.name = %(name)s)
+      and (%(text)s::text is null or strpos(d.name || ' ' || d.job_type, %(text)s) > 0)
+    order by d.next_run_at nulls first, d.name limit 200
+    """
+
+SCHEDULE: LiteralString = """
+    select d.name, d.job_type, d.queue, d.payload::text as payload, d.schedule, d.source,
+        d.kind, d.time_zone, d.priority, d.max_attempts, d.lease, d.time_limit, d.catch_up,
+        d.catch_up_window, d.catch_up_max, d.overlap, d.jitter, d.starts_at, d.ends_at,
+        d.is_enabled, d.disabled_at, d.disabled_by, d.last_error, d.next_run_at, d.last_run_at,
+        d.last_job_id, d.created_at, d.updated_at,
+        rota.describe_schedule(d.schedule) as description,
+        d.next_run_at < rota.now() - interval '1 minute' as is_overdue
+    from rota.job_definitions as d where d.name = %(name)s
+    """
+
+UPCOMING: LiteralString = """
+    select run_at, local_time, utc_offset, clock_change
+    from rota.upcoming_runs(name => %(name)s, max_runs => 5)
+    """
+
+OCCURRENCES: LiteralString = """
+    select o.scheduled_for, o.outcome, o.job_id, o.fired_at, r.status
+    from rota.occurrences as o
+    left join lateral (
+        select i.status from rota.job_runs as i where i.id = o.job_id limit 1
+    ) as r on true
+    where o.definition = %(name)s order by o.scheduled_for desc limit 50
+    """
+
+LIMITS: LiteralString = """
+    select limit_name, max_running, running, waiting, max_starts, per, burst, next_start_at
+    from rota.limit_stats order by waiting desc, running desc, limit_name limit 200
+    """
+
+SHARES: LiteralString = """
+    select limit_name, queue, job_type, limit_key, weight from rota.limits
+    where weight is not null order by weight desc, limit_name limit 100
+    """
+
+HALTED: LiteralString = """
+    select h.ordering_key, h.job_id, h.halted_since, r.job_type, r.queue, r.status,
+        r.error_type, left(r.last_error, 400) as last_error,
+        (
+            select count(*)
+            from (
+                select from rota.job_runs as j
+                where j.ordering_key = h.ordering_key and j.status = 'blocked' limit 1000
+            ) as b
+        ) as behind
+    from rota.halted_keys as h
+    left join lateral (
+        select i.job_type, i.queue, i.status, i.error_type, i.last_error
+        from rota.job_runs as i where i.id = h.job_id limit 1
+    ) as r on true
+    order by h.halted_since limit 100
+    """
+
+# Of the newest that wait for others: those that most wait for.
+PARENTS_OF_MOST: LiteralString = """
+    select g.parent_id as id, g.children, r.job_type, r.queue, r.status
+    from (
+        select d.parent_id, count(*) as children
+        from (
+            select i.parent_id from rota.dependencies as i order by i.parent_id desc limit 5000
+        ) as d
+        group by d.parent_id order by count(*) desc, d.parent_id limit 50
+    ) as g
+    left join lateral (
+        select i.job_type, i.queue, i.status from rota.job_runs as i
+        where i.id = g.parent_id limit 1
+    ) as r on true
+    order by r.status not in ('dead', 'cancelled'), g.children desc
+    """
+
+EFFECTS: LiteralString = """
+    select scope, key, recorded_at, expires_at, job_id, job_type, status
+    from rota.unknown_effects order by recorded_at limit 100
+    """
+
+PAUSES: LiteralString = """
+    select pause_name, queue, job_type, set_by, paused_at, paused_by, reason, until
+    from rota.pauses where until is null or until > rota.now()
+    order by pause_name <> 'all', paused_at limit 100
+    """
+
+AUDIT: LiteralString = """
+    select id, acted_at, role, actor, act, filter::text as filter, jobs,
+        job_ids[:20] as job_ids, before::text as before, after::text as after
+    from rota.audit_log
+    where (%(before)s::bigint is null or id < %(before)s)
+      and (%(job)s::bigint is null or job_ids @> array[%(job)s::bigint])
+    order by id desc limit %(limit)s
+    """
+
+STATISTICS: LiteralString = """
+    select starts_at, succeeded, failures, dead, cancelled, wait_p50, wait_p95, run_p50, run_p95
+    from rota.job_stats(
+        since => rota.now() - %(since)s::interval, step => %(step)s, queues => %(queues)s,
+        job_types => %(job_types)s, group_by => '{}')
+    limit 1000
+    """
+
+# Workers that started within a minute of each other came by one deploy.
+DEPLOYS: LiteralString = """
+    select min(w.started_at) as started_at, count(*) as workers from rota.workers as w
+    where w.started_at > rota.now() - %(since)s::interval
+    group by date_bin('5 minutes', w.started_at, 'epoch') order by 1 limit 100
+    """

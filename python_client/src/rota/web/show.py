@@ -1,0 +1,191 @@
+"""How values are shown: lengths of time, numbers, moments, and JSON without what is masked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from markupsafe import Markup, escape
+
+Payloads = Literal["hide", "mask", "show"]
+
+UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+MASKED_KEYS = (
+    "password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie",
+    "private_key", "credit_card", "card_number", "cvc", "iban", "ssn",
+)  # fmt: skip
+MASK = "••••••"
+MAX_JSON = 200_000
+
+
+def span(length: timedelta | None) -> str:
+    """Return a length of time by its two largest units."""
+    if length is None:
+        return ""
+    seconds = abs(length.total_seconds())
+    if seconds < 1:
+        return f"{round(seconds * 1000)} ms"
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, size in UNITS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+def number(value: float | None) -> str:
+    """Return a count with thin spaces between thousands."""
+    return "?" if value is None else f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def moment(value: datetime | None, now: datetime | None = None) -> Markup:
+    """Return a time: how far from now if that is given, else in full; the rest in its title."""
+    if value is None:
+        return Markup("")
+    utc = value.astimezone(UTC)
+    full = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
+    if now is None:
+        return Markup('<time datetime="{}" title="{}" data-full>{}</time>').format(
+            utc.isoformat(), full, full
+        )
+    away = now - value
+    told = f"in {span(away)}" if away < timedelta(0) else f"{span(away)} ago"
+    if abs(away) < timedelta(seconds=1):
+        told = "now"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        utc.isoformat(), full, told
+    )
+
+
+class Number(str):
+    """A number as it was written: it may be larger than those of any language."""
+
+    __slots__ = ()
+
+
+class Json:
+    """Shows JSON: indented, escaped, its numbers as they are, and without what is masked."""
+
+    def __init__(self, payloads: Payloads, masked_keys: Collection[str]) -> None:
+        self.payloads = payloads
+        self._masked = tuple(key.lower() for key in masked_keys)
+
+    def is_masked(self, key: str) -> bool:
+        """Whether the value of a key is not shown."""
+        return self.payloads != "show" and any(word in key.lower() for word in self._masked)
+
+    def parsed(self, text: str) -> Any:
+        """Return the value of a text, each number in it as it was written."""
+        return json.loads(text, parse_float=Number, parse_int=Number)
+
+    def pretty(self, text: str | None) -> Markup:
+        """Return JSON for reading."""
+        if text is None:
+            return Markup("")
+        if self.payloads == "hide":
+            return Markup('<span class="quiet">{}</span>').format("hidden")
+        if len(text) > MAX_JSON:
+            return Markup('<span class="quiet">{}</span>').format(
+                f"{len(text):,} characters: too long to be shown here"
+            )
+        try:
+            return Markup("").join(self._lines(self.parsed(text), 0))
+        except (RecursionError, ValueError):
+            # Too deep to look for what has to be masked.
+            told = text if self.payloads == "show" else "nested too deeply to be shown"
+            return escape(told)
+
+    def line(self, text: str | None, length: int = 120) -> str:
+        """Return JSON in one short line."""
+        if text is None or self.payloads == "hide":
+            return ""
+        try:
+            told = "".join(self._plain(self.parsed(text)))
+        except (RecursionError, ValueError):
+            return "…"
+        return told if len(told) <= length else f"{told[: length - 1]}…"
+
+    def told(self, value: Any, length: int = 60) -> str:
+        """Return a value in a few words."""
+        text = value if isinstance(value, str) else "".join(self._plain(value))
+        return text if len(text) <= length else f"{text[: length - 1]}…"
+
+    def _plain(self, value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield "{"
+            for place, (key, inner) in enumerate(value.items()):
+                yield f"{', ' if place else ''}{json.dumps(key, ensure_ascii=False)}: "
+                if self.is_masked(key):
+                    yield MASK
+                else:
+                    yield from self._plain(inner)
+            yield "}"
+        elif isinstance(value, list):
+            yield "["
+            for place, inner in enumerate(value):
+                yield ", " if place else ""
+                yield from self._plain(inner)
+            yield "]"
+        else:
+            yield _scalar(value)
+
+    def _lines(self, value: Any, depth: int) -> Iterator[Markup]:
+        inside, outside = "\n" + "  " * (depth + 1), "\n" + "  " * depth
+        if isinstance(value, dict) and value:
+            yield Markup("{")
+            for place, (key, inner) in enumerate(value.items()):
+                name = json.dumps(key, ensure_ascii=False)
+                yield Markup('{}{}<span class="k">{}</span>: ').format(
+                    "," if place else "", inside, name
+                )
+                if self.is_masked(key):
+                    yield Markup('<span class="quiet">{}</span>').format(MASK)
+                else:
+                    yield from self._lines(inner, depth + 1)
+            yield Markup("{}").format(outside + "}")
+        elif isinstance(value, list) and value:
+            yield Markup("[")
+            for place, inner in enumerate(value):
+                yield Markup("{}").format(("," if place else "") + inside)
+                yield from self._lines(inner, depth + 1)
+            yield Markup("{}").format(outside + "]")
+        else:
+            kind = "n" if isinstance(value, Number) else "s" if isinstance(value, str) else "b"
+            yield Markup('<span class="{}">{}</span>').format(kind, _scalar(value))
+
+
+def _scalar(value: Any) -> str:
+    return value if isinstance(value, Number) else json.dumps(value, ensure_ascii=False)
+
+
+def spark(counts: Collection[int], width: int = 96, height: int = 18) -> Markup:
+    """Return bars for some counts, as a picture that needs no script."""
+    most = max(counts, default=0)
+    if most == 0:
+        return Markup("")
+    step = width / len(counts)
+    bars = Markup("").join(
+        Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
+            place * step, height - max(count / most * height, 1.5), step - 1,
+            max(count / most * height, 1.5),
+        )
+        for place, count in enumerate(counts)
+        if count
+    )  # fmt: skip
+    return Markup(
+        '<svg class="spark" viewBox="0 0 {0} {1}" width="{0}" height="{1}" aria-hidden="true">'
+        "{2}</svg>"
+    ).format(width, height, bars)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "span": span,
+    "number": number,
+    "moment": moment,
+    "spark": spark,
+}

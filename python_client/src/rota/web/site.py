@@ -1,0 +1,207 @@
+"""What all screens share: who is asked, what is told, and the headers that keep a page ours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from psycopg import sql
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..client.connecting import one_line
+from . import queries, show
+from .access import Authenticate, RefusedError, Tokens, User, identify
+from .database import NOTHING, Database, Row, TooSlowError, Values
+from .live import Pulse
+from .words import WORDS
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class Words:
+    """The words of the page by their names."""
+
+    def __getattr__(self, name: str) -> str:
+        try:
+            return WORDS[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __call__(self, name: str, default: str = "") -> str:
+        """Return a word by a name that is computed."""
+        return WORDS.get(name, default or name)
+
+
+@dataclass
+class Answer:
+    """What a question found, or why it found nothing."""
+
+    rows: list[Row] = field(default_factory=list)
+    problem: str | None = None
+    looked_to: int | None = None
+
+
+@dataclass
+class Site:
+    """A page with its database and its rules."""
+
+    database: Database
+    json: show.Json
+    tokens: Tokens
+    authenticate: Authenticate
+    allow_acts: bool
+    pulse: Pulse
+
+    addresses: Callable[[str | None], str | None]
+
+    def __post_init__(self) -> None:
+        """Read the templates when they are wanted, and escape all that goes into them."""
+        self._templates = Environment(
+            loader=FileSystemLoader(Path(__file__).parent / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.globals["w"] = Words()
+        self._templates.filters.update(
+            show.FILTERS,
+            address=self.addresses,
+            json=self.json.pretty,
+            json_line=self.json.line,
+        )
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Close the connections in the end."""
+        yield
+        await self.database.close()
+
+    async def ask(
+        self, query: LiteralString | sql.Composed, values: Values = NOTHING
+    ) -> Answer:
+        """Return what a question finds; one that is stopped leaves the rest of a page alone."""
+        try:
+            return Answer(await self.database.rows(query, values))
+        except TooSlowError:
+            return Answer(problem=WORDS["too_slow"].format(self.database.read_time))
+        except psycopg.errors.InsufficientPrivilege as error:
+            return Answer(problem=WORDS["no_right"].format(one_line(error)))
+
+    async def ask_cached(self, query: LiteralString, seconds: float) -> Answer:
+        """Return an answer that many pages share for a while."""
+        answer: Answer = await self.database.cached(query, seconds, lambda: self.ask(query))
+        return answer
+
+    async def place(self) -> Row:
+        """Return which database this is, and whether it can be written to."""
+        row: Row | None = await self.database.cached(
+            "place", 5, lambda: self.database.row(queries.PLACE)
+        )
+        return row or {}
+
+    async def may_act(self, request: Request) -> bool:
+        """Whether whoever asks may act, on a database that can be written to."""
+        user: User = request.state.user
+        if not (self.allow_acts and user.is_operator):
+            return False
+        return not (await self.place())["is_standby"]
+
+    async def render(
+        self, request: Request, template: str, status: int = 200, **context: Any
+    ) -> Response:
+        """Return a screen."""
+        place = await self.place()
+        now = await self.database.row("select rota.now() as now")
+        may_act = await self.may_act(request)
+        return self.plain(
+            request,
+            template,
+            status,
+            place=place,
+            now=now["now"] if now else place["now"],
+            may_act=may_act,
+            token=self.tokens.of(request.state.user) if may_act else "",
+            **context,
+        )
+
+    def plain(
+        self, request: Request, template: str, status: int = 200, **context: Any
+    ) -> Response:
+        """Return a screen that asks nothing of the database."""
+        base = request.scope.get("root_path", "")
+        text = self._templates.get_template(template).render(
+            {
+                "base": base,
+                "path": request.url.path.removeprefix(base),
+                "query": request.url.query,
+                "user": request.state.user,
+                "allow_acts": self.allow_acts,
+                "payloads": self.json.payloads,
+                **context,
+            }
+        )
+        return HTMLResponse(text, status, {"cache-control": "no-store"})
+
+
+def site_of(request: Request) -> Site:
+    """Return the page that a request is for."""
+    site: Site = request.app.state.site
+    return site
+
+
+class Guard:
+    """Lets in who may see the page, and gives every answer the headers that protect it."""
+
+    def __init__(self, app: ASGIApp, /, site: Site) -> None:
+        self._app, self._site = app, site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] = [*message.get("headers", ()), *own]
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            user = await identify(self._site.authenticate, request)
+        except RefusedError as error:
+            await _refusal(error)(scope, receive, send_with_headers)
+            return
+        scope.setdefault("state", {})["user"] = user
+        await self._site.database.open()
+        await self._app(scope, receive, send_with_headers)
+
+
+def _refusal(error: RefusedError) -> Response:
+    if error.asks:
+        asking = {"www-authenticate": 'Basic realm="rota", charset="UTF-8"'}
+        return PlainTextResponse(f"{error}\n", 401, asking)
+    return PlainTextResponse(f"{error}\n", 403)
+
+
+Screen = Callable[[Request], Awaitable[Response]]
+Context = Mapping[str, Any]

@@ -1,0 +1,166 @@
+// What a page does beyond being read: it stays fresh, tells local time, and listens to keys.
+// Without this file all screens can still be read.
+(function () {
+  "use strict";
+  const base = document.querySelector('meta[name="rota-base"]').content;
+  const keep = {
+    get(name) { try { return localStorage.getItem("rota-" + name); } catch { return null; } },
+    set(name, value) { try { localStorage.setItem("rota-" + name, value); } catch { /* not kept */ } },
+  };
+  const $ = (selector) => document.querySelector(selector);
+  const all = (selector) => [...document.querySelectorAll(selector)];
+
+  // Times
+  function full(date, isLocal) {
+    const pad = (n) => String(n).padStart(2, "0");
+    if (!isLocal) return date.toISOString().slice(0, 19).replace("T", " ") + " UTC";
+    return `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())} ` +
+      `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
+  }
+  function tellTimes() {
+    const isLocal = keep.get("zone") !== "utc";
+    for (const time of all("time[datetime]")) {
+      const date = new Date(time.dateTime);
+      if (isNaN(date)) continue;
+      time.title = `${full(date, true)} (${Intl.DateTimeFormat().resolvedOptions().timeZone})\n${full(date, false)}`;
+      if (time.dataset.full !== undefined) time.textContent = full(date, isLocal);
+    }
+    const button = $('[data-do="zone"]');
+    if (button) button.textContent = isLocal ? "local" : "UTC";
+  }
+
+  // Fresh pages
+  const sign = $("#live");
+  let source = null, isStale = false, isLoading = false;
+  function isBusy() {
+    const at = document.activeElement;
+    return document.hidden || $("dialog[open]") || $("main input:checked[name=id]") ||
+      $("main details.filters[open]") || $("main details.act[open]") ||
+      (at && at.closest("main") && /^(INPUT|TEXTAREA|SELECT)$/.test(at.tagName)) ||
+      String(getSelection()).length > 0;
+  }
+  async function refresh() {
+    if (isLoading) return;
+    if (isBusy()) { isStale = true; show(); return; }
+    isLoading = true; isStale = false; show();
+    const open = new Set(all("main details[open] > summary").map((s) => s.textContent));
+    const row = at();
+    try {
+      await htmx.ajax("GET", location.href, {
+        target: "#main", select: "#main", swap: "outerMorph", headers: { "Rota-Live": "1" },
+      });
+    } catch { isStale = true; }
+    isLoading = false;
+    for (const summary of all("main details > summary")) {
+      if (open.has(summary.textContent)) summary.parentElement.open = true;
+    }
+    if (row >= 0) mark(row, false);
+    counted();
+    tellTimes();
+    document.dispatchEvent(new Event("rota:fresh"));
+    sign.classList.remove("beat");
+    void sign.offsetWidth;
+    sign.classList.add("beat");
+    show();
+  }
+  function show() {
+    const isOn = source && source.readyState === 1;
+    sign.hidden = false;
+    sign.classList.toggle("off", !isOn || isStale);
+    sign.textContent = isOn && !isStale ? sign.dataset.live : sign.dataset.paused;
+  }
+  function listen() {
+    if (document.hidden || source || !("EventSource" in window)) return;
+    source = new EventSource(base + "/events");
+    source.addEventListener("change", refresh);
+    source.onopen = show;
+    source.onerror = show;
+  }
+  function deafen() { if (source) { source.close(); source = null; show(); } }
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) deafen();
+    else { listen(); refresh(); }
+  });
+  addEventListener("pagehide", deafen);
+  setInterval(() => { if (isStale && !isBusy()) refresh(); }, 1000);
+
+  // Rows and keys
+  const rows = () => all("main table.rows tbody tr");
+  const at = () => rows().findIndex((row) => row.classList.contains("at"));
+  function mark(place, scrolls = true) {
+    const found = rows();
+    if (!found.length) return;
+    const row = found[Math.min(Math.max(place, 0), found.length - 1)];
+    found.forEach((other) => other.classList.toggle("at", other === row));
+    if (scrolls) {
+      row.scrollIntoView({ block: "nearest" });
+      const link = row.querySelector("a");
+      if (link) link.focus({ preventScroll: true });
+    }
+  }
+  const acts = {
+    theme() {
+      const root = document.documentElement;
+      const isDark = root.dataset.theme ? root.dataset.theme === "dark"
+        : matchMedia("(prefers-color-scheme: dark)").matches;
+      root.dataset.theme = isDark ? "light" : "dark";
+      keep.set("theme", root.dataset.theme);
+      document.dispatchEvent(new Event("rota:theme"));
+    },
+    zone() { keep.set("zone", keep.get("zone") === "utc" ? "local" : "utc"); tellTimes(); },
+    help() { $("#help").showModal(); },
+    copy(button) {
+      const text = button.parentElement.querySelector("code").textContent;
+      const was = button.textContent;
+      navigator.clipboard.writeText(text).then(() => {
+        button.textContent = button.dataset.done;
+        setTimeout(() => { button.textContent = was; }, 1500);
+      });
+    },
+    all(box) {
+      for (const other of all('main input[name="id"]')) other.checked = box.checked;
+      counted();
+    },
+  };
+  function counted() {
+    const number = all('main input[name="id"]:checked').length;
+    const bar = $("#selected");
+    if (!bar) return;
+    bar.hidden = !number;
+    bar.querySelector("output").textContent = number;
+  }
+  document.addEventListener("click", (event) => {
+    const found = event.target.closest("[data-do]");
+    if (found) acts[found.dataset.do](found);
+  });
+  document.addEventListener("change", (event) => {
+    if (event.target.name === "id") counted();
+    if (event.target.dataset.sends !== undefined) event.target.form.requestSubmit();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input:not([type=checkbox]), textarea, select")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if ($("dialog[open]")) return;
+    const links = all(".bar nav a");
+    if (event.key === "/") { $("#find").focus(); event.preventDefault(); }
+    else if (event.key === "j") mark(at() + 1);
+    else if (event.key === "k") mark(at() < 0 ? 0 : at() - 1);
+    else if (event.key === "x") {
+      const box = rows()[at()]?.querySelector('input[name="id"]');
+      if (box) { box.checked = !box.checked; counted(); }
+    }
+    else if (event.key === "t") acts.theme();
+    else if (event.key === "u") acts.zone();
+    else if (event.key === "?") acts.help();
+    else if (event.key >= "1" && event.key <= String(links.length)) links[event.key - 1].click();
+  });
+
+  const goesOn = $("form[data-goes-on]");
+  if (goesOn) setTimeout(() => goesOn.requestSubmit(), 100);
+  counted();
+  tellTimes();
+  if (!$("#main [data-still]")) listen();
+})();

@@ -1,0 +1,49 @@
+/*
+ * base/audit.sql -- keep a record of each act of an operator.
+ *
+ * What is set and not done to jobs stands in tables of settings, whose triggers write the
+ * record: so no function that changes a setting can forget it.  Of jobs, who acts on them
+ * writes it himself, one row for all the jobs of a call.
+ */
+
+create or replace function rota._audit(
+    act text, filter jsonb, job_ids bigint[] default null, before jsonb default null,
+    after jsonb default null
+)
+    returns void language plpgsql as $$
+begin
+    insert into rota.audit_log (act, filter, jobs, job_ids, before, after)
+    values (_audit.act, _audit.filter, cardinality(_audit.job_ids), _audit.job_ids,
+        _audit.before, _audit.after);
+end;
+$$;
+
+/* Trigger of a table of settings; a pause that maintenance removes was over before. */
+create or replace function rota._audit_setting()
+    returns trigger language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_before constant jsonb := case when tg_op <> 'INSERT' then to_jsonb(old) end;
+    v_after constant jsonb := case when tg_op <> 'DELETE' then to_jsonb(new) end;
+    c_row constant jsonb := coalesce(v_after, v_before);
+begin
+    if tg_table_name = 'pauses' and v_after is null
+      and (v_before ->> 'until')::timestamptz <= rota.now() then
+        return null;
+    end if;
+    perform rota._audit(
+        case tg_table_name
+            when 'queues' then 'set_queue'
+            when 'limits' then 'set_limit'
+            when 'retry_rules' then 'set_retry_rule'
+            when 'breakers' then 'set_breaker'
+            when 'pauses' then case when v_after is null then 'resume' else 'pause' end
+            else case when v_after is null then 'unschedule' else 'schedule' end
+        end,
+        jsonb_strip_nulls(jsonb_build_object('name', c_row -> 'name', 'queue', c_row -> 'queue',
+            'job_type', c_row -> 'job_type', 'limit_key', c_row -> 'limit_key')),
+        null, jsonb_strip_nulls(v_before), jsonb_strip_nulls(v_after));
+    return null;
+end;
+$$;

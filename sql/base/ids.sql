@@ -1,0 +1,140 @@
+/*
+ * base/ids.sql -- ids of jobs that are given once, in many databases and after a promotion.
+ *
+ * The lower ten bits of an id are the number of the database that gave it, where that has one:
+ * its sequence then goes in steps of 1024.  So ids of many databases never meet, and each tells
+ * where its job was enqueued.  The sequence alone keeps the number.
+ *
+ * A standby that is promoted may not have heard of the last ids that the old primary gave, to
+ * jobs that workers or callers know of.  So on a new timeline the sequence leaps over more than
+ * can have been lost before it gives the first id.  A session stays on one timeline from its
+ * first write on, hence each looks once and remembers that; what it remembers may be lost.
+ *
+ * No transaction can undo what is done to a sequence.  So the timeline of the last leap is kept
+ * in one, and the lock of the leap is given back at once and not at the commit: who comes first
+ * after a promotion may leave his transaction open, and holds up nobody.
+ */
+
+create or replace function rota.set_database_number(number integer)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set lock_timeout = '5s'
+as $$
+declare
+    v_first bigint;
+begin
+    if number is null or number not between 0 and 1023 then
+        perform rota._refuse('number', format('must be 0 to 1023, got %s',
+            coalesce(number::text, 'null')));
+    end if;
+    if number = rota.database_number() then return; end if;
+    -- The lock of this statement waits for those that have drawn an id, and lets no other draw.
+    alter sequence rota.jobs_id_seq increment by 1024;
+    v_first := (
+        select (s.last_value / 1024 + 1) * 1024 + set_database_number.number
+        from rota.jobs_id_seq as s
+    );
+    execute format('alter sequence rota.jobs_id_seq start with %s restart with %s', v_first,
+        v_first);
+end;
+$$;
+
+comment on function rota.set_database_number is
+    'Give this database a number, 0 to 1023 and no other''s, that the lower ten bits of each '
+    'new id have, after waiting for open transactions that have enqueued, 5 seconds at most; '
+    'raises 22023, 55P03.';
+
+create or replace function rota.database_number()
+    returns integer language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select (s.seqstart & 1023)::integer from pg_sequence as s
+        where s.seqrelid = 'rota.jobs_id_seq'::regclass and s.seqincrement = 1024
+    );
+end;
+$$;
+
+comment on function rota.database_number is
+    'The number of this database, null if it has none.';
+
+create or replace function rota.database_number_of(job_id bigint)
+    returns integer language plpgsql immutable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin return (job_id & 1023)::integer; end;
+$$;
+
+comment on function rota.database_number_of is
+    'The number of the database in which a job was enqueued; of a job that came before its '
+    'database had a number it tells nothing.';
+
+/* Draw ids for new jobs, in ascending order. */
+create or replace function rota._new_ids(max_ids integer)
+    returns bigint[] language plpgsql as $$
+begin
+    perform rota._guard_ids();
+    return array(select nextval('rota.jobs_id_seq') from generate_series(1, max_ids));
+end;
+$$;
+
+/* What has to come before the first id that a session draws. */
+create or replace function rota._guard_ids()
+    returns void language plpgsql as $$
+declare
+    v_timeline integer;
+begin
+    -- In recovery the draw itself is refused, by the error that callers know.
+    if current_setting('rota.ids_guarded', true) = 'on' or pg_is_in_recovery() then
+        return;
+    end if;
+    v_timeline := rota._timeline();
+    if (select t.last_value from rota.id_timeline as t) <> v_timeline then
+        perform rota._leap(v_timeline);
+    end if;
+    perform set_config('rota.ids_guarded', 'on', false);
+end;
+$$;
+
+/* The first eight digits of the name of a file of the log. */
+create or replace function rota._timeline()
+    returns integer language plpgsql as $$
+begin
+    return ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
+end;
+$$;
+
+/* Leap over 2^30 ids, unless another session has done it for this timeline. */
+create or replace function rota._leap(timeline integer)
+    returns void language plpgsql as $$
+declare
+    c_key constant bigint := hashtextextended('rota.ids', 0);
+begin
+    perform pg_advisory_lock(c_key);
+    begin
+        if (select t.last_value from rota.id_timeline as t) <> _leap.timeline then
+            perform setval('rota.jobs_id_seq',
+                s.last_value + (1::bigint << 30) * rota._id_step())
+            from rota.jobs_id_seq as s;
+            perform setval('rota.id_timeline', _leap.timeline);
+        end if;
+    exception
+        when others or query_canceled then
+            perform pg_advisory_unlock(c_key);
+            raise;
+    end;
+    perform pg_advisory_unlock(c_key);
+end;
+$$;
+
+/* How far two ids are apart that are drawn one after the other. */
+create or replace function rota._id_step()
+    returns bigint language plpgsql stable as $$
+begin
+    return (
+        select s.seqincrement from pg_sequence as s
+        where s.seqrelid = 'rota.jobs_id_seq'::regclass
+    );
+end;
+$$;

@@ -1,0 +1,375 @@
+/*
+ * jobs/forward.sql -- jobs that travel to another database.
+ *
+ * enqueue_to() makes a job here, in the caller's transaction, whose payload is the job to be
+ * enqueued there.  A forwarder carries it, in one transaction of this database: it takes jobs
+ * by take_forwards(), calls receive_jobs() there, which commits by itself, tells
+ * end_forwards() what became of them, and commits.  Killed anywhere it leaves nothing behind:
+ * here all is as before, and what had arrived there has a receipt, so that it is not enqueued
+ * again when it is sent again.
+ *
+ * Jobs of one ordering key go in the order of their ids: they wait here behind each other, and
+ * the first is carried together with those next behind it.  These stay blocked, and are locked
+ * while they travel; so whoever else wants to end them waits, and finds them gone.
+ */
+
+create or replace function rota.enqueue_to(
+    database integer,
+    job_type text,
+    payload jsonb default '{}',
+    queue text default 'default',
+    run_at timestamptz default null,
+    delay interval default null,
+    priority integer default 0,
+    max_attempts integer default null,
+    lease interval default null,
+    backoff jsonb default null,
+    idempotency_key text default null,
+    unique_for interval default null,
+    on_conflict text default 'keep',
+    updated_at timestamptz default null,
+    max_wait interval default null,
+    ordering_key text default null,
+    skip_dead boolean default false,
+    limit_key text default null,
+    time_limit interval default null,
+    expires_at timestamptz default null,
+    headers jsonb default null
+)
+    returns bigint language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_number('database', database, 0, 1023);
+    if rota.database_number() is null then
+        raise exception using
+            errcode = 'RT015', message = 'this database has no number',
+            hint = 'Its owner gives it one with set_database_number().';
+    elsif database = rota.database_number() then
+        return rota.enqueue(job_type, payload, queue, run_at, delay, priority, max_attempts,
+            lease, backoff, idempotency_key, unique_for, on_conflict, updated_at, max_wait,
+            ordering_key, skip_dead, limit_key => limit_key, time_limit => time_limit,
+            expires_at => expires_at, headers => headers);
+    end if;
+    -- What the other database would refuse is refused here, as far as it can be known.
+    perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
+        max_attempts, lease, backoff, idempotency_key, time_limit, expires_at, headers);
+    perform rota._check_key_rule('', idempotency_key, unique_for, on_conflict, updated_at,
+        max_wait, expires_at);
+    perform rota._check_waits('', ordering_key, skip_dead, null, null, 'cancel', limit_key);
+    return rota.enqueue('rota.forward',
+        jsonb_strip_nulls(jsonb_build_object('job_type', job_type, 'queue', queue, 'run_at',
+            coalesce(run_at, rota.now() + rota._exact(delay)), 'priority', priority,
+            'max_attempts', max_attempts, 'lease', lease, 'backoff', backoff,
+            'idempotency_key', idempotency_key, 'unique_for', unique_for, 'on_conflict',
+            nullif(on_conflict, 'keep'), 'updated_at', updated_at, 'max_wait', max_wait,
+            'ordering_key', ordering_key, 'skip_dead', nullif(skip_dead, false), 'limit_key',
+            limit_key, 'time_limit', time_limit, 'expires_at', expires_at, 'headers', headers))
+            || jsonb_build_object('payload', payload),
+        rota._forward_queue(database), priority => priority, skip_dead => skip_dead,
+        -- A line of its own for each database.
+        ordering_key => case when ordering_key is not null
+            then format('forward:%s:%s', database, case when char_length(ordering_key) > 200
+                then md5(ordering_key) else ordering_key end)
+        end);
+end;
+$$;
+
+comment on function rota.enqueue_to is
+    'Add a job to the database of that number, once the caller''s transaction has committed, '
+    'and return the id of the job here that carries it; where the number is this database''s '
+    'it is enqueue(); raises 22023, RT015 if this database has no number.';
+
+create or replace function rota.waiting_forwards()
+    returns setof integer language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off
+as $$
+declare
+    v_queue text := 'forward:';
+begin
+    loop
+        v_queue := (
+            select j.queue from rota.jobs as j
+            where j.queue > v_queue and j.queue < 'forward;'
+              and j.hold is null and j.status in ('queued', 'failed')
+            order by j.queue limit 1
+        );
+        exit when v_queue is null;
+        return query select substr(v_queue, 9)::integer;
+    end loop;
+end;
+$$;
+
+comment on function rota.waiting_forwards is
+    'The numbers of the databases for which jobs wait here to be carried.';
+
+create or replace function rota.take_forwards(
+    worker text, database integer, max_jobs integer default 100
+)
+    returns table (job_id bigint, lease_token bigint, job text) language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_ids bigint[];
+    v_head record;
+    v_room integer;
+begin
+    perform rota._check_number('database', database, 0, 1023);
+    v_ids := array(
+        select c.job_id
+        from rota.claim_jobs(take_forwards.worker,
+            array[rota._forward_queue(take_forwards.database)], take_forwards.max_jobs,
+            job_types => '{rota.forward}') as c
+    );
+    v_room := max_jobs - cardinality(v_ids);
+    for v_head in
+        select j.id, j.ordering_key, count(*) over () as heads from rota.jobs as j
+        where j.id = any(v_ids) and j.ordering_key is not null
+    loop
+        v_ids := v_ids || rota._lock_behind(v_head.id, v_head.ordering_key,
+            (v_room / v_head.heads)::integer);
+    end loop;
+    return query
+    -- As text: no client has to read it, and none can change a number in it.
+    select j.id, j.lease_token, j.payload::text from rota.jobs as j
+    where j.id = any(v_ids) order by j.id;
+end;
+$$;
+
+comment on function rota.take_forwards is
+    'Claim jobs for the database of that number, with those behind them, in the order in which '
+    'they are to be sent; to be called in the transaction that ends them with end_forwards(); '
+    'raises 22023, RT009.';
+
+create or replace function rota.end_forwards(
+    job_ids bigint[],
+    lease_tokens bigint[],
+    endings jsonb
+)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+declare
+    v_status text;
+    v_arrived record;
+    v_ended bigint[] := '{}'::bigint[];
+    v_job record;
+begin
+    perform rota._check_job_refs(job_ids, lease_tokens);
+    if jsonb_typeof(endings) is distinct from 'array'
+      or jsonb_array_length(endings) <> cardinality(job_ids) then
+        perform rota._refuse('endings', 'must be an array as long as job_ids');
+    end if;
+
+    if exists (
+        select from jsonb_array_elements(end_forwards.endings) as e (ending)
+        where e.ending ->> 'job_id' !~ '^[0-9]{1,18}$'
+    ) then
+        perform rota._refuse('endings',
+            'must be rows of receive_jobs(), whose job_id is an id');
+    end if;
+
+    -- Those behind first: the end of a head opens the next that is still there.
+    foreach v_status in array array['blocked', 'running'] loop
+        select a.ids, a.tokens, a.results into v_arrived
+        from rota._arrived(job_ids, lease_tokens, endings, v_status) as a;
+        v_ended := v_ended || rota._archive_jobs(v_arrived.ids, v_arrived.tokens, v_status,
+            'succeeded', v_arrived.results);
+    end loop;
+    select i.id, i.lease_token into v_job
+    from unnest(end_forwards.job_ids, end_forwards.lease_tokens) with ordinality
+        as i (id, lease_token, n)
+    where end_forwards.endings -> (i.n - 1)::integer ->> 'job_id' is not null
+      and i.id <> all(v_ended) limit 1;
+    if found then perform rota._raise_lost(v_job.id, v_job.lease_token); end if;
+
+    for v_job in
+        select j.id, j.lease_token, e.ending
+        from unnest(end_forwards.job_ids, end_forwards.lease_tokens) with ordinality
+            as i (id, lease_token, ordinal)
+        join rota.jobs as j on j.id = i.id and j.lease_token = i.lease_token
+          and j.status = 'running'
+        cross join lateral (
+            select end_forwards.endings -> (i.ordinal - 1)::integer
+        ) as e (ending)
+        order by j.id
+    loop
+        perform rota.fail_job(v_job.id, v_job.lease_token,
+            coalesce(v_job.ending ->> 'message', 'the other database did not take it'),
+            v_job.ending ->> 'error_code', fatal => true);
+    end loop;
+end;
+$$;
+
+comment on function rota.end_forwards is
+    'End jobs of take_forwards() as receive_jobs() told, whose rows the endings are: as '
+    'succeeded or dead, and those behind a dead one stay; raises RT002 if one is lost, RT003, '
+    'RT001, 22023.';
+
+create or replace function rota.receive_jobs(database integer, job_ids bigint[], jobs jsonb)
+    returns table (ordinal integer, job_id bigint, error_code text, message text)
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_new record;
+    v_halted text[] := '{}'::text[];
+    v_key text;
+    v_job record;
+begin
+    if receive_jobs.database is distinct from rota.database_number() then
+        perform rota._refuse('database', format('must be %s, as here, got %s',
+            coalesce(rota.database_number()::text, 'null'),
+            coalesce(receive_jobs.database::text, 'null')));
+    end if;
+    perform rota._check_job_refs(receive_jobs.job_ids, receive_jobs.job_ids);
+    if jsonb_typeof(receive_jobs.jobs) is distinct from 'array'
+      or jsonb_array_length(receive_jobs.jobs) <> cardinality(receive_jobs.job_ids) then
+        perform rota._refuse('jobs', 'must be an array as long as job_ids');
+    end if;
+
+    if (select count(distinct i.id) from unnest(receive_jobs.job_ids) as i (id))
+      <> cardinality(receive_jobs.job_ids) then
+        perform rota._refuse('job_ids', 'must not hold one twice');
+    end if;
+
+    select r.error_code, r.message into v_new
+    from rota._receive(receive_jobs.job_ids, receive_jobs.jobs) as r;
+    if v_new.error_code is not null then
+        -- One of them cannot be taken: each by itself, but none behind one that was not.
+        for v_job in
+            select i.id, receive_jobs.jobs -> (i.n - 1)::integer as job, i.n
+            from unnest(receive_jobs.job_ids) with ordinality as i (id, n) order by i.n
+        loop
+            v_key := v_job.job ->> 'ordering_key';
+            continue when v_key = any(v_halted);
+            select r.error_code, r.message into v_new
+            from rota._receive(array[v_job.id], jsonb_build_array(v_job.job)) as r;
+            continue when v_new.error_code is null;
+            v_halted := v_halted || v_key;
+            return query select v_job.n::integer, null::bigint, v_new.error_code, v_new.message;
+        end loop;
+    end if;
+    return query
+    select i.n::integer, r.job_id, null::text, null::text
+    from unnest(receive_jobs.job_ids) with ordinality as i (id, n)
+    join rota.receipts as r on r.source_job_id = i.id;
+end;
+$$;
+
+comment on function rota.receive_jobs is
+    'Enqueue jobs that were enqueued for this database in another, each once however often it '
+    'is sent, and return by ordinal the job here or why it was refused; one behind a refused '
+    'one of its ordering key has no row; raises 22023 if database is not the number of this '
+    'one.';
+
+/*
+ * Enqueue those that have no receipt, or none and say why.  An error that may pass is raised:
+ * it says nothing about the jobs.
+ */
+create or replace function rota._receive(
+    job_ids bigint[], jobs jsonb, out error_code text, out message text
+)
+    language plpgsql as $$
+declare
+    v_new_ids bigint[];
+    v_new_jobs jsonb;
+begin
+    loop
+        select array_agg(i.id order by i.n),
+            jsonb_agg(_receive.jobs -> (i.n - 1)::integer order by i.n)
+        into v_new_ids, v_new_jobs
+        from unnest(_receive.job_ids) with ordinality as i (id, n)
+        where not exists (select from rota.receipts as r where r.source_job_id = i.id);
+        if v_new_ids is null then return; end if;
+        begin
+            insert into rota.receipts as r (source_job_id, job_id)
+            select v_new_ids[m.ordinal], m.job_id from rota.enqueue_many(v_new_jobs) as m;
+            return;
+        exception
+            when unique_violation then
+                -- Sent by two at once; the other one's receipts are to be seen now.
+                if not exists (
+                    select from rota.receipts as r where r.source_job_id = any(v_new_ids)
+                ) then
+                    raise;
+                end if;
+            when others then
+                if left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then raise; end if;
+                error_code := sqlstate;
+                message := regexp_replace(sqlerrm, '^jobs\[1\]\.?', '');
+                return;
+        end;
+    end loop;
+end;
+$$;
+
+/* The jobs next behind the head of a line that can go with it, up to the first that cannot. */
+create or replace function rota._lock_behind(job_id bigint, ordering_key text, max_jobs integer)
+    returns bigint[] language plpgsql as $$
+-- It locks rows, which plpgsql_check does not see in an array.
+-- @plpgsql_check_options: performance_warnings = off
+declare
+    v_line constant bigint[] := array(
+        -- By a range of one key, so that no planner walks the primary key.
+        select j.id from rota.jobs as j
+        where j.ordering_key >= _lock_behind.ordering_key
+          and j.ordering_key <= _lock_behind.ordering_key and j.status = 'blocked'
+          and j.id > _lock_behind.job_id
+        order by j.ordering_key, j.id limit _lock_behind.max_jobs
+    );
+    v_locked constant bigint[] := array(
+        select j.id from rota.jobs as j
+        where j.id = any(v_line) and j.status = 'blocked' and j.job_type = 'rota.forward'
+          and j.run_at <= rota.now()
+          and not exists (select from rota.dependencies as d where d.job_id = j.id)
+        order by j.id for update skip locked
+    );
+begin
+    return array(
+        select l.id from unnest(v_line, v_locked) with ordinality as l (id, locked_id, n)
+        where l.n < coalesce((
+                select min(m.n)
+                from unnest(v_line, v_locked) with ordinality as m (id, locked_id, n)
+                where m.id is distinct from m.locked_id
+            ), max_jobs + 1)
+        order by l.n
+    );
+end;
+$$;
+
+/* Of the jobs in this state those that have arrived, and what is to be told of them. */
+create or replace function rota._arrived(
+    job_ids bigint[], lease_tokens bigint[], endings jsonb, status text,
+    out ids bigint[], out tokens bigint[], out results jsonb
+)
+    language plpgsql stable as $$
+begin
+    select coalesce(array_agg(j.id order by j.id), '{}'),
+        coalesce(array_agg(i.lease_token order by j.id), '{}'),
+        jsonb_agg(jsonb_build_object('job_id', e.job_id) order by j.id)
+    into ids, tokens, results
+    from unnest(_arrived.job_ids, _arrived.lease_tokens) with ordinality
+        as i (id, lease_token, n)
+    join rota.jobs as j on j.id = i.id and j.status = _arrived.status
+    cross join lateral (
+        select (_arrived.endings -> (i.n - 1)::integer ->> 'job_id')::bigint
+    ) as e (job_id)
+    where e.job_id is not null;
+end;
+$$;
+
+/* The queue of the jobs that carry others to that database. */
+create or replace function rota._forward_queue(database integer)
+    returns text language plpgsql immutable as $$
+begin return 'forward:' || database; end;
+$$;

@@ -1,0 +1,326 @@
+/*
+ * jobs/pauses.sql -- the brake.
+ *
+ * A pause is a row: of a queue, of a job type in one queue or in all, or of everything.  It
+ * stops claims only: jobs still come in, and running ones go on to their end.  Whoever asks
+ * compares until with the clock, so a pause ends at its time without anybody doing something.
+ *
+ * A claim leaves a paused queue out.  A million jobs of a paused type may stand in front of
+ * others, so a claim that finds one takes it out of its lane: hold is then the word pause and
+ * the name of the pause.  Maintenance lets such jobs in when the pause is over.  A claim may
+ * not see that it is over already, so it leaves a check when it holds jobs; so does who
+ * resumes, and each pause with an end has a check that is due then.
+ */
+
+create or replace function rota.pause_queue(
+    queue text,
+    reason text default null,
+    until timestamptz default null
+)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_known_queue(queue);
+    perform rota._check_queues('operator', array[queue]);
+    perform rota._pause(queue, null, reason, until);
+end;
+$$;
+
+comment on function rota.pause_queue is
+    'Stop claims from a queue until then, or until resume_queue(), noting who and why; raises '
+    'RT004 if it has neither settings nor jobs, 22023.';
+
+create or replace function rota.resume_queue(queue text)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_known_queue(queue);
+    perform rota._check_queues('operator', array[queue]);
+    perform rota._resume(queue, null);
+end;
+$$;
+
+comment on function rota.resume_queue is
+    'Let jobs of a queue be claimed again; raises RT004 if it has neither settings nor jobs.';
+
+create or replace function rota.pause_type(
+    job_type text,
+    queue text default null,
+    reason text default null,
+    until timestamptz default null
+)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_name('job_type', job_type);
+    if queue is not null then perform rota._check_known_queue(queue); end if;
+    perform rota._check_queues('operator', array[coalesce(queue, '*')]);
+    perform rota._pause(queue, job_type, reason, until);
+end;
+$$;
+
+comment on function rota.pause_type is
+    'Stop claims of a job type, in one queue or in all, until then or until resume_type(), '
+    'noting who and why; raises RT004 for a queue without settings and jobs, 22023.';
+
+create or replace function rota.resume_type(job_type text, queue text default null)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_name('job_type', job_type);
+    if queue is not null then perform rota._check_known_queue(queue); end if;
+    perform rota._check_queues('operator', array[coalesce(queue, '*')]);
+    perform rota._resume(queue, job_type);
+end;
+$$;
+
+comment on function rota.resume_type is
+    'Let jobs of a type be claimed again that was paused in this queue, or in all if that is '
+    'null; raises RT004 for a queue without settings and jobs, 22023.';
+
+create or replace function rota.pause_all(
+    reason text default null,
+    until timestamptz default null
+)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_queues('operator', '{*}');
+    perform rota._pause(null, null, reason, until);
+end;
+$$;
+
+comment on function rota.pause_all is
+    'Stop all claims until then, or until resume_all(), noting who and why: as after a copy of '
+    'production was restored elsewhere; raises 22023.';
+
+create or replace function rota.resume_all()
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_queues('operator', '{*}');
+    perform rota._resume(null, null);
+end;
+$$;
+
+comment on function rota.resume_all is
+    'End what pause_all() began; queues and job types that are paused by themselves stay so.';
+
+/* How a pause is called: all, or what it is of. */
+create or replace function rota._pause_name(queue text, job_type text)
+    returns text language plpgsql immutable as $$
+begin
+    return case
+        when job_type is not null then concat_ws(' ', 'type', job_type, 'of ' || queue)
+        else coalesce('queue ' || queue, 'all')
+    end;
+end;
+$$;
+
+/*
+ * Pause it.  An operator who pauses again changes the end, and the reason if he gives one.  A
+ * breaker leaves the pause of an operator as it is.
+ */
+create or replace function rota._pause(
+    queue text, job_type text, reason text, until timestamptz, set_by text default 'operator'
+)
+    returns void language plpgsql as $$
+declare
+    c_name constant text := rota._pause_name(queue, job_type);
+begin
+    if until is not null then perform rota._check_run_at('until', until); end if;
+    -- One that is over is as none.
+    delete from rota.pauses as p where p.pause_name = c_name and p.until <= rota.now();
+    insert into rota.pauses as p (pause_name, queue, job_type, set_by, reason, until)
+    values (c_name, _pause.queue, _pause.job_type, _pause.set_by, left(_pause.reason, 1000),
+        _pause.until)
+    on conflict on constraint pauses_pkey do update
+    set set_by = excluded.set_by, until = excluded.until,
+        reason = coalesce(excluded.reason, p.reason),
+        paused_at = case when p.set_by = excluded.set_by then p.paused_at
+            else excluded.paused_at end,
+        paused_by = case when p.set_by = excluded.set_by then p.paused_by
+            else excluded.paused_by end
+    where excluded.set_by = 'operator' or p.set_by = 'breaker';
+    if until is not null then
+        perform rota._add_checks('pause', array[c_name], until);
+    end if;
+end;
+$$;
+
+create or replace function rota._resume(queue text, job_type text)
+    returns void language plpgsql as $$
+declare
+    c_name constant text := rota._pause_name(queue, job_type);
+begin
+    delete from rota.pauses as p where p.pause_name = c_name;
+    perform rota._add_checks('pause', array[c_name]);
+    perform rota._notify_paused(queue);
+end;
+$$;
+
+/* Wake the workers of a queue, or of all that workers have said they take jobs of. */
+create or replace function rota._notify_paused(queue text)
+    returns void language plpgsql as $$
+begin
+    perform rota._notify(q.queue, 16)
+    from (
+        select _notify_paused.queue as queue where _notify_paused.queue is not null
+        union
+        select unnest(w.queues) from rota.workers as w where _notify_paused.queue is null
+    ) as q;
+end;
+$$;
+
+/* Whether nothing at all is to be claimed from a queue. */
+create or replace function rota._is_paused(queue text, due timestamptz)
+    returns boolean language plpgsql stable as $$
+begin
+    return exists (
+        select from rota.pauses as p
+        where p.pause_name in ('all', 'queue ' || _is_paused.queue)
+          and (p.until is null or p.until > _is_paused.due)
+    );
+end;
+$$;
+
+/*
+ * Take jobs of paused types out of their lanes: of these, which are locked, and of the 100
+ * behind the first of them all that nobody else has locked, since one is seldom alone.  Returns
+ * the ids that are left, in the order given, and how many went.
+ */
+create or replace function rota._hold_paused(
+    job_ids bigint[], due timestamptz, out ids bigint[], out held integer
+)
+    language plpgsql as $$
+declare
+    -- A variable: see _lock_merged().
+    c_waiting constant text[] := '{queued,failed}'::text[];
+    v_pause record;
+    v_first rota.jobs;
+    v_ids bigint[];
+begin
+    ids := job_ids;
+    held := 0;
+    for v_pause in
+        select p.pause_name, p.queue, p.job_type from rota.pauses as p
+        where p.job_type is not null and (p.until is null or p.until > _hold_paused.due)
+        order by p.pause_name
+    loop
+        v_ids := array(
+            select j.id from rota.jobs as j
+            where j.id = any(ids) and j.job_type = v_pause.job_type
+              and (v_pause.queue is null or j.queue = v_pause.queue)
+              -- What a breaker lets through to try.
+              and j.opened_for is distinct from 'try ' || v_pause.pause_name
+        );
+        continue when v_ids = '{}';
+        ids := array(
+            select i.id from unnest(ids) with ordinality as i (id, ordinal)
+            where i.id <> all(v_ids) order by i.ordinal
+        );
+        select j.* into v_first from rota.jobs as j where j.id = any(v_ids)
+        order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
+        limit 1;
+        v_ids := v_ids || array(
+            select j.id from rota.jobs as j
+            where j.id = any(array(
+                select w.id
+                from (
+                    select j.id, j.job_type from rota.jobs as j
+                    where j.queue = v_first.queue
+                      and coalesce(j.own_lane, j.priority)
+                        = coalesce(v_first.own_lane, v_first.priority)
+                      and j.hold is null and j.status in ('queued', 'failed')
+                      and (coalesce(j.own_place, j.run_at), j.id)
+                        > (coalesce(v_first.own_place, v_first.run_at), v_first.id)
+                    order by coalesce(j.own_place, j.run_at), j.id limit 100
+                ) as w
+                where w.job_type = v_pause.job_type
+            ))
+              and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
+              and j.job_type = v_pause.job_type and j.queue = v_first.queue
+              and j.run_at <= _hold_paused.due
+              and j.opened_for is distinct from 'try ' || v_pause.pause_name
+            for update skip locked
+        );
+        -- The place in its lane that a limit let one of these take is for another.
+        perform rota._add_checks('limit', array(
+            select j.opened_for from rota.jobs as j
+            where j.id = any(v_ids) and j.opened_for is not null
+        ));
+        update rota.jobs as j
+        set hold = 'pause ' || v_pause.pause_name, opened_for = null where j.id = any(v_ids);
+        perform rota._add_checks('pause', array[v_pause.pause_name]);
+        held := held + cardinality(v_ids);
+    end loop;
+end;
+$$;
+
+/* Let up to a thousand jobs into their lanes if the pause that held them is over. */
+create or replace function rota._check_pause(pause_name text)
+    returns boolean language plpgsql as $$
+declare
+    v_pause rota.pauses;
+    v_ids bigint[];
+begin
+    select p.* into v_pause from rota.pauses as p where p.pause_name = _check_pause.pause_name;
+    if v_pause.until <= rota.now() then
+        -- Where somebody is about to change it, he leaves a check.
+        delete from rota.pauses as p
+        where p.ctid = any(array(
+            select d.ctid from rota.pauses as d
+            where d.pause_name = _check_pause.pause_name and d.until <= rota.now()
+            for update skip locked
+        ));
+        if v_pause.job_type is null then perform rota._notify_paused(v_pause.queue); end if;
+    elsif v_pause.pause_name is not null then
+        return true;
+    end if;
+
+    v_ids := array(
+        select j.id from rota.jobs as j
+        where j.hold = 'pause ' || _check_pause.pause_name and j.hold <> 'time'
+          and j.status in ('queued', 'failed')
+        order by j.queue, j.job_type, coalesce(j.own_lane, j.priority),
+            coalesce(j.own_place, j.run_at), j.id
+        limit 1000 for update skip locked
+    );
+    if v_ids = '{}' then
+        -- Those that somebody else has locked are asked for again.
+        return not exists (
+            select from rota.jobs as j
+            where j.hold = 'pause ' || _check_pause.pause_name
+              and j.hold <> 'time' and j.status in ('queued', 'failed')
+        );
+    end if;
+    update rota.jobs as j set hold = null where j.id = any(v_ids);
+    perform rota._notify_for(v_ids);
+    perform rota._add_checks('pause', array[pause_name]);
+    return true;
+end;
+$$;
+
+/* A typing error in the name of a queue, at the moment one wants to stop it, must not pass. */
+create or replace function rota._check_known_queue(queue text)
+    returns void language plpgsql as $$
+begin
+    perform rota._check_name('queue', queue);
+    if exists (select from rota.queues as q where q.queue = _check_known_queue.queue)
+      or exists (select from rota.jobs as j where j.queue = _check_known_queue.queue)
+      or exists (select from rota.pauses as p where p.queue = _check_known_queue.queue) then
+        return;
+    end if;
+
+    raise exception using
+        errcode = 'RT004',
+        message = format('queue %s is unknown: it has no settings and no jobs', queue),
+        hint = 'Check its name in rota.queue_stats, or make it known with set_queue().';
+end;
+$$;

@@ -1,0 +1,87 @@
+/*
+ * jobs/results.sql -- wait for the result of a job.
+ *
+ * Who waits says so by two shared advisory locks of his session, one of all who wait and one of
+ * the job; whoever ends a job tries the first, and only if that is held the second
+ * (base/notify.sql).  So an end that nobody waits for costs one look at a lock.
+ *
+ * What a client does, on a direct connection: call wait_for_result(), LISTEN to its channel,
+ * call again, since the job may have ended in between, and then after each notification.  An
+ * end that looked for the locks before they were there, and commits after the second call,
+ * notifies nobody: so the client also looks again by itself, now and then.  Once the job has
+ * ended the locks are given up; who waits no longer says so with active => false.
+ */
+
+create or replace function rota.wait_for_result(job_id bigint, active boolean default true)
+    returns table (
+        channel text, is_ended boolean, status text, result jsonb, error_type text,
+        last_error text
+    ) language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off
+as $$
+declare
+    v_is_known boolean;
+begin
+    perform rota._check_job_id(job_id);
+    perform rota._check_given('active', active is not null);
+    if rota._foreign_jobs(array[job_id], 'producer') <> '{}' then
+        perform rota._raise_not_found(job_id);
+    end if;
+
+    if active then perform rota._hold_result_locks(job_id); end if;
+    channel := rota._result_channel(job_id);
+    select f.id is not null, coalesce(f.status, j.status), f.result, f.error_type, f.last_error,
+        num_nonnulls(f.id, j.id) > 0
+    into is_ended, status, result, error_type, last_error, v_is_known
+    from (select wait_for_result.job_id as id) as asked
+    left join lateral (
+        select i.id, i.status, i.result, i.error_type, i.last_error
+        from rota.finished_jobs as i where i.id = asked.id limit 1
+    ) as f on true
+    left join rota.jobs as j on j.id = asked.id;
+    if is_ended or not active or not v_is_known then
+        perform rota._give_up_result_locks(job_id);
+    end if;
+    if not v_is_known then perform rota._raise_not_found(job_id); end if;
+    return next;
+end;
+$$;
+
+comment on function rota.wait_for_result is
+    'Whether a job has ended, how, and with what result; if not, whoever ends it notifies the '
+    'channel, until this session asks again after its end or says that it is not active; '
+    'raises RT001, 22023.';
+
+/* Once for each job that the session waits for. */
+create or replace function rota._hold_result_locks(job_id bigint)
+    returns void language plpgsql as $$
+begin
+    if not rota._holds_result_lock(job_id) then
+        perform pg_advisory_lock_shared(1919907970, 0);
+        perform pg_advisory_lock_shared(1919907971, hashint8(job_id));
+    end if;
+end;
+$$;
+
+create or replace function rota._give_up_result_locks(job_id bigint)
+    returns void language plpgsql as $$
+begin
+    if rota._holds_result_lock(job_id) then
+        perform pg_advisory_unlock_shared(1919907971, hashint8(job_id));
+        perform pg_advisory_unlock_shared(1919907970, 0);
+    end if;
+end;
+$$;
+
+create or replace function rota._holds_result_lock(job_id bigint)
+    returns boolean language plpgsql as $$
+begin
+    return exists (
+        select from pg_locks as l
+        where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.objsubid = 2
+          and l.classid::bigint = 1919907971
+          and l.objid::bigint::bit(32)::integer = hashint8(_holds_result_lock.job_id)
+    );
+end;
+$$;

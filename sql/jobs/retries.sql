@@ -1,0 +1,133 @@
+/*
+ * jobs/retries.sql -- what failures of a kind lead to.
+ *
+ * A retry rule is asked for by _fail_running() when a job fails with an error of that type:
+ * the rule of its job type and queue goes before those for all.  Whoever has no rules pays for
+ * one look at an empty table.
+ *
+ * A breaker pauses a job type of a queue when too much of it fails.  It costs claims and ends
+ * nothing: maintenance counts what is written anyhow (maintenance/breakers.sql).
+ */
+
+create or replace function rota.set_retry_rule(
+    error_type text,
+    job_type text default null,
+    queue text default null,
+    retry_in interval default null,
+    fatal boolean default false,
+    reset boolean default false
+)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    c_job_type constant text := coalesce(job_type, '*');
+    c_queue constant text := coalesce(queue, '*');
+begin
+    perform rota._check_text('error_type', error_type, 200);
+    if job_type is not null then perform rota._check_name('job_type', job_type); end if;
+    if queue is not null then perform rota._check_name('queue', queue); end if;
+    perform rota._check_interval('retry_in', retry_in, '0', '1 year', true);
+    perform rota._check_given('fatal', fatal is not null);
+    perform rota._check_given('reset', reset is not null);
+    if (retry_in is not null)::integer + fatal::integer + reset::integer <> 1 then
+        perform rota._refuse('retry_in', 'or fatal or reset must be given, and only one');
+    end if;
+
+    delete from rota.retry_rules as r
+    where reset and r.error_type = set_retry_rule.error_type and r.job_type = c_job_type
+      and r.queue = c_queue;
+    insert into rota.retry_rules (error_type, job_type, queue, retry_in, is_fatal)
+    select set_retry_rule.error_type, c_job_type, c_queue, rota._exact(set_retry_rule.retry_in),
+        set_retry_rule.fatal
+    where not reset
+    on conflict on constraint retry_rules_pkey do update
+    set retry_in = excluded.retry_in, is_fatal = excluded.is_fatal, updated_at = rota.now();
+end;
+$$;
+
+comment on function rota.set_retry_rule is
+    'Say what a failure with errors of this error_type leads to, for a job_type, a queue or '
+    'all: another try after retry_in where the worker asks for no other time, or, if fatal, '
+    'none; reset takes the rule away; raises 22023.';
+
+/* What is set for errors of this type; a row of nulls if nothing is. */
+create or replace function rota._retry_rule(error_type text, job_type text, queue text)
+    returns rota.retry_rules language plpgsql stable as $$
+declare
+    v_rule rota.retry_rules;
+begin
+    select r.* into v_rule from rota.retry_rules as r
+    where r.error_type = _retry_rule.error_type
+      and r.job_type in (_retry_rule.job_type, '*') and r.queue in (_retry_rule.queue, '*')
+    order by r.job_type = '*', r.queue = '*' limit 1;
+    return v_rule;
+end;
+$$;
+
+create or replace function rota.set_breaker(
+    job_type text,
+    queue text default 'default',
+    max_failures integer default null,
+    failed_percent integer default null,
+    min_attempts integer default 20,
+    span interval default '1 minute',
+    error_type text default null,
+    pause_for interval default '30 seconds',
+    probes integer default 1,
+    reset boolean default false
+)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_name('job_type', job_type);
+    perform rota._check_name('queue', queue);
+    if max_failures is not null then
+        perform rota._check_number('max_failures', max_failures, 1, 1000);
+    end if;
+    if failed_percent is not null then
+        perform rota._check_number('failed_percent', failed_percent, 1, 100);
+    end if;
+    perform rota._check_number('min_attempts', min_attempts, 1, 1000);
+    perform rota._check_interval('span', span, '1 second', '1 hour');
+    if error_type is not null then
+        perform rota._check_text('error_type', error_type, 200);
+    end if;
+    perform rota._check_interval('pause_for', pause_for, '1 second', '1 day');
+    perform rota._check_number('probes', probes, 1, 100);
+    perform rota._check_given('reset', reset is not null);
+    if reset = (num_nonnulls(max_failures, failed_percent) > 0) then
+        perform rota._refuse('max_failures', 'or failed_percent or reset must be given');
+    end if;
+
+    if reset then
+        delete from rota.breakers as b
+        where b.job_type = set_breaker.job_type and b.queue = set_breaker.queue;
+        if exists (
+            select from rota.pauses as p
+            where p.pause_name = rota._pause_name(set_breaker.queue, set_breaker.job_type)
+              and p.set_by = 'breaker'
+        ) then
+            perform rota._resume(queue, job_type);
+        end if;
+        return;
+    end if;
+    insert into rota.breakers as b (job_type, queue, max_failures, failed_percent, min_attempts,
+        span, error_type, pause_for, probes)
+    values (set_breaker.job_type, set_breaker.queue, set_breaker.max_failures,
+        set_breaker.failed_percent, set_breaker.min_attempts, rota._exact(set_breaker.span),
+        set_breaker.error_type, rota._exact(set_breaker.pause_for), set_breaker.probes)
+    on conflict on constraint breakers_pkey do update
+    set max_failures = excluded.max_failures, failed_percent = excluded.failed_percent,
+        min_attempts = excluded.min_attempts, span = excluded.span,
+        error_type = excluded.error_type, pause_for = excluded.pause_for,
+        probes = excluded.probes, updated_at = rota.now();
+end;
+$$;
+
+comment on function rota.set_breaker is
+    'Let a job_type of a queue be paused for pause_for after max_failures in a row, or when '
+    'failed_percent of at least min_attempts in a span failed, and then let probes jobs try '
+    'until all may run again; error_type counts only such errors; reset takes the breaker '
+    'away; raises 22023.';

@@ -1,0 +1,69 @@
+/*
+ * maintenance/archive.sql -- keep what retention takes away.
+ *
+ * With an archive nothing of the history is deleted.  A partition that would be dropped is
+ * detached and goes to the schema of the archive as it is, which copies nothing; rows that are
+ * deleted one by one go to its table rota_rows, as jsonb, in the statement that deletes them.
+ * If the archive cannot take them the statement fails, and they stay.
+ *
+ * The schema has to belong to the owner of rota: whoever owns a schema can put tables with
+ * triggers into it, and those would run with the rights of retention.
+ */
+
+create or replace function rota.set_archive(schema text default null)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if schema is null then
+        delete from rota.archive;
+        return;
+    elsif not exists (
+        select from pg_namespace as n
+        where n.nspname = set_archive.schema
+          and n.nspowner = to_regrole(quote_ident(current_user))
+          and n.nspname !~ '^(pg_|rota$|information_schema$|public$)'
+    ) then
+        perform rota._refuse('schema', format('must be a schema that belongs to role %s and is '
+            'for nothing else, got %L', current_user, left(schema, 80)));
+    end if;
+
+    if not exists (
+        select from pg_class as c
+        where c.relname = 'rota_rows' and c.relnamespace = to_regnamespace(quote_ident(schema))
+    ) then
+        execute format('create table %I.rota_rows (source text not null, '
+            'archived_at timestamptz not null default rota.now(), row_as jsonb not null)',
+            schema);
+    end if;
+    insert into rota.archive (schema) values (set_archive.schema)
+    on conflict on constraint archive_pkey do update
+    set schema = excluded.schema;
+end;
+$$;
+
+comment on function rota.set_archive is
+    'Let retention move what it takes out of the history to a schema of the owner, partitions '
+    'as tables and rows to its table rota_rows; null lets it delete again; raises 22023.';
+
+/* Where rows of a table go to; null if nowhere. */
+create or replace function rota._archive_of(name text)
+    returns text language plpgsql stable as $$
+begin
+    if name !~ '^(finished_jobs|job_errors|stage_runs)' then return null; end if;
+    return (select a.schema from rota.archive as a);
+end;
+$$;
+
+/* A statement that deletes rows f of a table: with an archive, one that moves them there. */
+create or replace function rota._removing(name text, statement text)
+    returns text language plpgsql stable as $$
+declare
+    c_archive constant text := rota._archive_of(name);
+begin
+    if c_archive is null then return statement; end if;
+    return format('with gone as (%s returning to_jsonb(f) as row_as) '
+        'insert into %I.rota_rows (source, row_as) select %L, g.row_as from gone as g',
+        statement, c_archive, name);
+end;
+$$;

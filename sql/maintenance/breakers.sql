@@ -1,0 +1,259 @@
+/*
+ * maintenance/breakers.sql -- pause what fails all the time, and try again.
+ *
+ * A breaker is closed, and then all jobs of its type and queue may run; it opens when too much
+ * fails, which is a pause of the type; and when pause_for is over it is half open: of the jobs
+ * that the pause holds a few are let through.  If enough of those succeed it closes; if one
+ * fails it opens again, for twice as long, up to 16 times pause_for.
+ *
+ * Each tick looks at each breaker and counts what is in the tables of errors and ended jobs, a
+ * bounded number of the newest rows.  No claim and no end of a job takes part, so nobody waits
+ * for a breaker, and a breaker opens up to a tick late.
+ *
+ * An attempt counts for the state in which it began.  So the last failures of before a pause
+ * cannot open what has just closed, nor decide about those that try.
+ *
+ * An operator has the last word: where he resumes the type the breaker closes, and where he
+ * pauses it the breaker leaves it to him.
+ */
+
+/* Look at each breaker; returns how many of them changed. */
+create or replace function rota._check_breakers()
+    returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set jit = off as $$
+declare
+    v_breaker rota.breakers;
+    v_changed integer := 0;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
+    for v_breaker in select b.* from rota.breakers as b order by b.job_type, b.queue loop
+        v_changed := v_changed + rota._check_breaker(v_breaker)::integer;
+    end loop;
+    return v_changed;
+end;
+$$;
+
+/* Whether a breaker has changed its state, or let jobs through. */
+create or replace function rota._check_breaker(breaker rota.breakers)
+    returns boolean language plpgsql as $$
+declare
+    v_now constant timestamptz := rota.now();
+    c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
+    v_set_by text;
+    v_failed record;
+    v_succeeded integer;
+    v_reason text;
+begin
+    v_set_by := (
+        select p.set_by from rota.pauses as p
+        where p.pause_name = c_name and (p.until is null or p.until > v_now)
+    );
+    if breaker.retry_at is not null and v_set_by is distinct from 'breaker' then
+        return rota._set_breaker_state(breaker, null, null, 0);
+    elsif breaker.retry_at is null then
+        if v_set_by is not null then return false; end if;
+        v_reason := rota._breaker_reason(breaker);
+        if v_reason is null then return false; end if;
+        return rota._open_breaker(breaker, v_reason);
+    elsif breaker.probed_at is null then
+        if breaker.retry_at > v_now
+          or not rota._set_breaker_state(breaker, breaker.retry_at, v_now,
+            breaker.times_opened) then
+            return false;
+        end if;
+        perform rota._let_probes(c_name, breaker.probes);
+        return true;
+    end if;
+
+    v_failed := rota._breaker_failures(breaker, breaker.probed_at, 1);
+    if v_failed.failures > 0 then
+        return rota._open_breaker(breaker, 'what was let through to try failed with '
+            || v_failed.last);
+    end if;
+    v_succeeded := rota._breaker_successes(breaker, breaker.probed_at, breaker.probed_at,
+        breaker.probes);
+    if v_succeeded >= breaker.probes then
+        if not rota._set_breaker_state(breaker, null, null, 0) then return false; end if;
+        perform rota._resume(breaker.queue, breaker.job_type);
+        return true;
+    end if;
+    return rota._let_probes(c_name, breaker.probes - v_succeeded - (
+        select count(*)::integer
+        from (
+            select from rota.jobs as j
+            where j.opened_for = 'try ' || c_name and j.queue = breaker.queue
+              and j.job_type = breaker.job_type
+            limit 100
+        ) as w
+    ) - (
+        select count(*)::integer from rota.jobs as j
+        where j.status = 'running' and j.locked_until is not null
+          and j.job_type = breaker.job_type and j.queue = breaker.queue
+          and j.started_at >= breaker.probed_at
+    ));
+end;
+$$;
+
+/* Change the state, unless another tick has done so just now. */
+create or replace function rota._set_breaker_state(
+    breaker rota.breakers, retry_at timestamptz, probed_at timestamptz, times_opened integer
+)
+    returns boolean language plpgsql as $$
+begin
+    update rota.breakers as b
+    set retry_at = _set_breaker_state.retry_at, probed_at = _set_breaker_state.probed_at,
+        times_opened = _set_breaker_state.times_opened,
+        counts_from = case when _set_breaker_state.retry_at is null then rota.now()
+            else b.counts_from end,
+        updated_at = rota.now()
+    where b.ctid = any(array(
+        select o.ctid from rota.breakers as o
+        where o.job_type = breaker.job_type and o.queue = breaker.queue
+          and o.updated_at = breaker.updated_at
+        for update skip locked
+    ));
+    return found;
+end;
+$$;
+
+/* Pause the type until a few may try; what was let through and has not started waits again. */
+create or replace function rota._open_breaker(breaker rota.breakers, reason text)
+    returns boolean language plpgsql as $$
+declare
+    c_name constant text := rota._pause_name(breaker.queue, breaker.job_type);
+    c_retry_at constant timestamptz := rota.now()
+        + breaker.pause_for * power(2, least(breaker.times_opened, 4));
+begin
+    if not rota._set_breaker_state(breaker, c_retry_at, null, breaker.times_opened + 1) then
+        return false;
+    end if;
+    perform rota._pause(breaker.queue, breaker.job_type, format('%s; it tries again at %s UTC',
+        reason, to_char(c_retry_at at time zone 'UTC', 'HH24:MI:SS')), null, 'breaker');
+    update rota.jobs as j
+    set hold = 'pause ' || c_name, opened_for = null
+    where j.id = any(array(
+        select w.id from rota.jobs as w
+        where w.opened_for = 'try ' || c_name and w.queue = breaker.queue
+          and w.job_type = breaker.job_type and w.status in ('queued', 'failed')
+        for update skip locked
+    ));
+    return true;
+end;
+$$;
+
+/* Let so many of the first jobs that a pause holds into their lanes, past it. */
+create or replace function rota._let_probes(pause_name text, probes integer)
+    returns boolean language plpgsql as $$
+declare
+    v_ids bigint[];
+begin
+    if probes <= 0 then return false; end if;
+    v_ids := array(
+        select j.id from rota.jobs as j
+        where j.hold = 'pause ' || _let_probes.pause_name and j.hold <> 'time'
+          and j.status in ('queued', 'failed') and j.run_at <= rota.now()
+        order by j.queue, j.job_type, coalesce(j.own_lane, j.priority),
+            coalesce(j.own_place, j.run_at), j.id
+        limit _let_probes.probes for update skip locked
+    );
+    if v_ids = '{}' then return false; end if;
+    update rota.jobs as j
+    set hold = null, opened_for = 'try ' || _let_probes.pause_name where j.id = any(v_ids);
+    perform rota._notify_for(v_ids);
+    return true;
+end;
+$$;
+
+/* Why a closed breaker has to open; null if it need not. */
+create or replace function rota._breaker_reason(breaker rota.breakers)
+    returns text language plpgsql stable as $$
+declare
+    c_from constant timestamptz := greatest(breaker.counts_from, rota.now() - breaker.span);
+    v_failed record;
+    v_succeeded integer;
+begin
+    if breaker.max_failures is not null then
+        v_failed := rota._breaker_failures(breaker, breaker.counts_from, breaker.max_failures);
+        if v_failed.failures >= breaker.max_failures and rota._breaker_successes(breaker,
+            breaker.counts_from, v_failed.since, 1) = 0 then
+            return format('%s attempts in a row failed, the last with %s', v_failed.failures,
+                v_failed.last);
+        end if;
+    end if;
+    if breaker.failed_percent is not null then
+        v_failed := rota._breaker_failures(breaker, c_from, 10000);
+        if v_failed.failures = 0 then return null; end if;
+        v_succeeded := rota._breaker_successes(breaker, c_from, c_from, 10000);
+        if v_failed.failures + v_succeeded >= breaker.min_attempts
+          and v_failed.failures * 100
+            >= breaker.failed_percent * (v_failed.failures + v_succeeded) then
+            return format('%s of %s attempts failed, the last with %s', v_failed.failures,
+                v_failed.failures + v_succeeded, v_failed.last);
+        end if;
+    end if;
+    return null;
+end;
+$$;
+
+/* The newest failures of attempts that began since then, among the newest 5000 of all. */
+create or replace function rota._breaker_failures(
+    breaker rota.breakers, begun_since timestamptz, max_failures integer,
+    out failures integer, out since timestamptz, out last text
+)
+    language plpgsql stable as $$
+begin
+    select count(*)::integer, min(n.failed_at),
+        (array_agg(coalesce(n.error_type, 'an error') || ': ' || left(n.message, 100)
+            order by n.failed_at desc))[1]
+    into failures, since, last
+    from (
+        select e.failed_at, e.error_type, e.message
+        from (
+            select r.failed_at, r.started_at, r.job_type, r.queue, r.error_type, r.message
+            from rota.job_errors as r where r.failed_at >= begun_since
+            order by r.failed_at desc limit 5000
+        ) as e
+        where e.job_type = breaker.job_type and e.queue = breaker.queue
+          and e.started_at >= begun_since
+          and (breaker.error_type is null or e.error_type = breaker.error_type)
+        order by e.failed_at desc limit _breaker_failures.max_failures
+    ) as n;
+end;
+$$;
+
+/*
+ * How many attempts that began since one time have succeeded since another, up to so many,
+ * among the newest 5000 of the queue.  A stage of a pipeline that has succeeded is a row of
+ * its own.
+ */
+create or replace function rota._breaker_successes(
+    breaker rota.breakers, begun_since timestamptz, ended_since timestamptz,
+    max_successes integer
+)
+    returns integer language plpgsql stable as $$
+begin
+    return (
+        select count(*)::integer
+        from (
+            select from (
+                select f.job_type, f.status, f.started_at, f.pipeline
+                from rota.finished_jobs_done as f
+                where f.queue = breaker.queue and f.finished_at >= ended_since
+                order by f.finished_at desc limit 5000
+            ) as e
+            where e.job_type = breaker.job_type and e.status = 'succeeded'
+              and e.pipeline is null and e.started_at >= begun_since
+            union all
+            select from (select distinct p.pipeline from rota.pipeline_stages as p) as p
+            cross join lateral (
+                select s.queue, s.job_type, s.status, s.started_at from rota.stage_runs as s
+                where s.pipeline = p.pipeline and s.finished_at >= ended_since
+                order by s.finished_at desc limit 5000
+            ) as s
+            where s.queue = breaker.queue and s.job_type = breaker.job_type
+              and s.status = 'succeeded' and s.started_at >= begun_since
+            limit _breaker_successes.max_successes
+        ) as e
+    );
+end;
+$$;

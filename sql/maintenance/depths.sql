@@ -1,0 +1,121 @@
+/*
+ * maintenance/depths.sql -- how many jobs there are, by queue, type and status.
+ *
+ * To keep such numbers as counters, each call that changes a job would have to write one, and
+ * all calls of a queue the same one.  To count is cheap while jobs are few: up to 400 pages
+ * job_counts() reads the table itself, in a few milliseconds.  Where they are many, maintenance
+ * counts them in rounds, 4000 pages a tick, and job_counts() reads the last whole round.  A job
+ * that moves meanwhile may be counted twice or not at all; the number is good to what changed
+ * while the round took.  A round begins 30 seconds after the one before, or at its end.
+ */
+
+create or replace function rota.job_counts()
+    returns table (
+        queue text, job_type text, status text, is_due boolean, jobs bigint,
+        first_run_at timestamptz, counted_at timestamptz
+    ) language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    c_now constant timestamptz := rota.now();
+    v_round bigint;
+    v_counted_at timestamptz;
+begin
+    select p.round, p.counted_at into v_round, v_counted_at from rota.count_progress as p
+    where p.round > 0;
+    if v_round is null or not rota._are_many('rota.jobs') then
+        return query
+        select j.queue, j.job_type, j.status, j.run_at <= c_now, count(*), min(j.run_at), c_now
+        from rota.jobs as j group by 1, 2, 3, 4;
+    else
+        return query
+        select c.queue, c.job_type, c.status, c.is_due, c.jobs, c.first_run_at, v_counted_at
+        from rota.counted_jobs as c where c.round = v_round and c.status <> 'dead';
+    end if;
+    if v_round is null or not rota._are_many('rota.finished_jobs_dead') then
+        return query
+        select f.queue, f.job_type, 'dead', true, count(*), min(f.run_at), c_now
+        from rota.finished_jobs_dead as f where f.discarded_at is null group by 1, 2;
+    else
+        return query
+        select c.queue, c.job_type, c.status, c.is_due, c.jobs, c.first_run_at, v_counted_at
+        from rota.counted_jobs as c where c.round = v_round and c.status = 'dead';
+    end if;
+end;
+$$;
+
+comment on function rota.job_counts is
+    'How many live and dead jobs there are by queue, job type, status and whether their time '
+    'has come, and the first run_at of these: at this moment, or where a table has more than '
+    '400 pages as of counted_at, about a minute ago.';
+
+/* Whether a table is too large to be read for an answer. */
+create or replace function rota._are_many(name text)
+    returns boolean language plpgsql stable as $$
+begin return pg_relation_size(name::regclass) > 400 * 8192; end;
+$$;
+
+/* Whether a tick has to go on with a round, or to begin one. */
+create or replace function rota._has_count_due()
+    returns boolean language plpgsql stable as $$
+begin
+    return (rota._are_many('rota.jobs') or rota._are_many('rota.finished_jobs_dead'))
+      and (
+        select p.began_at is not null
+            or p.counted_at not between rota.now() - interval '30 seconds' and rota.now()
+        from rota.count_progress as p
+    );
+end;
+$$;
+
+/* Count the jobs of the next pages. */
+create or replace function rota._count_jobs(max_pages integer)
+    returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set jit = off as $$
+declare
+    c_now constant timestamptz := rota.now();
+    c_pages constant bigint := pg_relation_size('rota.jobs'::regclass)
+        / current_setting('block_size')::bigint;
+    c_dead_pages constant bigint := pg_relation_size('rota.finished_jobs_dead'::regclass)
+        / current_setting('block_size')::bigint;
+    v_round bigint;
+    v_from bigint;
+    v_to bigint;
+begin
+    if not rota._has_count_due() then return; end if;
+    select p.round + 1, p.pages_done into v_round, v_from
+    from rota.count_progress as p for update skip locked;
+    if v_round is null then return; end if;
+
+    v_to := v_from + max_pages;
+    insert into rota.counted_jobs as c (round, queue, job_type, status, is_due, jobs,
+        first_run_at)
+    select v_round, i.queue, i.job_type, i.status, i.is_due, count(*), min(i.run_at)
+    from (
+        select j.queue, j.job_type, j.status, j.run_at <= c_now as is_due, j.run_at
+        from rota.jobs as j
+        where j.ctid >= format('(%s,0)', least(v_from, c_pages))::tid
+          and j.ctid < format('(%s,0)', least(v_to, c_pages))::tid
+        union all
+        select f.queue, f.job_type, 'dead', true, f.run_at from rota.finished_jobs_dead as f
+        where f.ctid >= format('(%s,0)', greatest(v_from - c_pages, 0))::tid
+          and f.ctid < format('(%s,0)', greatest(v_to - c_pages, 0))::tid
+          and f.discarded_at is null
+    ) as i
+    group by 2, 3, 4, 5
+    on conflict on constraint counted_jobs_pkey do update
+    set jobs = c.jobs + excluded.jobs,
+        first_run_at = least(c.first_run_at, excluded.first_run_at);
+
+    if v_to < c_pages + c_dead_pages then
+        update rota.count_progress as p
+        set began_at = coalesce(p.began_at, c_now), pages_done = v_to;
+        return;
+    end if;
+    delete from rota.counted_jobs as c where c.round < v_round;
+    update rota.count_progress as p
+    set round = v_round, counted_at = coalesce(p.began_at, c_now), began_at = null,
+        pages_done = 0;
+end;
+$$;

@@ -1,0 +1,440 @@
+/*
+ * maintenance/statistics.sql -- count what ended, each end once.
+ *
+ * The history tells what ended: finished_jobs, job_errors and stage_runs.  No producer and no
+ * worker counts anything; a tick reads what is new in the history by its time, adds it to the
+ * minutes of job_stats, and later adds up minutes to hours and hours to days.
+ *
+ * A row may come to be seen after later ones: its transaction goes on after it has ended a job.
+ * But who writes such a row first has a number (xid) and a lock on the table, and then reads
+ * the clock.  So a tick reads the clock and then the locks: what ended by that time is either
+ * to be seen in the next statement, or is of a transaction that still holds a lock.
+ *
+ *   - Nobody holds one: all until that time is counted at once.
+ *   - Somebody does: all until the look before is counted, since mostly those of that look have
+ *     ended meanwhile.  One that has not is written to late_xids.  Its rows are left out, and
+ *     nobody waits for it; when it is over they are found by its number, which is in each row.
+ *
+ * Counting and the new counted_until are one transaction, of one tick at a time.  So each
+ * end is counted once, in the minute in which it ended.  Retention leaves alone what is not
+ * counted, and acts of operators that take it out of the history leave it in restored_ends.
+ * After the clock was set back, what ends before it has caught up is not counted.
+ *
+ * Work is bounded: a tick begins with ten seconds of history, or two minutes if it is
+ * behind, and then takes more or less by how many rows there were; none, and no hour or day,
+ * is begun after 100 ms, and then has_more is true.  Minutes are kept for 2 days, hours for
+ * 30 and days for 400.
+ */
+
+/* Count what ended; returns how many rows, and whether more can be counted at once. */
+create or replace function rota._count_ends(is_alone boolean)
+    returns table (rows_counted bigint, has_more boolean)
+    language plpgsql set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
+declare
+    -- What ends in the same microsecond, which may be after the look at the locks, is later.
+    c_now constant timestamptz := rota.now() - interval '1 us';
+    v_counted_until timestamptz;
+    v_sampled_at timestamptz;
+    v_was_open xid[];
+    v_open xid[];
+    v_until timestamptz;
+    v_to timestamptz;
+    v_length interval;
+    v_rows bigint;
+begin
+    rows_counted := 0;
+    has_more := false;
+    -- An older snapshot does not show what the locks tell to be committed.
+    if current_setting('transaction_isolation') = 'read committed'
+      and (rota._has_uncounted(is_alone) or exists (
+        select from rota.stats_progress as p
+        where p.sampled_at not between c_now - interval '4 minutes' and c_now
+      )) then
+        select p.counted_until, p.sampled_at, p.open_xids,
+            case when p.is_behind then interval '2 minutes' else interval '10 seconds' end
+        into v_counted_until, v_sampled_at, v_was_open, v_length
+        from rota.stats_progress as p for update skip locked;
+    end if;
+    if v_counted_until is null then
+        return next;
+        return;
+    end if;
+
+    v_open := rota._open_enders();
+    insert into rota.late_xids (xid, since)
+    select o.xid, v_counted_until from unnest(v_was_open) as o (xid)
+    where o.xid = any(v_open) and not exists (
+        select from rota.late_xids as l where l.xid = o.xid and l.until is null
+    );
+    update rota.late_xids as l set until = v_counted_until
+    where l.xid <> all(v_open) and l.until is null;
+    select c.rows_counted, c.has_more into rows_counted, has_more
+    from rota._count_late(c_now) as c;
+
+    v_until := case when v_open = '{}' then c_now else v_sampled_at end;
+    while not has_more and v_counted_until < v_until loop
+        v_to := least(v_until, rota._first_uncounted(v_counted_until) + v_length);
+        v_rows := rota._count_between(v_counted_until, v_to);
+        v_length := rota._next_length(v_length, v_rows);
+        rows_counted := rows_counted + v_rows;
+        v_counted_until := v_to;
+        has_more := v_to < v_until and rota.now() - c_now > interval '100 ms';
+    end loop;
+    while not has_more and rota._roll_up(v_counted_until) loop
+        has_more := rota.now() - c_now > interval '100 ms';
+    end loop;
+
+    update rota.stats_progress as p
+    set counted_until = v_counted_until,
+        complete_until = least(v_counted_until,
+            (select min(l.since) from rota.late_xids as l)),
+        sampled_at = c_now, open_xids = v_open, is_behind = _count_ends.has_more;
+    delete from rota.restored_ends as r where r.finished_at <= rota._counted_until();
+    return next;
+end;
+$$;
+
+/* How long the next stretch is, after one in which so many rows were counted. */
+create or replace function rota._next_length(length interval, rows_counted bigint)
+    returns interval language plpgsql immutable as $$
+begin
+    return case
+        when rows_counted < 2000 then least(length * 2, '1 hour')
+        when rows_counted > 20000 then greatest(length / 2, '1 second')
+        else length
+    end;
+end;
+$$;
+
+/* Count what late transactions have ended that are over, until 100 ms after this time. */
+create or replace function rota._count_late(moment timestamptz)
+    returns table (rows_counted bigint, has_more boolean) language plpgsql as $$
+declare
+    v_late record;
+    v_to timestamptz;
+begin
+    rows_counted := 0;
+    has_more := false;
+    for v_late in select l.* from rota.late_xids as l where l.until is not null loop
+        while v_late.since < v_late.until and not has_more loop
+            v_to := least(v_late.until, rota._first_uncounted(v_late.since)
+                + interval '1 minute');
+            rows_counted := rows_counted
+                + rota._count_between(v_late.since, v_to, v_late.xid);
+            v_late.since := v_to;
+            has_more := rota.now() - moment > interval '100 ms';
+        end loop;
+        update rota.late_xids as l set since = v_late.since
+        where l.xid = v_late.xid and l.until = v_late.until;
+        exit when has_more;
+    end loop;
+    delete from rota.late_xids as l where l.since >= l.until;
+    return next;
+end;
+$$;
+
+/*
+ * Whether it is time to count: ten seconds after the last time, if anything ended since.  A
+ * caller that is not alone in its transaction may hold the one row for long, and waits longer.
+ */
+create or replace function rota._has_uncounted(is_alone boolean)
+    returns boolean language plpgsql stable set enable_seqscan = off
+    set enable_bitmapscan = off as $$
+declare
+    c_now constant timestamptz := rota.now();
+    c_since constant timestamptz := c_now
+        - case when is_alone then interval '10 seconds' else interval '30 seconds' end;
+    v_progress rota.stats_progress;
+begin
+    select p.* into v_progress from rota.stats_progress as p;
+    return v_progress.is_behind or v_progress.sampled_at not between c_since and c_now
+      and (exists (select from rota.late_xids)
+        or rota._first_uncounted(v_progress.counted_until) < 'infinity');
+end;
+$$;
+
+/*
+ * Transactions that have ended jobs and are open: they hold a lock as writers on a table of the
+ * history, and have a number.
+ */
+create or replace function rota._open_enders()
+    returns xid[] language plpgsql as $$
+begin
+    return array(
+        select distinct x.transactionid
+        from pg_locks as t
+        join pg_locks as x on x.virtualtransaction = t.virtualtransaction
+          and x.locktype = 'transactionid' and x.mode = 'ExclusiveLock' and x.granted
+        where t.locktype = 'relation' and t.mode = 'RowExclusiveLock' and t.granted
+          and t.database = (select d.oid from pg_database as d
+            where d.datname = current_database())
+          and t.relation in ('rota.finished_jobs'::regclass, 'rota.job_errors'::regclass,
+            'rota.stage_runs'::regclass)
+          and t.pid is distinct from pg_backend_pid()
+    );
+end;
+$$;
+
+/* When the first row of the history after this time ended; infinity if there is none. */
+create or replace function rota._first_uncounted(since timestamptz)
+    returns timestamptz language plpgsql stable set enable_seqscan = off
+    set enable_bitmapscan = off as $$
+begin
+    return coalesce(least(
+        (
+            select min(n.moment)
+            from rota._history_queues('finished_jobs_done') as q (queue)
+            cross join lateral (
+                select f.finished_at as moment from rota.finished_jobs_done as f
+                where f.queue = q.queue and f.finished_at > _first_uncounted.since
+                order by f.finished_at limit 1
+            ) as n
+        ),
+        (
+            select min(f.finished_at) from rota.finished_jobs_dead as f
+            where f.finished_at > _first_uncounted.since
+        ),
+        (
+            select min(e.failed_at) from rota.job_errors as e
+            where e.failed_at > _first_uncounted.since
+        ),
+        (
+            select min(n.moment)
+            from (select distinct s.pipeline from rota.pipeline_stages as s) as p
+            cross join lateral (
+                select r.finished_at as moment from rota.stage_runs as r
+                where r.pipeline = p.pipeline and r.finished_at > _first_uncounted.since
+                order by r.finished_at limit 1
+            ) as n
+        ),
+        (
+            select min(r.finished_at) from rota.restored_ends as r
+            where r.finished_at > _first_uncounted.since
+        )), 'infinity');
+end;
+$$;
+
+-- The bucket of a time; all that is less than a hundredth of a millisecond is in the first.
+create or replace function rota._bucket(duration interval)
+    returns smallint language sql immutable as $$
+    select case when duration is not null
+        then ceil(ln(greatest(date_part('epoch', duration) * 1000, 0.01)) / ln(1.1::float8))
+    end::smallint;
+$$;
+
+/*
+ * Add to job_stats what ended after the one time and until the other: what is of this
+ * transaction, or else of all but the late ones.  What comes late may be of hours and days that
+ * are added up.  Returns how many rows of the history it were.
+ */
+create or replace function rota._count_between(
+    since timestamptz, until timestamptz, late_xid xid default null
+)
+    returns bigint language plpgsql as $$
+declare
+    c_late constant xid[] := array(select l.xid from rota.late_xids as l where l.until is null);
+    c_queues constant text[] := array(select rota._history_queues('finished_jobs_done'));
+    c_pipelines constant text[] := array(
+        select distinct s.pipeline from rota.pipeline_stages as s);
+    v_added rota.job_stats[];
+begin
+    with ends as (
+        select f.queue, f.job_type, f.status as outcome, f.finished_at as ended_at, f.ended_by,
+            case when f.locked_by is not null
+                then f.started_at - greatest(f.run_at, f.created_at) end as waited,
+            case when f.locked_by is not null then f.finished_at - f.started_at end as ran
+        from unnest(c_queues) as q (queue)
+        cross join lateral (
+            select i.queue, i.job_type, i.status, i.finished_at, i.ended_by, i.locked_by,
+                i.started_at, i.run_at, i.created_at
+            from rota.finished_jobs_done as i
+            where i.queue = q.queue and i.finished_at > _count_between.since
+              and i.finished_at <= _count_between.until and i.pipeline is null
+        ) as f
+        union all
+        select f.queue, f.job_type, f.status, f.finished_at, f.ended_by,
+            case when f.locked_by is not null
+                then f.started_at - greatest(f.run_at, f.created_at) end,
+            case when f.locked_by is not null then f.finished_at - f.started_at end
+        from rota.finished_jobs_dead as f
+        where f.finished_at > _count_between.since and f.finished_at <= _count_between.until
+          and f.pipeline is null
+        union all
+        select e.queue, e.job_type, 'failed', e.failed_at, e.ended_by, e.started_at - e.run_at,
+            e.failed_at - e.started_at
+        from rota.job_errors as e
+        where e.failed_at > _count_between.since and e.failed_at <= _count_between.until
+        union all
+        -- Of several attempts the latest has not waited since the job came to its stage.
+        select s.queue, s.job_type, s.status, s.finished_at, s.ended_by,
+            case when s.worker is not null and s.attempts = 1
+                then s.started_at - s.queued_at end,
+            case when s.worker is not null then s.finished_at - s.started_at end
+        from unnest(c_pipelines) as p (pipeline)
+        cross join lateral (
+            select r.queue, r.job_type, r.status, r.finished_at, r.ended_by, r.attempts,
+                r.worker, r.started_at, r.queued_at
+            from rota.stage_runs as r
+            where r.pipeline = p.pipeline and r.finished_at > _count_between.since
+              and r.finished_at <= _count_between.until
+        ) as s
+        union all
+        select r.queue, r.job_type, r.status, r.finished_at, r.ended_by, r.waited, r.ran
+        from rota.restored_ends as r
+        where r.finished_at > _count_between.since and r.finished_at <= _count_between.until
+    ),
+    binned as materialized (
+        select s.step, date_bin(s.length, e.ended_at, 'epoch') as starts_at, e.queue,
+            e.job_type, e.outcome, rota._bucket(e.waited) as wait_bucket,
+            rota._bucket(e.ran) as run_bucket, count(*) as total,
+            sum(e.waited) as total_wait, max(e.waited) as longest_wait, sum(e.ran) as total_run,
+            max(e.ran) as longest_run
+        from ends as e cross join rota.stats_progress as p
+        cross join lateral (
+            values ('minute', interval '1 minute', true),
+                ('hour', interval '1 hour',
+                    late_xid is not null and e.ended_at < p.hours_until),
+                ('day', interval '1 day',
+                    late_xid is not null and e.ended_at < p.days_until)
+        ) as s (step, length, is_wanted)
+        where s.is_wanted
+          and case when late_xid is not null then e.ended_by = late_xid
+            else e.ended_by <> all(c_late) end
+        group by 1, 2, 3, 4, 5, 6, 7
+    ),
+    waits as (
+        select b.step, b.starts_at, b.queue, b.job_type, b.outcome, b.wait_bucket as bucket,
+            sum(b.total)::bigint as total
+        from binned as b where b.wait_bucket is not null group by 1, 2, 3, 4, 5, 6
+    ),
+    runs as (
+        select b.step, b.starts_at, b.queue, b.job_type, b.outcome, b.run_bucket as bucket,
+            sum(b.total)::bigint as total
+        from binned as b where b.run_bucket is not null group by 1, 2, 3, 4, 5, 6
+    )
+    select array_agg(row(a.*)::rota.job_stats) into v_added
+    from (
+        select b.step, b.starts_at, b.queue, b.job_type, b.outcome, sum(b.total)::bigint,
+            coalesce(sum(b.total_wait), '0'), max(b.longest_wait), '{}'::smallint[],
+            '{}'::bigint[], coalesce(sum(b.total_run), '0'), max(b.longest_run),
+            '{}'::smallint[], '{}'::bigint[]
+        from binned as b group by 1, 2, 3, 4, 5
+        union all
+        select w.step, w.starts_at, w.queue, w.job_type, w.outcome, 0, '0', null,
+            array_agg(w.bucket), array_agg(w.total), '0', null, '{}', '{}'
+        from waits as w group by 1, 2, 3, 4, 5
+        union all
+        select r.step, r.starts_at, r.queue, r.job_type, r.outcome, 0, '0', null, '{}', '{}',
+            '0', null, array_agg(r.bucket), array_agg(r.total)
+        from runs as r group by 1, 2, 3, 4, 5
+    ) as a;
+    if v_added is not null then perform rota._add_stats(v_added); end if;
+    return coalesce(
+        (select sum(a.total) from unnest(v_added) as a where a.step = 'minute'), 0)::bigint;
+end;
+$$;
+
+/* Add rows to those of job_stats with the same step, time, queue, job type and outcome. */
+create or replace function rota._add_stats(added rota.job_stats[])
+    returns void language plpgsql as $$
+begin
+    with every as materialized (
+        select a.* from unnest(_add_stats.added) as a
+        union all
+        select s.*
+        from (
+            select distinct a.step, a.starts_at, a.queue, a.job_type, a.outcome
+            from unnest(_add_stats.added) as a
+        ) as k
+        join rota.job_stats as s using (step, starts_at, queue, job_type, outcome)
+    ),
+    waits as (
+        select e.step, e.starts_at, e.queue, e.job_type, e.outcome, h.bucket,
+            sum(h.total)::bigint as total
+        from every as e
+        cross join lateral unnest(e.wait_buckets, e.wait_counts) as h (bucket, total)
+        group by 1, 2, 3, 4, 5, 6
+    ),
+    runs as (
+        select e.step, e.starts_at, e.queue, e.job_type, e.outcome, h.bucket,
+            sum(h.total)::bigint as total
+        from every as e
+        cross join lateral unnest(e.run_buckets, e.run_counts) as h (bucket, total)
+        group by 1, 2, 3, 4, 5, 6
+    )
+    insert into rota.job_stats as s (step, starts_at, queue, job_type, outcome, total,
+        total_wait, longest_wait, wait_buckets, wait_counts, total_run, longest_run,
+        run_buckets, run_counts)
+    select t.step, t.starts_at, t.queue, t.job_type, t.outcome, t.total, t.total_wait,
+        t.longest_wait, coalesce(w.buckets, '{}'), coalesce(w.counts, '{}'), t.total_run,
+        t.longest_run, coalesce(r.buckets, '{}'), coalesce(r.counts, '{}')
+    from (
+        select e.step, e.starts_at, e.queue, e.job_type, e.outcome,
+            sum(e.total)::bigint as total, sum(e.total_wait) as total_wait,
+            max(e.longest_wait) as longest_wait, sum(e.total_run) as total_run,
+            max(e.longest_run) as longest_run
+        from every as e group by 1, 2, 3, 4, 5
+    ) as t
+    left join (
+        select i.step, i.starts_at, i.queue, i.job_type, i.outcome,
+            array_agg(i.bucket order by i.bucket) as buckets,
+            array_agg(i.total order by i.bucket) as counts
+        from waits as i group by 1, 2, 3, 4, 5
+    ) as w using (step, starts_at, queue, job_type, outcome)
+    left join (
+        select i.step, i.starts_at, i.queue, i.job_type, i.outcome,
+            array_agg(i.bucket order by i.bucket) as buckets,
+            array_agg(i.total order by i.bucket) as counts
+        from runs as i group by 1, 2, 3, 4, 5
+    ) as r using (step, starts_at, queue, job_type, outcome)
+    on conflict on constraint job_stats_pkey do update
+    set total = excluded.total, total_wait = excluded.total_wait,
+        longest_wait = excluded.longest_wait, wait_buckets = excluded.wait_buckets,
+        wait_counts = excluded.wait_counts, total_run = excluded.total_run,
+        longest_run = excluded.longest_run, run_buckets = excluded.run_buckets,
+        run_counts = excluded.run_counts;
+end;
+$$;
+
+/* Add up the next hour or day that is counted whole; returns whether there was one. */
+create or replace function rota._roll_up(counted_until timestamptz)
+    returns boolean language plpgsql as $$
+declare
+    v_progress rota.stats_progress;
+    v_step record;
+    v_start timestamptz;
+    v_end timestamptz;
+begin
+    select p.* into v_progress from rota.stats_progress as p;
+    for v_step in
+        select 'minute' as of, 'hour' as name, interval '1 hour' as length,
+            v_progress.hours_until as since, _roll_up.counted_until as until
+        union all
+        select 'hour', 'day', '1 day', v_progress.days_until, v_progress.hours_until
+    loop
+        v_end := date_bin(v_step.length, v_step.until, 'epoch');
+        continue when v_end <= v_step.since;
+        v_start := date_bin(v_step.length, (
+            select min(s.starts_at) from rota.job_stats as s
+            where s.step = v_step.of and s.starts_at >= v_step.since
+        ), 'epoch');
+        -- Otherwise nothing ended in any of them.
+        if v_start < v_end then
+            v_end := v_start + v_step.length;
+            perform rota._add_stats((
+                select array_agg(row(v_step.name, v_start, s.queue, s.job_type, s.outcome,
+                    s.total, s.total_wait, s.longest_wait, s.wait_buckets, s.wait_counts,
+                    s.total_run, s.longest_run, s.run_buckets, s.run_counts)::rota.job_stats)
+                from rota.job_stats as s
+                where s.step = v_step.of and s.starts_at >= v_start and s.starts_at < v_end
+            ));
+        end if;
+        update rota.stats_progress as p
+        set hours_until = case v_step.name when 'hour' then v_end else p.hours_until end,
+            days_until = case v_step.name when 'day' then v_end else p.days_until end;
+        return true;
+    end loop;
+    return false;
+end;
+$$;

@@ -1,0 +1,677 @@
+/*
+ * operations/acts.sql -- do one thing to all jobs that a filter finds.
+ *
+ * A call looks at the jobs in the order of their ids, at a bounded number of rows, acts on at
+ * most max_jobs of them and returns the id that it has come to; whoever gives it back as
+ * after_id goes on there, until it is null.  So each call is a short transaction, which holds
+ * few rows and no claim feels, and a job that an act has moved is not met again.
+ *
+ * Nothing that stands in the way of one job stops the others.  A row that somebody else has
+ * locked, a status that the act is not for, a key that a live job has: each is a conflict in
+ * the answer.  What nobody foresaw makes the call go through its jobs one by one.
+ */
+
+create or replace function rota.act_on_jobs(
+    act text,
+    filter jsonb,
+    arguments jsonb default '{}',
+    max_jobs integer default 1000,
+    after_id bigint default 0,
+    dry_run boolean default false
+)
+    returns table (
+        matched integer, changed integer, conflicts jsonb, samples jsonb, next_after_id bigint
+    ) language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set plan_cache_mode = force_custom_plan
+as $$
+declare
+    c_window constant integer := case when dry_run then 10000 else 1000 end;
+    c_max_looked constant integer := 5 * c_window;
+    v_arguments jsonb;
+    v_filter jsonb;
+    v_ids bigint[] := '{}'::bigint[];
+    v_found record;
+    v_looked integer := 0;
+    v_done bigint[];
+    v_before jsonb;
+    v_missing jsonb;
+begin
+    v_arguments := rota._check_act(act, arguments);
+    v_filter := rota._check_filter(act, filter);
+    perform rota._check_number('max_jobs', max_jobs, 1, 1000);
+    perform rota._check_given('after_id', after_id is not null);
+    perform rota._check_given('dry_run', dry_run is not null);
+
+    next_after_id := after_id;
+    while next_after_id is not null and v_looked < c_max_looked
+      and (dry_run or cardinality(v_ids) < max_jobs) loop
+        select f.ids, f.last_id, f.looked into v_found
+        from rota._matching_jobs(v_filter, act, next_after_id, c_window) as f;
+        v_looked := v_looked + v_found.looked;
+        v_ids := v_ids || v_found.ids;
+        next_after_id := case when v_found.looked >= c_window then v_found.last_id end;
+    end loop;
+    if cardinality(v_ids) > max_jobs and not dry_run then
+        v_ids := v_ids[:max_jobs];
+        next_after_id := v_ids[max_jobs];
+    end if;
+    matched := cardinality(v_ids);
+    samples := (
+        select coalesce(jsonb_agg(jsonb_build_object('job_id', r.id, 'queue', r.queue,
+            'job_type', r.job_type, 'status', r.status, 'last_error', left(r.last_error, 200),
+            'created_at', r.created_at) order by r.id), '[]')
+        from rota.job_runs as r where r.id = any(v_ids[:10])
+    );
+    v_missing := rota._missing_jobs(v_filter, after_id);
+    if dry_run then
+        changed := 0;
+        conflicts := v_missing;
+        return next;
+        return;
+    end if;
+
+    begin
+        select d.done, d.conflicts, d.before into v_done, conflicts, v_before
+        from rota._act(act, v_ids, v_arguments) as d;
+    exception
+        when others then
+            select d.done, d.conflicts, d.before into v_done, conflicts, v_before
+            from rota._act_singly(act, v_ids, v_arguments) as d;
+    end;
+    conflicts := v_missing || conflicts;
+    changed := cardinality(v_done);
+    if changed > 0 then
+        perform rota._audit(act, case when act = 'erase'
+                -- Not of whom.
+                then jsonb_build_object('keys', array(select jsonb_object_keys(filter)))
+                else filter end,
+            v_done, v_before, nullif(v_arguments, '{}'));
+    end if;
+    return next;
+end;
+$$;
+
+comment on function rota.act_on_jobs is
+    'Retry, cancel, discard, reschedule, set_priority, move, purge or erase the jobs that a '
+    'filter finds behind an id, up to max_jobs of them, or only count them with dry_run; '
+    'returns how many there were and were changed, for which it was not possible and why, the '
+    'first ten, and the id to go on behind, null at the end; raises 22023.';
+
+/* What each act takes, and of which statuses jobs may be. */
+create or replace function rota._act_statuses(act text)
+    returns text[] language plpgsql immutable as $$
+begin
+    return case act
+        when 'retry' then '{failed,dead,queued,blocked,cancelled,succeeded}'::text[]
+        when 'cancel' then '{blocked,queued,failed,running}'
+        when 'discard' then '{dead}'
+        when 'reschedule' then '{blocked,queued,failed}'
+        when 'set_priority' then '{blocked,queued,failed,running}'
+        when 'move' then '{blocked,queued,failed}'
+        when 'purge' then '{succeeded,cancelled,dead}'
+        when 'erase' then '{blocked,queued,failed,succeeded,dead,cancelled}'
+    end;
+end;
+$$;
+
+/* The arguments of an act, checked. */
+create or replace function rota._check_act(act text, arguments jsonb)
+    returns jsonb language plpgsql as $$
+declare
+    v_known text[];
+    v_name text;
+begin
+    perform rota._check_choice('act', act,
+        '{retry,cancel,discard,reschedule,set_priority,move,purge,erase}');
+    if jsonb_typeof(arguments) is distinct from 'object' then
+        perform rota._refuse('arguments', 'must be an object');
+    end if;
+    v_known := case act
+        when 'retry' then '{payload,merge,max_attempts}'::text[]
+        when 'cancel' then '{reason}'
+        when 'reschedule' then '{run_at,delay}'
+        when 'set_priority' then '{priority}'
+        when 'move' then '{queue}'
+        else '{}'
+    end;
+    select k.name into v_name from jsonb_object_keys(arguments) as k (name)
+    where k.name <> all(v_known) limit 1;
+    if found then
+        perform rota._refuse('arguments', format('has %L, which %s does not take%s', v_name,
+            act, coalesce(': it takes ' || nullif(array_to_string(v_known, ', '), ''), '')));
+    end if;
+
+    if arguments ? 'payload' and arguments ? 'merge' then
+        perform rota._refuse('arguments', 'must have payload or merge, and not both');
+    elsif arguments ? 'payload' then
+        perform rota._check_size('arguments.payload', arguments -> 'payload', '');
+    elsif arguments ? 'merge' and jsonb_typeof(arguments -> 'merge') <> 'object' then
+        perform rota._refuse('arguments.merge', 'must be an object, whose values replace those '
+            'of the payload');
+    elsif arguments ? 'merge' then
+        perform rota._check_size('arguments.merge', arguments -> 'merge', '');
+    end if;
+    if arguments ? 'max_attempts' then
+        perform rota._check_number('arguments.max_attempts', rota._integer_of(
+            'arguments.max_attempts', arguments -> 'max_attempts'), 1, 2147483647);
+    end if;
+    if act = 'set_priority' then
+        perform rota._check_priority('arguments.priority', rota._integer_of(
+            'arguments.priority', arguments -> 'priority'));
+    elsif act = 'move' then
+        perform rota._check_name('arguments.queue', arguments ->> 'queue');
+        perform rota._check_queues('operator', array[arguments ->> 'queue']);
+    elsif act = 'reschedule' then
+        if arguments ? 'run_at' = arguments ? 'delay' then
+            perform rota._refuse('arguments.run_at', 'or delay must be given, and not both');
+        elsif arguments ? 'delay' then
+            perform rota._check_interval('arguments.delay', rota._interval_of(
+                'arguments.delay', arguments ->> 'delay'), '0', '100 years');
+        else
+            perform rota._check_run_at('arguments.run_at', rota._moment_of(
+                'arguments.run_at', arguments ->> 'run_at'));
+        end if;
+        -- The same moment for all jobs of all calls that give one, and for each call its own.
+        arguments := jsonb_build_object('run_at', coalesce(
+            (arguments ->> 'run_at')::timestamptz,
+            rota.now() + rota._exact((arguments ->> 'delay')::interval)));
+    end if;
+    return arguments;
+end;
+$$;
+
+/* A number, a time or a length of time in what is given as jsonb; each names its argument. */
+create or replace function rota._integer_of(argument text, value jsonb)
+    returns integer language plpgsql as $$
+begin
+    return (value #>> '{}')::integer;
+exception
+    when data_exception then
+        perform rota._refuse(argument, format('must be a whole number, got %s',
+            left(value::text, 80)));
+        return null;
+end;
+$$;
+
+create or replace function rota._interval_of(argument text, value text)
+    returns interval language plpgsql as $$
+begin
+    return value::interval;
+exception
+    when data_exception then
+        perform rota._refuse(argument, format('must be a length of time, got %L',
+            left(value, 80)));
+        return null;
+end;
+$$;
+
+create or replace function rota._moment_of(argument text, value text)
+    returns timestamptz language plpgsql as $$
+begin
+    return value::timestamptz;
+exception
+    when data_exception then
+        perform rota._refuse(argument, format('must be a time, got %L', left(value, 80)));
+        return null;
+end;
+$$;
+
+/*
+ * A filter, checked, and with the statuses that are looked for.  Without a word of his own a
+ * retry is of what failed, a purge of what is not dead, and any other act of all that it can be
+ * done to; but who gives ids means these, and hears of each why it was not possible.
+ */
+create or replace function rota._check_filter(act text, filter jsonb)
+    returns jsonb language plpgsql as $$
+declare
+    c_texts constant text[] := '{queue,job_type,error,error_type,idempotency_key,ordering_key,'
+        'limit_key,definition,pipeline}'::text[];
+    v_entry record;
+    v_statuses text[];
+begin
+    if jsonb_typeof(filter) is distinct from 'object' then
+        perform rota._refuse('filter', 'must be an object');
+    elsif filter = '{}' then
+        perform rota._refuse('filter', 'must say which jobs: name ids, queue, job_type, status '
+            'or another of its keys, or {"all": true}');
+    end if;
+    for v_entry in select e.key, e.value from jsonb_each(filter) as e loop
+        if v_entry.key = any(c_texts) then
+            if jsonb_typeof(v_entry.value) <> 'string' then
+                perform rota._refuse('filter', format('must have a text as %s', v_entry.key));
+            end if;
+        elsif v_entry.key = 'ids' then
+            if jsonb_typeof(v_entry.value) <> 'array'
+              or jsonb_path_exists(v_entry.value, '$[*] ? (@.type() <> "number"
+                || @ < 1 || @ > 9223372036854775807 || @.floor() <> @)')
+              or jsonb_array_length(v_entry.value) not between 1 and 1000 then
+                perform rota._refuse('filter', 'must have a list of 1 to 1000 whole numbers as '
+                    'ids');
+            end if;
+        elsif v_entry.key = 'status' then
+            v_statuses := case jsonb_typeof(v_entry.value)
+                when 'string' then array[v_entry.value #>> '{}']
+                when 'array' then array(select jsonb_array_elements_text(v_entry.value))
+            end;
+            if v_statuses <@ rota._act_statuses(act) is not true then
+                perform rota._refuse('filter', format('must have as status one or more of %s, '
+                    'which are those that %s is for, got %s',
+                    array_to_string(rota._act_statuses(act), ', '), act, v_entry.value));
+            end if;
+        elsif v_entry.key in ('payload', 'headers') then
+            if jsonb_typeof(v_entry.value) <> 'object' then
+                perform rota._refuse('filter', format('must have an object as %s, which that '
+                    'of the job contains', v_entry.key));
+            end if;
+        elsif v_entry.key in ('older_than', 'newer_than') then
+            perform rota._check_interval('filter.' || v_entry.key, rota._interval_of(
+                'filter.' || v_entry.key, v_entry.value #>> '{}'), '0', '100 years');
+        elsif v_entry.key <> 'all' or v_entry.value <> 'true' then
+            perform rota._refuse('filter', format('has %L, which is no key of it: it may have '
+                'ids, status, payload, headers, older_than, newer_than, %s or all', v_entry.key,
+                array_to_string(c_texts, ', ')));
+        end if;
+    end loop;
+    return filter || jsonb_build_object('status', coalesce(v_statuses, case
+        when filter ? 'ids' or act = 'erase'
+            then '{blocked,queued,failed,running,succeeded,dead,cancelled}'::text[]
+        when act = 'retry' then '{failed,dead}'
+        when act = 'purge' then '{succeeded,cancelled}'
+        else rota._act_statuses(act)
+    end));
+end;
+$$;
+
+/*
+ * The jobs that a filter finds among so many behind an id, how many were looked at, and the
+ * last of them.  Each part of the history is left alone whose statuses are not wanted.
+ */
+create or replace function rota._matching_jobs(
+    filter jsonb, act text, after_id bigint, max_rows integer, out ids bigint[],
+    out last_id bigint, out looked integer
+)
+    language plpgsql stable as $$
+declare
+    c_allowed constant text[] := rota._allowed_queues('operator');
+    c_statuses constant text[] := array(
+        select jsonb_array_elements_text(_matching_jobs.filter -> 'status'));
+    c_is_live constant boolean := c_statuses && '{blocked,queued,failed,running}'::text[];
+    c_is_done constant boolean := c_statuses && '{succeeded,cancelled}'::text[];
+    c_is_dead constant boolean := 'dead' = any(c_statuses);
+    c_ids constant bigint[] := case when filter ? 'ids' then array(
+        select jsonb_array_elements_text(_matching_jobs.filter -> 'ids')::numeric::bigint) end;
+    c_queue constant text := filter ->> 'queue';
+    c_job_type constant text := filter ->> 'job_type';
+    c_error constant text := rota.fold_error(filter ->> 'error');
+    c_error_type constant text := filter ->> 'error_type';
+    c_key constant text := filter ->> 'idempotency_key';
+    c_ordering_key constant text := filter ->> 'ordering_key';
+    c_limit_key constant text := filter ->> 'limit_key';
+    c_definition constant text := filter ->> 'definition';
+    c_pipeline constant text := filter ->> 'pipeline';
+    c_payload constant jsonb := filter -> 'payload';
+    c_headers constant jsonb := filter -> 'headers';
+    c_before constant timestamptz := rota.now() - (filter ->> 'older_than')::interval;
+    c_since constant timestamptz := rota.now() - (filter ->> 'newer_than')::interval;
+begin
+    select coalesce(array_agg(w.id order by w.id) filter (where w.status = any(c_statuses)
+            and (c_allowed is null or w.queue = any(c_allowed))
+            and (c_queue is null or w.queue = c_queue)
+            and (c_job_type is null or w.job_type = c_job_type)
+            and (c_error_type is null or w.error_type = c_error_type)
+            and (c_key is null or w.idempotency_key = c_key)
+            and (c_ordering_key is null or w.ordering_key = c_ordering_key)
+            and (c_limit_key is null or w.limit_key = c_limit_key)
+            and (c_definition is null or w.definition = c_definition)
+            and (c_pipeline is null or w.pipeline = c_pipeline)
+            and (c_before is null or w.since <= c_before)
+            and (c_since is null or w.since > c_since)
+            and (act <> 'discard' or w.discarded_at is null)
+            and (c_payload is null or w.payload @> c_payload)
+            and (c_headers is null or w.headers @> c_headers)
+            and (c_error is null or rota.fold_error(w.last_error) = c_error)), '{}'),
+        max(w.id), count(*)::integer
+    into ids, last_id, looked
+    from (
+        select a.id, a.status, a.queue, a.job_type, a.error_type, a.idempotency_key,
+            a.ordering_key, a.limit_key, a.definition, a.pipeline, a.since, a.discarded_at,
+            a.payload, a.headers, a.last_error
+        from (
+            (
+                select j.id, j.status, j.queue, j.job_type, j.error_type, j.idempotency_key,
+                    j.ordering_key, j.limit_key, j.definition, j.pipeline,
+                    j.created_at as since, null::timestamptz as discarded_at, j.payload,
+                    j.headers, j.last_error
+                from rota.jobs as j
+                where c_is_live and j.id > _matching_jobs.after_id
+                  and (c_ids is null or j.id = any(c_ids))
+                order by j.id limit max_rows
+            )
+            union all
+            (
+                select f.id, f.status, f.queue, f.job_type, f.error_type, f.idempotency_key,
+                    f.ordering_key, f.limit_key, f.definition, f.pipeline, f.finished_at,
+                    null::timestamptz, f.payload, f.headers, f.last_error
+                from rota.finished_jobs_done as f
+                where c_is_done and f.id > _matching_jobs.after_id
+                  and (c_ids is null or f.id = any(c_ids))
+                order by f.id limit max_rows
+            )
+            union all
+            (
+                select d.id, d.status, d.queue, d.job_type, d.error_type, d.idempotency_key,
+                    d.ordering_key, d.limit_key, d.definition, d.pipeline, d.finished_at,
+                    d.discarded_at, d.payload, d.headers, d.last_error
+                from rota.finished_jobs_dead as d
+                where c_is_dead and d.id > _matching_jobs.after_id
+                  and (c_ids is null or d.id = any(c_ids))
+                order by d.id limit max_rows
+            )
+        ) as a
+        order by a.id limit max_rows
+    ) as w;
+end;
+$$;
+
+/* Those of the ids that a filter names of which there is no job, told by the first call. */
+create or replace function rota._missing_jobs(filter jsonb, after_id bigint)
+    returns jsonb language plpgsql stable as $$
+declare
+    c_ids constant bigint[] := case when filter ? 'ids' and after_id = 0 then array(
+        select jsonb_array_elements_text(_missing_jobs.filter -> 'ids')::numeric::bigint) end;
+    c_allowed constant text[] := rota._allowed_queues('operator');
+    c_found constant bigint[] := array(
+        select r.id from rota.job_runs as r
+        where r.id = any(c_ids) and (c_allowed is null or r.queue = any(c_allowed))
+    );
+begin
+    return (
+        select coalesce(jsonb_agg(jsonb_build_object('job_id', i.id, 'reason', 'not found')
+            order by i.id), '[]')
+        from unnest(c_ids) as i (id) where i.id <> all(c_found)
+    );
+end;
+$$;
+
+/* Act on these jobs: which it was done to, of what statuses, and why not to the others. */
+create or replace function rota._act(
+    act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
+    out before jsonb
+)
+    language plpgsql as $$
+declare
+    v_locked jsonb;
+    v_ended jsonb;
+    v_refused jsonb;
+begin
+    -- The rows that nobody else has locked, with what may stand in their way.
+    select coalesce(jsonb_object_agg(l.id, to_jsonb(l)), '{}') into v_locked
+    from (
+        select j.id, j.status, jsonb_typeof(j.payload) as payload_type from rota.jobs as j
+        where j.id = any(_act.job_ids)
+        for update skip locked
+    ) as l;
+    select coalesce(jsonb_object_agg(k.id, to_jsonb(k)), '{}') into v_ended
+    from (
+        select l.id, l.status, l.payload_type, l.key, l.key_scope,
+            min(l.id) over (partition by l.key, l.key_scope) as first_of_key
+        from (
+            select f.id, f.status, jsonb_typeof(f.payload) as payload_type,
+                f.idempotency_key as key,
+                coalesce('pipeline ' || f.pipeline, f.job_type) as key_scope
+            from rota.finished_jobs as f where f.id = any(_act.job_ids)
+            for update skip locked
+        ) as l
+    ) as k;
+    v_locked := v_locked || v_ended;
+    select coalesce(jsonb_object_agg(i.id, c.conflict)
+        filter (where c.conflict is not null), '{}')
+    into v_refused
+    from unnest(_act.job_ids) as i (id)
+    cross join lateral (
+        select rota._conflict(act, i.id, v_locked -> i.id::text, arguments) as conflict
+    ) as c;
+    done := array(select i.id from unnest(_act.job_ids) as i (id)
+        where not v_refused ? i.id::text order by i.id);
+    conflicts := (
+        select coalesce(jsonb_agg(r.value order by r.key::bigint), '[]')
+        from jsonb_each(v_refused) as r
+    );
+    before := (
+        select jsonb_object_agg(s.status, s.jobs)
+        from (
+            select v_locked -> i.id::text ->> 'status' as status, count(*) as jobs
+            from unnest(done) as i (id) group by 1
+        ) as s
+    );
+    if done = '{}' then return; end if;
+
+    case act
+        when 'retry' then
+            before := before || rota._edit_jobs(done, arguments);
+            perform rota._requeue(j.id) from rota.jobs as j where j.id = any(done);
+            perform rota._revive(done);
+        when 'cancel' then perform rota._cancel_jobs(done, arguments ->> 'reason');
+        when 'discard' then
+            update rota.finished_jobs_dead as f
+            set discarded_at = rota.now() where f.id = any(done);
+        when 'reschedule' then
+            update rota.jobs as j
+            set run_at = (_act.arguments ->> 'run_at')::timestamptz, updated_at = rota.now()
+            where j.id = any(done);
+            perform rota._enter_lanes(done);
+            perform rota._notify_for(done);
+        when 'set_priority' then
+            update rota.jobs as j
+            set priority = (_act.arguments ->> 'priority')::smallint, updated_at = rota.now()
+            where j.id = any(done);
+            perform rota._enter_lanes(done);
+        when 'move' then
+            update rota.jobs as j
+            set queue = _act.arguments ->> 'queue', updated_at = rota.now()
+            where j.id = any(done);
+            perform rota._enter_lanes(done);
+            perform rota._notify_for(done);
+        when 'purge' then perform rota._purge_ended(done);
+        when 'erase' then perform rota._erase_jobs(done);
+    end case;
+end;
+$$;
+
+/* The same where it failed for some of them: one by one. */
+create or replace function rota._act_singly(
+    act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
+    out before jsonb
+)
+    language plpgsql as $$
+declare
+    v_id bigint;
+    v_one record;
+begin
+    done := '{}';
+    conflicts := '[]';
+    before := '{}';
+    foreach v_id in array job_ids loop
+        begin
+            select d.done, d.conflicts into v_one
+            from rota._act(_act_singly.act, array[v_id], _act_singly.arguments) as d;
+            done := done || v_one.done;
+            conflicts := conflicts || v_one.conflicts;
+        exception
+            when others then
+                conflicts := conflicts || jsonb_build_object('job_id', v_id, 'reason', sqlerrm);
+        end;
+    end loop;
+end;
+$$;
+
+/* Why an act cannot be done to a job, which was locked unless it is null; null if it can. */
+create or replace function rota._conflict(
+    act text, job_id bigint, locked jsonb, arguments jsonb
+)
+    returns jsonb language plpgsql stable as $$
+declare
+    v_xmax xid;
+    v_pid integer;
+    v_reason text;
+    v_key_job bigint;
+begin
+    if locked is null then
+        v_xmax := (select j.xmax from rota.jobs as j where j.id = _conflict.job_id);
+        v_pid := (select h.pid from rota._row_holder(v_xmax, 'rota.jobs') as h);
+        v_reason := case
+            when v_pid is not null then 'locked by ' || rota._session_words(v_pid)
+            else 'locked, or in another status by now'
+        end;
+    elsif locked ->> 'status' <> all(rota._act_statuses(act)) then
+        v_reason := locked ->> 'status';
+    elsif act = 'retry' and arguments ? 'merge' and locked ->> 'payload_type' <> 'object' then
+        v_reason := 'its payload is no object to merge with';
+    elsif act = 'retry' and locked ->> 'key' is not null then
+        v_key_job := coalesce((
+            select j.id from rota.jobs as j
+            where j.idempotency_key = locked ->> 'key'
+              and coalesce('pipeline ' || j.pipeline, j.job_type) = locked ->> 'key_scope'
+        ), nullif((locked ->> 'first_of_key')::bigint, job_id));
+        v_reason := format('its idempotency_key is taken by job %s', v_key_job);
+        if v_key_job is null then v_reason := null; end if;
+    elsif act = 'purge' and (exists (
+            select from rota.dependencies as d where d.parent_id = _conflict.job_id
+        ) or exists (select from rota.halted_keys as h where h.job_id = _conflict.job_id)) then
+        v_reason := 'other jobs wait for it';
+    end if;
+    if v_reason is null then return null; end if;
+    return jsonb_strip_nulls(jsonb_build_object('job_id', job_id, 'reason', v_reason, 'pid',
+        v_pid, 'holder', v_key_job));
+end;
+$$;
+
+/*
+ * Change payload and max_attempts before a retry.  The attempts that failed keep the payload
+ * that they had; of a single job it is also told, if it is not large.
+ */
+create or replace function rota._edit_jobs(job_ids bigint[], arguments jsonb)
+    returns jsonb language plpgsql as $$
+declare
+    v_payload jsonb;
+begin
+    if arguments = '{}' then return '{}'::jsonb; end if;
+    if arguments ?| '{payload,merge}'::text[] then
+        if cardinality(job_ids) = 1 then
+            v_payload := (select r.payload from rota.job_runs as r where r.id = job_ids[1]);
+        end if;
+        update rota.job_errors as e
+        set payload = r.payload from rota.job_runs as r
+        where e.job_id = any(_edit_jobs.job_ids) and r.id = any(_edit_jobs.job_ids)
+          and r.id = e.job_id and e.payload is null;
+    end if;
+    update rota.jobs as j
+    set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,
+            j.max_attempts),
+        payload = coalesce(_edit_jobs.arguments -> 'payload',
+            j.payload || (_edit_jobs.arguments -> 'merge'), j.payload)
+    where j.id = any(_edit_jobs.job_ids);
+    update rota.finished_jobs as f
+    set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,
+            f.max_attempts),
+        payload = coalesce(_edit_jobs.arguments -> 'payload',
+            f.payload || (_edit_jobs.arguments -> 'merge'), f.payload)
+    where f.id = any(_edit_jobs.job_ids);
+    return case when octet_length(v_payload::text) <= 65536
+        then jsonb_build_object('payload', v_payload) else '{}' end;
+end;
+$$;
+
+/* Cancel jobs that wait, and ask for the cancel of those that run, as cancel_job() does. */
+create or replace function rota._cancel_jobs(job_ids bigint[], reason text)
+    returns void language plpgsql as $$
+begin
+    update rota.jobs as j
+    set cancel_requested_at = case
+            when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now()) end,
+        cancel_reason = coalesce(left(_cancel_jobs.reason, 1000), j.cancel_reason),
+        rerun_payload = null, rerun_run_at = null, rerun_priority = null,
+        updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
+    where j.id = any(_cancel_jobs.job_ids);
+    perform rota._end_jobs(s.ids, s.lease_tokens, s.status, 'cancelled')
+    from (
+        select j.status, array_agg(j.id order by j.id) as ids,
+            array_agg(j.lease_token order by j.id) as lease_tokens
+        from rota.jobs as j where j.id = any(_cancel_jobs.job_ids) and j.status <> 'running'
+        group by j.status
+    ) as s;
+end;
+$$;
+
+/* Delete ended jobs and what is told of their attempts, as retention does. */
+create or replace function rota._purge_ended(job_ids bigint[])
+    returns void language plpgsql as $$
+declare
+    c_counted_until constant timestamptz := rota._counted_until();
+begin
+    -- What was not counted yet still will be (maintenance/statistics.sql).
+    with errors as (
+        delete from rota.job_errors as e where e.job_id = any(_purge_ended.job_ids)
+        returning e.queue, e.job_type, 'failed' as status, e.started_at - e.run_at as waited,
+            e.failed_at - e.started_at as ran, e.failed_at as finished_at, e.ended_by
+    ),
+    stages as (
+        delete from rota.stage_runs as r where r.job_id = any(_purge_ended.job_ids)
+        returning r.queue, r.job_type, r.status, null::interval as waited,
+            r.finished_at - r.started_at as ran, r.finished_at, r.ended_by
+    ),
+    jobs as (
+        delete from rota.finished_jobs as f where f.id = any(_purge_ended.job_ids)
+        returning f.pipeline, f.queue, f.job_type, f.status,
+            case when f.locked_by is not null
+                then f.started_at - greatest(f.run_at, f.created_at) end as waited,
+            case when f.locked_by is not null then f.finished_at - f.started_at end as ran,
+            f.finished_at, f.ended_by
+    )
+    insert into rota.restored_ends (queue, job_type, status, waited, ran, finished_at, ended_by)
+    select u.*
+    from (
+        select e.* from errors as e
+        union all
+        select r.* from stages as r
+        union all
+        select f.queue, f.job_type, f.status, f.waited, f.ran, f.finished_at, f.ended_by
+        from jobs as f where f.pipeline is null
+    ) as u
+    where u.finished_at > c_counted_until;
+end;
+$$;
+
+/*
+ * Take away what jobs say of anybody: payload, result, headers, keys, and the texts of errors
+ * and acts.  A job that waits cannot run without its payload, so it is cancelled first.
+ */
+create or replace function rota._erase_jobs(job_ids bigint[])
+    returns void language plpgsql
+    -- The index on the jobs of a record knows no other kind of scan.
+    set enable_bitmapscan = on as $$
+begin
+    perform rota._cancel_jobs(job_ids, 'erased');
+    update rota.finished_jobs as f
+    set payload = '{"erased": true}', result = null, headers = null, stage_input = null,
+        idempotency_key = null, progress_message = null,
+        last_error = case when f.last_error is not null then 'erased' end,
+        cancel_reason = case when f.cancel_reason is not null then 'erased' end,
+        updated_at = rota.now()
+    where f.id = any(_erase_jobs.job_ids);
+    update rota.job_errors as e
+    set message = 'erased', stack = null, payload = null
+    where e.job_id = any(_erase_jobs.job_ids);
+    update rota.stage_runs as r
+    set stage_input = null, result = null where r.job_id = any(_erase_jobs.job_ids);
+    update rota.effects as e set result = null where e.job_id = any(_erase_jobs.job_ids);
+    update rota.audit_log as a
+    set before = a.before - 'payload', after = a.after - '{payload,merge}'::text[],
+        filter = a.filter - '{payload,headers}'::text[]
+    where a.job_ids && _erase_jobs.job_ids
+      and (a.before ? 'payload' or a.after ?| '{payload,merge}'::text[]
+        or a.filter ?| '{payload,headers}'::text[]);
+end;
+$$;

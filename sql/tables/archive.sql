@@ -1,0 +1,15 @@
+/*
+ * tables/archive.sql -- where retention puts what it takes away.
+ */
+
+create table rota.archive (
+    is_on boolean primary key default true,
+    schema text not null,
+    since timestamptz not null default rota.now(),
+
+    constraint archive_is_on_check check (is_on)
+);
+
+comment on table rota.archive is
+    'Where retention puts the history that it takes away, if so set.';
+comment on column rota.archive.schema is 'A schema of the owner of rota.';

@@ -1,0 +1,52 @@
+/*
+ * tables/audit.sql -- what operators did.
+ *
+ * One row for each act: on one job or many, on a setting, a pause, a schedule or an effect.
+ * The row is written in the transaction of the act, so that there is none without the other.
+ */
+
+create table rota.audit_log (
+    id bigint generated always as identity primary key,
+    acted_at timestamptz not null default rota.now(),
+    role text not null default session_user,
+    actor text default left(nullif(current_setting('rota.actor', true), ''), 255),
+    act text not null,
+    filter jsonb,
+    jobs integer,
+    job_ids bigint[],
+    before jsonb,
+    after jsonb
+);
+
+create index audit_log_acted_at_idx on rota.audit_log (acted_at);
+create index audit_log_job_ids_idx on rota.audit_log using gin (job_ids);
+
+comment on table rota.audit_log is 'What operators did, by whom, to what; kept for a year.';
+comment on column rota.audit_log.role is 'The database role that came as operator.';
+comment on column rota.audit_log.actor is
+    'Who stood behind that role: the setting rota.actor of his session; null if it is not set.';
+comment on column rota.audit_log.filter is 'Which jobs, or which setting, were meant.';
+comment on column rota.audit_log.jobs is 'How many jobs were changed; null for a setting.';
+comment on column rota.audit_log.job_ids is 'The jobs that were changed.';
+comment on column rota.audit_log.before is
+    'How many of the jobs were in which status, or the row of the setting as it was.';
+comment on column rota.audit_log.after is
+    'What the jobs were given, or the row of the setting as it is; null where it is gone.';
+
+create trigger queues_audited after insert or update or delete on rota.queues
+    for each row execute function rota._audit_setting();
+create trigger limits_audited
+    after insert or delete or update of max_running, max_starts, per, burst, weight
+    on rota.limits for each row execute function rota._audit_setting();
+create trigger pauses_audited after insert or update or delete on rota.pauses
+    for each row execute function rota._audit_setting();
+create trigger job_definitions_audited
+    after insert or delete or update of job_type, payload, schedule, time_zone, is_enabled
+    on rota.job_definitions for each row execute function rota._audit_setting();
+create trigger retry_rules_audited after insert or update or delete on rota.retry_rules
+    for each row execute function rota._audit_setting();
+-- Not how it stands.
+create trigger breakers_audited
+    after insert or delete or update of max_failures, failed_percent, min_attempts, span,
+        error_type, pause_for, probes
+    on rota.breakers for each row execute function rota._audit_setting();

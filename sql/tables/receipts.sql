@@ -1,0 +1,20 @@
+/*
+ * tables/receipts.sql -- which jobs of other databases have come in.
+ *
+ * The row is written by the transaction that enqueues the job, so a job that is sent again,
+ * by whoever does not know that it arrived, is not enqueued again.
+ */
+
+create table rota.receipts (
+    source_job_id bigint primary key,
+    job_id bigint not null,
+    received_at timestamptz not null default rota.now()
+);
+
+create index receipts_received_at_idx on rota.receipts (received_at);
+
+comment on table rota.receipts is
+    'Jobs that other databases have sent here, for 30 days.';
+comment on column rota.receipts.source_job_id is
+    'The job there that carried it; ids tell their database.';
+comment on column rota.receipts.job_id is 'The job here.';

@@ -1,0 +1,62 @@
+/*
+ * tables/retries.sql -- what failures of a kind lead to, as operators have set it.
+ */
+
+create table rota.retry_rules (
+    error_type text collate "C" not null,
+    job_type text collate "C" not null,
+    queue text collate "C" not null,
+    retry_in interval,
+    is_fatal boolean not null,
+    updated_at timestamptz not null default rota.now(),
+
+    constraint retry_rules_pkey primary key (error_type, job_type, queue),
+    constraint retry_rules_is_fatal_check check (is_fatal <> (retry_in is not null))
+);
+
+comment on table rota.retry_rules is 'What a failure with an error of a type leads to.';
+comment on column rota.retry_rules.job_type is 'A job type, or * for all.';
+comment on column rota.retry_rules.queue is 'A queue, or * for all.';
+comment on column rota.retry_rules.retry_in is
+    'When such a job is tried again, in place of its backoff.';
+comment on column rota.retry_rules.is_fatal is 'Whether such a job is dead at once.';
+
+create table rota.breakers (
+    job_type text collate "C" not null,
+    queue text collate "C" not null,
+    max_failures integer,
+    failed_percent integer,
+    min_attempts integer not null,
+    span interval not null,
+    error_type text,
+    pause_for interval not null,
+    probes integer not null,
+    counts_from timestamptz not null default rota.now(),
+    times_opened integer not null default 0,
+    retry_at timestamptz,
+    probed_at timestamptz,
+    updated_at timestamptz not null default rota.now(),
+
+    constraint breakers_pkey primary key (job_type, queue),
+    constraint breakers_max_failures_check check (max_failures between 1 and 1000),
+    constraint breakers_failed_percent_check check (failed_percent between 1 and 100),
+    constraint breakers_given_check check (num_nonnulls(max_failures, failed_percent) > 0),
+    constraint breakers_probed_at_check check (probed_at is null or retry_at is not null)
+);
+
+comment on table rota.breakers is
+    'Job types that are paused by themselves when they fail too often, and how it stands.';
+comment on column rota.breakers.max_failures is
+    'So many failures in a row open it; null means that none do.';
+comment on column rota.breakers.failed_percent is
+    'So many failures of a hundred attempts in a span open it; null means that none do.';
+comment on column rota.breakers.min_attempts is 'Of fewer attempts no share is taken.';
+comment on column rota.breakers.error_type is 'Only such errors count; null means all.';
+comment on column rota.breakers.probes is 'So many have to succeed before all may run again.';
+comment on column rota.breakers.counts_from is 'Attempts that began before do not count.';
+comment on column rota.breakers.times_opened is
+    'How often in a row; the pause doubles each time.';
+comment on column rota.breakers.retry_at is
+    'When it tries again, or since when it does; null while it is closed and all may run.';
+comment on column rota.breakers.probed_at is
+    'Since when jobs are let through to try; null while it is closed, or open.';

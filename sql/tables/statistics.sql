@@ -1,0 +1,121 @@
+/*
+ * tables/statistics.sql -- how many jobs ended, how, and how long they waited and ran.
+ *
+ * job_stats has a row per minute, queue, job type and outcome, and such rows for hours and days
+ * that are over.  They outlive the jobs that they count.  Times are counted in buckets, each a
+ * tenth longer than the one before it, so that any percentile is known within 5 %.
+ *
+ * How maintenance counts each end once is told in maintenance/statistics.sql, which alone
+ * writes these tables; only what takes jobs out of the history early leaves rows in
+ * restored_ends.
+ */
+
+create table rota.job_stats (
+    step text not null,
+    starts_at timestamptz not null,
+    queue text not null,
+    job_type text not null,
+    outcome text not null,
+    total bigint not null,
+    total_wait interval not null,
+    longest_wait interval,
+    wait_buckets smallint[] not null,
+    wait_counts bigint[] not null,
+    total_run interval not null,
+    longest_run interval,
+    run_buckets smallint[] not null,
+    run_counts bigint[] not null,
+
+    constraint job_stats_pkey primary key (step, starts_at, queue, job_type, outcome)
+);
+
+comment on table rota.job_stats is
+    'Ended attempts and jobs by minute, hour or day of UTC, queue, job type and outcome.';
+comment on column rota.job_stats.outcome is
+    'succeeded, dead or cancelled for jobs, and for stages of pipelines; failed for attempts.';
+comment on column rota.job_stats.wait_buckets is
+    'Waits up to 1.1 to the power of this milliseconds, and longer than the bucket before.';
+
+create table rota.stats_progress (
+    counted_until timestamptz not null,
+    complete_until timestamptz not null,
+    sampled_at timestamptz not null,
+    open_xids xid[] not null default '{}',
+    hours_until timestamptz not null default 'epoch',
+    days_until timestamptz not null default 'epoch',
+    is_behind boolean not null default false
+);
+
+comment on table rota.stats_progress is 'How far the statistics have come; one row.';
+comment on column rota.stats_progress.counted_until is
+    'What ended until then is counted, but for what transactions of late_xids ended.';
+comment on column rota.stats_progress.complete_until is
+    'What ended until then is counted whoever commits late.';
+comment on column rota.stats_progress.open_xids is
+    'Transactions that had ended jobs and were open when it was last looked, at sampled_at.';
+comment on column rota.stats_progress.hours_until is 'Hours before it have rows of their own.';
+
+comment on column rota.stats_progress.is_behind is 'Whether more can be counted at once.';
+
+insert into rota.stats_progress (counted_until, complete_until, sampled_at)
+values ('epoch', 'epoch', 'epoch');
+
+create table rota.late_xids (
+    xid xid not null,
+    since timestamptz not null,
+    until timestamptz
+);
+
+comment on table rota.late_xids is
+    'Transactions that ended jobs after this time and went on for long, to be counted after '
+    'their end.';
+comment on column rota.late_xids.until is
+    'Where the counting of its rows ends; null while the transaction is open.';
+
+create table rota.restored_ends (
+    queue text not null,
+    job_type text not null,
+    status text not null,
+    waited interval,
+    ran interval,
+    finished_at timestamptz not null,
+    ended_by xid not null
+);
+
+create index restored_ends_finished_at_idx on rota.restored_ends (finished_at);
+
+comment on table rota.restored_ends is
+    'What an operator took out of the history before it was counted.';
+
+create table rota.counted_jobs (
+    round bigint not null,
+    queue text not null,
+    job_type text not null,
+    status text not null,
+    is_due boolean not null,
+    jobs bigint not null,
+    first_run_at timestamptz,
+
+    constraint counted_jobs_pkey primary key (round, queue, job_type, status, is_due)
+);
+
+comment on table rota.counted_jobs is
+    'Live and dead jobs by queue, type and status, as maintenance counts them where they are '
+    'many.';
+comment on column rota.counted_jobs.round is
+    'A round goes over all pages of the tables; the last whole one is read.';
+
+create table rota.count_progress (
+    round bigint not null default 0,
+    counted_at timestamptz not null default 'epoch',
+    began_at timestamptz,
+    pages_done bigint not null default 0
+);
+
+comment on table rota.count_progress is 'How far the round of counting has come; one row.';
+comment on column rota.count_progress.round is 'The last whole round.';
+comment on column rota.count_progress.counted_at is 'When that round began.';
+comment on column rota.count_progress.began_at is
+    'When the round began that is under way; null between two.';
+
+insert into rota.count_progress default values;

@@ -1,0 +1,23 @@
+/*
+ * upgrades/refuse_downgrade.sql -- no older functions over newer tables.
+ *
+ * The functions of an older version may not know a column, or a rule, that jobs already rely
+ * on.  Who has to go back all the same says so, and gets the older functions over the tables
+ * as they are: steps only ever add to tables, and none is taken back.
+ */
+
+do $$
+declare
+    c_installed constant text := nullif(current_setting('rota.installed_version', true), '');
+begin
+    if array(select n[1]::integer from regexp_matches(c_installed, '[0-9]+', 'g') as n)
+      > array(select n[1]::integer from regexp_matches(rota.version(), '[0-9]+', 'g') as n) then
+        raise exception using
+            errcode = 'feature_not_supported',
+            message = format('%I has rota %s, and this is the older %s', current_database(),
+                c_installed, rota.version()),
+            hint = format('Install %s or newer: pip install ''rota>=%s''.  To go back all the '
+                'same: --force, or psql -v allow_downgrade=1.', c_installed, c_installed);
+    end if;
+end;
+$$;

@@ -1,0 +1,133 @@
+"""How long the questions take at a million live, ten million ended jobs and a million errors.
+
+    python tests/bench/views.py [--scale 0.1]
+
+The jobs are of 10 queues with 5 types each, and of the last seven days.  Ticks count them, as
+they would have; then each question is asked six times, and the median of the last five told.
+"""
+
+# ruff: noqa: T201 -- a command talks to its user
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from rota.testing.server import EmbeddedPostgres
+
+SQL = Path(__file__).resolve().parents[2] / "sql"
+FILL = """
+select rota._create_partition('finished_jobs_done', 'finished_at', current_date - n, 1)
+from generate_series(1, 8) as n;
+select rota._create_partition('job_errors', 'failed_at',
+    date_trunc('week', now())::date - 7 * n, 7) from generate_series(1, 2) as n;
+
+insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts, status,
+    run_at, attempts, lease_token, locked_by, created_at, updated_at, started_at, finished_at)
+select i, 'queue' || i %% 10, 'type' || i %% 50, '{"user_id": 7}', 0, 10,
+    case when i %% 500 = 0 then 'dead' else 'succeeded' end, t.at - interval '3 s', 1, 1, 'w',
+    t.at - interval '3 s', t.at, t.at - random() * interval '2 s', t.at
+from generate_series(1, (10000000 * %(scale)s::float)::integer) as i
+cross join lateral (
+    select now() - (i / (10000000 * %(scale)s::float)) * interval '6.9 days' as at
+) as t;
+
+insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker, started_at,
+    failed_at, error_type, message)
+select i, 1, 1, 'queue' || i %% 10, 'type' || i %% 50, 'w', t.at - interval '1 s', t.at, 'E',
+    format('mailbox %%s of user %%s is full', i %% 7, i)
+from generate_series(1, (1000000 * %(scale)s::float)::integer) as i
+cross join lateral (
+    select now() - (i / (1000000 * %(scale)s::float)) * interval '6.9 days' as at
+) as t;
+
+insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at)
+select 'queue' || i %% 10, 'type' || i %% 50, '{"user_id": 7}', 0, 10, 'queued',
+    now() + (i %% 100 - 50) * interval '1 minute'
+from generate_series(1, (1000000 * %(scale)s::float)::integer) as i;
+
+select rota.set_limit(queue => 'queue1', max_running => 10);
+select rota.set_limit(job_type => 'type7', max_starts => 10);
+"""
+QUESTIONS = {
+    "queue_stats": "select * from rota.queue_stats",
+    "limit_stats": "select * from rota.limit_stats",
+    "job_counts()": "select * from rota.job_counts()",
+    "hourly_stats": "select * from rota.hourly_stats",
+    "job_stats(), a day by hour": "select * from rota.job_stats()",
+    "job_stats(), an hour in total": "select * from rota.job_stats(step => 'total')",
+    "job_stats(), an hour by minute, of a queue": "select * from rota.job_stats("
+    "step => 'minute', queues => '{queue1}', group_by => '{queue}')",
+    "job_stats(), 7 days by day, by queue": "select * from rota.job_stats("
+    "now() - interval '7 days', step => 'day', group_by => '{queue}')",
+    "rising_failures()": "select * from rota.rising_failures()",
+    "ticker_health": "select * from rota.ticker_health",
+    "running_jobs": "select * from rota.running_jobs",
+    "stale_jobs": "select * from rota.stale_jobs",
+    "unknown_effects": "select * from rota.unknown_effects",
+    "dead_jobs, the newest 50": "select * from rota.dead_jobs"
+    " order by finished_at desc limit 50",
+    "job_runs, by id": "select * from rota.job_runs where id = 4711",
+    "error_groups": "select * from rota.error_groups",
+}
+
+
+def ask(db: psycopg.Connection[Any], question: str) -> Any:
+    """Return the one value that a question is answered with."""
+    row = db.execute(question).fetchone()  # type: ignore[arg-type]
+    return row[0] if row else None
+
+
+def count(db: psycopg.Connection[Any]) -> tuple[int, float, float]:
+    """Tick until all is counted; return how many ticks, the seconds, and the longest."""
+    began, longest, ticks = time.perf_counter(), 0.0, 0
+    while True:
+        start = time.perf_counter()
+        has_more = ask(db, "select has_more from rota.tick()")
+        longest = max(longest, time.perf_counter() - start)
+        ticks += 1
+        is_due = ask(db, "select rota._has_count_due()")
+        if not has_more and not is_due:
+            return ticks, time.perf_counter() - began, longest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the rows")
+    scale = parser.parse_args().scale
+    settings = ("shared_buffers=2GB", "fsync=off", "max_wal_size=8GB", "autovacuum=off")
+    with EmbeddedPostgres(settings=settings) as server:
+        command = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", server.url()]
+        subprocess.run([*command, "-f", str(SQL / "install.sql")], check=True)
+        with psycopg.connect(server.url(), autocommit=True, prepare_threshold=None) as db:
+            began = time.perf_counter()
+            with psycopg.ClientCursor(db) as cursor:
+                cursor.execute(FILL, {"scale": scale})  # type: ignore[arg-type]
+            db.execute("vacuum (analyze)")
+            print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
+            ticks, seconds, longest = count(db)
+            counted = ask(db, "select sum(total) from rota.job_stats where step = 'day'")
+            print(
+                f"counted in {ticks} ticks, {seconds:.0f} s, longest {longest * 1000:.0f} ms;"
+                f" {counted} ends are in days",
+                flush=True,
+            )
+            db.execute("vacuum (analyze)")
+            for name, question in QUESTIONS.items():
+                times = []
+                for _ in range(6):
+                    start = time.perf_counter()
+                    db.execute(question).fetchall()  # type: ignore[arg-type]
+                    times.append((time.perf_counter() - start) * 1000)
+                    if times[-1] > 5000:
+                        break
+                print(f"{name:<44}{statistics.median(times[1:] or times):10.1f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()

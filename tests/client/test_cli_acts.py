@@ -1,0 +1,213 @@
+"""The commands that change many jobs, and those that pause and tell who did what."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from rota import Client
+from rota.cli import main
+
+Run = Callable[..., str]
+Db = psycopg.Connection[Any]
+
+
+@pytest.fixture(autouse=True)
+def _just_installed(db: psycopg.Connection[Any]) -> None:
+    """A database in which nobody is late with the first tick, however long the tests run."""
+    db.execute("update rota.upgrade_log set applied_at = clock_timestamp() where id = 0")
+
+
+@pytest.fixture
+def partly(run: Run, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command that is not done to all; return what it printed."""
+
+    def call(*words: str) -> str:
+        assert main(words) == 1
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    return call
+
+
+def die(client: Client, error: str = "card 7 declined", **job: Any) -> int:
+    job_id = client.enqueue(**{"job_type": "charge", "payload": {"cents": 5}, **job}).job_id
+    (claimed,) = client.claim_jobs("w", queues=[job.get("queue", "default")])
+    client.fail_job(job_id, claimed.lease_token, error, fatal=True)
+    return job_id
+
+
+def statuses(db: Db, ids: list[int]) -> list[str]:
+    rows = db.execute(
+        "select status from rota.job_runs where id = any(%s) order by id", [ids]
+    ).fetchall()
+    return [status for (status,) in rows]
+
+
+def test_retry_of_a_group_counts_asks_and_edits(run: Run, client: Client, db: Db) -> None:
+    ids = [die(client) for _ in range(3)] + [die(client, "no route to host")]
+    group = ["retry", "--type", "charge", "--error", "card 99 declined"]
+
+    counted = run(*group, "--dry-run")
+    assert counted.startswith("3 jobs would be changed, such as\n")
+    assert str(ids[0]) in counted
+    assert "this would retry 3 jobs: confirm it with --yes" in run(*group, code=2)
+    assert statuses(db, ids) == ["dead"] * 4
+    told = run(*group, "--set", "currency=EUR", "--set", "cents=6", "--yes")
+
+    assert told == "3 jobs put back to run now\n"
+    assert statuses(db, ids) == ["queued"] * 3 + ["dead"]
+    jobs = client.claim_jobs("w", max_jobs=5)
+    assert [job.payload for job in jobs] == [{"cents": 6, "currency": "EUR"}] * 3
+
+
+def test_several_ids_and_conflicts(run: Run, partly: Run, client: Client, db: Db) -> None:
+    ids = [die(client) for _ in range(2)]
+    busy = client.enqueue("slow").job_id
+    client.claim_jobs("w")
+
+    told = partly("retry", *map(str, ids), str(busy), "999999999")
+
+    assert told.startswith("2 jobs put back to run now\n2 jobs could not be changed:\n")
+    assert "running" in told
+    assert "not found" in told
+    assert statuses(db, ids) == ["queued"] * 2
+    found = json.loads(run("cancel", *map(str, ids), "--reason", "wrong", "--json"))
+    assert found == {"act": "cancel", "matched": 2, "changed": 2, "conflicts": []}
+
+
+def test_a_locked_job_is_told_with_its_holder(
+    partly: Run, client: Client, connect: Callable[..., Db]
+) -> None:
+    ids = [client.enqueue("a").job_id for _ in range(2)]
+    other = connect(autocommit=False)
+    other.execute("select from rota.jobs where id = %s for update", [ids[0]])
+
+    told = json.loads(partly("cancel", "--queue", "default", "--yes", "--json"))
+
+    assert told["changed"] == 1
+    (conflict,) = told["conflicts"]
+    assert (conflict["job_id"], conflict["pid"]) == (ids[0], other.info.backend_pid)
+
+
+def test_the_other_acts(run: Run, client: Client, db: Db) -> None:
+    dead, waiting = die(client), client.enqueue("report").job_id
+
+    assert "1 job acknowledged" in run("discard", "--all", "--yes")
+    run("priority", str(waiting), "--to", "-7")
+    run("move", str(waiting), "--to", "slow")
+    run("reschedule", str(waiting), "--delay", "1 hour")
+    shown = db.execute("select queue, priority, run_at > now() from rota.jobs").fetchall()
+    assert shown == [("slow", -7, True)]
+    assert "confirm it with --yes" in run("purge", str(dead), code=2)
+    assert run("purge", str(dead), "--yes") == "1 job deleted\n"
+    assert statuses(db, [dead]) == []
+    erased = run("erase", "--payload", "{}", "--type", "report", "--yes")
+    assert erased == "1 job erased\n"
+    assert statuses(db, [waiting]) == ["cancelled"]
+
+
+def test_a_limit_holds_for_all_calls_together(run: Run, client: Client, db: Db) -> None:
+    ids = [client.enqueue("a").job_id for _ in range(5)]
+
+    assert run("cancel", "--all", "--limit", "3", "--dry-run").startswith("3 jobs would")
+    run("cancel", "--all", "--limit", "3", "--yes")
+
+    assert statuses(db, ids) == ["cancelled"] * 3 + ["queued"] * 2
+
+
+def test_more_jobs_than_a_call_takes(run: Run, db: Db) -> None:
+    db.execute("select rota.enqueue('a') from generate_series(1, 2100)")
+
+    told = run("cancel", "--queue", "default", "--yes")
+
+    assert told == "2100 jobs cancelled, or asked to stop if they run\n"
+    assert db.execute("select count(*) from rota.jobs").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["retry"],
+        ["cancel"],
+        ["retry", "1", "2", "--force"],
+        ["move", "1"],
+        ["reschedule", "1"],
+        ["retry", "--all", "--set", "currency"],
+        ["retry", "1", "2", "--new-payload", "{"],
+        ["cancel", "--all", "--limit", "0"],
+        ["pause"],
+        ["pause", "mail", "--all"],
+        ["pause", "mail", "--for", "1 hour", "--until", "2030-01-01"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_used_wrongly_is_exit_code_2(
+    run: Run, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        run(*words, code=2)
+    except SystemExit as exit_:
+        assert exit_.code == 2  # noqa: PT017 -- argparse leaves by itself
+        capsys.readouterr()
+
+
+def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
+    client.enqueue("mail")
+    client.enqueue("report")
+
+    told = run("pause", "--type", "mail", "--reason", "the server moves", "--for", "2 hours")
+    assert told.startswith(
+        "type mail is paused: running jobs go on, no more are claimed, until"
+    )
+    assert "type mail" in run("status")
+    assert [job.job_type for job in client.claim_jobs("w", max_jobs=5)] == ["report"]
+    run("pause", "--all", "--reason", "restored")
+    assert json.loads(run("resume", "--all", "--json")) == {"is_paused": False}
+    found = json.loads(run("resume", "--type", "mail", "--json"))
+    assert found == {"job_type": "mail", "is_paused": False}
+    client.tick()
+    assert [job.job_type for job in client.claim_jobs("w")] == ["mail"]
+
+
+def test_audit_tells_who_did_what(
+    run: Run, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    job_id = client.enqueue("a").job_id
+    run("cancel", str(job_id))
+    run("pause", "--all")
+
+    assert [line.split()[2] for line in run("audit").splitlines()[1:]] == ["ann", "ann"]
+    (found,) = json.loads(run("audit", "--job", str(job_id), "--json"))
+    assert (found["act"], found["actor"], found["jobs"]) == ("cancel", "ann", 1)
+    assert len(json.loads(run("audit", "--by", "ann", "--act", "pause", "--json"))) == 1
+    assert run("audit", "--since", "1 hour", "--by", "bob") == "(none)\n"
+
+
+def test_a_retry_of_one_job_with_a_change(run: Run, client: Client) -> None:
+    job_id = str(die(client))
+
+    assert run("retry", job_id, "--set", "cents=9") == f"job {job_id} is queued\n"
+    assert client.claim_jobs("w")[0].payload == {"cents": 9}
+
+
+def test_a_shell_can_complete_the_commands() -> None:
+    pytest.importorskip("shtab")
+    done = subprocess.run(
+        [sys.executable, "-m", "rota", "completion", "bash"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    syntax = subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False)
+
+    assert syntax.returncode == 0
+    assert "--new-payload" in done.stdout

@@ -1,0 +1,288 @@
+"""One worker process, many databases: they share its places, and none waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from rota import AsyncJob, Registry
+from rota.testing.server import EmbeddedPostgres
+from rota.worker.places import Places, Share
+from rota.worker.worker import Worker
+from support.waiting import wait_until
+
+Make = Callable[[str], str]
+JOBS = """\
+from rota import Registry
+registry = Registry()
+registry.add('ok', lambda job: None)
+"""
+
+
+@pytest.fixture
+def make(
+    admin: psycopg.Connection[Any], template: str, server: EmbeddedPostgres
+) -> Iterator[Make]:
+    """Make a database by name; return its URL."""
+    names: list[str] = []
+
+    def create(name: str) -> str:
+        names.append(name)
+        admin.execute(f"create database {name} template {template}".encode())
+        return server.url(name)
+
+    yield create
+    for name in names:
+        admin.execute(f"drop database {name} with (force)".encode())
+
+
+def enqueue(url: str, number: int, jobs: int) -> None:
+    with psycopg.connect(url) as db:
+        db.execute(
+            "select rota.enqueue('x', jsonb_build_object('n', %s::int))"
+            " from generate_series(1, %s)",
+            (number, jobs),
+        )
+
+
+def waiting(url: str) -> int:
+    with psycopg.connect(url) as db:
+        row = db.execute("select count(*) from rota.jobs").fetchone()
+    return int(row[0]) if row else 0
+
+
+class Room:
+    """Three shares of so many places, with what they use and want."""
+
+    def __init__(self, total: int, *hungry: bool) -> None:
+        places = Places(total)
+        self.used = [0] * len(hungry)
+        self.looks: list[int] = []
+        self.shares = [Share(places) for _ in hungry]
+        for number, (share, is_hungry) in enumerate(zip(self.shares, hungry, strict=True)):
+            share.used = lambda number=number: self.used[number]  # type: ignore[misc]
+            share.is_hungry = lambda is_hungry=is_hungry: is_hungry  # type: ignore[misc]
+            share.look = lambda number=number: self.looks.append(number)  # type: ignore[misc]
+
+
+def test_floors_are_all_places_and_differ_by_one_at_most():
+    room = Room(11, True, True, True)
+
+    assert [share.floor for share in room.shares] == [4, 4, 3]
+
+
+def test_a_share_takes_all_that_is_free_while_no_other_is_hungry():
+    room = Room(6, True, False, False)
+
+    assert room.shares[0].room() == 6
+
+
+def test_those_that_are_hungry_have_equal_parts():
+    room = Room(6, True, True, False)
+    room.used = [1, 0, 0]
+
+    assert [share.room() for share in room.shares] == [2, 3, 2]
+
+
+def test_a_floor_is_no_more_than_what_is_free():
+    room = Room(6, True, True, False)
+    room.used = [6, 0, 0]
+
+    assert [share.room() for share in room.shares] == [0, 0, 0]
+
+
+def test_who_was_short_looks_when_there_is_room():
+    room = Room(6, True, True, False)
+    room.used = [6, 0, 0]
+    room.shares[1].room()
+
+    room.shares[0].tell()
+    room.used = [5, 0, 0]
+    room.shares[0].tell()
+
+    assert room.looks == [1]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def run_together(
+    urls: list[str],
+    concurrency: int,
+    handler: Callable[[AsyncJob], Awaitable[None]],
+    meanwhile: Callable[[], Awaitable[None]],
+) -> None:
+    """Run a worker for each database, with shared places, until *meanwhile* has ended."""
+
+    async def main() -> None:
+        registry = Registry()
+        registry.add("x", handler)
+        places = Places(concurrency)
+        workers = [
+            Worker(url, registry, concurrency=concurrency, places=places, poll_interval=0.2)
+            for url in urls
+        ]
+        tasks = [asyncio.create_task(worker.run_async()) for worker in workers]
+        try:
+            await meanwhile()
+        finally:
+            for worker in workers:
+                worker.stop()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+def test_a_long_backlog_leaves_the_others_their_floors(make):
+    """Of 6 places each of three has 2 as long as it has jobs, and then the long one has all."""
+    urls = [make(f"many{n}") for n in range(3)]
+    for number, jobs in enumerate((120, 24, 24)):
+        enqueue(urls[number], number, jobs)
+    running, seen = [0, 0, 0], [[0, 0, 0]]
+    done = [0, 0, 0]
+
+    async def handler(job: AsyncJob) -> None:
+        number = job.payload["n"]
+        running[number] += 1
+        seen.append([*running])
+        await asyncio.sleep(0.05)
+        running[number] -= 1
+        done[number] += 1
+
+    ended: list[list[int]] = []
+
+    async def watch() -> None:
+        await until(lambda: done[1] == 24 and done[2] == 24)
+        ended.append([*done])
+        await until(lambda: done[0] == 120)
+
+    run_together(urls, 6, handler, watch)
+
+    assert max(sum(each) for each in seen) <= 6
+    # Each third of the jobs, but for what the long one took while the others came.
+    assert ended[0][0] <= 24 + 16
+    assert max(each[0] for each in seen) == 6
+
+
+def test_a_database_that_comes_later_is_worked_for_and_costs_the_others_nothing(make, server):
+    there, away = make("many3"), server.url("many4")
+    enqueue(there, 3, 5)
+    done: list[int] = []
+
+    async def handler(job: AsyncJob) -> None:
+        done.append(job.payload["n"])
+
+    async def watch() -> None:
+        await until(lambda: done == [3] * 5)
+        make("many4")
+        enqueue(away, 4, 2)
+        await until(lambda: len(done) == 7)
+
+    run_together([there, away], 4, handler, watch)
+
+    assert done[5:] == [4, 4]
+
+
+def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_path):
+    urls = [make(f"many{n}") for n in (5, 6)]
+    for number, url in enumerate(urls, 5):
+        with psycopg.connect(url) as db:
+            db.execute("select rota.set_database_number(%s)", (number,))
+            db.execute("select rota.enqueue_to(n, 'ok') from generate_series(5, 6) as n")
+    file = tmp_path / "databases"
+    file.write_text("# all of them\n" + "\n".join(urls) + "\n")
+    (tmp_path / "jobs.py").write_text(JOBS)
+    command = [
+        sys.executable,
+        "-m",
+        "rota",
+        "worker",
+        "jobs:registry",
+        "--databases",
+        str(file),
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as worker:
+        try:
+            wait_until(lambda: all(waiting(url) == 0 for url in urls), "the end of all jobs")
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(10)
+
+        assert worker.returncode == 0
+    counts = []
+    for url in urls:
+        with psycopg.connect(url) as db:
+            counts += (
+                db.execute(
+                    "select count(*) from rota.finished_jobs where job_type = 'ok'"
+                ).fetchone()
+                or ()
+            )
+    assert counts == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--database", "a", "--database", "a"], "named twice"),
+        (["--database", "a", "--database", "b", "--concurrency", "1"], "too few"),
+    ],
+)
+def test_rota_worker_refuses_what_cannot_be_meant(words, problem, tmp_path):
+    (tmp_path / "jobs.py").write_text(JOBS)
+    command = [sys.executable, "-m", "rota", "worker", "jobs:registry", *words]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert problem in done.stderr
+
+
+def rota(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rota", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_command_tells_of_each_database_and_fails_if_one_does(make, server):
+    url = make("many7")
+    enqueue(url, 7, 3)
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("select rota.tick()")
+
+    done = rota("status", "--database", server.url("many8"), "--database", url)
+
+    assert done.returncode == 1
+    assert "many7" in done.stdout
+    assert 'database "many8" does not exist' in done.stderr
+    assert "1 of 2 databases" in done.stderr
+
+
+def test_an_act_by_id_finds_its_database_by_the_id(make):
+    urls = [make(f"many{n}") for n in (9, 10)]
+    for number, url in enumerate(urls, 9):
+        with psycopg.connect(url) as db:
+            db.execute("select rota.set_database_number(%s)", (number,))
+        enqueue(url, number, 1)
+    with psycopg.connect(urls[1]) as db:
+        ((job_id,),) = db.execute("select id from rota.jobs").fetchall()
+    both = [word for url in urls for word in ("--database", url)]
+
+    done = rota("cancel", str(job_id), *both)
+    unknown = rota("cancel", str(job_id + 10240), *both)
+
+    assert done.returncode == 0, done.stderr
+    assert [waiting(url) for url in urls] == [1, 0]
+    assert unknown.returncode == 1
+    assert "in none of the databases" in unknown.stderr

@@ -1,0 +1,92 @@
+"""Waiting for the result of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from rota import AsyncClient, Client
+from rota.client.connecting import connect_async
+
+Db = psycopg.Connection[Any]
+Connect = Callable[..., Db]
+
+
+def finish(client: Client, result: Any) -> None:
+    (job,) = client.claim_jobs("w")
+    client.finish_job(job.job_id, job.lease_token, result=result)
+
+
+class Counted(Client):
+    """A client that counts how often it asks."""
+
+    asked = 0
+
+    def _ask_result(self, job_id: int, active: bool) -> Any:
+        self.asked += 1
+        return super()._ask_result(job_id, active)
+
+
+@pytest.mark.parametrize("listen", [True, False])
+def test_the_result_comes_when_the_job_ends(
+    client: Client, connect: Connect, listen: bool
+) -> None:
+    job_id = client.enqueue("a").job_id
+    waiting = Counted(connect())
+    found: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: found.append(waiting.wait_for_result(job_id, timeout=20, listen=listen))
+    )
+    thread.start()
+    while waiting.asked < 2:
+        time.sleep(0.01)
+
+    finish(client, {"pages": 3})
+    thread.join(20)
+
+    assert (found[0].status, found[0].result) == ("succeeded", {"pages": 3})
+    assert waiting.asked < 10
+
+
+def test_a_job_that_has_ended_is_told_at_once(client: Client) -> None:
+    job_id = client.enqueue("a").job_id
+    finish(client, 7)
+
+    assert client.wait_for_result(job_id, timeout=0).result == 7
+    assert client.wait_for_result(job_id, False).is_ended
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_time_out_leaves_nothing_behind(
+    client: Client, db: Db, connect: Connect, autocommit: bool
+) -> None:
+    job_id = client.enqueue("a").job_id
+    other = connect(autocommit=autocommit)
+
+    with pytest.raises(TimeoutError, match=f"job {job_id} has not ended in 0.1"):
+        Client(other).wait_for_result(job_id, timeout=0.1)
+
+    held = "select count(*) from pg_locks where locktype = 'advisory' and pid = %s"
+    assert db.execute(held, [other.info.backend_pid]).fetchone() == (0,)
+    assert other.execute("select pg_listening_channels()").fetchall() == []
+
+
+def test_an_async_client_waits_too(client: Client, dsn: str) -> None:
+    job_id = client.enqueue("a").job_id
+
+    async def play() -> Any:
+        async with await connect_async(dsn, "test") as connection:
+            waiting = asyncio.create_task(
+                AsyncClient(connection).wait_for_result(job_id, timeout=20)
+            )
+            await asyncio.sleep(0.05)
+            await asyncio.to_thread(finish, client, "done")
+            return await waiting
+
+    assert asyncio.run(play()).result == "done"

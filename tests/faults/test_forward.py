@@ -1,0 +1,65 @@
+"""Jobs that travel: each arrives once and in order, whoever is killed or cannot be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from faults.forward_kill import ask, forwarding, play, wait_until_gone
+from faults.server import free_port
+from rota.testing.server import EmbeddedPostgres
+from support.waiting import wait_until
+
+
+@pytest.fixture
+def urls(
+    admin: psycopg.Connection[Any], template: str, server: EmbeddedPostgres
+) -> Iterator[list[str]]:
+    """Two databases, with the numbers 1 and 2."""
+    names = ["travel1", "travel2"]
+    for number, name in enumerate(names, 1):
+        admin.execute(f"create database {name} template {template}".encode())
+        with psycopg.connect(server.url(name)) as db:
+            db.execute("select rota.set_database_number(%s)", (number,))
+    yield [server.url(name) for name in names]
+    for name in names:
+        admin.execute(f"drop database {name} with (force)".encode())
+
+
+def test_jobs_arrive_once_and_in_order_however_often_forwarders_are_killed(urls):
+    count = play(urls, jobs=400, kills=8, seed=7, pause=0.4)
+
+    assert count.committed > 200
+    assert count.rolled_back > 80
+    assert +count.problems == {}
+
+
+def test_a_job_that_is_refused_there_is_dead_here_with_that_error(urls):
+    with psycopg.connect(urls[1]) as there:
+        there.execute("alter table rota.jobs add constraint no_y check (job_type <> 'y')")
+    with psycopg.connect(urls[0], autocommit=True) as here, forwarding(urls):
+        here.execute("select rota.enqueue_to(2, x) from unnest('{x,y,z}'::text[]) as x")
+        wait_until_gone(urls[0])
+
+        dead = here.execute("select error_type, last_error from rota.dead_jobs").fetchall()
+    with psycopg.connect(urls[1]) as there:
+        arrived = ask(there, "select array_agg(job_type order by id) from rota.jobs")
+
+    assert [code for code, _ in dead] == ["23514"]
+    assert "no_y" in dead[0][1]
+    assert arrived == ["x", "z"]
+
+
+def test_a_database_that_is_not_there_holds_up_no_other(urls):
+    away = make_conninfo(urls[1], port=free_port())
+    with psycopg.connect(urls[0], autocommit=True) as here, forwarding([away, *urls]):
+        here.execute("select rota.enqueue_to(2, 'x'), rota.enqueue_to(3, 'x')")
+
+        wait_until(lambda: ask(here, "select count(*) from rota.jobs") == 1)
+        waiting = ask(here, "select queue from rota.jobs")
+
+    assert waiting == "forward:3"

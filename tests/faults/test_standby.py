@@ -1,0 +1,125 @@
+"""What is asked of a standby: everything that only reads, with the answers of the primary."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from faults.server import Server
+from rota.testing.server import memory
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Server, Server]]:
+    """A primary with jobs in several states, and a standby that has all of it."""
+    folder = Path(tempfile.mkdtemp(dir=memory()))
+    folder.chmod(0o755)
+    (folder / "primary").mkdir()
+    primary = Server.create(folder / "primary")
+    try:
+        with psycopg.connect(primary.url(), autocommit=True) as db:
+            db.execute("select rota.enqueue('send', delay => '1 hour')")
+            db.execute("select rota.enqueue('add', ordering_key => 'k')")
+            db.execute("select rota.enqueue('add', ordering_key => 'k')")
+            db.execute("select rota.pause_queue('default', 'migration')")
+            db.execute("select rota.report_worker('w', 'h', 1, '0.2.0', '{default}', '{send}')")
+            db.execute("select rota.tick()")
+        standby = primary.copy(folder / "standby")
+        try:
+            wait_for(primary, standby)
+            yield primary, standby
+        finally:
+            standby.destroy()
+    finally:
+        primary.destroy()
+        shutil.rmtree(folder)
+
+
+def wait_for(primary: Server, standby: Server) -> None:
+    with (
+        psycopg.connect(primary.url()) as db,
+        psycopg.connect(standby.url(), autocommit=True) as copy,
+    ):
+        row = db.execute("select pg_current_wal_insert_lsn()").fetchone()
+        deadline = time.monotonic() + 30
+        while True:
+            assert time.monotonic() < deadline
+            if copy.execute("select pg_last_wal_replay_lsn() >= %s", row).fetchone() == (True,):
+                return
+            time.sleep(0.01)
+
+
+def test_every_view_and_question_answers_on_a_standby(pair: tuple[Server, Server]) -> None:
+    primary, standby = pair
+    with (
+        psycopg.connect(primary.url(), autocommit=True) as db,
+        psycopg.connect(standby.url(), autocommit=True) as copy,
+    ):
+        names = [
+            name for name, in db.execute(
+                "select name from rota._access() where access = 'observer' and kind = 'view'"
+            )
+        ]  # fmt: skip
+        assert len(names) > 20
+        for name in names:
+            query = f"select count(*) from rota.{name}".encode()
+            assert copy.execute(query).fetchone() == db.execute(query).fetchone(), name
+
+
+def test_what_is_asked_of_a_standby_is_answered_as_by_the_primary(
+    pair: tuple[Server, Server],
+) -> None:
+    primary, standby = pair
+    blind = {"workers", "horizon", "vacuum", "notifications"}
+    with (
+        psycopg.connect(primary.url(), autocommit=True) as db,
+        psycopg.connect(standby.url(), autocommit=True) as copy,
+    ):
+        for job in db.execute("select id from rota.jobs order by id").fetchall():
+            reasons = b"select reason, remedy from rota.explain_job(%s)"
+            found = copy.execute(reasons, job).fetchall()
+            assert found[-1] == ("standby", None)
+            # Whether a worker is connected is not to be seen.
+            known = {row for row in db.execute(reasons, job) if row[0] != "no_worker"}
+            assert {row for row in found[:-1] if row[0] != "no_worker"} == known
+        query = b"select finding, severity, evidence from rota.doctor()"
+        here = {row[0]: row[1:] for row in copy.execute(query)}
+        there = {row[0]: row[1:] for row in db.execute(query)}
+        assert here.keys() == there.keys()
+        for finding in here.keys() - blind - {"standby"}:
+            assert here[finding][0] == there[finding][0], finding
+        for finding in blind:
+            assert here[finding][1] == "this is not to be told on a standby: ask the primary"
+        assert here["standby"][1].startswith("this is a standby")
+        promises = b"select promise, examined, violations from rota.verify()"
+        assert copy.execute(promises).fetchall() == db.execute(promises).fetchall()
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            copy.execute("select rota.enqueue('a')")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["status"], 0, "default"),
+        (["doctor", "--all"], 1, "this is a standby"),
+        (["explain", "1"], 0, "seen on a standby"),
+        (["jobs"], 0, "send"),
+    ],
+)
+def test_the_command_line_reads_a_standby(
+    pair: tuple[Server, Server], words: list[str], code: int, told: str
+) -> None:
+    command = [sys.executable, "-m", "rota", *words, "-d", pair[1].url()]
+
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (code, "")
+    assert told in done.stdout

@@ -1,0 +1,84 @@
+"""The page: each of these lets somebody see or do what he may not."""
+
+from __future__ import annotations
+
+from mutants.mutant import client, mutant
+
+PAGE = (
+    mutant(
+        "page-form-of-anybody",
+        "A form of another site acts.",
+        "web/test_acts.py",
+        client(
+            "web/access",
+            "if not hmac.compare_digest(self.of(user).encode(), token.encode()):",
+            "if False:",
+        ),
+    ),
+    mutant(
+        "page-token-of-anybody",
+        "The token of one user is good for another.",
+        "web/test_access.py",
+        client("web/access", 'f"form of {user.name}".encode()', 'b"form"'),
+    ),
+    mutant(
+        "page-by-any-name",
+        "A page that is open in the same browser gets in by a name of its own.",
+        "web/test_access.py",
+        client("web/access", " or name not in LOOPBACK_NAMES:", ":"),
+    ),
+    mutant(
+        "page-believes-anybody",
+        "Whoever reaches the page past its proxy says who he is.",
+        "web/test_access.py",
+        client(
+            "web/access",
+            "if address is None or not any(address in proxy for proxy in self._proxies):",
+            "if address is None:",
+        ),
+    ),
+    mutant(
+        "page-two-names",
+        "A client puts a name beside that of the proxy, and is believed.",
+        "web/test_access.py",
+        client("web/access", "if len(told) != 1 or", "if not told or"),
+    ),
+    mutant(
+        "page-acts-for-observers",
+        "An observer may act.",
+        "web/test_access.py",
+        client(
+            "web/site",
+            "if not (self.allow_acts and user.is_operator):",
+            "if not self.allow_acts:",
+        ),
+    ),
+    mutant(
+        "page-acts-unasked",
+        "A page that only shows acts as well.",
+        "web/test_acts.py",
+        client(
+            "web/site",
+            "if not (self.allow_acts and user.is_operator):",
+            "if not user.is_operator:",
+        ),
+    ),
+    mutant(
+        "page-tells-what-is-masked",
+        "A masked value is found out by searching for it.",
+        "web/test_pages.py",
+        client("web/pages", 'raise BadFilterError(WORDS["payload_masked"])', "pass"),
+    ),
+    mutant(
+        "page-escapes-nothing",
+        "A text of a job is a part of the page.",
+        "web/test_pages.py",
+        client("web/site", "autoescape=True", "autoescape=False"),
+    ),
+    mutant(
+        "page-waits-for-ever",
+        "A question that takes too long is never stopped.",
+        "web/test_pages.py",
+        client("web/database", 'sql.Literal(f"{round(seconds * 1000)}ms")', 'sql.Literal("0")'),
+    ),
+)

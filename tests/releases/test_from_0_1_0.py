@@ -1,0 +1,342 @@
+"""The way from 0.1.0: what comes out is a fresh install, and nothing is lost on it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from .conftest import HERE
+
+# What an application did with 0.1.0, by its functions: each call in a transaction of its own.
+LIFE = """
+select rota.set_queue('mail', max_attempts => 3, keep_dead => '30 days');
+select rota.pause_queue('mail', 'provider down');
+select rota.set_limit(job_type => 'pdf', max_running => 1);
+select rota.set_limit(limit_key => 'customer:*', max_running => 2);
+select rota.schedule_job('nightly', '0 2 * * *', 'cleanup', time_zone => 'Europe/Berlin');
+select rota.schedule_job('poll', 'every 10 minutes', 'poll');
+select rota.define_pipeline('order', '[{"stage": "pay", "job_type": "pay"},
+    {"stage": "ship", "job_type": "ship", "queue": "ship"}]');
+select rota.enqueue('send', '{"n": 1}', queue => 'mail', delay => '1 hour');
+select rota.enqueue('charge', '{"n": 2}', idempotency_key => 'charge:1',
+    unique_for => '100 years');
+select rota.enqueue('pdf', limit_key => 'customer:' || n % 3) from generate_series(1, 6) as n;
+select rota.enqueue('pdf') from generate_series(1, 3) as n;
+select rota.enqueue('book', ordering_key => 'account:7') from generate_series(1, 3) as n;
+select rota.enqueue('part', queue => 'parts') from generate_series(1, 2) as n;
+select rota.enqueue('merge', after => array(
+    select j.id from rota.jobs as j where j.job_type = 'part'));
+select rota.start_pipeline('order', '{"order": 1}', idempotency_key => 'order:1');
+select rota.start_pipeline('order', '{"order": 2}');
+select rota.enqueue('bad', max_attempts => 1);
+select rota.enqueue('good');
+select rota.enqueue('held');
+"""
+
+
+def claim(db: psycopg.Connection[Any], job_type: str, number: int = 1) -> list[Any]:
+    return db.execute(
+        "select * from rota.claim_jobs('w', '{default,ship,parts}', %s, lease => '1 hour',"
+        " job_types => %s)",
+        (number, [job_type]),
+    ).fetchall()
+
+
+def live(dsn: str) -> None:
+    """Let an application live in a database of 0.1.0 for a while."""
+    with psycopg.connect(dsn, autocommit=True) as db:
+        for statement in LIFE.split(";\n"):
+            if statement.strip():
+                db.execute(statement.encode())
+        for job_type, outcome in (("charge", "finish"), ("good", "finish"), ("bad", "fail")):
+            (job,) = claim(db, job_type)
+            if outcome == "finish":
+                db.execute("select rota.finish_job(%s, %s, '{\"ok\": 1}')", job[:2])
+            else:
+                db.execute("select rota.fail_job(%s, %s, 'broken', 'Broken')", job[:2])
+        (first, second) = claim(db, "pay", 2)
+        db.execute("select rota.finish_job(%s, %s, '{\"paid\": 1}')", first[:2])
+        db.execute("select rota.record_effect('mail', 'k', %s, %s)", second[:2])
+        assert len(claim(db, "part")) == 1
+        claim(db, "held")
+
+
+def rows(db: psycopg.Connection[Any], query: str) -> list[Any]:
+    return db.execute(query.encode()).fetchall()
+
+
+STORY = """
+select coalesce(to_jsonb(j) ->> 'first_job_id', j.id::text)::bigint as id, j.queue, j.job_type,
+    j.payload, j.status, j.run_at, j.attempts, j.locked_by, j.locked_until, j.last_error,
+    j.idempotency_key, j.ordering_key, j.limit_key, j.pipeline, j.stage, j.stage_input,
+    j.created_at
+from rota.jobs as j order by 1
+"""
+
+
+def upgrade(psql: Any, dsn: str, sql_dir: Path) -> None:
+    psql(dsn, "-v", "ON_ERROR_STOP=1", "-f", sql_dir / "install.sql")
+
+
+def dump(server: Any, dsn: str, *options: str) -> list[str]:
+    command = ["pg_dump", *options, server.url(conninfo_to_dict(dsn)["dbname"])]
+    lines = subprocess.check_output(command, text=True).splitlines()
+    return [line for line in lines if not line.startswith(("\\restrict", "\\unrestrict"))]
+
+
+def test_an_upgrade_is_a_fresh_install_with_the_rows_of_before(
+    old: str, make: Callable[[Path | None], str], psql: Any, sql_dir: Path, server: Any,
+    admin: psycopg.Connection[Any],
+) -> None:  # fmt: skip
+    live(old)
+    admin.execute("create role by_hand")
+    with psycopg.connect(old, autocommit=True) as db:
+        db.execute("grant usage on schema rota to by_hand")
+        db.execute(
+            "grant execute on all functions in schema rota to by_hand;"
+            "revoke execute on function rota.tick from by_hand;"
+            "grant select on rota.dead_jobs, rota.jobs to by_hand"
+        )
+        before = rows(db, STORY)
+        old_keys = rows(db, "select idempotency_key, job_id from rota.idempotency_keys")
+        schedules = rows(db, "select name, next_run_at from rota.job_definitions order by 1")
+
+    upgrade(psql, old, sql_dir)
+
+    with psycopg.connect(old, autocommit=True) as db:
+        granted = {
+            name for name, in rows(
+                db, "select proname from pg_proc where pronamespace = 'rota'::regnamespace"
+                " and has_function_privilege('by_hand', oid, 'execute')",
+            )
+        }  # fmt: skip
+        assert rows(
+            db,
+            "select has_table_privilege('by_hand', 'rota.dead_jobs', 'select'),"
+            " has_table_privilege('by_hand', 'rota.effects', 'select')",
+        ) == [(True, False)]
+    assert "finish_job" in granted
+    assert not {name for name in granted if name.startswith("_") or name == "tick"}
+    with psycopg.connect(server.url(conninfo_to_dict(old)["dbname"])) as db:
+        db.execute("drop owned by by_hand")
+    admin.execute("drop role by_hand")
+    fresh = make(sql_dir / "install.sql")
+    assert dump(server, old, "--schema-only") == dump(server, fresh, "--schema-only")
+
+    with psycopg.connect(old, autocommit=True) as db:
+        assert rows(db, STORY) == before
+        assert rows(db, "select name, next_run_at from rota.job_definitions order by 1") == (
+            schedules
+        )
+        assert rows(
+            db,
+            "select job_type, status, result, error_type from rota.finished_jobs order by 1",
+        ) == [
+            ("bad", "dead", None, "Broken"),
+            ("charge", "succeeded", {"ok": 1}, None),
+            ("good", "succeeded", {"ok": 1}, None),
+        ]
+        assert rows(db, "select message from rota.job_errors") == [("broken",)]
+        assert rows(
+            db, "select idempotency_key, job_id, key_scope from rota.idempotency_keys"
+        ) == [(*key, "charge") for key in old_keys]
+        assert rows(db, "select stage, status, result from rota.stage_runs") == [
+            ("pay", "succeeded", {"paid": 1})
+        ]
+        assert rows(db, "select scope, key from rota.effects") == [("mail", "k")]
+        assert rows(db, "select queue, max_attempts from rota.queues") == [("mail", 3)]
+        assert rows(db, "select queue, reason from rota.pauses") == [("mail", "provider down")]
+
+
+def test_what_waited_in_0_1_0_goes_on(old: str, psql: Any, sql_dir: Path) -> None:
+    """Everything is worked off under the new rules, in order, within limits, and once."""
+    live(old)
+    upgrade(psql, old, sql_dir)
+    most = 0
+    done: list[tuple[int, str]] = []
+    with psycopg.connect(old, autocommit=True) as db:
+        db.execute("select rota.resume_queue('mail')")
+        # Whoever ran them before is told the outcome that it reports.
+        for job in rows(
+            db, "select id, lease_token, job_type from rota.jobs where status = 'running'"
+        ):
+            db.execute("select rota.finish_job(%s, %s)", job[:2])
+            done.append((job[0], job[2]))
+        again = rows(
+            db,
+            "select rota.enqueue('charge', idempotency_key => 'charge:1',"
+            " unique_for => '1 day')",
+        )
+        assert again == rows(db, "select id from rota.finished_jobs where job_type = 'charge'")
+        for _ in range(60):
+            db.execute("select rota.tick()")
+            jobs = rows(
+                db, "select job_id, lease_token, job_type from rota.claim_jobs('w', "
+                "'{default,ship,parts,mail}', 50)",
+            )  # fmt: skip
+            most = max(most, sum(job[2] == "pdf" for job in jobs))
+            for job in jobs:
+                db.execute("select rota.finish_job(%s, %s)", job[:2])
+                done.append((job[0], job[2]))
+        assert rows(db, "select job_type, status from rota.jobs") == [("send", "queued")]
+        assert rows(db, "select * from rota.verify() where violations > 0") == []
+    assert most in (1, 2)
+    books = [job_id for job_id, job_type in done if job_type == "book"]
+    assert (len(books), books) == (3, sorted(books))
+    kinds = sorted(job_type for _, job_type in done)
+    assert kinds.count("merge") == 1
+    assert kinds.count("ship") == 2
+
+
+def test_an_upgrade_leaves_what_others_have_built_on_0_1_0(
+    old: str, psql: Any, sql_dir: Path, server: Any
+) -> None:
+    with psycopg.connect(old, autocommit=True) as db:
+        db.execute("create schema shop create view mine as select id from rota.job_runs")
+    before = dump(server, old)
+
+    done = psql(old, "-f", sql_dir / "install.sql", check=False)
+
+    assert done.returncode == 3
+    assert "these use tables or functions of rota 0.1.0, which are made anew" in done.stderr
+    assert "shop.mine" in done.stderr
+    assert dump(server, old) == before
+
+
+def test_0_1_0_does_not_go_over_what_is_newer(
+    make: Callable[[Path | None], str], psql: Any, sql_dir: Path, server: Any
+) -> None:
+    new = make(sql_dir / "install.sql")
+    before = dump(server, new)
+
+    done = psql(new, "-v", "ON_ERROR_STOP=1", "-f", HERE / "0.1.0.sql", check=False)
+
+    assert done.returncode == 3
+    assert dump(server, new) == before
+
+
+def test_nothing_is_lost_with_old_clients_at_work(old: str, psql: Any, sql_dir: Path) -> None:
+    """Old producers and workers go on through the upgrade, and send what 0.1.0 sends.
+
+    What one is told stands: an id that was returned is there, a job that was finished has
+    succeeded once.  What the new functions refuse is an error, never a silent loss.
+    """
+    stop = threading.Event()
+    added: list[int] = []
+    finished: list[int] = []
+    errors: list[str] = []
+
+    def produce() -> None:
+        while not stop.is_set():
+            try:
+                with psycopg.connect(old, autocommit=True) as db:
+                    while not stop.is_set():
+                        row = db.execute(
+                            "select enqueue from rota.enqueue(job_type => 'a', payload => '{}')"
+                        ).fetchone()
+                        assert row is not None
+                        added.append(row[0])
+            except psycopg.Error as error:
+                errors.append(str(error))
+
+    def work(name: str) -> None:
+        while not stop.is_set():
+            try:
+                with psycopg.connect(old, autocommit=True) as db:
+                    while not stop.is_set():
+                        for job in db.execute(
+                            "select job_id, lease_token from rota.claim_jobs("
+                            "worker => %s, queues => '{default}', max_jobs => 5)", (name,),
+                        ).fetchall():  # fmt: skip
+                            db.execute(
+                                "select finish_job from rota.finish_job("
+                                "job_id => %s, lease_token => %s)", job,
+                            )  # fmt: skip
+                            finished.append(job[0])
+            except psycopg.Error as error:
+                errors.append(str(error))
+
+    threads = [threading.Thread(target=produce) for _ in range(2)]
+    threads += [threading.Thread(target=work, args=(f"w{n}",)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    while len(finished) < 200:
+        time.sleep(0.01)
+    upgrade(psql, old, sql_dir)
+    begin = len(finished), len(added)
+    deadline = time.monotonic() + 20
+    while len(finished) < begin[0] + 200 or len(added) < begin[1] + 100:
+        assert time.monotonic() < deadline, errors
+        time.sleep(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert len(set(finished)) == len(finished)
+    with psycopg.connect(old, autocommit=True) as db:
+        known = dict(rows(db, "select id, status from rota.job_runs"))
+    assert set(added) <= known.keys()
+    assert {known[job_id] for job_id in finished} == {"succeeded"}
+    # Each call that was under way met the upgrade once, at most.
+    assert len(errors) <= len(threads), errors
+
+
+@pytest.mark.long
+def test_how_long_calls_wait_for_the_upgrade(old: str, psql: Any, sql_dir: Path) -> None:
+    """With half a million live jobs and as many ended: prints how long a producer waits."""
+    columns = "queue, job_type, payload, priority, max_attempts, status, run_at, created_at"
+    values = "'default', 'a', '{}', 0, 10, %s, now(), now()"
+    with psycopg.connect(old, autocommit=True) as db:
+        db.execute(
+            f"insert into rota.jobs ({columns})"
+            f" select {values} from generate_series(1, 500000)", ("queued",),
+        )  # fmt: skip
+        db.execute(
+            f"insert into rota.finished_jobs ({columns}, id, attempts, lease_token, updated_at,"
+            f" finished_at) select {values}, n, 1, 1, now(), now()"
+            " from generate_series(1000001, 1500000) as n", ("succeeded",),
+        )  # fmt: skip
+    waits: list[float] = []
+    reads: list[float] = []
+    stop = threading.Event()
+
+    def call(query: str, took: list[float]) -> None:
+        with psycopg.connect(old, autocommit=True) as db:
+            while not stop.is_set():
+                begin = time.monotonic()
+                with contextlib.suppress(psycopg.Error):
+                    db.execute(query.encode())
+                took.append(time.monotonic() - begin)
+
+    threads = [
+        threading.Thread(target=call, args=("select rota.enqueue('a')", waits)),
+        threading.Thread(target=call, args=("select count(*) from rota.running_jobs", reads)),
+    ]
+    for thread in threads:
+        thread.start()
+    began = time.monotonic()
+    upgrade(psql, old, sql_dir)
+    took = time.monotonic() - began
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    sys.stderr.write(
+        f"\nupgrade of 1,000,000 rows: {took:.1f} s; a producer waited for {max(waits):.1f} s,"
+        f" a reader for {max(reads):.2f} s\n"
+    )
+    with psycopg.connect(old) as db:
+        assert rows(
+            db, "select count(*) filter (where status = 'queued') >= 500000,"
+            " count(*) filter (where status = 'succeeded') from rota.job_runs",
+        ) == [(True, 500000)]  # fmt: skip

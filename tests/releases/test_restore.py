@@ -1,0 +1,150 @@
+"""A dump of a live database, restored: nothing is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+Make = Callable[[Path | None], str]
+
+LIFE = """
+select rota.set_queue('mail', max_attempts => 3);
+select rota.set_limit(job_type => 'pdf', max_running => 1);
+select rota.schedule_job('nightly', '0 2 * * *', 'cleanup');
+select rota.enqueue('send', queue => 'mail', delay => '1 hour');
+select rota.enqueue('once', idempotency_key => 'k', unique_for => '100 years');
+select rota.enqueue('pdf', limit_key => 'customer:1') from generate_series(1, 3);
+select rota.enqueue('book', ordering_key => 'account:7') from generate_series(1, 3);
+select rota.enqueue('bad', max_attempts => 1);
+select rota.enqueue('held');
+select rota.pause_type('pdf', reason => 'printer on fire');
+"""
+
+
+@pytest.fixture
+def live(make: Make, sql_dir: Path) -> str:
+    """A database with jobs in every state."""
+    dsn = make(sql_dir / "install.sql")
+    with psycopg.connect(dsn, autocommit=True) as db:
+        for statement in LIFE.strip().split(";\n"):
+            db.execute(statement.encode())
+        claim = "select job_id, lease_token from rota.claim_jobs('w', job_types => array[%s])"
+        for job_type in ("once", "bad", "held"):
+            job = db.execute(claim, (job_type,)).fetchone()
+            assert job is not None
+            if job_type == "once":
+                db.execute("select rota.finish_job(%s, %s, '{}')", job)
+            elif job_type == "bad":
+                db.execute("select rota.fail_job(%s, %s, 'broken')", job)
+    return dsn
+
+
+@pytest.fixture
+def tool(server: Any) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Run pg_dump or pg_restore as the superuser of a database."""
+
+    def run(name: str, dsn: str, *options: str | Path, stdin: bytes | None = None) -> Any:
+        url = server.url(conninfo_to_dict(dsn)["dbname"])
+        return subprocess.run(
+            [name, "-d", url, *map(str, options)], input=stdin, capture_output=True
+        )
+
+    return run
+
+
+def data(tool: Any, dsn: str) -> list[bytes]:
+    lines = tool("pg_dump", dsn, "--data-only").stdout.splitlines()
+    return sorted(x for x in lines if not x.startswith((b"\\restrict", b"\\unrestrict")))
+
+
+def test_a_dump_that_is_restored_twice_doubles_nothing(
+    live: str, make: Make, tool: Any, tmp_path: Path
+) -> None:
+    dump = tmp_path / "rota.dump"
+    assert tool("pg_dump", live, "-Fc", "-f", dump).returncode == 0
+    copy = make(None)
+
+    first = tool("pg_restore", copy, "-1", dump)
+    assert (first.returncode, data(tool, copy)) == (0, data(tool, live))
+    again = tool("pg_restore", copy, "-1", dump)
+    assert (again.returncode, data(tool, copy)) == (1, data(tool, live))
+    over = tool("pg_restore", copy, "-1", "--clean", "--if-exists", dump)
+    assert (over.returncode, data(tool, copy)) == (0, data(tool, live))
+
+    with psycopg.connect(copy, autocommit=True) as db:
+        assert db.execute("select * from rota.verify() where violations > 0").fetchall() == []
+        assert (
+            db.execute(
+                "select * from rota.doctor() where finding = 'drift' and severity <> 'ok'"
+            ).fetchall()
+            == []
+        )
+        # Keys hold on both sides of the dump, and whoever ran a job may say so here too.
+        row = db.execute(
+            "select rota.enqueue('once', idempotency_key => 'k', unique_for => '1 day') ="
+            " any (select id from rota.finished_jobs)"
+        ).fetchone()
+        assert row == (True,)
+        held = db.execute("select id, lease_token from rota.jobs where job_type = 'held'")
+        assert db.execute("select rota.finish_job(%s, %s)", held.fetchone()) is not None
+
+
+def test_a_dump_under_load_is_of_one_moment(
+    live: str, make: Make, tool: Any, tmp_path: Path
+) -> None:
+    """Jobs come in and end while it is made: each is there once, live or ended."""
+    stop = threading.Event()
+    moved = threading.Event()
+
+    def work() -> None:
+        with psycopg.connect(live, autocommit=True) as db:
+            while not stop.is_set():
+                db.execute("select rota.enqueue('a') from generate_series(1, 5)")
+                db.execute(
+                    "with c as materialized (select array_agg(job_id) as i,"
+                    " array_agg(lease_token) as t from rota.claim_jobs('w', max_jobs => 4,"
+                    " job_types => '{a}')) select rota.finish_jobs(c.i, c.t) from c"
+                )
+                moved.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    moved.wait(30)
+    dumped = tool("pg_dump", live, "-Fc", "-f", tmp_path / "rota.dump")
+    stop.set()
+    thread.join()
+    copy = make(None)
+    restored = tool("pg_restore", copy, "-1", tmp_path / "rota.dump")
+
+    assert (dumped.returncode, restored.returncode) == (0, 0)
+    with psycopg.connect(copy) as db:
+        row = db.execute(
+            "select count(*) > 10, count(*) = count(distinct id) from rota.job_runs"
+        ).fetchone()
+        assert db.execute("select * from rota.verify() where violations > 0").fetchall() == []
+    assert row == (True, True)
+
+
+def test_a_copy_of_production_does_nothing_before_it_is_resumed(
+    live: str, make: Make, tool: Any
+) -> None:
+    """The pause is part of the restoring transaction, so that no worker comes in between."""
+    script = tool("pg_dump", live).stdout + b"\nselect rota.pause_all('a copy');\n"
+    copy = make(None)
+
+    restored = tool("psql", copy, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", stdin=script)
+
+    assert restored.returncode == 0, restored.stderr
+    with psycopg.connect(copy, autocommit=True) as db:
+        db.execute("select rota.enqueue('book')")
+        assert db.execute("select * from rota.claim_jobs('w')").fetchall() == []
+        db.execute("select rota.resume_all()")
+        claimed = db.execute("select job_type from rota.claim_jobs('w', max_jobs => 9)")
+        assert {job_type for (job_type,) in claimed} == {"book"}

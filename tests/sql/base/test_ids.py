@@ -1,0 +1,118 @@
+"""Ids are given once: in many databases by their numbers, after a promotion by a leap."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sql.helpers import call, enqueue, refused, scalar, value
+from support.waiting import wait_until
+
+LEAP = 2**30
+ENQUEUES = {
+    "enqueue": lambda db: enqueue(db),
+    "with a key": lambda db: enqueue(db, idempotency_key="k", on_conflict="replace"),
+    "in order": lambda db: enqueue(db, ordering_key="k"),
+    "many": lambda db: call(db, "enqueue_many", jobs='[{"job_type": "x"}]')[0].job_id,
+}
+
+
+@pytest.mark.parametrize("number", [0, 1, 1023])
+def test_set_database_number_puts_it_into_each_new_id(db, number):
+    value(db, "set_database_number", number=17)
+    before = enqueue(db)
+
+    value(db, "set_database_number", number=number)
+    ids = [make(db) for make in ENQUEUES.values()]
+
+    assert ids == sorted(set(ids))
+    assert ids[0] > before
+    assert {value(db, "database_number_of", job_id=job_id) for job_id in ids} == {number}
+    assert value(db, "database_number") == number
+
+
+def test_set_database_number_again_changes_nothing(db):
+    value(db, "set_database_number", number=5)
+    first = enqueue(db)
+
+    value(db, "set_database_number", number=5)
+
+    assert enqueue(db) == first + 1024
+
+
+@pytest.mark.parametrize("number", [-1, 1024, None])
+def test_set_database_number_refuses_what_is_no_number(db, number):
+    with refused("number"):
+        value(db, "set_database_number", number=number)
+
+
+@pytest.mark.own_session
+def test_set_database_number_waits_for_those_that_enqueue(connect, db):
+    """An id that an open transaction has drawn is not given again."""
+    value(db, "set_database_number", number=5)
+    producer, operator = connect(autocommit=False), connect()
+    drawn = enqueue(producer)
+    with ThreadPoolExecutor() as threads:
+        setting = threads.submit(value, operator, "set_database_number", number=6)
+        query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+        wait_until(lambda: scalar(db, query, operator.info.backend_pid))
+        producer.commit()
+        setting.result()
+
+    assert enqueue(db) > drawn
+
+
+def pretend_promotion(db):
+    """Let the ids before be given on another timeline than the server's."""
+    scalar(db, "select setval('rota.id_timeline', 77)")
+
+
+def test_an_installation_knows_the_timeline_of_its_server(db):
+    assert scalar(db, "select last_value = rota._timeline() from rota.id_timeline")
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize("way", ENQUEUES)
+@pytest.mark.parametrize("number", [None, 3])
+def test_the_first_id_of_a_new_timeline_comes_after_a_leap(connect, db, number, way):
+    if number is not None:
+        value(db, "set_database_number", number=number)
+    before = enqueue(db)
+    step = enqueue(db) - before
+    pretend_promotion(db)
+
+    first = ENQUEUES[way](connect())
+    second = enqueue(connect())
+
+    assert first == before + 2 * step + LEAP * step
+    assert second == first + step
+
+
+@pytest.mark.own_session
+def test_a_fired_schedule_leaps_too(connect, db, clock):
+    clock.set("2026-01-12 09:00+00")
+    before = enqueue(db)
+    call(db, "schedule_job", name="s", schedule="every 1 minute", job_type="x")
+    pretend_promotion(db)
+
+    clock.advance("1 minute")
+    call(connect(), "tick")
+
+    assert scalar(db, "select max(job_id) from rota.occurrences") > before + LEAP
+
+
+@pytest.mark.own_session
+def test_who_comes_first_on_a_new_timeline_holds_up_nobody(connect, db):
+    """A draws an id after the leap and stays open; B gets the next; A rolls back."""
+    pretend_promotion(db)
+    a, b = connect(autocommit=False), connect()
+    b.execute("set statement_timeout = '5s'")
+
+    drawn = enqueue(a)
+    other = enqueue(b)
+    a.rollback()
+
+    step = other - drawn
+    assert 0 < step < LEAP
+    assert enqueue(a) == other + step

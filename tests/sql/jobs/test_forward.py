@@ -1,0 +1,242 @@
+"""Jobs that travel: made here, taken, received there once, and ended as they were received."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sql.helpers import call, enqueue, one, raises, refused, rows, run, scalar, settle, value
+from support.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _numbered(db):
+    value(db, "set_database_number", number=5)
+
+
+def send(db, **arguments):
+    return value(db, "enqueue_to", **{"database": 6, "job_type": "x", **arguments})
+
+
+def take(db, max_jobs=100):
+    return call(db, "take_forwards", worker="w", database=6, max_jobs=max_jobs)
+
+
+def end(db, taken, endings):
+    ids = [job.job_id for job in taken]
+    tokens = [job.lease_token for job in taken]
+    value(db, "end_forwards", job_ids=ids, lease_tokens=tokens, endings=json.dumps(endings))
+
+
+def arrived(taken):
+    return [{"job_id": number} for number, _ in enumerate(taken, 1)]
+
+
+def receive(db, *jobs, first=1006, database=5):
+    """Receive jobs here, as if they had been sent by another database."""
+    ids = [first + 1024 * n for n in range(len(jobs))]
+    return call(db, "receive_jobs", database=database, job_ids=ids, jobs=json.dumps(jobs))
+
+
+def test_enqueue_to_makes_a_job_that_carries_all_that_was_given(db):
+    job_id = send(db, queue="q", payload={"a": 1}, priority=3, idempotency_key="k",
+        max_attempts=2, limit_key="l", headers={"h": "v"})  # fmt: skip
+
+    with db.transaction():
+        (taken,) = take(db)
+
+    assert run(db, job_id).queue == "forward:6"
+    assert taken.job_id == job_id
+    assert json.loads(taken.job) == {
+        "job_type": "x", "queue": "q", "payload": {"a": 1}, "priority": 3,
+        "idempotency_key": "k", "max_attempts": 2, "limit_key": "l", "headers": {"h": "v"},
+    }  # fmt: skip
+
+
+def test_enqueue_to_this_database_is_enqueue(db):
+    job_id = send(db, database=5, queue="q")
+
+    assert (run(db, job_id).queue, run(db, job_id).job_type) == ("q", "x")
+
+
+def test_enqueue_to_refuses_what_the_other_database_would(db):
+    for argument, bad in [
+        *(("database", -1), ("database", 1024), ("database", None), ("job_type", "")),
+        *(("priority", 10**6), ("delay", "-1 s"), ("skip_dead", True), ("on_conflict", "no")),
+    ]:
+        with refused(argument):
+            send(db, **{argument: bad})
+
+
+def test_enqueue_to_needs_a_number_here(db):
+    db.execute("alter sequence rota.jobs_id_seq increment by 1")
+
+    with raises("RT015"):
+        send(db)
+
+
+def test_waiting_forwards_names_databases_with_jobs_that_wait(db):
+    send(db, database=6)
+    send(db, database=700)
+    enqueue(db, queue="forwards")
+
+    assert [row[0] for row in call(db, "waiting_forwards")] == [6, 700]
+
+
+def test_a_delay_counts_from_the_enqueue(db, clock):
+    clock.set("2026-01-12 09:00+00")
+    send(db, delay="1 hour")
+
+    (taken,) = take(db)
+
+    assert json.loads(taken.job)["run_at"] == "2026-01-12T10:00:00+00:00"
+
+
+def test_end_forwards_ends_each_as_it_was_received(db):
+    good, bad = send(db), send(db)
+
+    with db.transaction():
+        taken = take(db)
+        end(db, taken, [{"job_id": 77}, {"error_code": "22023", "message": "queue is no"}])
+
+    assert (run(db, good).status, run(db, good).result) == ("succeeded", {"job_id": 77})
+    assert (run(db, bad).status, run(db, bad).error_type) == ("dead", "22023")
+    assert run(db, bad).last_error == "queue is no"
+
+
+def test_a_line_is_taken_together_and_in_order(db):
+    ids = [send(db, ordering_key="k") for _ in range(7)]
+    other = send(db, ordering_key="l")
+
+    with db.transaction():
+        taken = take(db, 6)
+        end(db, taken, arrived(taken))
+    settle(db)
+    with db.transaction():
+        rest = take(db, 6)
+        end(db, rest, arrived(rest))
+
+    assert [job.job_id for job in taken] == [*ids[:3], other]
+    assert [job.job_id for job in rest] == ids[3:]
+    assert {run(db, job_id).status for job_id in [*ids, other]} == {"succeeded"}
+
+
+def test_a_rollback_leaves_a_line_as_it_was(db):
+    ids = [send(db, ordering_key="k") for _ in range(3)]
+    with db.transaction(force_rollback=True):
+        taken = take(db)
+        end(db, taken, arrived(taken))
+
+    assert [job.job_id for job in take(db)] == ids
+    assert [run(db, job_id).status for job_id in ids] == ["running", "blocked", "blocked"]
+
+
+def test_a_refused_job_halts_its_line_and_those_before_it_have_arrived(db):
+    ids = [send(db, ordering_key="k") for _ in range(3)]
+    refusal = {"error_code": "22023", "message": "no"}
+
+    with db.transaction():
+        end(db, take(db), [{"job_id": 1}, refusal, {}])
+    with db.transaction():
+        end(db, take(db), [refusal, {}])
+    settle(db)
+
+    assert [run(db, job_id).status for job_id in ids] == ["succeeded", "dead", "blocked"]
+    assert take(db) == []
+
+
+@pytest.mark.own_session
+def test_a_job_that_somebody_holds_is_not_taken_nor_what_is_behind_it(connect, db):
+    ids = [send(db, ordering_key="k") for _ in range(4)]
+    holder = connect(autocommit=False)
+    holder.execute("select from rota.jobs where id = %s for update", (ids[2],))
+
+    assert [job.job_id for job in take(db)] == ids[:2]
+
+
+def test_end_forwards_refuses_who_lost_a_lease(db):
+    send(db)
+    taken = take(db)
+    call(db, "release_jobs", job_ids=[taken[0].job_id], lease_tokens=[taken[0].lease_token])
+
+    with raises("RT002"):
+        end(db, taken, arrived(taken))
+
+
+def test_receive_jobs_enqueues_each_once(db):
+    jobs = [{"job_type": "a", "queue": "q"}, {"job_type": "b", "idempotency_key": "k"}]
+
+    first = receive(db, *jobs)
+    again = receive(db, *jobs, {"job_type": "c"})
+
+    assert [row.job_id for row in again[:2]] == [row.job_id for row in first]
+    assert [r.job_type for r in rows(db, "select job_type from rota.jobs order by id")] == [
+        *"abc"
+    ]
+
+
+def test_receive_jobs_refuses_a_bad_one_alone_and_takes_nothing_behind_it(db):
+    line = {"job_type": "x", "ordering_key": "k"}
+
+    received = receive(db, line, {**line, "priority": 10**6}, line, {"job_type": "y"})
+
+    assert [row.ordinal for row in received if row.job_id] == [1, 4]
+    (bad,) = [row for row in received if row.error_code]
+    assert (bad.ordinal, bad.error_code) == (2, "22023")
+    assert bad.message.startswith("priority")
+    assert scalar(db, "select count(*) from rota.jobs") == 2
+
+
+def test_receive_jobs_refuses_what_is_for_another_database(db):
+    with refused("database"):
+        receive(db, {"job_type": "x"}, database=6)
+
+
+def test_receive_jobs_refuses_what_does_not_fit_together(db):
+    with refused("jobs"):
+        call(db, "receive_jobs", database=5, job_ids=[1], jobs="[]")
+    with refused("job_ids"):
+        call(db, "receive_jobs", database=5, job_ids=[1, 1], jobs="[{}, {}]")
+
+
+def test_receive_jobs_raises_what_may_pass(db):
+    """A full disk says nothing about the jobs."""
+    db.execute(
+        "create function pg_temp.fail() returns trigger language plpgsql as"
+        " $$begin raise disk_full; end$$;"
+        " create trigger fail before insert on rota.jobs execute function pg_temp.fail()"
+    )
+
+    with raises("53100"):
+        receive(db, {"job_type": "x"})
+
+    assert scalar(db, "select count(*) from rota.receipts") == 0
+
+
+@pytest.mark.own_session
+def test_two_that_receive_the_same_job_enqueue_it_once(connect, db):
+    """A receives and stays open; B receives the same and waits; A commits: B enqueues none."""
+    a, b = connect(autocommit=False), connect()
+    (mine,) = receive(a, {"job_type": "x"})
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(receive, b, {"job_type": "x"}, {"job_type": "y"})
+        query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+        wait_until(lambda: scalar(db, query, b.info.backend_pid))
+        a.commit()
+        received = other.result()
+
+    assert received[0].job_id == mine.job_id
+    assert scalar(db, "select count(*) from rota.jobs") == 2
+
+
+def test_receipts_go_after_thirty_days(db, clock):
+    clock.set("2026-01-12 09:00+00")
+    receive(db, {"job_type": "x"})
+
+    clock.advance("30 days 1 minute")
+    settle(db)
+    one(db, "tick")
+
+    assert scalar(db, "select count(*) from rota.receipts") == 0

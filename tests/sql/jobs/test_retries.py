@@ -1,0 +1,313 @@
+"""Retry rules by the type of the error, and breakers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    one,
+    owner,
+    refused,
+    rows,
+    running,
+    scalar,
+    settle,
+    value,
+)
+
+SECOND = timedelta(seconds=1)
+STATE = "select times_opened, retry_at, probed_at from rota.breakers"
+
+
+def fail(db, job, error_type="SMTPError", **arguments):
+    return one(
+        db, "fail_job", **owner(job), error="no route", error_type=error_type, **arguments
+    )
+
+
+def fail_all(db, number):
+    for _ in range(number):
+        (job,) = claim(db, job_types=["mail"])
+        fail(db, job)
+
+
+@pytest.mark.parametrize(
+    ("given", "argument"),
+    [
+        ({}, "retry_in"),
+        ({"retry_in": "1 s", "fatal": True}, "retry_in"),
+        ({"retry_in": "-1 s"}, "retry_in"),
+        ({"retry_in": "2 years"}, "retry_in"),
+        ({"fatal": None}, "fatal"),
+        ({"reset": None, "fatal": True}, "reset"),
+        ({"fatal": True, "error_type": None}, "error_type"),
+        ({"fatal": True, "error_type": ""}, "error_type"),
+        ({"fatal": True, "error_type": "x" * 201}, "error_type"),
+        ({"fatal": True, "job_type": "*"}, "job_type"),
+        ({"fatal": True, "queue": "a b"}, "queue"),
+    ],
+)
+def test_set_retry_rule_refuses_bad_arguments(db, given, argument):
+    with refused(argument):
+        call(db, "set_retry_rule", **{"error_type": "E", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "argument"),
+    [
+        ({}, "max_failures"),
+        ({"reset": True, "max_failures": 3}, "max_failures"),
+        ({"max_failures": 0}, "max_failures"),
+        ({"failed_percent": 101}, "failed_percent"),
+        ({"max_failures": 1, "min_attempts": None}, "min_attempts"),
+        ({"max_failures": 1, "span": "0"}, "span"),
+        ({"max_failures": 1, "span": None}, "span"),
+        ({"max_failures": 1, "pause_for": "2 days"}, "pause_for"),
+        ({"max_failures": 1, "probes": 0}, "probes"),
+        ({"max_failures": 1, "error_type": ""}, "error_type"),
+        ({"max_failures": 1, "reset": None}, "reset"),
+        ({"max_failures": 1, "queue": None}, "queue"),
+        ({"max_failures": 1, "job_type": None}, "job_type"),
+    ],
+)
+def test_set_breaker_refuses_bad_arguments(db, given, argument):
+    with refused(argument):
+        call(db, "set_breaker", **{"job_type": "mail", **given})
+
+
+def test_a_rule_says_when_a_failure_of_its_type_is_tried_again(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    value(db, "set_retry_rule", error_type="Throttled", retry_in="10 minutes")
+
+    assert fail(db, running(db), "Throttled").run_at == now + timedelta(minutes=10)
+    assert fail(db, running(db), "Throttled", retry_in="5 s").run_at == now + 5 * SECOND
+    assert fail(db, running(db), "Other").run_at < now + timedelta(minutes=2)
+    assert fail(db, running(db), None).run_at < now + timedelta(minutes=2)
+
+    value(db, "set_retry_rule", error_type="Throttled", reset=True)
+    assert fail(db, running(db), "Throttled").run_at < now + timedelta(minutes=2)
+
+
+def test_a_fatal_rule_ends_the_job_at_its_first_failure(db):
+    value(db, "set_retry_rule", error_type="BadAddress", fatal=True)
+    job = running(db, job_type="mail")
+
+    assert fail(db, job, "BadAddress").status == "dead"
+    ended = call(
+        db,
+        "end_jobs",
+        endings=_json([{**owner(running(db)), "outcome": "failed", "error": "x",
+                        "error_type": "BadAddress"}]),
+    )  # fmt: skip
+    assert ended[0].answer == "dead"
+
+
+def test_the_rule_of_the_type_and_the_queue_goes_before_that_for_all(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    for minutes, whose in enumerate(
+        ({}, {"queue": "q"}, {"job_type": "mail"}, {"job_type": "mail", "queue": "q"}), 1
+    ):
+        value(db, "set_retry_rule", error_type="E", retry_in=f"{minutes} minutes", **whose)
+
+    for minutes, job in enumerate(
+        (
+            running(db, job_type="x"),
+            running(db, job_type="x", queue="q"),
+            running(db, job_type="mail"),
+            running(db, job_type="mail", queue="q"),
+        ),
+        1,
+    ):
+        assert fail(db, job, "E").run_at == now + timedelta(minutes=minutes)
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_tries_again_by_itself(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    value(db, "set_breaker", job_type="mail", max_failures=3, pause_for="30 s")
+    for _ in range(9):
+        enqueue(db, "mail")
+    other = enqueue(db, "other")
+    fail_all(db, 2)
+    settle(db)
+    assert scalar(db, "select count(*) from rota.pauses") == 0
+
+    fail_all(db, 1)
+    settle(db)
+
+    (pause,) = rows(db, "select * from rota.pauses")
+    assert (pause.job_type, pause.queue, pause.set_by) == ("mail", "default", "breaker")
+    assert pause.reason == (
+        "3 attempts in a row failed, the last with SMTPError: no route;"
+        " it tries again at 00:00:30 UTC"
+    )
+    assert rows(db, STATE) == [(1, now + 30 * SECOND, None)]
+    assert [job.job_id for job in claim(db, max_jobs=9)] == [other]
+
+    # Half open: one may try, fails, and the pause is twice as long.
+    clock.advance("31 s")
+    settle(db)
+    (probe,) = claim(db, max_jobs=9)
+    settle(db)
+    assert claim(db, max_jobs=9) == []
+    clock.advance("1 s")
+    fail(db, probe)
+    settle(db)
+    assert rows(db, STATE) == [(2, now + (32 + 60) * SECOND, None)]
+
+    # And again: this one succeeds, and all may run.
+    clock.advance("61 s")
+    settle(db)
+    (probe,) = claim(db, max_jobs=9)
+    clock.advance("1 s")
+    value(db, "finish_job", **owner(probe))
+    settle(db)
+    settle(db)
+    assert rows(db, STATE) == [(0, None, None)]
+    assert scalar(db, "select count(*) from rota.pauses") == 0
+    assert len(claim(db, max_jobs=9)) > 1
+
+
+def test_a_success_in_between_keeps_a_breaker_closed(db):
+    value(db, "set_breaker", job_type="mail", max_failures=2)
+    fail(db, running(db, job_type="mail"))
+    value(db, "finish_job", **owner(running(db, job_type="mail")))
+    fail(db, running(db, job_type="mail"))
+
+    settle(db)
+
+    assert scalar(db, "select count(*) from rota.pauses") == 0
+
+
+def test_a_breaker_counts_its_own_type_queue_and_error_only(db):
+    value(db, "set_breaker", job_type="mail", max_failures=1, error_type="SMTPError")
+    fail(db, running(db, job_type="other"))
+    fail(db, running(db, job_type="mail", queue="q"))
+    fail(db, running(db, job_type="mail"), "Typo")
+    settle(db)
+    assert scalar(db, "select count(*) from rota.pauses") == 0
+
+    fail(db, running(db, job_type="mail"))
+    settle(db)
+    assert scalar(db, "select pause_name from rota.pauses") == "type mail of default"
+
+
+def test_a_breaker_opens_at_a_share_of_failures(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_breaker", job_type="mail", failed_percent=50, min_attempts=4)
+    for outcome in ("fail", "finish", "fail"):
+        job = running(db, job_type="mail")
+        if outcome == "fail":
+            fail(db, job)
+        else:
+            value(db, "finish_job", **owner(job))
+    settle(db)
+    assert scalar(db, "select count(*) from rota.pauses") == 0
+
+    value(db, "finish_job", **owner(running(db, job_type="mail")))
+    settle(db)
+    assert "2 of 4 attempts failed" in scalar(db, "select reason from rota.pauses")
+
+
+def test_what_began_before_the_pause_decides_nothing_afterwards(db, clock):
+    """Half open, an attempt of before fails: only what was let through to try counts."""
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_breaker", job_type="mail", max_failures=1)
+    old, older = (running(db, job_type="mail", lease="1 hour") for _ in range(2))
+    enqueue(db, "mail")
+    fail(db, running(db, job_type="mail", priority=-1))
+    settle(db)
+    assert claim(db) == []
+    clock.advance("31 s")
+    settle(db)
+    (probe,) = claim(db)
+
+    fail(db, old)
+    settle(db)
+    assert rows(db, STATE)[0][2] is not None
+
+    clock.advance("1 s")
+    value(db, "finish_job", **owner(probe))
+    settle(db)
+    fail(db, older)
+    settle(db)
+    assert rows(db, STATE) == [(0, None, None)]
+
+
+def test_an_operator_has_the_last_word_over_a_breaker(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_breaker", job_type="mail", max_failures=1)
+    fail(db, running(db, job_type="mail"))
+    settle(db)
+    value(db, "resume_type", job_type="mail", queue="default")
+    settle(db)
+    assert rows(db, STATE) == [(0, None, None)]
+    assert scalar(db, "select count(*) from rota.pauses") == 0
+
+    clock.advance("1 s")
+    fail(db, running(db, job_type="mail"))
+    settle(db)
+    value(db, "pause_type", job_type="mail", queue="default", reason="mine")
+    clock.advance("1 hour")
+    settle(db)
+    assert rows(db, STATE) == [(0, None, None)]
+    assert rows(db, "select set_by, until from rota.pauses") == [("operator", None)]
+
+
+def test_set_breaker_reset_ends_its_pause(db):
+    value(db, "set_breaker", job_type="mail", max_failures=1)
+    fail(db, running(db, job_type="mail"))
+    settle(db)
+
+    value(db, "set_breaker", job_type="mail", reset=True)
+
+    assert scalar(db, "select count(*) from rota.pauses") == 0
+    assert scalar(db, "select count(*) from rota.breakers") == 0
+
+
+def test_explain_and_doctor_tell_of_an_open_breaker(db):
+    value(db, "set_breaker", job_type="mail", max_failures=1)
+    fail(db, running(db, job_type="mail"))
+    waiting = enqueue(db, "mail")
+    settle(db)
+
+    told = one_reason(db, waiting)
+    assert told.reason == "type_paused"
+    assert "by the breaker" in told.explanation
+    assert "1 attempts in a row failed, the last with SMTPError" in told.explanation
+    found = [row for row in call(db, "doctor") if row.finding == "queues"]
+    assert "by the breaker" in found[0].evidence
+    db.execute(found[0].remedy)
+    assert one_reason(db, waiting).reason != "type_paused"
+
+
+def one_reason(db, job_id):
+    return call(db, "explain_job", job_id=job_id)[0]
+
+
+def test_two_ticks_at_once_let_through_as_many_as_one(db, connect):
+    """Both find the breaker half open; the one that is second changes nothing."""
+    value(db, "set_breaker", job_type="mail", max_failures=1, pause_for="1 s")
+    for _ in range(5):
+        enqueue(db, "mail")
+    fail_all(db, 1)
+    settle(db)
+    assert claim(db) == []
+    db.execute("update rota.breakers set retry_at = rota.now() - interval '1 s'")
+    a, b = connect(autocommit=False), connect(autocommit=False)
+    a.execute("select rota._check_breakers()")
+    b.execute("select rota._check_breakers()")
+    a.commit()
+    b.commit()
+
+    assert len(claim(db, max_jobs=5)) == 1
+
+
+def _json(value):
+    from psycopg.types.json import Jsonb
+
+    return Jsonb(value)

@@ -1,0 +1,82 @@
+"""With an archive nothing of the history is deleted."""
+
+from __future__ import annotations
+
+import pytest
+
+from sql.helpers import one, refused, rows, scalar, settle, value
+from sql.maintenance.test_retention import end, tick_until_done
+
+KEPT = """
+    select count(*) from (
+        select id from rota.finished_jobs
+        union all
+        select (row_as ->> 'id')::bigint from history.rota_rows where source like 'finished%%'
+    ) as k
+"""
+
+
+@pytest.fixture
+def history(db):
+    """The schema of the archive, which belongs to the owner of rota."""
+    db.execute("create schema history authorization rota_installer")
+    value(db, "set_archive", schema="history")
+
+
+@pytest.mark.parametrize("schema", ["rota", "public", "pg_catalog", "none", "theirs", ""])
+def test_set_archive_refuses_a_schema_that_is_not_of_the_owner(db, schema):
+    db.execute("create schema theirs")
+    with refused("schema"):
+        value(db, "set_archive", schema=schema)
+
+
+def test_a_day_goes_to_the_archive_as_it_is(db, clock, history):
+    clock.set("2026-01-10 12:00+00")
+    settle(db)
+    job_id = end(db, "succeeded")
+    clock.advance("9 days")
+    tick_until_done(db, clock)
+
+    days = "select id from history.finished_jobs_done_20260110"
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 0
+    found = rows(db, days) if scalar(
+        db, "select to_regclass('history.finished_jobs_done_20260110') is not null"
+    ) else rows(db, "select (row_as ->> 'id')::bigint from history.rota_rows")  # fmt: skip
+    assert found == [(job_id,)]
+
+
+def test_rows_that_are_deleted_one_by_one_go_to_its_table(db, clock, history):
+    value(db, "set_queue", queue="short", keep_finished="1 minute", keep_dead="1 minute")
+    ids = {end(db, status, "short") for status in ("succeeded", "dead", "cancelled")}
+    clock.advance("1 hour")
+    tick_until_done(db, clock)
+
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 0
+    assert {
+        job_id for (job_id,) in rows(
+            db, "select (row_as ->> 'id')::bigint from history.rota_rows"
+            " where source like 'finished%%'",
+        )
+    } == ids  # fmt: skip
+
+
+def test_what_the_archive_cannot_take_stays(db, clock, history):
+    value(db, "set_queue", queue="short", keep_finished="1 minute")
+    end(db, "succeeded", "short")
+    db.execute("drop table history.rota_rows")
+    clock.advance("1 hour")
+
+    one(db, "tick")
+
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 1
+
+
+def test_without_an_archive_it_is_deleted_again(db, clock, history):
+    value(db, "set_archive")
+    value(db, "set_queue", queue="short", keep_finished="1 minute")
+    end(db, "succeeded", "short")
+    clock.advance("1 hour")
+    tick_until_done(db, clock)
+
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 0
+    assert scalar(db, "select count(*) from history.rota_rows") == 0

@@ -1,0 +1,411 @@
+"""Each end of a job is counted once, in its minute, whoever commits late."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from sql.helpers import (
+    Db,
+    call,
+    claim,
+    one,
+    owner,
+    refused,
+    rows,
+    running,
+    scalar,
+    settle,
+    value,
+)
+from support.clock import Clock
+
+NOON = "2026-01-12 12:00:00+00"
+
+
+def counted(db: Db, step: str = "minute") -> dict[tuple[str, str, str], int]:
+    """Return how many were counted by time, job type and outcome."""
+    return {
+        (row.at, row.job_type, row.outcome): row.total
+        for row in rows(
+            db,
+            "select to_char(starts_at at time zone 'UTC', 'DD HH24:MI') as at, job_type,"
+            " outcome, total from rota.job_stats where step = %s",
+            step,
+        )
+    }
+
+
+def totals(db: Db) -> dict[str, int]:
+    """Return how many were counted by outcome, and see that no minute has more than it."""
+    return dict(
+        rows(
+            db,
+            "select outcome, sum(total)::integer from rota.job_stats where step = 'minute'"
+            " group by 1",
+        )
+    )
+
+
+def end(db: Db, status: str, **arguments: Any) -> int:
+    """Run a job to this end; return its id."""
+    job = running(db, **arguments)
+    if status == "succeeded":
+        one(db, "finish_job", **owner(job))
+    else:
+        if status == "cancelled":
+            value(db, "cancel_job", job_id=job.job_id)
+        one(db, "fail_job", **owner(job), error="e", fatal=True)
+    return job.job_id
+
+
+def look(db: Db, clock: Clock, after: str = "31 s") -> None:
+    """Let the time pass after which a tick counts, and tick."""
+    clock.advance(after)
+    settle(db)
+
+
+def test_ends_are_counted_by_minute_type_and_outcome(db, clock):
+    clock.set(NOON)
+    for status in ("succeeded", "dead", "cancelled"):
+        end(db, status, job_type="a")
+    job = running(db, job_type="b")
+    one(db, "fail_job", **owner(job), error="e", retry_in="1 hour")
+    clock.advance("1 minute")
+    end(db, "succeeded", job_type="a")
+
+    look(db, clock)
+
+    assert counted(db) == {
+        ("12 12:00", "a", "succeeded"): 1,
+        ("12 12:00", "a", "dead"): 1,
+        ("12 12:00", "a", "failed"): 1,
+        ("12 12:00", "a", "cancelled"): 1,
+        ("12 12:00", "b", "failed"): 1,
+        ("12 12:01", "a", "succeeded"): 1,
+    }
+
+
+def test_nothing_is_counted_twice_however_often_one_ticks(db, clock):
+    clock.set(NOON)
+    for _ in range(5):
+        end(db, "succeeded")
+        look(db, clock)
+        look(db, clock)
+
+    assert totals(db) == {"succeeded": 5}
+
+
+def test_stages_of_a_pipeline_are_counted_each_and_once(db, clock):
+    clock.set(NOON)
+    value(
+        db,
+        "define_pipeline",
+        pipeline="p",
+        stages='[{"stage": "one", "job_type": "a"}, {"stage": "two", "job_type": "b"}]',
+    )
+    one(db, "start_pipeline", pipeline="p")
+    for _ in range(2):
+        (job,) = claim(db)
+        one(db, "finish_job", **owner(job))
+
+    look(db, clock)
+
+    assert counted(db) == {
+        ("12 12:00", "a", "succeeded"): 1,
+        ("12 12:00", "b", "succeeded"): 1,
+    }
+
+
+def test_who_commits_late_is_counted_once_and_holds_nobody_up(db, connect, clock):
+    """A transaction ends a job and goes on, while others end theirs and ticks go by."""
+    clock.set(NOON)
+    late, early = (running(db, job_type=name) for name in ("late", "early"))
+    stranger = connect()
+    with stranger.transaction():
+        with stranger.transaction():  # a subtransaction has a number of its own
+            one(stranger, "finish_job", **owner(late))
+        one(db, "finish_job", **owner(early))
+        for _ in range(4):
+            look(db, clock)
+            end(db, "succeeded", job_type="after")
+        # While anybody is at it, all until the look before.
+        assert totals(db) == {"succeeded": 3}
+        assert counted(db)["12 12:00", "early", "succeeded"] == 1
+
+    for _ in range(3):
+        look(db, clock)
+
+    assert totals(db) == {"succeeded": 6}
+    assert counted(db)["12 12:00", "late", "succeeded"] == 1
+
+
+def test_who_commits_between_a_look_and_the_next_is_counted_once(db, connect, clock):
+    clock.set(NOON)
+    job = running(db)
+    stranger = connect()
+    with stranger.transaction():
+        one(stranger, "finish_job", **owner(job))
+        look(db, clock)
+        assert totals(db) == {}
+
+    for _ in range(3):
+        look(db, clock)
+
+    assert totals(db) == {"succeeded": 1}
+
+
+def test_who_rolls_back_late_is_not_counted(db, connect, clock):
+    clock.set(NOON)
+    job = running(db)
+    stranger = connect()
+    with stranger.transaction(force_rollback=True):
+        one(stranger, "finish_job", **owner(job))
+        for _ in range(3):
+            look(db, clock)
+
+    for _ in range(3):
+        look(db, clock)
+
+    assert "succeeded" not in totals(db)
+    assert rows(db, "select from rota.late_xids") == []
+
+
+def test_a_late_end_comes_to_hours_and_days_that_are_added_up(db, connect, clock):
+    clock.set(NOON)
+    late, early = (running(db, job_type=name) for name in ("late", "early"))
+    stranger = connect()
+    with stranger.transaction():
+        one(stranger, "finish_job", **owner(late))
+        one(db, "finish_job", **owner(early))
+        for _ in range(3):
+            look(db, clock)
+        clock.advance("2 days")
+        end(db, "succeeded", job_type="after")
+        look(db, clock)
+        look(db, clock)
+        assert counted(db, "day") == {("12 00:00", "early", "succeeded"): 1}
+
+    for _ in range(2):
+        look(db, clock)
+
+    assert counted(db, "hour") == {
+        ("12 12:00", "early", "succeeded"): 1,
+        ("12 12:00", "late", "succeeded"): 1,
+    }
+    assert counted(db, "day") == {
+        ("12 00:00", "early", "succeeded"): 1,
+        ("12 00:00", "late", "succeeded"): 1,
+    }
+
+
+def test_a_prepared_transaction_is_counted_after_its_end(db, connect, clock):
+    if scalar(db, "select current_setting('max_prepared_transactions')") == "0":
+        pytest.skip("the server prepares no transactions")
+    clock.set(NOON)
+    job = running(db)
+    stranger = connect()
+    stranger.tpc_begin(stranger.xid(1, "g", "b"))
+    one(stranger, "finish_job", **owner(job))
+    stranger.tpc_prepare()
+    for _ in range(3):
+        look(db, clock)
+    assert totals(db) == {}
+
+    stranger.tpc_commit()
+    for _ in range(3):
+        look(db, clock)
+
+    assert totals(db) == {"succeeded": 1}
+
+
+def test_an_old_snapshot_of_others_changes_nothing(db, connect, clock):
+    clock.set(NOON)
+    reader = connect()
+    with reader.transaction():
+        reader.execute("set transaction isolation level repeatable read")
+        reader.execute("select 1")
+        end(db, "succeeded")
+        look(db, clock)
+
+        assert totals(db) == {"succeeded": 1}
+
+
+def test_a_tick_in_an_old_snapshot_counts_nothing(db, clock):
+    clock.set(NOON)
+    end(db, "succeeded")
+    clock.advance("1 hour")
+    with db.transaction():
+        db.execute("set transaction isolation level repeatable read")
+        one(db, "tick")
+        assert totals(db) == {}
+
+
+def test_what_is_retried_before_it_was_counted_is_counted_once(db, clock):
+    clock.set(NOON)
+    job = end(db, "dead")
+    value(db, "retry_job", job_id=job)
+
+    look(db, clock)
+    look(db, clock)
+
+    assert totals(db) == {"dead": 1, "failed": 1}
+
+
+def test_what_is_retried_after_it_was_counted_is_counted_once(db, clock):
+    clock.set(NOON)
+    job = end(db, "dead")
+    look(db, clock)
+    value(db, "retry_job", job_id=job)
+
+    look(db, clock)
+
+    assert totals(db) == {"dead": 1, "failed": 1}
+    assert rows(db, "select from rota.restored_ends") == []
+
+
+def test_retention_takes_nothing_that_is_not_counted(db, connect, clock):
+    clock.set(NOON)
+    value(db, "set_queue", queue="q", keep_finished="0")
+    job = running(db, queue="q")
+    stranger = connect()
+    with stranger.transaction():
+        one(stranger, "finish_job", **owner(job))
+        for _ in range(3):
+            look(db, clock)
+    end(db, "succeeded", queue="q")
+
+    for _ in range(3):
+        look(db, clock)
+
+    assert totals(db) == {"succeeded": 2}
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 0
+
+
+def test_a_day_that_nobody_ticked_is_counted_before_it_is_dropped(db, clock):
+    clock.set(NOON)
+    for _ in range(3):
+        end(db, "succeeded")
+        clock.advance("7 hours")
+    clock.advance("100 days")
+
+    settle(db)
+
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 0
+    assert counted(db, "day") == {
+        ("12 00:00", "x", "succeeded"): 2,
+        ("13 00:00", "x", "succeeded"): 1,
+    }
+
+
+def test_days_outlive_minutes_and_hours(db, clock):
+    clock.set(NOON)
+    end(db, "succeeded")
+    look(db, clock, "91 days")
+    look(db, clock)
+
+    assert (counted(db), counted(db, "hour")) == ({}, {})
+    assert counted(db, "day") == {("12 00:00", "x", "succeeded"): 1}
+    (day,) = call(db, "job_stats", since=NOON, step="day")
+    assert (day.succeeded, day.attempts) == (1, 1)
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0])
+def test_percentiles_are_within_five_per_cent(db, clock, spread):
+    clock.set(NOON)
+    draw = random.Random(7)
+    times = [math.exp(draw.gauss(3, spread)) / 1000 for _ in range(1000)]
+    with db.cursor() as cursor:
+        cursor.executemany(
+            "insert into rota.finished_jobs (id, queue, job_type, payload, priority,"
+            " max_attempts, status, run_at, attempts, lease_token, locked_by, created_at,"
+            " updated_at, started_at, finished_at) select %s, 'default', 'x', '{}', 0, 1,"
+            " 'succeeded', rota.now() - 2 * t, 1, 1, 'w', rota.now() - 2 * t, rota.now(),"
+            " rota.now() - t, rota.now() from make_interval(secs => %s) as t",
+            list(enumerate(times)),
+        )
+
+    look(db, clock)
+    (row,) = call(db, "job_stats", step="minute")
+
+    times.sort()
+    for name in ("run", "wait"):
+        for share in (50, 95, 99):
+            told = getattr(row, f"{name}_p{share}").total_seconds()
+            assert told == pytest.approx(times[share * 10 - 1], rel=0.05)
+        assert getattr(row, f"longest_{name}").total_seconds() == pytest.approx(times[-1])
+        average = getattr(row, f"average_{name}").total_seconds()
+        assert average == pytest.approx(sum(times) / 1000, rel=1e-3)
+
+
+@pytest.mark.parametrize("step", ["minute", "hour", "day", "total"])
+@pytest.mark.parametrize("since", ["2026-01-12 12:20+00", "2026-01-11 05:00+00"])
+def test_job_stats_adds_up_the_same_from_all_steps(db, clock, step, since):
+    clock.set("2026-01-11 05:00:30+00")
+    ended = []
+    for minutes in (0, 17, 55, 400, 1000, 1441, 1463, 1500):
+        clock.set("2026-01-11 05:00:30+00")
+        ended.append(clock.advance(f"{minutes} minutes"))
+        end(db, "succeeded", job_type=f"t{minutes % 2}")
+        settle(db)
+    look(db, clock)
+    asked = scalar(db, "select %s::timestamptz", since)
+    length = {"hour": "1 hour", "day": "1 day"}.get(step, "1 minute")
+    begin = scalar(db, "select date_bin(%s::interval, %s, 'epoch')", length, asked)
+
+    found = call(db, "job_stats", since=since, step=step, group_by=[])
+
+    assert sum(row.succeeded for row in found) == sum(at >= begin for at in ended)
+    by_type = call(
+        db, "job_stats", since=since, step=step, job_types=["t1"], group_by=["queue"]
+    )
+    assert {(row.queue, row.job_type) for row in by_type} <= {("default", None)}
+
+
+def test_job_stats_refuses_what_it_does_not_know(db):
+    with refused("step"):
+        call(db, "job_stats", step="week")
+    with refused("group_by"):
+        call(db, "job_stats", group_by=["worker"])
+
+
+def test_a_tick_counts_a_bounded_stretch_and_says_that_there_is_more(db, clock):
+    clock.set(NOON)
+    db.execute(
+        "insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,"
+        " status, run_at, attempts, lease_token, locked_by, created_at, updated_at,"
+        " started_at, finished_at) select i, 'q', 'x', '{}', 0, 1, 'succeeded', t, 1, 1, 'w',"
+        " t, t, t, t from generate_series(1, 60000) as i"
+        " cross join lateral (select rota.now() - i * interval '10 ms' as t) as m"
+    )
+    # A clock that stands still would let a tick go on for ever.
+    db.execute("delete from rota_test.clock")
+    db.execute(
+        "update rota.finished_jobs set finished_at = finished_at - ('2026-01-12 12:00+00'"
+        "::timestamptz - clock_timestamp())"
+    )
+
+    did = one(db, "tick")
+    first = totals(db)["succeeded"]
+    settle(db)
+
+    assert did.has_more
+    assert first < 60000
+    assert totals(db) == {"succeeded": 60000}
+
+
+def test_counting_never_waits_for_a_lock(db, connect, clock):
+    """Another tick hangs in its transaction; this one leaves the counting to it."""
+    clock.set(NOON)
+    end(db, "succeeded")
+    stranger = connect()
+    with stranger.transaction():
+        stranger.execute("select from rota.stats_progress for update")
+        look(db, clock)
+        assert totals(db) == {}
+
+    look(db, clock)
+    assert totals(db) == {"succeeded": 1}

@@ -1,0 +1,469 @@
+"""Acts on all jobs that a filter finds, and what is kept of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    one,
+    owner,
+    raises,
+    refused,
+    rows,
+    run,
+    running,
+    scalar,
+    settle,
+    value,
+)
+
+HOUR = timedelta(hours=1)
+
+
+def act(db, what, filter, arguments=None, **more):
+    return one(db, "act_on_jobs", act=what, filter=filter, arguments=arguments or {}, **more)
+
+
+def statuses(db, ids):
+    return [run(db, job_id).status for job_id in ids]
+
+
+def dead(db, *, error="boom", **arguments):
+    enqueue(db, **{"max_attempts": 1, **arguments})
+    (job,) = claim(db, queues=[arguments.get("queue", "default")])
+    one(db, "fail_job", **owner(job), error=error, error_type="E")
+    return job.job_id
+
+
+def log(db):
+    return rows(db, "select * from rota.audit_log order by id")
+
+
+def test_a_filter_finds_by_each_of_its_keys(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    old = dead(db, error="card 4711 declined")
+    clock.advance("2 hours")
+    others = {
+        "queue": dead(db, queue="q"),
+        "job_type": dead(db, job_type="mail"),
+        "idempotency_key": dead(db, idempotency_key="k"),
+        "ordering_key": dead(db, ordering_key="o", skip_dead=True),
+        "limit_key": dead(db, limit_key="l"),
+        "payload": dead(db, payload={"customer": {"id": 7, "name": "Ann"}}),
+        "headers": dead(db, headers={"tenant": "acme"}),
+    }
+    filters = {
+        "queue": "q",
+        "job_type": "mail",
+        "idempotency_key": "k",
+        "ordering_key": "o",
+        "limit_key": "l",
+        "payload": {"customer": {"id": 7}},
+        "headers": {"tenant": "acme"},
+    }
+
+    for key, job_id in others.items():
+        found = act(db, "retry", {key: filters[key]}, dry_run=True)
+        assert [job["job_id"] for job in found.samples] == [job_id], key
+    for filter_ in (
+        {"older_than": "1 hour"},
+        {"error": "card 12 declined"},
+        {"ids": [old]},
+        {"error_type": "E", "older_than": "01:00:00", "status": ["dead"]},
+    ):
+        assert act(db, "retry", filter_, dry_run=True).samples[0]["job_id"] == old
+    assert act(db, "retry", {"newer_than": "1 hour"}, dry_run=True).matched == len(others)
+    assert act(db, "retry", {"all": True}, dry_run=True).matched == len(others) + 1
+    assert log(db) == []
+
+
+def test_a_dry_run_counts_and_changes_nothing(db):
+    ids = [enqueue(db) for _ in range(12)]
+
+    told = act(db, "cancel", {"queue": "default"}, dry_run=True)
+
+    assert (told.matched, told.changed, told.conflicts, told.next_after_id) == (12, 0, [], None)
+    assert [job["job_id"] for job in told.samples] == ids[:10]
+    assert set(statuses(db, ids)) == {"queued"}
+
+
+def test_calls_go_on_where_the_last_one_stopped(db):
+    ids = [enqueue(db) for _ in range(7)]
+    after, calls = 0, []
+
+    while after is not None:
+        told = act(db, "cancel", {"queue": "default"}, max_jobs=3, after_id=after)
+        calls.append(told.changed)
+        after = told.next_after_id
+
+    assert calls == [3, 3, 1]
+    assert set(statuses(db, ids)) == {"cancelled"}
+    assert [row.jobs for row in log(db)] == [3, 3, 1]
+
+
+def test_retry_runs_what_failed_again_and_keeps_what_was_the_payload(db):
+    first = dead(db, payload={"cents": 5, "currency": "XXX"})
+    second = dead(db, payload={"cents": 7})
+    enqueue(db, max_attempts=3)
+    failed = one(db, "fail_job", **owner(claim(db)[0]), error="e")
+    value(db, "cancel_job", job_id=enqueue(db))
+
+    told = act(
+        db, "retry", {"queue": "default"}, {"merge": {"currency": "EUR"}, "max_attempts": 4}
+    )
+
+    assert (failed.status, told.changed, told.conflicts) == ("failed", 3, [])
+    found = claim(db, max_jobs=10)
+    assert {job.max_attempts for job in found} == {4}
+    assert [run(db, job_id).payload for job_id in (first, second)] == [
+        {"cents": 5, "currency": "EUR"},
+        {"cents": 7, "currency": "EUR"},
+    ]
+    kept = rows(db, "select payload from rota.job_errors order by job_id")
+    assert [row.payload for row in kept][:2] == [
+        {"cents": 5, "currency": "XXX"},
+        {"cents": 7},
+    ]
+    (row,) = [row for row in log(db) if row.filter]
+    assert (row.act, row.jobs, row.before) == ("retry", 3, {"dead": 2, "failed": 1})
+    assert row.after == {"merge": {"currency": "EUR"}, "max_attempts": 4}
+
+
+def test_retry_with_a_payload_tells_of_one_job_what_it_was(db):
+    job_id = dead(db, payload={"cents": 5})
+
+    act(db, "retry", {"ids": [job_id]}, {"payload": {"cents": 6}})
+
+    assert run(db, job_id).payload == {"cents": 6}
+    assert log(db)[-1].before == {"dead": 1, "payload": {"cents": 5}}
+
+
+def test_conflicts_are_listed_and_stop_no_other(db, connect):
+    taken = dead(db, idempotency_key="k")
+    holder = enqueue(db, idempotency_key="k", queue="other")
+    list_payload = dead(db)
+    db.execute("update rota.finished_jobs set payload = '[1]' where id = %s", [list_payload])
+    done = end(db)
+    busy = running(db, queue="q").job_id
+    locked, good = dead(db), dead(db)
+    other = connect(autocommit=False)
+    other.execute("select from rota.finished_jobs where id = %s for update", [locked])
+    unknown = 10**15
+
+    told = act(
+        db,
+        "retry",
+        {"ids": [taken, list_payload, busy, locked, good, unknown, done]},
+        {"merge": {"a": 1}},
+    )
+
+    reasons = {conflict["job_id"]: conflict["reason"] for conflict in told.conflicts}
+    assert (told.matched, told.changed) == (6, 2)
+    assert set(reasons) == {taken, list_payload, busy, locked, unknown}
+    assert reasons[taken] == f"its idempotency_key is taken by job {holder}"
+    assert "no object" in reasons[list_payload]
+    assert reasons[busy] == "running"
+    assert reasons[unknown] == "not found"
+    assert "locked" in reasons[locked]
+    other.rollback()
+    assert statuses(db, [good, done, taken]) == ["queued", "queued", "dead"]
+
+
+def end(db):
+    job = running(db)
+    value(db, "finish_job", **owner(job), result=Jsonb({"a": 1}))
+    return job.job_id
+
+
+def test_a_locked_job_tells_who_has_locked_it(db, connect):
+    first, second = enqueue(db), enqueue(db)
+    other = connect(autocommit=False)
+    other.execute("select from rota.jobs where id = %s for update", [first])
+
+    told = act(db, "cancel", {"queue": "default"})
+
+    (conflict,) = told.conflicts
+    assert conflict["job_id"] == first
+    assert conflict["pid"] == other.info.backend_pid
+    assert run(db, second).status == "cancelled"
+
+
+def test_two_dead_jobs_of_one_key_do_not_both_come_back(db):
+    ids = [dead(db, idempotency_key="k") for _ in range(2)]
+    other = dead(db)
+
+    told = act(db, "retry", {"status": "dead"})
+
+    assert told.changed == 2
+    (conflict,) = told.conflicts
+    assert conflict["job_id"] == ids[1]
+    assert statuses(db, [*ids, other]) == ["queued", "dead", "queued"]
+
+
+def test_retry_takes_halted_keys_and_parents_into_account(db):
+    head = dead(db, ordering_key="k")
+    second = enqueue(db, ordering_key="k")
+    parent = dead(db)
+    child = enqueue(db, depends_on=[parent], if_parent_dead="wait")
+
+    assert act(db, "retry", {"status": "dead"}).changed == 2
+    settle(db)
+
+    assert statuses(db, [head, second, parent, child]) == [
+        "queued",
+        "blocked",
+        "queued",
+        "blocked",
+    ]
+    for _ in range(2):
+        for job in claim(db, max_jobs=5):
+            value(db, "finish_job", **owner(job))
+        settle(db)
+    assert statuses(db, [head, second, parent, child]) == ["succeeded"] * 4
+
+
+def test_cancel_ends_what_waits_and_asks_what_runs(db):
+    job = running(db)
+    waiting = enqueue(db)
+
+    told = act(db, "cancel", {"queue": "default"}, {"reason": "a wrong price"})
+
+    assert told.changed == 2
+    assert run(db, waiting).cancel_reason == "a wrong price"
+    assert run(db, waiting).status == "cancelled"
+    assert run(db, job.job_id).cancel_requested_at is not None
+
+
+def test_discard_clears_the_alert_and_leaves_the_dead(db):
+    job_id = dead(db)
+    assert scalar(db, "select dead from rota.queue_stats") == 1
+
+    assert act(db, "discard", {"queue": "default"}).changed == 1
+    assert act(db, "discard", {"queue": "default"}).matched == 0
+
+    assert run(db, job_id).status == "dead"
+    assert sum(row.dead for row in rows(db, "select dead from rota.queue_stats")) == 0
+    found = [row for row in call(db, "doctor") if row.finding == "dead_jobs"]
+    assert [row.severity for row in found] == ["ok"]
+    value(db, "retry_job", job_id=job_id)
+    one(db, "fail_job", **owner(claim(db)[0]), error="again", fatal=True)
+    assert scalar(db, "select dead from rota.queue_stats") == 1
+
+
+def test_reschedule_set_priority_and_move(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    ids = [enqueue(db) for _ in range(3)]
+
+    act(db, "reschedule", {"ids": ids}, {"delay": "1 hour"})
+    assert {run(db, job_id).run_at for job_id in ids} == {now + HOUR}
+    act(db, "reschedule", {"ids": ids[:2]}, {"run_at": "2026-01-01 00:00+00"})
+    act(db, "set_priority", {"ids": ids[1:2]}, {"priority": -3})
+    act(db, "move", {"ids": ids[:2]}, {"queue": "other"})
+
+    assert claim(db) == []
+    assert [job.job_id for job in claim(db, queues=["other"], max_jobs=5)] == [ids[1], ids[0]]
+
+
+def test_move_to_a_queue_that_ages_or_takes_turns_gives_a_place_there(db):
+    value(db, "set_queue", queue="aging", ageing="1 minute")
+    ids = [enqueue(db, limit_key="k") for _ in range(2)]
+
+    act(db, "move", {"queue": "default"}, {"queue": "aging"})
+
+    assert len(claim(db, queues=["aging"], max_jobs=5)) == len(ids)
+    assert not [row for row in call(db, "verify") if row.violations]
+
+
+def test_purge_deletes_ended_jobs_that_nobody_waits_for(db):
+    done, lost = end(db), dead(db)
+    parent = dead(db)
+    enqueue(db, depends_on=[parent], if_parent_dead="wait")
+
+    assert act(db, "purge", {"queue": "default"}).changed == 1
+    told = act(db, "purge", {"status": ["dead"]})
+
+    assert told.conflicts == [{"job_id": parent, "reason": "other jobs wait for it"}]
+    assert rows(db, "select from rota.job_runs where id = any(%s)", [done, lost]) == []
+    assert scalar(db, "select count(*) from rota.job_errors where job_id = %s", lost) == 0
+
+
+def test_erase_takes_away_what_is_known_of_somebody(db):
+    ann = {"customer": {"id": 7, "name": "Ann"}}
+    parts = {"headers": {"mail": "ann@x"}, "payload": ann}
+    finished = enqueue(db, **parts)
+    value(db, "finish_job", **owner(claim(db)[0]), result=Jsonb({"to": "Ann"}))
+    lost = dead(db, error="no such Ann", **parts)
+    act(db, "retry", {"ids": [lost]}, {"merge": {"again": "Ann"}})
+    one(db, "fail_job", **owner(claim(db)[0]), error="Ann again", fatal=True)
+    waiting = enqueue(db, idempotency_key="Ann", delay="1 hour", **parts)
+    busy = running(db, **parts).job_id
+    other = enqueue(db, payload={"customer": {"id": 8}})
+
+    told = act(db, "erase", {"payload": {"customer": {"id": 7}}})
+
+    assert told.changed == 3
+    assert told.conflicts == [{"job_id": busy, "reason": "running"}]
+    assert statuses(db, [finished, lost, waiting, other]) == [
+        "succeeded",
+        "dead",
+        "cancelled",
+        "queued",
+    ]
+    for table in ("finished_jobs", "job_errors", "audit_log"):
+        text = scalar(db, f"select string_agg(t::text, ' ') from rota.{table} as t")
+        assert "ann" not in text.lower(), (table, text)
+        assert "7" not in str(log(db)[-1].filter)
+
+
+def test_singles_pauses_settings_and_schedules_are_in_the_log(db):
+    db.execute("set rota.actor = 'ann'")
+    job_id = enqueue(db, "mail")
+    value(db, "set_priority", job_id=job_id, priority=3)
+    value(db, "reschedule_job", job_id=job_id, delay="1 hour")
+    value(db, "retry_job", job_id=job_id)
+    value(db, "cancel_job", job_id=job_id, reason="wrong")
+    value(db, "set_queue", queue="mail", max_attempts=3)
+    value(db, "set_limit", queue="mail", max_running=3)
+    value(db, "pause_type", job_type="mail", reason="down")
+    value(db, "resume_type", job_type="mail")
+    call(db, "schedule_job", name="s", schedule="@daily", job_type="mail")
+    value(db, "unschedule_job", name="s")
+    settle(db)
+
+    found = log(db)
+
+    assert {(row.role, row.actor) for row in found} == {("postgres", "ann")}
+    assert [row.act for row in found] == [
+        *("set_priority", "reschedule", "retry", "cancel"),
+        *("set_queue", "set_limit", "pause", "resume", "schedule", "unschedule"),
+    ]
+    assert [row.job_ids for row in found[:4]] == [[job_id]] * 4
+    assert (found[0].before, found[0].after) == ({"priority": 0}, {"priority": 3})
+    assert found[4].after["max_attempts"] == 3
+    assert found[7].before["reason"] == "down"
+    assert found[7].after is None
+
+
+def test_what_is_done_is_logged_only_if_it_is_committed(db):
+    job_id = enqueue(db)
+    db.execute("begin")
+    act(db, "cancel", {"ids": [job_id]})
+    db.execute("rollback")
+
+    assert log(db) == []
+
+
+def test_the_log_is_purged_after_a_year(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_queue", queue="q")
+    clock.advance("367 days")
+    value(db, "set_queue", queue="r")
+    call(db, "tick")
+
+    assert [row.filter for row in log(db)] == [{"queue": "r"}]
+
+
+BAD = {
+    "act": [{"act": None}, {"act": "explode"}],
+    "filter": [
+        {"filter": filter_}
+        for filter_ in (
+            None,
+            Jsonb([]),
+            {},
+            {"queue": 1},
+            {"colour": "red"},
+            {"all": False},
+            {"ids": []},
+            {"ids": ["1"]},
+            {"ids": [1.5]},
+            {"ids": [10**30]},
+            {"ids": list(range(1, 1002))},
+            {"status": "running"},
+            {"status": 7},
+            {"payload": "Ann"},
+        )
+    ],
+    "filter.older_than": [
+        {"filter": {"older_than": "soon"}},
+        {"filter": {"older_than": "-1 h"}},
+    ],
+    "arguments": [
+        {"arguments": None},
+        {"arguments": {"colour": "red"}},
+        {"arguments": {"payload": {}, "merge": {}}},
+    ],
+    "arguments.merge": [{"arguments": {"merge": [1]}}],
+    "arguments.payload": [{"arguments": {"payload": "x" * 2**21}}],
+    "arguments.max_attempts": [
+        {"arguments": {"max_attempts": bad}} for bad in (0, "many", None)
+    ],
+    "arguments.priority": [
+        {"act": "set_priority", "arguments": arguments}
+        for arguments in ({}, {"priority": 40000}, {"priority": "high"})
+    ],
+    "arguments.queue": [
+        {"act": "move", "arguments": arguments} for arguments in ({}, {"queue": "no queue"})
+    ],
+    "arguments.run_at": [
+        {"act": "reschedule", "arguments": arguments}
+        for arguments in ({}, {"run_at": "soon"}, {"run_at": "infinity"})
+    ],
+    "arguments.delay": [{"act": "reschedule", "arguments": {"delay": "-1 s"}}],
+    "max_jobs": [{"max_jobs": bad} for bad in (None, 0, 1001)],
+    "after_id": [{"after_id": None}],
+    "dry_run": [{"dry_run": None}],
+}
+
+
+def test_act_on_jobs_refuses_every_bad_argument_by_name(db):
+    good = {"act": "retry", "filter": {"queue": "q"}}
+    for argument, calls in BAD.items():
+        for bad in calls:
+            given = {**good, **bad}
+            given = {k: Jsonb(v) if k == "arguments" and v else v for k, v in given.items()}
+            with refused(argument):
+                call(db, "act_on_jobs", **given)
+
+
+@pytest.mark.own_session
+def test_who_is_confined_to_queues_acts_on_their_jobs_only(db, admin, connect):
+    name = f"confined_operator_{scalar(db, 'select current_database()')}"
+    admin.execute(f"create role {name} login")
+    for (statement,) in rows(db, "select rota.grant_statements('operator', %s)", name):
+        db.execute(statement)
+    value(db, "grant_queue", role=name, queue="mine", access="operator")
+    mine, theirs = enqueue(db, queue="mine"), enqueue(db, queue="theirs")
+    db.execute(f"set session authorization {name}")
+
+    told = act(db, "set_priority", {"all": True}, {"priority": 5})
+    assert [job["job_id"] for job in told.samples] == [mine]
+    told = act(db, "cancel", {"ids": [theirs]})
+    assert told.conflicts == [{"job_id": theirs, "reason": "not found"}]
+    for function in ("cancel_job", "retry_job"):
+        with raises("RT001"):
+            value(db, function, job_id=theirs)
+    for function, arguments in [
+        ("pause_queue", {"queue": "theirs"}),
+        ("pause_type", {"job_type": "x"}),
+        ("pause_all", {}),
+        ("set_queue", {"queue": "theirs"}),
+        (
+            "act_on_jobs",
+            {"act": "move", "filter": {"all": True}, "arguments": {"queue": "theirs"}},
+        ),
+    ]:
+        with raises("42501"):
+            call(db, function, **arguments)
+    value(db, "pause_queue", queue="mine")
+    db.execute("reset session authorization")
+    assert statuses(db, [mine, theirs]) == ["queued", "queued"]
+    assert {row.role for row in log(db)} == {name}
+    db.execute(f"drop owned by {name}")
+    admin.execute(f"drop role {name}")

@@ -1,0 +1,181 @@
+"""Who is let in, and where a page can be mounted."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from rota.web import User, app
+from web.conftest import serving
+from web.scene import Scene
+
+Make = Callable[..., Any]
+
+
+def asked(
+    page: Any,
+    path: str = "/",
+    *,
+    peer: str = "127.0.0.1",
+    host: str = "localhost",
+    **headers: str,
+) -> httpx.Response:
+    """Ask a page as somebody at that address; only what is refused may be asked for."""
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app=page, client=(peer, 5000))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as http:
+            told = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await http.get(path, headers=told)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("peer", "host", "status"),
+    [
+        ("127.0.0.1", "localhost", 200),
+        ("::1", "[::1]", 200),
+        ("192.0.2.7", "localhost", 403),
+        ("127.0.0.1", "evil.example", 403),
+        ("127.0.0.1", "localhost.evil.example", 403),
+    ],
+)
+def test_without_passwords_only_this_machine_is_answered(
+    make_page: Make, scene: Scene, peer: str, host: str, status: int
+) -> None:
+    for path in ("/static/rota.css", "/static/htmx.min.js"):
+        assert asked(make_page(), path, peer=peer, host=host).status_code == status
+
+
+def users(path: Path, *, allow_acts: bool, name: str, password: str) -> str:
+    command = [sys.executable, "-m", "rota", "web", "--passwords", str(path)]
+    command += ["--add-user", name, *(["--allow-acts"] if allow_acts else [])]
+    done = subprocess.run(
+        command, input=f"{password}\n", capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_password_file_lets_in_whom_it_names(
+    make_page: Make, scene: Scene, tmp_path: Path
+) -> None:
+    path = tmp_path / "users"
+    told = users(path, allow_acts=True, name="ann", password="correct horse")
+    users(path, allow_acts=False, name="bob", password="battery staple")
+    job = f"/jobs/{scene.jobs['dead']}"
+
+    assert told == f"ann is an operator in {path}\n"
+    assert path.stat().st_mode & 0o077 == 0
+    assert "correct horse" not in path.read_text()
+    with (
+        serving(make_page(passwords=path, allow_acts=True)) as address,
+        httpx.Client(base_url=address) as http,
+    ):
+        assert http.get("/").status_code == 401
+        assert "basic" in http.get("/static/rota.js").headers["www-authenticate"].lower()
+        for wrong in (("ann", "x"), ("eve", "correct horse"), ("ann", ""), ("", "")):
+            assert http.get("/", auth=wrong).status_code == 401
+        assert http.get("/", headers={"authorization": "Basic é!".encode()}).status_code == 401
+        assert "/act/" in http.get(job, auth=("ann", "correct horse")).text
+        shown = http.get(job, auth=("bob", "battery staple"))
+        assert shown.status_code == 200
+        assert "/act/" not in shown.text
+        path.write_text("\n".join(path.read_text().splitlines()[1:]))
+        assert http.get("/", auth=("ann", "correct horse")).status_code == 401
+
+
+def test_a_token_is_for_one_user(make_page: Make, scene: Scene) -> None:
+    def who(request: Request) -> User | None:
+        name = request.headers.get("x-name")
+        return User(name, is_operator=True) if name else None
+
+    with (
+        serving(make_page(authenticate=who, allow_acts=True)) as address,
+        httpx.Client(base_url=address) as http,
+    ):
+        assert http.get("/").status_code == 403
+        form = http.get("/act/pause_queue?queue=mail", headers={"x-name": "ann"}).text
+        token = form.split('name="token" value="')[1].split('"')[0]
+        answer = http.post(
+            "/act/pause_queue",
+            data={"queue": "mail", "token": token},
+            headers={"x-name": "eve"},
+        )
+    assert answer.status_code == 403
+
+
+def test_a_header_is_believed_of_the_proxy_alone(make_page: Make, scene: Scene) -> None:
+    page = make_page(trusted_header="X-Remote-User", trusted_proxies=["10.1.0.0/16"])
+
+    path = "/static/rota.css"
+    assert asked(page, path, peer="10.1.2.3", X_Remote_User="ann").status_code == 200
+    assert asked(page, path, peer="10.1.2.3").status_code == 403
+    assert asked(page, path, peer="10.2.2.3", X_Remote_User="ann").status_code == 403
+    assert asked(page, path, peer="127.0.0.1", X_Remote_User="ann").status_code == 403
+
+
+def test_operators_of_the_proxy_are_named(make_page: Make, scene: Scene) -> None:
+    options = {"trusted_header": "X-Remote-User", "allow_acts": True, "operators": ["ann"]}
+    with serving(make_page(**options)) as address, httpx.Client(base_url=address) as http:
+        job = f"/jobs/{scene.jobs['dead']}"
+        assert "/act/" in http.get(job, headers={"x-remote-user": "ann"}).text
+        assert "/act/" not in http.get(job, headers={"x-remote-user": "bob"}).text
+        both = [("x-remote-user", "ann"), ("x-remote-user", "bob")]
+        assert http.get(job, headers=both).status_code == 403
+
+
+def test_a_page_works_under_any_path_of_an_application(make_page: Make, scene: Scene) -> None:
+    outer = FastAPI()
+    outer.mount("/ops/rota", make_page(allow_acts=True))
+    with serving(outer) as address, httpx.Client(base_url=address) as http:
+        page = http.get("/ops/rota/")
+        assert page.status_code == 200
+        links = [part.split('"')[0] for part in page.text.split('href="')[1:]]
+        assert all(link.startswith(("/ops/rota", "#")) for link in links)
+        assert http.get("/ops/rota/static/rota.css").status_code == 200
+        answer = http.get("/ops/rota/jobs?q=dead")
+        assert answer.headers["location"] == "/ops/rota/jobs?status=dead"
+        form = http.get(f"/ops/rota/act/retry_job?job_id={scene.jobs['queued']}").text
+        assert 'action="/ops/rota/act/retry_job"' in form
+
+
+def test_ways_to_let_somebody_in_are_not_mixed(login_url: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one of"):
+        app(login_url, trusted_header="X", passwords=tmp_path / "x")
+    with pytest.raises(FileNotFoundError):
+        app(login_url, passwords=tmp_path / "x")
+    (tmp_path / "x").write_text("ann:root:00:00\n")
+    with pytest.raises(ValueError, match="x:1 is not"):
+        app(login_url, passwords=tmp_path / "x")
+    with pytest.raises(ValueError, match="hide, mask or show"):
+        app(login_url, payloads="all")  # type: ignore[arg-type]
+
+
+def test_the_command_refuses_to_show_the_jobs_to_everybody(login_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rota", "web", "-d", login_url, "--host", "0.0.0.0"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "say who may" in done.stderr
+
+
+def test_a_database_that_is_away_is_told_and_no_password_with_it(make_page: Make) -> None:
+    page = app("postgresql://u:hunter2@127.0.0.1:1/x", observer_role=None, read_time=0.4)
+    with serving(page) as address, httpx.Client(base_url=address, timeout=60) as http:
+        shown = http.get("/")
+    assert shown.status_code == 503
+    assert "The database does not answer" in shown.text
+    assert "hunter2" not in shown.text

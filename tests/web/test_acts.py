@@ -1,0 +1,337 @@
+"""What an operator does from the page, and who cannot."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from rota.web import User
+from rota.web.acts import address_of
+from web.conftest import serving
+from web.scene import HOSTILE
+
+Db = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def db_of_page(web_url: str) -> Iterator[Db]:
+    with psycopg.connect(web_url, autocommit=True) as connection:
+        yield connection
+
+
+def enqueue(db: Db, job_type: str = "act", **options: Any) -> int:
+    names = "".join(f", {name} => %({name})s" for name in options)
+    row = db.execute(
+        f"select rota.enqueue(job_type => %(job_type)s, queue => 'acts'{names})",
+        {"job_type": job_type, **options},
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def status_of(db: Db, job_id: int) -> tuple[Any, ...]:
+    row = db.execute(
+        "select status, priority, run_at > now() from rota.job_runs where id = %s", [job_id]
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def act(http: httpx.Client, path: str, **more: str) -> httpx.Response:
+    """Do what the form of an act does."""
+    form = http.get(path)
+    assert form.status_code == 200, form.text
+    found = re.findall(r'<input type="hidden" name="([\w.]+)" value="([^"]*)"', form.text)
+    given = {name: html.unescape(value) for name, value in found}
+    return http.post(path.partition("?")[0], data={**given, **more})
+
+
+def test_nothing_acts_on_get(http: httpx.Client, db_of_page: Db) -> None:
+    job_id = enqueue(db_of_page)
+
+    for path in (
+        f"/act/cancel_job?job_id={job_id}",
+        f"/act/cancel_job?job_id={job_id}&token=x",
+    ):
+        assert http.get(path).status_code == 200
+
+    assert status_of(db_of_page, job_id)[0] == "queued"
+
+
+def test_a_job_is_cancelled_retried_and_moved_in_time(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    job_id = enqueue(db_of_page)
+
+    answer = act(http, f"/act/set_priority?job_id={job_id}", priority="7")
+    assert f"rota.set_priority(job_id =&gt; {job_id}, priority =&gt; 7)" in answer.text
+    act(http, f"/act/reschedule_job?job_id={job_id}", delay="2 hours")
+    assert status_of(db_of_page, job_id) == ("queued", 7, True)
+    answer = act(http, f"/act/cancel_job?job_id={job_id}", reason=HOSTILE)
+    assert "Done" in answer.text
+    assert status_of(db_of_page, job_id)[0] == "cancelled"
+    (undo,) = re.findall(r'href="(/act/retry_job[^"]*)"', answer.text)
+    act(http, undo)
+    assert status_of(db_of_page, job_id)[0] == "queued"
+
+
+def test_what_cannot_be_done_is_told_and_the_rest_is_done(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    one, two = enqueue(db_of_page), enqueue(db_of_page)
+    act(http, f"/act/cancel_job?job_id={one}")
+    form = http.get(f"/act/set_priority?id={one}&id={two}")
+    token = re.findall(r'name="token" value="(\w+)"', form.text)[0]
+
+    answer = http.post(
+        "/act/set_priority", data={"token": token, "id": [str(one), str(two)], "priority": "3"}
+    )
+
+    assert "Done for 1 of 2" in answer.text
+    assert f'<a href="/jobs/{one}">{one}</a>: ' in answer.text
+    assert status_of(db_of_page, two)[1] == 3
+
+
+def test_a_queue_is_paused_and_resumed(http: httpx.Client, db_of_page: Db) -> None:
+    enqueue(db_of_page)
+
+    answer = act(http, "/act/pause_queue?queue=acts", reason="it's \\ late")
+    assert "Done" in answer.text
+    assert "queue acts is paused" in http.get("/").text
+    act(http, "/act/resume_queue?queue=acts")
+    assert "queue acts is paused" not in http.get("/").text
+
+
+def test_a_schedule_is_run_disabled_and_removed(http: httpx.Client, db_of_page: Db) -> None:
+    db_of_page.execute(
+        "select rota.schedule_job(name => 'shop/nightly', schedule => '0 2 * * *',"
+        " job_type => 'clean', queue => 'acts')"
+    )
+    act(http, "/act/run_schedule_now?name=shop/nightly")
+    page = http.get("/jobs?schedule=shop/nightly").text
+    assert page.count('<th scope="row">') == 1
+    act(http, "/act/disable_schedule?name=shop/nightly")
+    assert "disabled" in http.get("/schedules/shop/nightly").text
+    act(http, "/act/unschedule_job?name=shop/nightly")
+    assert http.get("/schedules/shop/nightly").status_code == 404
+
+
+def test_an_unknown_effect_is_settled(http: httpx.Client, db_of_page: Db) -> None:
+    job_id = enqueue(db_of_page)
+    db_of_page.execute("select rota.set_priority(%s, -5)", [job_id])
+    lease = db_of_page.execute(
+        "select job_id, lease_token from rota.claim_jobs(worker => 'w', queues => '{acts}',"
+        " max_jobs => 1)"
+    ).fetchone()
+    assert lease is not None
+    assert lease[0] == job_id
+    db_of_page.execute("select rota.record_effect('acts', %s, %s, %s)", [HOSTILE, *lease])
+    db_of_page.execute(
+        "select rota.fail_job(job_id => %s, lease_token => %s, error => 'gone', fatal => true)",
+        list(lease),
+    )
+    page = http.get("/waiting").text
+    (path,) = re.findall(r'href="(/act/settle_effect\?scope=acts[^"]*)"', page)
+    address = html.unescape(path)
+
+    assert act(http, address).status_code == 422
+    assert "Done" in act(http, address, outcome="done").text
+    assert path not in http.get("/waiting").text
+
+
+def test_what_is_done_to_all_that_match_is_counted_before_and_told_after(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    ids = [enqueue(db_of_page, "bulk", delay="1 day") for _ in range(12)]
+    keyed = enqueue(db_of_page, "bulk", delay="1 day", idempotency_key="bulk:1")
+    act(http, "/all/cancel?type=bulk&queue=acts", **{"to.reason": HOSTILE})
+    assert {status_of(db_of_page, job_id)[0] for job_id in [*ids, keyed]} == {"cancelled"}
+    enqueue(db_of_page, "bulk", delay="1 day", idempotency_key="bulk:1")
+
+    form = http.get("/all/retry?type=bulk&queue=acts&status=cancelled")
+    answer = act(
+        http,
+        "/all/retry?type=bulk&queue=acts&status=cancelled",
+        **{"to.merge": '{"currency": "EUR"}'},
+    )
+
+    assert "13 jobs" in form.text
+    assert "The first 10 of 13 jobs" in form.text
+    assert "Done: 12 changed" in answer.text
+    assert "1 could not be done" in answer.text
+    assert f'<a href="/jobs/{keyed}">{keyed}</a>' in answer.text
+    sent = 'arguments => \'{"merge": {"currency": "EUR"}}\''
+    assert sent in html.unescape(answer.text)
+    payloads = db_of_page.execute(
+        "select distinct payload from rota.jobs where id = any(%s)", [ids]
+    ).fetchall()
+    assert payloads == [({"currency": "EUR"},)]
+    act(http, "/all/move?type=bulk&status=queued", **{"to.queue": "acts2"})
+    queues = db_of_page.execute(
+        "select distinct queue from rota.jobs where id = any(%s)", [ids]
+    ).fetchall()
+    assert queues == [("acts2",)]
+
+
+def test_thousands_are_done_in_steps_that_tell_how_far_they_are(
+    http: httpx.Client, db_of_page: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db_of_page.execute(
+        "select rota.enqueue_many((select jsonb_agg(jsonb_build_object('job_type', 'many',"
+        " 'queue', 'many', 'delay', '1 day')) from generate_series(1, 2500)))"
+    )
+    monkeypatch.setattr("rota.web.acts.STEP_TIME", 0.0001)
+    pages = [http.get("/all/cancel?queue=many").text]
+    path = "/all/cancel"
+    # Counting, too, ends with its time, and tells so.
+    while "data-goes-on" in pages[-1] or len(pages) == 1:
+        found = re.findall(r'<input type="hidden" name="([\w.]+)" value="([^"]*)"', pages[-1])
+        pages.append(
+            http.post(path, data={name: html.unescape(value) for name, value in found}).text
+        )
+
+    told = [re.findall(r'role="status">([^<]*)', page) for page in pages[1:]]
+    assert told[0] == ["1\u202f000 of 2\u202f500 done"]
+    assert told[-1] == ["Done: 2\u202f500 changed"]
+    assert db_of_page.execute(
+        "select count(*) from rota.jobs where queue = 'many'"
+    ).fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/all/retry", "Nothing was said"),
+        ("/all/retry?error=x", "while the filter has: Error has"),
+        ("/all/discard?status=queued", "status"),
+        ("/all/cancel?id=1&id=x", "there is no job x"),
+    ],
+)
+def test_what_cannot_be_done_to_all_is_told_before(
+    http: httpx.Client, path: str, says: str
+) -> None:
+    page = http.get(path).text
+
+    assert says in html.unescape(page)
+    assert 'method="post"' not in page
+
+
+def test_an_act_with_wrong_arguments_changes_nothing(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    job_id = enqueue(db_of_page, "wrong", delay="1 day")
+
+    for path, more in (
+        (f"/all/retry?id={job_id}&status=queued", {"to.merge": "{x"}),
+        (f"/all/retry?id={job_id}&status=queued", {"to.merge": "[1]"}),
+        (f"/all/set_priority?id={job_id}", {"to.priority": "high"}),
+        (f"/all/reschedule?id={job_id}", {}),
+        (f"/all/move?id={job_id}", {"to.queue": ""}),
+    ):
+        answer = act(http, path, **more)
+        assert answer.status_code == 422, path
+        assert 'role="alert"' in answer.text
+    assert status_of(db_of_page, job_id) == ("queued", 0, True)
+
+
+def test_who_did_what_is_told(make_page: Callable[..., Any], db_of_page: Db) -> None:
+    def ann(_: Any) -> User:
+        return User("ann", is_operator=True)
+
+    job_id = enqueue(db_of_page)
+    with (
+        serving(make_page(allow_acts=True, authenticate=ann)) as address,
+        httpx.Client(base_url=address) as http,
+    ):
+        act(http, f"/act/cancel_job?job_id={job_id}", reason=HOSTILE)
+        assert '<b>ann</b> <span class="quiet">web_login</span>' in http.get("/audit").text
+        page = http.get(f"/audit?job={job_id}").text
+        assert page.count('<th scope="row">') == 1
+        assert "cancel by ann" in http.get(f"/jobs/{job_id}").text
+
+
+def test_a_type_and_everything_are_paused_and_resumed(http: httpx.Client) -> None:
+    act(http, "/act/pause_type?job_type=act", reason="provider", until="2999-01-01 UTC")
+    act(http, "/act/pause_all?", reason="restored")
+    page = http.get("/").text
+    assert "<b>type act</b>" in page
+    assert "everything" in page
+    act(http, "/act/resume_all?")
+    act(http, "/act/resume_type?job_type=act")
+    assert "<b>type act</b>" not in http.get("/").text
+
+
+def test_a_form_of_somebody_else_is_refused(http: httpx.Client, db_of_page: Db) -> None:
+    job_id = enqueue(db_of_page)
+    form = http.get(f"/act/cancel_job?job_id={job_id}").text
+    token = re.findall(r'name="token" value="(\w+)"', form)[0]
+    data = {"job_id": str(job_id)}
+
+    answers = [
+        http.post("/act/cancel_job", data=data),
+        http.post("/act/cancel_job", data={**data, "token": "x"}),
+        http.post("/act/cancel_job", data={**data, "token": "é"}),
+        http.post(
+            "/act/cancel_job",
+            data={**data, "token": token},
+            headers={"sec-fetch-site": "cross-site"},
+        ),
+    ]
+
+    assert [answer.status_code for answer in answers] == [403] * 4
+    assert status_of(db_of_page, job_id)[0] == "queued"
+
+
+def test_a_page_only_shows_unless_it_is_told_otherwise(
+    make_page: Callable[..., Any], db_of_page: Db
+) -> None:
+    job_id = enqueue(db_of_page)
+    with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+        assert "/act/" not in http.get(f"/jobs/{job_id}").text
+        assert http.get(f"/act/cancel_job?job_id={job_id}").status_code == 403
+        assert http.post("/act/cancel_job", data={"job_id": str(job_id)}).status_code == 403
+
+
+def test_an_unknown_act_or_a_body_that_is_too_large_is_refused(http: httpx.Client) -> None:
+    assert http.get("/act/drop_everything").status_code == 404
+    assert http.get("/act/cancel_job?job_id=x").status_code == 404
+    assert http.post("/act/cancel_job", content=b"x" * (3 << 20)).status_code == 413
+
+
+def test_a_locked_job_is_told_as_locked(http: httpx.Client, db_of_page: Db) -> None:
+    job_id = enqueue(db_of_page)
+    with db_of_page.transaction():
+        db_of_page.execute("select from rota.jobs where id = %s for update", [job_id])
+        answer = act(http, f"/act/cancel_job?job_id={job_id}")
+    assert "another session has locked it" in answer.text
+    assert status_of(db_of_page, job_id)[0] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("remedy", "address"),
+    [
+        ("select rota.retry_job(17);", "/act/retry_job?job_id=17"),
+        ("select rota.resume_queue('it''s');", "/act/resume_queue?queue=it%27s"),
+        ("select * from rota.tick();", "/act/tick?"),
+        ("select rota.reschedule_job(5, delay => '0');",
+         "/act/reschedule_job?job_id=5&delay=0"),
+        ("select rota.set_limit(queue => 'a', max_running => 3);",
+         "/act/set_limit?queue=a&max_running=3"),
+        ("select * from rota.explain_job(5);", "/jobs/5"),
+        ("select pg_terminate_backend(5);", None),
+        ("select rota.retry_job(d.id) from (select 1) as d;", None),
+        ("select rota.retry_job(17); select rota.retry_job(18);", None),
+        ("select rota.retry_job(x => 17);", None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_a_remedy_becomes_an_act_only_if_it_is_one(
+    remedy: str | None, address: str | None
+) -> None:
+    assert address_of(remedy) == address

@@ -1,0 +1,228 @@
+"""The page in a browser: what is seen, heard by a screen reader, typed and clicked."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from web.scene import Scene
+
+AXE = Path(__file__).with_name("axe.min.js").read_text()
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def opened(context: BrowserContext) -> Page:
+    """Open a page that fails the test when a script does, or when the browser complains."""
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    page.complaints = []  # type: ignore[attr-defined]
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))  # type: ignore[attr-defined]
+    page.on(
+        "console",
+        lambda said: (
+            page.complaints.append(said.text)  # type: ignore[attr-defined]
+            if said.type in ("error", "warning") and "404" not in said.text
+            else None
+        ),
+    )
+    page.on("dialog", lambda dialog: page.complaints.append(dialog.message))  # type: ignore[attr-defined]
+    return page
+
+
+@pytest.fixture
+def wide(browser: Browser, page: str) -> Iterator[Page]:
+    context = browser.new_context(viewport=WIDE, base_url=page)  # type: ignore[arg-type]
+    found = opened(context)
+    yield found
+    assert found.complaints == []  # type: ignore[attr-defined]
+    context.close()
+
+
+def screens(scene: Scene) -> list[str]:
+    return [
+        "/", "/jobs", "/jobs?status=dead&q=", f"/jobs/{scene.jobs['dead']}",
+        f"/jobs/{scene.jobs['running']}", f"/jobs/{scene.jobs['hostile']}", "/errors",
+        "/schedules", "/schedules/changes", "/workers", "/waiting", "/audit",
+        "/all/retry?queue=mail&status=dead",
+        f"/act/retry_job?job_id={scene.jobs['dead']}",
+        "/act/settle_effect?scope=mails&key=x", "/jobs?queue=nowhere", "/jobs/999999",
+    ]  # fmt: skip
+
+
+def hurt(shown: Page, **options: Any) -> list[str]:
+    """Return what keeps somebody from using what is shown, as axe sees it."""
+    found = shown.evaluate(
+        "options => axe.run(document, {resultTypes: ['violations'], ...options})"
+        ".then(r => r.violations.map(v => [v.impact, v.id, v.nodes[0].html,"
+        " v.nodes[0].failureSummary]))",
+        options,
+    )
+    return [f"{one}" for one in found if one[0] in ("serious", "critical")]
+
+
+def too_wide(shown: Page) -> list[str]:
+    """Return what makes a screen wider than the window."""
+    found: list[str] = shown.evaluate(
+        "() => document.documentElement.scrollWidth <= innerWidth ? [] :"
+        " [...document.querySelectorAll('main *')].filter(e => "
+        "e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll, table, pre'))"
+        ".map(e => `${innerWidth}: ${e.outerHTML.slice(0, 200)}`).concat(['wide']).slice(0, 3)"
+    )
+    return found
+
+
+def test_every_screen_fits_and_can_be_used_by_all(
+    browser: Browser, page: str, scene: Scene
+) -> None:
+    context = browser.new_context(viewport=WIDE, color_scheme="light", base_url=page)  # type: ignore[arg-type]
+    shown = opened(context)
+    colors = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+    wrong = []
+    for path in screens(scene):
+        shown.set_viewport_size(WIDE)  # type: ignore[arg-type]
+        shown.emulate_media(color_scheme="light")
+        shown.goto(path)
+        shown.evaluate(AXE)
+        found = too_wide(shown) + hurt(shown)
+        shown.emulate_media(color_scheme="dark")
+        shown.set_viewport_size(PHONE)  # type: ignore[arg-type]
+        found += too_wide(shown) + hurt(shown, runOnly=colors)
+        wrong += [f"{path}: {one}" for one in found]
+    assert not wrong, "\n".join(wrong)
+    assert shown.complaints == []  # type: ignore[attr-defined]
+    context.close()
+
+
+def test_all_can_be_read_without_a_script(browser: Browser, page: str, scene: Scene) -> None:
+    context = browser.new_context(java_script_enabled=False, base_url=page)
+    shown = context.new_page()
+    for path in screens(scene):
+        shown.goto(path)
+        assert shown.locator("main").inner_text().strip()
+    shown.goto("/")
+    shown.get_by_role("link", name="Jobs", exact=True).click()
+    shown.get_by_role("searchbox").fill(f"{scene.jobs['dead']}")
+    shown.keyboard.press("Enter")
+    shown.get_by_role("link", name=str(scene.jobs["dead"]), exact=True).click()
+    expect(shown.locator("pre").first).to_contain_text("Traceback")
+    expect(shown.get_by_role("button", name="Copy").first).to_be_hidden()
+    context.close()
+
+
+def test_a_new_job_appears_by_itself(wide: Page, web_url: str) -> None:
+    wide.goto("/jobs?type=appears")
+    expect(wide.locator("main")).to_contain_text("No job is like this")
+    expect(wide.locator("#live")).to_have_text("live")
+
+    with psycopg.connect(web_url, autocommit=True) as db:
+        db.execute("select rota.enqueue('appears', queue => 'appears', delay => '1 day')")
+
+    expect(wide.locator("main tbody tr")).to_have_count(1, timeout=20_000)
+
+
+def test_a_selection_is_not_taken_away_and_is_acted_on(wide: Page, web_url: str) -> None:
+    with psycopg.connect(web_url, autocommit=True) as db:
+        for _ in range(3):
+            db.execute("select rota.enqueue('picked', queue => 'picked', delay => '1 day')")
+        wide.goto("/jobs?type=picked")
+        expect(wide.locator("#selected")).to_be_hidden()
+        wide.keyboard.press("j")
+        wide.keyboard.press("x")
+        wide.keyboard.press("j")
+        wide.keyboard.press("x")
+        expect(wide.locator("#selected output")).to_have_text("2")
+        db.execute("select rota.enqueue('picked', queue => 'picked', delay => '1 day')")
+        expect(wide.locator("#live")).to_have_text("paused", timeout=20_000)
+        expect(wide.locator("main tbody input:checked")).to_have_count(2)
+
+        wide.get_by_role("button", name="Cancel").click()
+        wide.get_by_label("Reason").fill("not needed")
+        wide.get_by_role("button", name="Cancel 2").click()
+
+        expect(wide.get_by_role("status")).to_have_text("Done: 2 changed")
+        wide.get_by_role("link", name="Undo").click()
+        wide.get_by_role("button", name="Retry 2").click()
+        expect(wide.get_by_role("status")).to_have_text("Done: 2 changed")
+        found = db.execute(
+            "select count(*) from rota.jobs where job_type = 'picked' and status = 'queued'"
+        ).fetchone()
+    assert found == (4,)
+
+
+def test_keys_do_what_the_help_says(wide: Page) -> None:
+    wide.goto("/")
+    wide.keyboard.press("?")
+    expect(wide.get_by_role("dialog")).to_be_visible()
+    wide.keyboard.press("Escape")
+    wide.keyboard.press("2")
+    wide.wait_for_url("**/jobs")
+    wide.keyboard.press("/")
+    wide.keyboard.type("dead queue:mail")
+    wide.keyboard.press("Enter")
+    wide.wait_for_url("**/jobs?status=dead&queue=mail")
+    wide.keyboard.press("j")
+    wide.keyboard.press("j")
+    wide.keyboard.press("k")
+    expect(wide.locator("main tbody tr.at")).to_have_count(1)
+    wide.keyboard.press("Enter")
+    expect(wide.locator("h1")).to_contain_text("send_invoice")
+    wide.go_back()
+    assert wide.url.endswith("/jobs?status=dead&queue=mail")
+
+
+def test_theme_and_zone_are_chosen_and_kept(wide: Page, scene: Scene) -> None:
+    wide.goto(f"/jobs/{scene.jobs['done']}")
+    wide.keyboard.press("t")
+    color = wide.evaluate("getComputedStyle(document.body).backgroundColor")
+    wide.get_by_role("button", name="Local time or UTC").click()
+    expect(wide.locator(".facts time").first).to_contain_text("UTC")
+    wide.reload()
+    assert wide.evaluate("getComputedStyle(document.body).backgroundColor") == color
+    expect(wide.locator(".facts time").first).to_contain_text("UTC")
+
+
+def test_the_sql_is_copied(wide: Page, scene: Scene) -> None:
+    wide.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    wide.goto(f"/jobs/{scene.jobs['dead']}")
+    wide.get_by_role("button", name="Copy").first.click()
+    expect(wide.get_by_role("button", name="Copied")).to_be_visible()
+    copied = wide.evaluate("navigator.clipboard.readText()")
+    assert copied == f"select rota.retry_job({scene.jobs['dead']});"
+
+
+def test_a_remedy_is_a_button(wide: Page) -> None:
+    wide.goto("/")
+    # There may be more findings than are shown at once.
+    wide.locator(".verdict details").evaluate_all("all => all.forEach(d => { d.open = true; })")
+    finding = wide.locator(".sql", has_text="rota.resume_queue('reports')")
+    finding.get_by_role("link", name="Resume").click()
+    expect(wide.locator("code").first).to_have_text(
+        "select * from rota.resume_queue(queue => 'reports');"
+    )
+    wide.get_by_role("button", name="Resume").click()
+    expect(wide.get_by_role("status")).to_have_text("Done")
+    wide.get_by_role("link", name="Undo").click()
+    wide.get_by_label("Reason").fill("tests")
+    wide.get_by_role("button", name="Pause").click()
+    expect(wide.get_by_role("status")).to_have_text("Done")

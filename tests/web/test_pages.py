@@ -1,0 +1,311 @@
+"""What the screens say, without a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+import rota.web
+from rota.web.filters import BadFilterError, Filter, age, contained
+from rota.web.plots import TIMES, ended, times
+from web.conftest import OPERATOR, serving
+from web.scene import BIG, HOSTILE, Scene
+
+SCREENS = (
+    "/",
+    "/jobs",
+    "/errors",
+    "/schedules",
+    "/schedules/weekly",
+    "/workers",
+    "/waiting",
+    "/audit",
+)
+TEMPLATES = Path(rota.web.__file__).parent / "templates"
+
+
+def told(http: httpx.Client, path: str, status: int = 200) -> str:
+    """Return the page as text, with what it has of the scene."""
+    answer = http.get(path, follow_redirects=True)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+class Markup(HTMLParser):
+    """Refuses what a text of somebody else could bring into a page."""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Look at a tag as a browser does."""
+        assert tag not in ("img", "iframe", "style", "object", "base")
+        names = [name for name, _ in attrs]
+        assert tag != "script" or "src" in names
+        assert not [name for name in names if name.startswith("on") or name == "style"], attrs
+        assert len(names) == len(set(names)), attrs
+
+
+def check_markup(text: str) -> None:
+    """See that a page has only what its templates have."""
+    parser = Markup()
+    parser.feed(text)
+    parser.close()
+
+
+@pytest.mark.parametrize("path", SCREENS)
+def test_a_screen_answers_and_carries_what_keeps_scripts_out(
+    http: httpx.Client, path: str
+) -> None:
+    answer = http.get(path)
+
+    assert answer.status_code == 200
+    rule = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in rule
+    assert "unsafe" not in rule
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    check_markup(answer.text)
+
+
+def test_hostile_texts_are_escaped_everywhere(http: httpx.Client, scene: Scene) -> None:
+    paths = [*SCREENS, *(f"/jobs/{job_id}" for job_id in scene.jobs.values())]
+    paths += [f"/jobs?q={HOSTILE}", "/jobs?queue=" + HOSTILE, "/jobs?col=payload." + HOSTILE]
+    for path in paths:
+        answer = http.get(path, follow_redirects=True)
+
+        check_markup(answer.text)
+
+
+def test_the_first_thing_said_is_the_verdict_of_the_doctor(http: httpx.Client) -> None:
+    page = told(http, "/")
+
+    assert page.index("queue reports is paused") < page.index("<h2>Queues</h2>")
+    assert "select rota.resume_queue(&#39;reports&#39;);" in page
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("status=dead&worker=host-1:4711", {"dead", "dead2", "hostile", "head", "sender"}),
+        ("status=dead&status=failed&queue=mail", {"dead", "dead2", "failed"}),
+        ("type=send_mail", {"failed", "queued"}),
+        ("key=invoice:7", {"done"}),
+        ("error=no+currency", {"dead", "dead2"}),
+        ("error=no%25currency", set()),
+        ("error_type=TimeoutError", {"failed"}),
+        ("group=order+N+has+no+currency+%27...%27", {"dead", "dead2"}),
+        ("payload=customer.id%3D7&status=succeeded", {"done"}),
+        ("payload=customer.id%3D%227%22", set()),
+        (f"payload=amount%3D{BIG}&status=failed", {"failed"}),
+        ("header=tenant%3Dacme", {"queued"}),
+        ("worker=host-1:4711&status=running", {"running"}),
+        ("older=1+h", set()),
+        ("newer=1+h&status=blocked", {"child", "behind"}),
+    ],
+)
+def test_jobs_are_found_by_what_the_address_says(
+    http: httpx.Client, scene: Scene, asked: str, found: set[str]
+) -> None:
+    page = told(http, f"/jobs?{asked}")
+
+    ids = {int(job_id) for job_id in re.findall(r'<th scope="row"><a href="/jobs/(\d+)"', page)}
+    assert ids == {scene.jobs[name] for name in found}
+
+
+def test_what_is_typed_becomes_an_address(http: httpx.Client, scene: Scene) -> None:
+    typed = 'dead queue:mail "no currency" payload.customer.id:7'
+
+    answer = http.get("/jobs", params={"q": typed})
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == (
+        "/jobs?status=dead&queue=mail&error=no+currency&payload=customer.id%3D7"
+    )
+    assert http.get("/jobs", params={"q": f"{scene.jobs['dead']}"}).headers["location"] == (
+        f"/jobs?id={scene.jobs['dead']}"
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "status=sleeping",
+        "id=x",
+        "id=99999999999999999999",
+        "older=soon",
+        "payload=%7Bx",
+        "payload=x",
+    ],
+)
+def test_a_filter_that_means_nothing_is_said_so(http: httpx.Client, asked: str) -> None:
+    page = told(http, f"/jobs?{asked}")
+
+    assert 'role="alert"' in page
+    assert '<th scope="row"' not in page
+
+
+def test_the_list_goes_on_where_it_ended(http: httpx.Client, db_of_page: Any) -> None:
+    db_of_page.execute(
+        "select rota.enqueue_many((select jsonb_agg(jsonb_build_object('job_type', 'page',"
+        " 'queue', 'pages', 'delay', '1 day')) from generate_series(1, 60)))"
+    )
+    first = told(http, "/jobs?type=page")
+    (following,) = re.findall(r'rel="next" href="([^"]+)"', first)
+    second = told(http, following.replace("&amp;", "&"))
+
+    ids = [re.findall(r'<th scope="row"><a href="/jobs/(\d+)"', p) for p in (first, second)]
+    assert [len(found) for found in ids] == [50, 10]
+    assert not set(ids[0]) & set(ids[1])
+
+
+def test_numbers_of_any_size_are_shown_as_they_are(http: httpx.Client, scene: Scene) -> None:
+    page = told(http, f"/jobs/{scene.jobs['done']}")
+
+    assert f'<span class="n">{BIG}</span>' in page
+    assert f'<span class="n">{BIG}.5</span>' in page
+
+
+def test_what_is_masked_is_not_shown_and_cannot_be_guessed(
+    http: httpx.Client, scene: Scene
+) -> None:
+    for path in (f"/jobs/{scene.jobs['done']}", "/jobs?col=payload.password&type=send_invoice"):
+        assert "hunter2" not in told(http, path)
+    page = told(http, "/jobs?payload=password%3Dhunter2")
+    assert "masked" in page
+    assert '<th scope="row"' not in page
+    page = told(http, '/jobs?payload={"password": "hunter2"}')
+    assert '<th scope="row"' not in page
+
+
+def test_hidden_payloads_are_nowhere(make_page: Callable[..., Any], scene: Scene) -> None:
+    with serving(make_page(payloads="hide")) as address, httpx.Client(base_url=address) as http:
+        assert str(BIG) not in told(http, f"/jobs/{scene.jobs['done']}")
+        assert str(BIG) not in told(http, "/jobs?col=payload.amount")
+        assert 'role="alert"' in told(http, "/jobs?payload=customer.id%3D7")
+
+
+def test_a_job_tells_its_story(http: httpx.Client, scene: Scene) -> None:
+    page = told(http, f"/jobs/{scene.jobs['dead']}")
+
+    story = ["put in", "attempt 1 failed on host-1:4711", "Traceback", "given up"]
+    places = [page.index(text) for text in story]
+    assert places == sorted(places)
+    assert f"select rota.retry_job({scene.jobs['dead']});" in page
+    assert str(scene.jobs["parent"]) in told(http, f"/jobs/{scene.jobs['child']}")
+
+
+def test_each_error_is_one_row(http: httpx.Client) -> None:
+    page = told(http, "/errors")
+
+    assert page.count("order N has no currency") == 1
+    assert told(http, "/errors?since=1h&type=send_mail").count("BadCurrency") == 0
+
+
+def test_a_schedule_is_told_in_words_with_its_next_runs(http: httpx.Client) -> None:
+    assert "at 02:30 on Sunday, Europe/Berlin" in told(http, "/schedules")
+    page = told(http, "/schedules/changes")
+    assert page.count(":00</th>") == 5
+    assert "moved: its time does not exist that day" in page
+
+
+def test_who_waits_behind_whom_is_told(http: httpx.Client, scene: Scene) -> None:
+    page = told(http, "/waiting")
+
+    assert re.search(r"warehouse:3</a></th><td[^>]*>1</td>", page)
+    assert f'/jobs/{scene.jobs["sender"]}"' in page.split('id="effects"')[1]
+    assert "queue mail" in page.split('id="limits"')[1]
+    assert f'<a href="/jobs/{scene.jobs["parent"]}">' in page
+    assert "key customer:7" in page
+
+
+def test_workers_are_told_with_what_they_hold(http: httpx.Client, scene: Scene) -> None:
+    page = told(http, "/workers")
+
+    assert page.index("host-1:4711") < page.index(f'<a href="/jobs/{scene.jobs["running"]}">')
+
+
+def test_what_ended_is_plotted_with_what_each_bar_stands_for() -> None:
+    now = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
+    row = {
+        "starts_at": now.replace(second=0) - timedelta(minutes=5), "succeeded": 120,
+        "failures": 3, "dead": 1, "wait_p50": timedelta(seconds=1), "run_p50": None,
+        "wait_p95": timedelta(minutes=2), "run_p95": None,
+    }  # fmt: skip
+    too_old = {**row, "starts_at": now - timedelta(hours=2)}
+    mark = {"started_at": now - timedelta(minutes=9), "workers": 4}
+
+    picture = ended([too_old, row], "1h", now, [mark])
+    waits = times([row], TIMES[0], "1h", now, HOSTILE)
+    runs = times([row], TIMES[1], "1h", now, "ran")
+
+    assert picture.count("11:55 UTC: 120 succeeded, 3 failed, 1 dead") == 1
+    assert picture.count("<rect") == 3
+    assert "11:51 UTC: 4 workers started" in picture
+    assert ">200</text>" in picture
+    assert "half 1 s, 95 of 100 2 min" in waits
+    assert "<script>" not in waits
+    assert "<rect" not in runs
+
+
+@pytest.mark.parametrize("path", ["/jobs/0", "/jobs/999999", "/jobs/x", "/nowhere"])
+def test_what_is_not_there_is_said_so(http: httpx.Client, path: str) -> None:
+    assert "Not found" in told(http, path, 404)
+
+
+def test_a_question_that_takes_too_long_is_stopped_and_said_so(
+    make_page: Callable[..., Any], db_of_page: Any
+) -> None:
+    page = make_page(read_time=0.3)
+    with serving(page) as address, httpx.Client(base_url=address, timeout=30) as http:
+        http.get("/jobs")
+        with db_of_page.transaction():
+            db_of_page.execute("lock table rota.jobs in access exclusive mode")
+            shown = told(http, "/jobs")
+    assert "The database was stopped after 0.3 s" in shown
+
+
+def test_the_page_reads_as_the_observer_and_writes_nothing(
+    make_page: Callable[..., Any], db_of_page: Any
+) -> None:
+    db_of_page.execute(f"revoke {OPERATOR} from web_login")
+    try:
+        with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+            told(http, "/")
+            told(http, "/jobs")
+    finally:
+        db_of_page.execute(f"grant {OPERATOR} to web_login")
+
+
+def test_filters_are_read_as_they_are_written() -> None:
+    assert contained("a.b=1") == '{"a": {"b": 1}}'
+    assert contained("a=x y") == '{"a": "x y"}'
+    assert contained("a=1", is_text=True) == '{"a": "1"}'
+    assert contained(f"a={BIG}.10") == f'{{"a": {BIG}.10}}'
+    assert age("30 min") == "30 minutes"
+    for wrong in ("", "=1", "a..b=1", "{"):
+        with pytest.raises(BadFilterError):
+            contained(wrong)
+    assert Filter.of([("status", "dead"), ("x", "y"), ("queue", "\0 ")]).values == {
+        "status": ["dead"]
+    }
+
+
+def test_all_words_are_in_one_file() -> None:
+    for template in TEMPLATES.glob("*.html"):
+        text = re.sub(
+            r"\{%.*?%\}|\{\{.*?\}\}|<[^>]*>|&\w+;", " ", template.read_text(), flags=re.S
+        )
+        words = set(re.findall(r"[A-Za-z]{2,}", text)) - {"rota", "UTC", "Enter"}
+        assert not words, f"{template.name}: {words}"
+
+
+@pytest.fixture
+def db_of_page(web_url: str) -> Any:
+    with psycopg.connect(web_url, autocommit=True) as connection:
+        yield connection

@@ -1,0 +1,181 @@
+"""How long each screen takes among many jobs: ``make bench-web``.
+
+Live and finished jobs are made by statements of our own, one in a hundred of
+them dead.  Each screen is asked for ten times by one browser, and then the
+overview by fifty pages that stay open for a while, with what that takes of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+
+from rota.testing.server import EmbeddedPostgres
+
+ROOT = Path(__file__).resolve().parents[2]
+OPEN_PAGES = 50
+RETRYING = httpx.HTTPTransport(retries=5)
+
+
+def fill(db: psycopg.Connection[Any], live: int, finished: int, errors: int) -> None:
+    """Make the jobs."""
+    db.execute("set synchronous_commit = off")
+    db.execute(
+        "insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status,"
+        " run_at) select 'q' || i %% 10, 'type_' || i %% 20, jsonb_build_object('n', i), 0, 10,"
+        " 'queued', now() + (i - %s / 2) * interval '10 ms' from generate_series(1, %s) as i",
+        [live, live],
+    )
+    db.execute(
+        "insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts,"
+        " status, run_at, attempts, lease_token, locked_by, last_error, error_type, created_at,"
+        " updated_at, started_at, finished_at)"
+        " overriding system value"
+        " select %s + i, 'q' || i %% 10, 'type_' || i %% 20, jsonb_build_object('n', i), 0, 10,"
+        " case when i %% 100 = 0 then 'dead' else 'succeeded' end, t, 1, i, 'worker-1',"
+        " case when i %% 100 = 0 then 'order ' || i || ' has no currency' end,"
+        " case when i %% 100 = 0 then 'BadCurrency' end, t, t, t, t"
+        " from generate_series(1, %s) as i"
+        " cross join lateral (select now() - i * interval '6 days' / %s as t) as at",
+        [live, finished, finished],
+    )
+    db.execute(
+        "insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,"
+        " started_at, failed_at, error_type, message, stack)"
+        " select %s + i, i, 1, 'q' || i %% 10, 'type_' || i %% 20, 'worker-1', t, t,"
+        " 'BadCurrency', 'order ' || i || ' has no currency', 'a stack'"
+        " from generate_series(1, %s) as i"
+        " cross join lateral (select now() - i * interval '6 days' / %s as t) as at",
+        [live, errors, errors],
+    )
+    db.execute(
+        "select setval(pg_get_serial_sequence('rota.jobs', 'id'), %s)", [live + finished]
+    )
+    db.execute("vacuum analyze")
+
+
+def screens(live: int, finished: int) -> list[str]:
+    dead = live + finished // 100 * 100
+    return [
+        "/", "/?since=7d", "/?since=90d", "/jobs", "/jobs?status=dead",
+        "/jobs?status=queued&queue=q3", f"/jobs?id={dead}",
+        "/jobs?type=type_3&status=succeeded", f"/jobs?payload=n%3D{finished // 2}",
+        "/jobs?error=nowhere", f"/jobs/{dead}", "/errors",
+        "/schedules", "/workers", "/waiting", "/audit",
+    ]  # fmt: skip
+
+
+def watch(address: str, seconds: float) -> int:
+    """Keep pages open that load again when told; return how many loads that were."""
+    loads, until = [0], time.monotonic() + seconds
+
+    def one() -> None:
+        with httpx.Client(base_url=address, timeout=60) as http:
+            while time.monotonic() < until:
+                with http.stream("GET", "/events") as told:
+                    for line in told.iter_lines():
+                        if line.startswith("event: change"):
+                            http.get("/", headers={"rota-live": "1"})
+                            loads[0] += 1
+                        if time.monotonic() > until:
+                            return
+
+    threads = [threading.Thread(target=one) for _ in range(OPEN_PAGES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return loads[0]
+
+
+def cpu(pids: Iterable[int]) -> float:
+    """Return how many CPU seconds these processes have used."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--live", type=int, default=1_000_000)
+    parser.add_argument("--finished", type=int, default=10_000_000)
+    parser.add_argument("--errors", type=int, default=1_000_000)
+    parser.add_argument("--watch", type=float, default=60.0, metavar="SECONDS")
+    arguments = parser.parse_args()
+    settings = ["max_wal_size=8GB", "shared_buffers=1GB"]
+    with EmbeddedPostgres(settings=settings) as server:
+        url = server.url()
+        install = ["psql", "-X", "-q", "-d", url, "-f", str(ROOT / "sql" / "install.sql")]
+        subprocess.run(install, check=True)
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("select * from rota.tick()")
+            fill(db, arguments.live, arguments.finished, arguments.errors)
+            say(f"{arguments.live} live, {arguments.finished} finished; load {os.getloadavg()}")
+            command = [sys.executable, "-m", "rota", "web", "-d", url, "--port", "8027"]
+            page = subprocess.Popen(command, stderr=subprocess.PIPE)
+            address = "http://127.0.0.1:8027"
+            try:
+                assert page.stderr is not None
+                page.stderr.readline()
+                ask(address, screens(arguments.live, arguments.finished))
+                pids = [
+                    page.pid,
+                    *(
+                        row[0]
+                        for row in db.execute(
+                            "select pid from pg_stat_activity"
+                            " where application_name = 'rota web'"
+                        )
+                    ),
+                ]
+                before = cpu(pids)
+                loads = watch(address, arguments.watch)
+                share = (cpu(pids) - before) / arguments.watch
+                say(
+                    f"{OPEN_PAGES} open pages for {arguments.watch:.0f} s: {loads} loads,"
+                    f" {share:.1%} of a core, with its sessions in the database"
+                )
+            finally:
+                page.terminate()
+                page.wait()
+
+
+def ask(address: str, paths: list[str]) -> None:
+    """Ask for each screen ten times, and tell how long that took."""
+    with httpx.Client(base_url=address, timeout=60, transport=RETRYING) as http:
+        for path in paths:
+            took, problems = [], 0
+            for _ in range(10):
+                began = time.perf_counter()
+                text = http.get(path).text
+                took.append((time.perf_counter() - began) * 1000)
+                problems += "was stopped after" in text
+            stopped = f", stopped {problems} times" if problems else ""
+            say(
+                f"{path:45} first {took[0]:7.0f} ms, median {statistics.median(took):6.0f},"
+                f" longest {max(took):6.0f}{stopped}"
+            )
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
