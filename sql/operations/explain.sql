@@ -133,10 +133,17 @@ begin
 end;
 $$;
 
-/* Another transaction has locked the row: claims pass over it. */
+/*
+ * Another transaction has locked the row: claims pass over it.  A claim locks the rows that it
+ * looks at, too; so a lock is told of when it is still there after a moment.
+ */
 create or replace function rota._explain_lock(row_xmax xid)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 begin
+    if not exists (select from rota._row_holder(_explain_lock.row_xmax, 'rota.jobs')) then
+        return;
+    end if;
+    perform pg_sleep(0.1);
     return query
     select 'row_locked', format('its row is locked by %s; whoever would take it passes it over',
             coalesce('the prepared transaction ' || quote_literal(h.gid),

@@ -50,6 +50,30 @@ def count(db: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
+def test_a_cancellation_is_heard_where_the_answer_came_at_the_same_moment(dsn: str) -> None:
+    async def call(answer: Exception | None) -> None:
+        connection = Connection(dsn, "rota fetcher", ConnectionState())
+        has_begun = asyncio.Event()
+
+        async def swallow(client: AsyncClient) -> int:
+            has_begun.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            if answer is not None:
+                raise answer
+            return 1
+
+        calling = asyncio.create_task(connection.call(swallow))
+        await has_begun.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await connection.close()
+
+    asyncio.run(call(None))
+    asyncio.run(call(psycopg.errors.LockNotAvailable("busy")))
+
+
 @pytest.mark.own_session
 def test_a_call_has_a_time_limit_and_the_next_one_another_connection(
     db: psycopg.Connection[Any], dsn: str

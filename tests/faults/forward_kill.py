@@ -14,6 +14,7 @@ what that costs the server, and singly, to see how long one takes.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import multiprocessing
 import os
@@ -39,7 +40,7 @@ from rota.cli.forward import run_forwarder
 from rota.testing.server import EmbeddedPostgres
 
 PRODUCERS = 8
-PATIENCE = 120.0
+PATIENCE = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["rota.cli.forward"])
@@ -133,14 +134,29 @@ def _kill_again_and_again(
 
 @contextmanager
 def forwarding(urls: list[str]) -> Iterator[BaseProcess]:
-    """Run a forwarder."""
-    process = _processes.Process(target=run_forwarder, args=(urls,))
+    """Run a forwarder, and see that it ends when it is told to."""
+    process = _processes.Process(target=_forward, args=(urls,))
     process.start()
     try:
         yield process
     finally:
         process.terminate()
-        process.join()
+        process.join(20.0)
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGUSR1)
+            process.join(1.0)
+            process.kill()
+            raise AssertionError("a forwarder did not end; what it did is told above")
+
+
+def _forward(urls: list[str]) -> None:
+    signal.signal(signal.SIGUSR1, _tell_tasks)
+    run_forwarder(urls)
+
+
+def _tell_tasks(*_: object) -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack()
 
 
 def wait_until_gone(url: str) -> None:
@@ -149,6 +165,8 @@ def wait_until_gone(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as db:
         while ask(db, "select count(*) from rota.jobs") and time.monotonic() < until:
             time.sleep(0.05)
+        left = db.execute("select to_jsonb(j) from rota.jobs as j limit 5").fetchall()
+        assert not left, f"{left} and others were not carried within {PATIENCE:g} s"
 
 
 def ask(db: psycopg.Connection[Any], query: str) -> Any:

@@ -142,6 +142,8 @@ def test_a_hung_handler(db: Db, start: Start, operator: Operator) -> None:
     # Two hours later: its worker has kept it by heartbeats all the time.
     db.execute("update rota.jobs set started_at = started_at - interval '2 hours'")
     start("--name other --concurrency 1")
+    workers = "select count(*) = 2 from rota.workers"
+    wait_until(lambda: value(db, workers), "another worker")
 
     line = operator.explain(job_id)
 

@@ -6,11 +6,15 @@ import argparse
 import asyncio
 import logging
 
+from ..worker.connection import end_task
 from ..worker.forwarder import Forwarder
 from ..worker.process import run_in_loop, stop_on_signals
 from .output import UsageError, conninfos, set_up_log
 
 logger = logging.getLogger("rota")
+
+TICK_INTERVAL = 1.0
+"""As that of a worker: jobs of an ordering key may wait for a check that only a tick makes."""
 
 
 def forward(arguments: argparse.Namespace) -> None:
@@ -35,16 +39,14 @@ def run_forwarder(databases: list[str]) -> None:
 
     async def forward_until_stopped() -> None:
         loops.append(asyncio.get_running_loop())
-        forwarder = Forwarder(databases)
+        forwarder = Forwarder(databases, tick_interval=TICK_INTERVAL)
         running = asyncio.create_task(forwarder.run())
         ending = asyncio.create_task(stopping.wait())
         logger.info("forwarder started databases=%s", len(databases))
         await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
-        if not running.done():
-            running.cancel()
-            await asyncio.wait([running])
-        if not running.cancelled():
+        await end_task(running)
+        if running.done() and not running.cancelled():
             running.result()  # raises what ended it
         logger.info("forwarder stopped carried=%s", forwarder.carried)
 

@@ -407,7 +407,7 @@ def _add_databases(add: argparse.ArgumentParser) -> None:
 
 
 def _add_forward(commands: Any) -> None:
-    what = "carry jobs of enqueue_to() between databases until SIGTERM or Ctrl-C"
+    what = "carry jobs of enqueue_to() between databases, and tick, until SIGTERM or Ctrl-C"
     add = _add(commands, "forward", forward.forward, what)
     _add_databases(add)
     _add_log(add)

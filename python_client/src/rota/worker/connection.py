@@ -225,7 +225,13 @@ class Connection:
     async def call(
         self, action: Callable[[AsyncClient], Awaitable[T]], timeout: float = CALL_TIMEOUT
     ) -> T:
-        """Run *action*; after a database error the next call opens a new connection."""
+        """Run *action*; after a database error the next call opens a new connection.
+
+        Whoever is cancelled hears of it, also where the driver answered at the same moment.
+        """
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for the type checker
+        cancels = task.cancelling()
         async with self._turn:
             try:
                 # A call that takes long would never end if it were cut off in time each time.
@@ -238,9 +244,13 @@ class Connection:
                     self.state.lost(error, self._opened_at)
                 # Also when it seems usable: after a failover it may lead to a standby.
                 await self.close()
+                if task.cancelling() > cancels:
+                    raise asyncio.CancelledError from error
                 raise
             self._unanswered = 0
             self.state.works(self._opened_at)
+            if task.cancelling() > cancels:
+                raise asyncio.CancelledError
             return value
 
     async def call_read_committed(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:

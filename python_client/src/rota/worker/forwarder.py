@@ -29,6 +29,7 @@ from ..exceptions import RotaError
 from ..registry import Registry
 from ..rows import ReceivedJob
 from .connection import Connection, ConnectionState, Retry, end_task
+from .maintenance import Ticker
 from .notifier import Notifier, Place
 
 logger = logging.getLogger("rota")
@@ -156,7 +157,12 @@ class Scout:
     """Says where jobs of one database are to be carried to, and has them carried."""
 
     def __init__(
-        self, worker: str, source: Database, databases: Sequence[Database], poll_interval: float
+        self,
+        worker: str,
+        source: Database,
+        databases: Sequence[Database],
+        poll_interval: float,
+        tick_interval: float | None,
     ) -> None:
         self._worker, self._source = worker, source
         self._databases, self._poll_interval = databases, poll_interval
@@ -173,6 +179,8 @@ class Scout:
         self._notifier.on_notify = self._hurry
         self._notifier.on_change = self._wake.set
         self._notifier.on_answer = self._expect
+        self._ticker = Ticker(self._connection, tick_interval, jitter=0.2)
+        self._notifier.on_maintenance = self._hurry_ticker
         self.carriers: dict[int, Carrier] = {}
 
     async def run(self) -> None:
@@ -196,6 +204,8 @@ class Scout:
                     found_at = time.monotonic()
                 if self.carriers and notifying is None:
                     notifying = asyncio.create_task(self._notifier.run())
+                if time.monotonic() >= self._ticker.due_at:
+                    await self._ticker.tick()
                 await self._rest(is_busy=time.monotonic() - found_at < WAKE_PATIENCE)
         finally:
             if notifying is not None:
@@ -214,7 +224,8 @@ class Scout:
         if self._notifier.is_on and self._notifier.wanted is Place.AWAY:
             self._notifier.go(Place.IDLE)
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._poll_interval):
+            until_tick = max(0.0, self._ticker.due_at - time.monotonic())
+            async with asyncio.timeout(min(self._poll_interval, until_tick)):
                 await self._wake.wait()
 
     async def _meet_the_others(self) -> None:
@@ -254,18 +265,33 @@ class Scout:
                 carrier.go()
         self._wake.set()
 
+    def _hurry_ticker(self) -> None:
+        self._ticker.hurry()
+        self._wake.set()
+
     def _expect(self, seconds: float) -> None:
         if seconds <= 0.0:
             self._wake.set()
 
 
 class Forwarder:
-    """Carries jobs between all of these databases until cancelled."""
+    """Carries jobs between all of these databases until cancelled.
 
-    def __init__(self, conninfos: Sequence[str], *, poll_interval: float = 1.0) -> None:
+    It ticks as well, every *tick_interval* seconds, where no worker of the process does.
+    """
+
+    def __init__(
+        self,
+        conninfos: Sequence[str],
+        *,
+        poll_interval: float = 1.0,
+        tick_interval: float | None = None,
+    ) -> None:
         worker = f"forward:{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         databases = [Database(conninfo) for conninfo in conninfos]
-        self._scouts = [Scout(worker, each, databases, poll_interval) for each in databases]
+        self._scouts = [
+            Scout(worker, each, databases, poll_interval, tick_interval) for each in databases
+        ]
 
     @property
     def carried(self) -> int:
@@ -276,6 +302,12 @@ class Forwarder:
 
     async def run(self) -> None:
         """Carry until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for scout in self._scouts:
-                group.create_task(scout.run())
+        tasks = [asyncio.create_task(scout.run()) for scout in self._scouts]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            # Not a group of tasks, which cancels each of them once and waits without end.
+            await asyncio.gather(*map(end_task, tasks))
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.result()
