@@ -15,7 +15,7 @@ install: ## Install into DATABASE_URL or the PG* defaults (ARGS="--with-roles"; 
 	@./install.sh $(ARGS)
 
 test: $(VENV)/.dev ## Run all tests, or some: ARGS="sql -k claim"; sets up what a fresh machine lacks
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) || ../$(BIN)/python again.py
 
 test-fast: $(VENV)/.dev ## Run what takes little: sql, client and contract without what is marked slow
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long" $(ARGS)

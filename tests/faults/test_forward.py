@@ -63,3 +63,10 @@ def test_a_database_that_is_not_there_holds_up_no_other(urls):
         waiting = ask(here, "select queue from rota.jobs")
 
     assert waiting == "forward:3"
+
+
+def test_a_forwarder_ticks_where_no_worker_does(urls):
+    with psycopg.connect(urls[1], autocommit=True) as db, forwarding(urls):
+        db.execute("select rota.schedule_job('s', 'every 1 second', 'x')")
+
+        wait_until(lambda: ask(db, "select count(*) from rota.jobs where job_type = 'x'"))
