@@ -291,8 +291,8 @@ WORKER = (
         "client/test_worker_process.py faults/test_workers.py client/test_throughput.py",
         client(
             "worker/connection",
-            "                await self.close()\n                raise",
-            "                raise",
+            "                await self.close()\n                if task",
+            "                if task",
         ),
         client(
             "worker/connection",

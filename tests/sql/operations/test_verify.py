@@ -147,6 +147,8 @@ def test_what_is_under_way_is_no_violation(db, connect):
     """Workers, producers and maintenance at full load, while everything is counted again."""
     value(db, "set_limit", job_type="x", max_running=3)
     value(db, "set_limit", limit_key="c:*", max_running=1)
+    for _ in range(12):
+        enqueue(db, "x", delay="1 day")
     settle(db)
     is_over = threading.Event()
     errors = []
