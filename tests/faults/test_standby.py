@@ -10,11 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 
 from faults.server import Server
 from rota.testing.server import memory
+from rota.web import app
+from web.conftest import serving
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +126,18 @@ def test_the_command_line_reads_a_standby(
 
     assert (done.returncode, done.stderr) == (code, "")
     assert told in done.stdout
+
+
+def test_the_page_of_a_standby_shows_all_and_acts_on_nothing(
+    pair: tuple[Server, Server],
+) -> None:
+    _, standby = pair
+    page = app(standby.url(), allow_acts=True, observer_role=None, operator_role=None)
+    with serving(page) as address, httpx.Client(base_url=address, timeout=30) as http:
+        for path in ("/", "/jobs", "/jobs/1", "/errors", "/schedules", "/workers", "/waiting"):
+            shown = http.get(path)
+            assert shown.status_code == 200
+            assert "standby, read only" in shown.text
+            assert 'role="alert"' not in shown.text
+            assert "/act/" not in shown.text
+        assert http.get("/act/cancel_job?job_id=1").status_code == 403

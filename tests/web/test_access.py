@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
 
+from faults.server import free_port
 from rota.web import User, app
 from web.conftest import serving
 from web.scene import Scene
@@ -147,6 +149,46 @@ def test_a_page_works_under_any_path_of_an_application(make_page: Make, scene: S
         assert answer.headers["location"] == "/ops/rota/jobs?status=dead"
         form = http.get(f"/ops/rota/act/retry_job?job_id={scene.jobs['queued']}").text
         assert 'action="/ops/rota/act/retry_job"' in form
+
+
+DJANGO = """
+from django.core.asgi import get_asgi_application
+from django.http import HttpResponse
+from django.urls import path
+SECRET_KEY, ROOT_URLCONF, ALLOWED_HOSTS = "x", __name__, ["127.0.0.1"]
+urlpatterns = [path("shop/", lambda request: HttpResponse("the shop"))]
+"""
+
+
+def test_a_page_works_beside_django(web_url: str, scene: Scene, tmp_path: Path) -> None:
+    """The lines of the docs, as they stand there."""
+    docs = Path(__file__).resolve().parents[2] / "python_client" / "docs" / "web.md"
+    code = next(
+        part for part in docs.read_text().split("```python\n") if "get_asgi_application" in part
+    ).partition("```")[0]
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").write_text("")
+    (tmp_path / "shop" / "settings.py").write_text(DJANGO)
+    (tmp_path / "shop" / "asgi.py").write_text(code)
+    environment = {
+        **os.environ, "DATABASE_URL": web_url, "DJANGO_SETTINGS_MODULE": "shop.settings"
+    }  # fmt: skip
+    words = ["-m", "uvicorn", "--port", str(free_port()), "--app-dir", str(tmp_path)]
+    server = subprocess.Popen(
+        [sys.executable, *words, "shop.asgi:application"], env=environment, cwd=tmp_path
+    )
+    retrying = httpx.HTTPTransport(retries=8)
+    try:
+        address = f"http://127.0.0.1:{words[3]}"
+        with httpx.Client(base_url=address, transport=retrying, timeout=30) as http:
+            page = http.get("/ops/rota/", headers={"x-remote-user": "ann"})
+            assert page.status_code == 200
+            assert '/ops/rota/jobs"' in page.text
+            assert http.get("/ops/rota/").status_code in (401, 403)
+            assert http.get("/shop/").text == "the shop"
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def test_ways_to_let_somebody_in_are_not_mixed(login_url: str, tmp_path: Path) -> None:

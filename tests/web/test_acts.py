@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from rota.web import User
-from rota.web.acts import address_of
+from rota.web.acts import ACTS, address_of
 from web.conftest import serving
-from web.scene import HOSTILE
+from web.scene import BIG, HOSTILE
 
 Db = psycopg.Connection[Any]
 
@@ -120,6 +120,92 @@ def test_a_schedule_is_run_disabled_and_removed(http: httpx.Client, db_of_page: 
     assert "disabled" in http.get("/schedules/shop/nightly").text
     act(http, "/act/unschedule_job?name=shop/nightly")
     assert http.get("/schedules/shop/nightly").status_code == 404
+
+
+def test_a_schedule_is_edited_after_a_look_at_what_comes(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    db_of_page.execute(
+        "select rota.schedule_job(name => 'shop/weekly', schedule => '0 2 * * SUN',"
+        " job_type => 'clean', payload => %s, queue => 'acts', time_zone => 'Europe/Berlin',"
+        " lease => '5 min', overlap => 'skip', jitter => '10 s', source => 'shop',"
+        " ends_at => '2090-01-01')",
+        [f'{{"n": {BIG}}}'],
+    )
+    changing = "{schedule,next_run_at,anchored_at,updated_at}"
+    settings = f"select to_jsonb(d) - '{changing}'::text[] from"
+    before = db_of_page.execute(f"{settings} rota.job_definitions as d").fetchall()
+    address = "/act/schedule_job?name=shop/weekly"
+    form = http.get(address).text
+    assert str(BIG) in form
+    given = fields_of(form)
+
+    look = http.post(
+        "/act/schedule_job", data={**given, "schedule": "0 3 * * MON", "look": "1"}
+    )
+    assert "at 03:00 on Monday" in look.text
+    assert look.text.count(" 03:00:00 ") == 5
+    wrong = http.post("/act/schedule_job", data={**given, "schedule": "0 3 * *", "look": "1"})
+    assert 'role="alert"' in wrong.text
+    row = "select schedule from rota.job_definitions where name = 'shop/weekly'"
+    assert db_of_page.execute(row).fetchone() == ("0 2 * * SUN",)
+
+    done = http.post("/act/schedule_job", data={**given, "schedule": "0 3 * * MON"})
+    assert "0 3 * * MON" in done.text
+    assert db_of_page.execute(row).fetchone() == ("0 3 * * MON",)
+    # All that the form did not change is as it was.
+    assert db_of_page.execute(f"{settings} rota.job_definitions as d").fetchall() == before
+    db_of_page.execute("select rota.unschedule_job('shop/weekly')")
+    assert http.get(address).status_code == 404
+
+
+def test_the_form_of_a_schedule_has_all_that_the_function_takes(db_of_page: Db) -> None:
+    """What it lacked would be lost by each edit."""
+    row = db_of_page.execute(
+        "select p.proargnames[:p.pronargs] from pg_proc as p"
+        " where p.oid = 'rota.schedule_job'::regproc"
+    ).fetchone()
+    act = ACTS["schedule_job"]
+    assert row is not None
+    assert {*act.about, *(field.name for field in act.fields)} == set(row[0])
+
+
+def fields_of(form: str) -> dict[str, str]:
+    """Return what a browser would send."""
+    found = re.findall(r'<input [^>]*?name="([\w.]+)" value="([^"]*)"', form)
+    found += re.findall(r'<textarea name="([\w.]+)"[^>]*>([^<]*)</textarea>', form)
+    for name, options in re.findall(r'<select name="(\w+)".*?>(.*?)</select>', form, re.S):
+        found += re.findall(r'<option value="(\w+)" selected', options) and [
+            (name, re.findall(r'<option value="(\w+)" selected', options)[0])
+        ]
+    return {name: html.unescape(value) for name, value in found}
+
+
+def test_a_payload_is_edited_and_the_job_retried(http: httpx.Client, db_of_page: Db) -> None:
+    job_id = enqueue(db_of_page, "edited", payload=f'{{"sum": {BIG}.5, "currency": "XX"}}')
+    db_of_page.execute("select rota.cancel_job(%s)", [job_id])
+
+    given = fields_of(http.get(f"/all/retry?id={job_id}").text)
+    edited = given["to.payload"].replace("XX", "EUR")
+    done = http.post("/all/retry", data={**given, "to.payload": edited}).text
+
+    assert "EUR" in html.unescape(done)
+    row = db_of_page.execute(
+        "select payload::text, status from rota.job_runs where id = %s", [job_id]
+    ).fetchone()
+    assert row == (f'{{"sum": {BIG}.5, "currency": "EUR"}}', "queued")
+    again = http.post("/all/retry", data={**given, "to.payload": "{"})
+    assert "this is no JSON" in again.text
+
+
+def test_a_payload_with_masked_values_is_changed_in_parts(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    job_id = enqueue(db_of_page, "masked", payload='{"password": "hunter2", "n": 1}')
+    form = http.get(f"/all/retry?id={job_id}").text
+    assert "hunter2" not in form
+    assert fields_of(form)["to.payload"] == ""
+    assert "to.merge" in fields_of(form)
 
 
 def test_an_unknown_effect_is_settled(http: httpx.Client, db_of_page: Db) -> None:

@@ -66,7 +66,9 @@ def screens(scene: Scene) -> list[str]:
         "/schedules", "/schedules/changes", "/workers", "/waiting", "/audit",
         "/all/retry?queue=mail&status=dead",
         f"/act/retry_job?job_id={scene.jobs['dead']}",
-        "/act/settle_effect?scope=mails&key=x", "/jobs?queue=nowhere", "/jobs/999999",
+        f"/jobs/{scene.jobs['parent']}", f"/all/retry?id={scene.jobs['parent']}",
+        "/act/schedule_job?name=changes", "/act/settle_effect?scope=mails&key=x",
+        "/jobs?queue=nowhere", "/jobs/999999",
     ]  # fmt: skip
 
 
@@ -139,6 +141,16 @@ def test_a_new_job_appears_by_itself(wide: Page, web_url: str) -> None:
         db.execute("select rota.enqueue('appears', queue => 'appears', delay => '1 day')")
 
     expect(wide.locator("main tbody tr")).to_have_count(1, timeout=20_000)
+
+
+def test_a_search_that_has_found_nothing_yet_goes_on_by_itself(
+    wide: Page, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.web.pages.FIRST_TIME", -1.0)
+
+    wide.goto("/jobs?error=has+no+currency")
+
+    expect(wide.locator("table.jobs")).to_contain_text(str(scene.jobs["dead"]))
 
 
 def test_a_selection_is_not_taken_away_and_is_acted_on(wide: Page, web_url: str) -> None:

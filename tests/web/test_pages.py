@@ -29,6 +29,10 @@ SCREENS = (
     "/waiting",
     "/audit",
 )
+WRITTEN = """
+    select pg_current_wal_insert_lsn(), pg_snapshot_xmax(pg_current_snapshot()),
+        (select sum(pg_stat_get_tuples_inserted(c.oid)) from pg_class as c)
+    """
 TEMPLATES = Path(rota.web.__file__).parent / "templates"
 
 
@@ -222,6 +226,42 @@ def test_who_waits_behind_whom_is_told(http: httpx.Client, scene: Scene) -> None
     assert "queue mail" in page.split('id="limits"')[1]
     assert f'<a href="/jobs/{scene.jobs["parent"]}">' in page
     assert "key customer:7" in page
+
+
+def test_who_waits_for_whom_is_drawn(http: httpx.Client, db_of_page: Any) -> None:
+    def enqueue(parents: list[int]) -> int:
+        query = "select rota.enqueue('drawn', queue => 'drawn', depends_on => %s)"
+        return int(db_of_page.execute(query, [parents or None]).fetchone()[0])
+
+    parents = [enqueue([]) for _ in range(8)]
+    job = enqueue(parents)
+    children = [enqueue([job]) for _ in range(2)]
+
+    page = told(http, f"/jobs/{job}")
+
+    picture = page[page.index('<svg class="jobs-graph"') :].partition("</svg>")[0]
+    assert picture.count("<a href=") == 6 + 2
+    assert picture.count("<path") == 6 + 2
+    assert f'<a href="/jobs/{children[1]}"><title>#{children[1]} drawn' in picture
+    assert all(f'<li><a href="/jobs/{parent}">' in page for parent in parents)
+
+
+def test_open_pages_write_nothing(
+    make_page: Callable[..., Any], db_of_page: Any, scene: Scene
+) -> None:
+    """Neither a row, nor a transaction id, nor a record of the log."""
+    screens = [*SCREENS, f"/jobs/{scene.jobs['dead']}", "/jobs?error=nowhere"]
+    with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+        for path in screens:  # what is read for the first time may be marked
+            http.get(path)
+        db_of_page.execute("checkpoint")
+        with http.stream("GET", "/events") as events:
+            lines = events.iter_lines()
+            next(lines)
+            before = db_of_page.execute(WRITTEN).fetchone()
+            for path in screens:
+                http.get(path, headers={"rota-live": "1"})
+            assert db_of_page.execute(WRITTEN).fetchone() == before
 
 
 def test_workers_are_told_with_what_they_hold(http: httpx.Client, scene: Scene) -> None:

@@ -26,7 +26,7 @@ from . import queries
 from .access import RefusedError
 from .database import Row, TooSlowError
 from .filters import BadFilterError, Filter, acted, json_object, json_text
-from .site import Site, site_of
+from .site import Answer, Site, site_of
 from .words import WORDS
 
 MAX_BODY = 2 << 20
@@ -53,13 +53,17 @@ class Field:
 
 @dataclass(frozen=True)
 class Act:
-    """A stored function: what it is about, what else it takes, and what undoes it."""
+    """A stored function: what it is about, what else it takes, and what undoes it.
+
+    One that *looks* begins with what there is, and shows what would come before it is done.
+    """
 
     function: str
     about: tuple[str, ...]
     fields: tuple[Field, ...] = ()
     is_danger: bool = False
     undo: str | None = None
+    looks: bool = False
 
 
 def _acts(*acts: Act) -> dict[str, Act]:
@@ -83,6 +87,31 @@ ACTS = _acts(
     Act("resume_type", ("job_type",), (Field("queue"),), undo="pause_type"),
     Act("pause_all", (), (Field("reason"), Field("until")), is_danger=True, undo="resume_all"),
     Act("resume_all", (), undo="pause_all"),
+    Act(
+        "schedule_job",
+        ("name",),
+        (
+            Field("schedule", is_needed=True),
+            Field("time_zone"),
+            Field("job_type", is_needed=True),
+            Field("queue"),
+            Field("payload", "json"),
+            Field("priority", "number"),
+            Field("max_attempts", "number"),
+            Field("lease"),
+            Field("time_limit"),
+            Field("backoff", "json"),
+            Field("overlap", "choice", ("allow", "skip", "queue")),
+            Field("catch_up", "choice", ("one", "all", "skip")),
+            Field("catch_up_window"),
+            Field("catch_up_max", "number"),
+            Field("jitter"),
+            Field("starts_at"),
+            Field("ends_at"),
+            Field("source"),
+        ),
+        looks=True,
+    ),
     Act("run_schedule_now", ("name",)),
     Act("disable_schedule", ("name",), undo="enable_schedule"),
     Act("enable_schedule", ("name",), undo="disable_schedule"),
@@ -192,10 +221,18 @@ async def act(request: Request) -> Response:
         pairs = request.query_params.multi_items()
     else:
         pairs = await checked_form(request)
+    is_look = wanted.looks and any(name == "look" for name, _ in pairs)
+    if wanted.looks and request.method != "POST":
+        pairs = await _as_it_is(site, pairs)
     call, problem = _call(wanted, pairs)
+    upcoming = Answer()
+    if wanted.looks:
+        upcoming = await _upcoming(site, call.more)
+        problem = problem or upcoming.problem
     done: list[Row] = []
     failed: list[tuple[dict[str, Any], str]] = []
-    if request.method == "POST" and problem is None:
+    is_done = request.method == "POST" and not is_look and problem is None
+    if is_done:
         done, failed = await _do(site, request, call)
     jobs: list[Row] = []
     if wanted.about == JOB and call.about:
@@ -210,7 +247,8 @@ async def act(request: Request) -> Response:
         call=call,
         values=dict(pairs),
         problem=problem,
-        is_done=request.method == "POST" and problem is None,
+        is_done=is_done,
+        upcoming=upcoming.rows,
         done=done,
         failed=failed,
         jobs=jobs,
@@ -218,6 +256,30 @@ async def act(request: Request) -> Response:
         undo=_undo(undo, call) if undo else None,
         back=_back(wanted, call),
     )
+
+
+async def _as_it_is(site: Site, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what is asked for, with the rest as the schedule has it now."""
+    given = dict(pairs)
+    found = await site.ask(queries.SCHEDULE_AS_GIVEN, {"name": given.get("name", "")[:63]})
+    if not found.rows:
+        raise HTTPException(404, found.problem or WORDS["act_nothing"])
+    row = found.rows[0]
+    if (payload := site.json.editable(row["payload"])) is None:
+        raise HTTPException(403, WORDS["not_editable"])
+    row["payload"] = payload
+    return [(name, str(value)) for name, value in {**row, **given}.items() if value is not None]
+
+
+async def _upcoming(site: Site, given: Mapping[str, Any]) -> Answer:
+    """Return the next times of a schedule that is not stored yet, or what is wrong with it."""
+    try:
+        return await site.ask(
+            queries.WOULD_COME,
+            {"schedule": given.get("schedule"), "time_zone": given.get("time_zone", "UTC")},
+        )
+    except psycopg.DatabaseError as error:
+        return Answer(problem=one_line(error))
 
 
 def _call(act: Act, pairs: Sequence[tuple[str, str]]) -> tuple[Call, str | None]:
@@ -250,6 +312,11 @@ def _call(act: Act, pairs: Sequence[tuple[str, str]]) -> tuple[Call, str | None]
                 problem = WORDS["act_number"].format(text)
         elif one.kind == "choice" and text not in one.choices:
             problem = WORDS["act_needs"].format(WORDS.get(f"arg_{one.name}", one.name))
+        elif one.kind == "json":
+            try:
+                more[one.name] = json_text(text)
+            except BadFilterError as error:
+                problem = str(error)
         else:
             more[one.name] = text
     return Call(act, about, more), problem
@@ -354,12 +421,18 @@ async def act_on_all(request: Request) -> Response:
     if problem is None:
         problem = await _run(site, request, progress, (name, asked, arguments), is_step=is_step)
     total = _number(pairs, "total") or progress.matched
+    fields = BULK[name]
+    if name == "retry" and len(wanted.values.get("id", ())) == 1:
+        if "payload" not in values and not is_step:
+            values |= await _payload(site, wanted)
+        if "payload" in values:
+            fields = fields[1:]  # the whole payload is there to be edited
     return await site.render(
         request,
         "bulk.html",
         422 if problem and request.method == "POST" else 200,
         act=name,
-        fields=BULK[name],
+        fields=fields,
         is_danger=name in DANGERS,
         wanted=wanted,
         values=values,
@@ -372,6 +445,13 @@ async def act_on_all(request: Request) -> Response:
         is_over=is_step and progress.after_id is None and problem is None,
         sql=told(_bulk(name, asked, arguments, None, None)),
     )
+
+
+async def _payload(site: Site, wanted: Filter) -> dict[str, str]:
+    """Return the payload of the one job that is wanted, where it may be seen whole."""
+    found = await site.ask(queries.JOB, {"id": int(wanted.get("id"))})
+    text = site.json.editable(found.rows[0]["payload"]) if found.rows else None
+    return {} if text is None else {"payload": text}
 
 
 def _arguments(fields: Sequence[Field], values: dict[str, str]) -> tuple[str, str | None]:

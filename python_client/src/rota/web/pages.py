@@ -21,6 +21,7 @@ from . import queries
 from .acts import BULK, WANTED
 from .database import Row, TooSlowError, UnreachableError
 from .filters import COLUMNS, LIVE, SHOWN, STATUSES, BadFilterError, Filter
+from .graphs import dependencies
 from .plots import STEPS, TIMES, ended, times
 from .site import Answer, Site, site_of
 from .words import WORDS
@@ -28,7 +29,9 @@ from .words import WORDS
 Screen = Callable[[Request], Awaitable[Response]]
 SEVERITIES = ("critical", "warning", "ok")
 PAGE_SIZES = (50, 200)
-FIRST_STEP, SEARCH_TIME = 20_000, 1.0
+FIRST_STEP = 20_000
+FIRST_TIME, SEARCH_TIME = 0.04, 1.0
+"""Seconds of a search until the page is shown, and of each that goes on with it."""
 SINCE = {"1h": "1 hours", "1d": "1 days", "7d": "7 days", "90d": "90 days"}
 
 
@@ -167,7 +170,8 @@ async def _searched(
 ) -> Answer:
     """Return the newest jobs that are wanted, looked for in steps, each twice as far.
 
-    A rare one among millions is not found in an instant; then it is told how far we looked.
+    A rare one among millions is not found in an instant; then it is told how far we looked,
+    and a page that has found none goes on by itself.
     """
     if "id" in values:
         question = queries.listed(list(values), payload=payload)
@@ -176,10 +180,12 @@ async def _searched(
     newest = await site.ask(queries.NEWEST)
     if newest.problem:
         return newest
+    allowed = SEARCH_TIME if "before" in values else FIRST_TIME
     before = min(values.get("before", 1 << 62), newest.rows[0]["id"] + 1)
-    answer, step, until = Answer(), FIRST_STEP, time.monotonic() + SEARCH_TIME
+    answer, step, until = Answer(), FIRST_STEP, time.monotonic() + allowed
     while before > 1 and len(answer.rows) < wanted:
-        if time.monotonic() > until:
+        began = time.monotonic()
+        if began > until:
             answer.looked_to = before
             break
         more = {"before": before, "from": before - step, "limit": wanted - len(answer.rows)}
@@ -188,7 +194,10 @@ async def _searched(
         if found.problem:
             answer.problem, answer.looked_to = found.problem, before
             break
-        before, step = before - step, step * 2
+        before -= step
+        rate = step / max(time.monotonic() - began, 1e-6)
+        left = until - time.monotonic()
+        step = int(min(step * 2, max(rate * left, FIRST_STEP / 4)))
     return answer
 
 
@@ -264,6 +273,7 @@ async def job(request: Request, site: Site) -> Response:
         children=children,
         stages=stages,
         pipeline=pipeline,
+        graph=dependencies(row, parents.rows, children.rows, _base(request)) if row else "",
     )
 
 
@@ -489,6 +499,8 @@ async def refused(request: Request, error: Exception) -> Response:
         psycopg.errors.UndefinedFunction,
     )
     hint = WORDS["not_installed"] if isinstance(error, missing) else ""
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        hint = WORDS["grant_needed"]
     return site_of(request).plain(
         request, "trouble.html", 500, title=WORDS["refused"], text=one_line(error), hint=hint
     )

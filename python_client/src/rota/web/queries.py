@@ -206,6 +206,23 @@ SCHEDULE: LiteralString = """
     from rota.job_definitions as d where d.name = %(name)s
     """
 
+# Each setting as schedule_job() takes it.
+SCHEDULE_AS_GIVEN: LiteralString = """
+    select d.name, d.schedule, d.time_zone, d.job_type, d.queue, d.payload::text as payload,
+        d.priority, d.max_attempts, d.lease::text as lease, d.time_limit::text as time_limit,
+        d.backoff::text as backoff, d.overlap, d.catch_up,
+        d.catch_up_window::text as catch_up_window, d.catch_up_max, d.jitter::text as jitter,
+        d.starts_at::text as starts_at, d.ends_at::text as ends_at, d.source
+    from rota.job_definitions as d where d.name = %(name)s
+    """
+
+WOULD_COME: LiteralString = """
+    select run_at, local_time, utc_offset, clock_change,
+        rota.describe_schedule(%(schedule)s) as description
+    from rota.upcoming_runs(
+        schedule => %(schedule)s, time_zone => %(time_zone)s, max_runs => 5)
+    """
+
 UPCOMING: LiteralString = """
     select run_at, local_time, utc_offset, clock_change
     from rota.upcoming_runs(name => %(name)s, max_runs => 5)

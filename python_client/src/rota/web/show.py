@@ -100,6 +100,38 @@ class Json:
             told = text if self.payloads == "show" else "nested too deeply to be shown"
             return escape(told)
 
+    def editable(self, text: str) -> str | None:
+        """Return JSON to be edited, each number as it is; None where not all may be seen."""
+        try:
+            value = self.parsed(text)
+        except (RecursionError, ValueError):
+            return None
+        if self.payloads == "hide" or len(text) > MAX_JSON or self._has_masked(value):
+            return None
+        return "".join(self._edited(value, "\n"))
+
+    def _has_masked(self, value: Any) -> bool:
+        if isinstance(value, dict):
+            return any(self.is_masked(k) or self._has_masked(v) for k, v in value.items())
+        return isinstance(value, list) and any(map(self._has_masked, value))
+
+    def _edited(self, value: Any, newline: str) -> Iterator[str]:
+        inner = newline + "  "
+        if isinstance(value, dict) and value:
+            for place, (key, one) in enumerate(value.items()):
+                yield f"{',' if place else '{'}{inner}{json.dumps(key, ensure_ascii=False)}: "
+                yield from self._edited(one, inner)
+            yield newline + "}"
+        elif isinstance(value, list) and value:
+            for place, one in enumerate(value):
+                yield f"{',' if place else '['}{inner}"
+                yield from self._edited(one, inner)
+            yield newline + "]"
+        elif isinstance(value, Number):
+            yield value
+        else:
+            yield json.dumps(value, ensure_ascii=False)
+
     def line(self, text: str | None, length: int = 120) -> str:
         """Return JSON in one short line."""
         if text is None or self.payloads == "hide":
