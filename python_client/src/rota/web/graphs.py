@@ -18,7 +18,9 @@ WIDTH, HEIGHT, GAP, BETWEEN = 116, 46, 8, 30
 LETTERS = 15
 
 
-def dependencies(job: Row, parents: Sequence[Row], children: Sequence[Row], base: str) -> Markup:
+def dependencies(
+    job: Row, parents: Sequence[Row], children: Sequence[Row], base: str
+) -> Markup:
     """Return a job between those that it waits for and those that wait for it."""
     width = COLUMNS * (WIDTH + GAP) - GAP
     above, y = _rows(parents[:MOST], 0)
@@ -63,7 +65,9 @@ def _bottom(at: tuple[float, float]) -> tuple[float, float]:
 
 def _line(x: float, y: float, to_x: float, to_y: float) -> Markup:
     half = WIDTH / 2
-    return Markup('<path d="M{:.0f} {:.0f}C{:.0f} {:.0f} {:.0f} {:.0f} {:.0f} {:.0f}"/>').format(
+    return Markup(
+        '<path d="M{:.0f} {:.0f}C{:.0f} {:.0f} {:.0f} {:.0f} {:.0f} {:.0f}"/>'
+    ).format(
         x + half, y, x + half, (y + to_y) / 2, to_x + half, (y + to_y) / 2, to_x + half, to_y
     )
 
