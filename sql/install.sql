@@ -142,6 +142,7 @@ do $$ begin perform rota._drop_leftovers(); end $$;
 \ir access/roles.sql
 \endif
 \ir access/grants.sql
+\ir access/visible_rows.sql
 \if :is_first
 \ir upgrades/from_0_1_0/carry_over.sql
 \endif

@@ -47,6 +47,8 @@ from unnest(
     '{explain_job,doctor,verify,fold_error,job_stats,job_counts,rising_failures}'::text[]
 ) as f (name)
 union all
+select 'observer', 'function', 'visible_queues'
+union all
 -- The views compute ages with now(), as whoever asks.
 select a.access, 'function', f.name
 from unnest('{producer,worker,observer}'::text[]) as a (access)

@@ -23,9 +23,9 @@ end;
 $$;
 
 comment on function rota.grant_queue is
-    'Let a role work in a queue, or with the access producer enqueue to it, or operator act on '
-    'its jobs, and from then on in no queue that was not granted; * is all queues; false if it '
-    'may already; for the owner alone; raises 22023.';
+    'Let a role work in a queue, or with the access producer enqueue to it, operator act on '
+    'its jobs or observer see them, and from then on in no queue that was not granted; * is '
+    'all queues; false if it may already; for the owner alone; raises 22023.';
 
 create or replace function rota.revoke_queue(
     role name,
@@ -57,7 +57,7 @@ begin
     if to_regrole(quote_ident(role)) is null then
         perform rota._refuse('role', format('%L does not exist', role));
     end if;
-    perform rota._check_choice('access', access, '{producer,worker,operator}');
+    perform rota._check_choice('access', access, '{producer,worker,operator,observer}');
     if _check_queue_grant.queue is distinct from '*' then
         perform rota._check_name('queue', queue);
     end if;

@@ -56,6 +56,29 @@ begin
 end;
 $$;
 
+create or replace function rota.visible_queues()
+    returns text[] language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin return rota._allowed_queues('observer'); end;
+$$;
+
+comment on function rota.visible_queues is
+    'The queues whose jobs the caller may see, which are those that grant_queue() gave him as '
+    'an observer; null for all.';
+
+/* Refuse what is about jobs of all queues to whoever may not see all. */
+create or replace function rota._check_sees_all(what text)
+    returns void language plpgsql stable as $$
+begin
+    if rota._allowed_queues('observer') is null then return; end if;
+    raise exception using
+        errcode = 'insufficient_privilege',
+        message = format('no right to %s, which is about all queues', what),
+        hint = 'This role sees only the queues that grant_queue() gave it.';
+end;
+$$;
+
 /* Refuse queues in which whoever calls may not do this. */
 create or replace function rota._check_queues(access text, queues text[])
     returns void language plpgsql as $$
@@ -71,7 +94,7 @@ begin
             errcode = 'insufficient_privilege',
             message = format('no right to %s queue %s',
                 case access when 'worker' then 'work in' when 'operator' then 'act on'
-                    else 'enqueue to' end, v_queue),
+                    when 'observer' then 'see' else 'enqueue to' end, v_queue),
             hint = 'This role is confined to the queues that grant_queue() gave it; name them.';
     end if;
 end;

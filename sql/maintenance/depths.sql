@@ -21,26 +21,34 @@ declare
     c_now constant timestamptz := rota.now();
     v_round bigint;
     v_counted_at timestamptz;
+    c_visible constant text[] := rota._allowed_queues('observer');
 begin
     select p.round, p.counted_at into v_round, v_counted_at from rota.count_progress as p
     where p.round > 0;
     if v_round is null or not rota._are_many('rota.jobs') then
         return query
         select j.queue, j.job_type, j.status, j.run_at <= c_now, count(*), min(j.run_at), c_now
-        from rota.jobs as j group by 1, 2, 3, 4;
+        from rota.jobs as j where c_visible is null or j.queue = any(c_visible)
+        group by 1, 2, 3, 4;
     else
         return query
         select c.queue, c.job_type, c.status, c.is_due, c.jobs, c.first_run_at, v_counted_at
-        from rota.counted_jobs as c where c.round = v_round and c.status <> 'dead';
+        from rota.counted_jobs as c
+        where c.round = v_round and c.status <> 'dead'
+          and (c_visible is null or c.queue = any(c_visible));
     end if;
     if v_round is null or not rota._are_many('rota.finished_jobs_dead') then
         return query
         select f.queue, f.job_type, 'dead', true, count(*), min(f.run_at), c_now
-        from rota.finished_jobs_dead as f where f.discarded_at is null group by 1, 2;
+        from rota.finished_jobs_dead as f
+        where f.discarded_at is null and (c_visible is null or f.queue = any(c_visible))
+        group by 1, 2;
     else
         return query
         select c.queue, c.job_type, c.status, c.is_due, c.jobs, c.first_run_at, v_counted_at
-        from rota.counted_jobs as c where c.round = v_round and c.status = 'dead';
+        from rota.counted_jobs as c
+        where c.round = v_round and c.status = 'dead'
+          and (c_visible is null or c.queue = any(c_visible));
     end if;
 end;
 $$;

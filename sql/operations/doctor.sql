@@ -17,6 +17,7 @@ create or replace function rota.doctor()
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 begin
+    perform rota._check_sees_all('doctor()');
     return query
     select f.severity, f.finding, f.evidence, f.remedy
     from rota._findings() with ordinality as f (severity, finding, evidence, remedy, ordinal)

@@ -27,6 +27,7 @@ create or replace function rota.job_stats(
 as $$
 #variable_conflict use_column
 declare
+    c_visible constant text[] := rota._allowed_queues('observer');
     v_since timestamptz;
 begin
     perform rota._check_choice('step', step, '{minute,hour,day,total}');
@@ -48,6 +49,7 @@ begin
             greatest(least(job_stats.until, rota.now() + interval '1 day'),
                 '1970-01-01 00:00+00')) as s
         where (queues is null or s.queue = any(queues))
+          and (c_visible is null or s.queue = any(c_visible))
           and (job_types is null or s.job_type = any(job_types))
     ),
     waits as (
@@ -126,12 +128,13 @@ create or replace function rota._stats_since(step text, since timestamptz, until
     returns timestamptz language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
-    c_since constant timestamptz := greatest('1970-01-01 00:00+00', coalesce(since,
+    -- Nothing ends tomorrow, and steps cannot be counted to the end of all times.
+    c_since constant timestamptz := least(greatest('1970-01-01 00:00+00', coalesce(since,
         least(greatest(until, '1970-01-01 00:00+00'), c_now) - case step
             when 'hour' then interval '1 day'
             when 'day' then interval '30 days'
             else interval '1 hour'
-        end));
+        end)), c_now + interval '1 day');
 begin
     return date_bin(case
         when step = 'day' or c_since < c_now - interval '29 days' then interval '1 day'
@@ -212,6 +215,7 @@ declare
         'epoch');
     c_hour constant timestamptz := date_bin('1 hour', c_since, 'epoch');
 begin
+    perform rota._check_sees_all('rising_failures()');
     return query
     select r.queue, r.job_type, r.attempts, r.failures, round(r.usual_failures, 1),
         round(r.failed_share, 3), round(r.usual_share, 3)

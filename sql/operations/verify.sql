@@ -14,6 +14,7 @@ create or replace function rota.verify(max_rows integer default 10000)
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 begin
+    perform rota._check_sees_all('verify()');
     perform rota._check_number('max_rows', max_rows, 1, 1000000);
     return query select v.* from rota._verify_jobs(max_rows) as v;
     return query select v.* from rota._verify_attempts(max_rows) as v;

@@ -6,22 +6,27 @@
  */
 
 create or replace view rota.job_runs as
-select j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.attempts,
-    j.max_attempts, j.locked_by, j.locked_until, j.lease_token, j.idempotency_key,
-    j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
-    j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
-    null::timestamptz as finished_at, null::jsonb as result, j.ordering_key, j.limit_key,
-    j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for, j.time_limit,
-    j.expires_at, j.headers
-from rota.jobs as j
-union all
-select f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.attempts,
-    f.max_attempts, f.locked_by, null::timestamptz, f.lease_token, f.idempotency_key,
-    f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
-    f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
-    f.finished_at, f.result, f.ordering_key, f.limit_key, f.pipeline, f.stage, f.stage_input,
-    f.definition, f.scheduled_for, f.time_limit, f.expires_at, f.headers
-from rota.finished_jobs as f;
+select r.*
+from (
+    select j.id, j.queue, j.job_type, j.payload, j.priority, j.run_at, j.status, j.attempts,
+        j.max_attempts, j.locked_by, j.locked_until, j.lease_token, j.idempotency_key,
+        j.progress_percent, j.progress_message, j.cancel_requested_at, j.cancel_reason,
+        j.last_error, j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at,
+        null::timestamptz as finished_at, null::jsonb as result, j.ordering_key, j.limit_key,
+        j.pipeline, j.stage, j.stage_input, j.definition, j.scheduled_for, j.time_limit,
+        j.expires_at, j.headers
+    from rota.jobs as j
+    union all
+    select f.id, f.queue, f.job_type, f.payload, f.priority, f.run_at, f.status, f.attempts,
+        f.max_attempts, f.locked_by, null::timestamptz, f.lease_token, f.idempotency_key,
+        f.progress_percent, f.progress_message, f.cancel_requested_at, f.cancel_reason,
+        f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at, f.started_at,
+        f.finished_at, f.result, f.ordering_key, f.limit_key, f.pipeline, f.stage,
+        f.stage_input, f.definition, f.scheduled_for, f.time_limit, f.expires_at, f.headers
+    from rota.finished_jobs as f
+) as r
+where (select rota.visible_queues()) is null
+   or r.queue = any((select rota.visible_queues())::text[]);
 
 comment on view rota.job_runs is 'Every job, live or ended, one row each, in one shape.';
 
@@ -57,7 +62,9 @@ full join (
     union
     select p.queue from rota.pauses as p where p.queue is not null
 ) as s on s.queue = c.queue
-cross join lateral (select coalesce(s.queue, c.queue) as queue) as n;
+cross join lateral (select coalesce(s.queue, c.queue) as queue) as n
+where (select rota.visible_queues()) is null
+   or n.queue = any((select rota.visible_queues())::text[]);
 
 comment on view rota.queue_stats is
     'One row per queue: how many jobs are ready, scheduled for later, waiting for a retry, '
@@ -68,7 +75,10 @@ create or replace view rota.running_jobs as
 select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.started_at,
     rota.now() - j.started_at as running_for, j.locked_until, j.updated_at, j.progress_percent,
     j.progress_message, j.cancel_requested_at, j.cancel_reason
-from rota.jobs as j where j.status = 'running' and j.locked_until is not null;
+from rota.jobs as j
+where j.status = 'running' and j.locked_until is not null
+  and ((select rota.visible_queues()) is null
+    or j.queue = any((select rota.visible_queues())::text[]));
 
 comment on view rota.running_jobs is 'Jobs that a worker holds now, with their progress.';
 
@@ -77,7 +87,9 @@ select j.id, j.queue, j.job_type, j.attempts, j.max_attempts, j.locked_by, j.sta
     j.locked_until, j.updated_at, j.locked_until < rota.now() as is_lease_over
 from rota.jobs as j
 where j.status = 'running' and j.locked_until is not null
-  and (j.locked_until < rota.now() or j.updated_at < rota.now() - interval '1 hour');
+  and (j.locked_until < rota.now() or j.updated_at < rota.now() - interval '1 hour')
+  and ((select rota.visible_queues()) is null
+    or j.queue = any((select rota.visible_queues())::text[]));
 
 comment on view rota.stale_jobs is
     'Running jobs to look at: the lease is over and nobody swept yet, or there was no sign of '
@@ -86,7 +98,9 @@ comment on view rota.stale_jobs is
 create or replace view rota.dead_jobs as
 select f.id, f.queue, f.job_type, f.payload, f.attempts, f.max_attempts, f.last_error,
     f.error_type, f.locked_by, f.created_at, f.failed_at, f.finished_at, f.discarded_at
-from rota.finished_jobs_dead as f;
+from rota.finished_jobs_dead as f
+where (select rota.visible_queues()) is null
+   or f.queue = any((select rota.visible_queues())::text[]);
 
 comment on view rota.dead_jobs is
     'Jobs that were given up; retry_job(id) gives one all its attempts again.';
@@ -120,7 +134,10 @@ create or replace view rota.error_groups as
 select e.queue, e.job_type, e.error_type, rota.fold_error(e.message) as message,
     count(*) as failures, count(distinct e.job_id) as jobs, min(e.failed_at) as first_failed_at,
     max(e.failed_at) as last_failed_at, max(e.job_id) as last_job_id
-from rota.job_errors as e group by 1, 2, 3, 4;
+from rota.job_errors as e
+where (select rota.visible_queues()) is null
+   or e.queue = any((select rota.visible_queues())::text[])
+group by 1, 2, 3, 4;
 
 comment on view rota.error_groups is
     'Failed attempts grouped by what fold_error() makes of the error.';
@@ -146,6 +163,8 @@ cross join lateral (
     select nullif(sum(c.total), 0) as runs from unnest(s.run_counts) as c (total)
 ) as r
 where s.outcome <> 'failed'
+  and ((select rota.visible_queues()) is null
+    or s.queue = any((select rota.visible_queues())::text[]))
 group by 1, 2, 3;
 
 comment on view rota.hourly_stats is
@@ -223,7 +242,11 @@ left join lateral (
     ) as h
 ) as h on n.limit_name like 'key %'
 -- Not before the row is chosen: a key with a weight of its own has no other limit.
-where num_nonnulls(l.max_running, l.max_starts) > 0;
+where num_nonnulls(l.max_running, l.max_starts) > 0
+  and ((select rota.visible_queues()) is null
+    or n.limit_name = any(
+        select 'queue ' || q.queue from unnest((select rota.visible_queues())) as q (queue)
+    ));
 
 comment on view rota.limit_stats is
     'One row per limit in use: how many jobs run under it, how many due ones wait for whatever '
@@ -237,6 +260,7 @@ left join lateral (
     select h.job_type, h.status from rota.job_runs as h where h.id = e.job_id limit 1
 ) as r on true
 where e.completed_at is null
+  and (r.status is not null or (select rota.visible_queues()) is null)
   and not exists (
       select from rota.jobs as j
       where j.id = e.job_id and j.lease_token = e.lease_token and j.status = 'running'

@@ -14,12 +14,14 @@ create table rota.queue_grants (
     revoked_at timestamptz,
 
     constraint queue_grants_pkey primary key (role, access, queue),
-    constraint queue_grants_access_check check (access in ('producer', 'worker', 'operator'))
+    constraint queue_grants_access_check check (
+        access in ('producer', 'worker', 'operator', 'observer')
+    )
 );
 
 comment on table rota.queue_grants is
-    'The queues in which a role may enqueue (producer), work (worker) or act on jobs '
-    '(operator); a role without a row may in all.';
+    'The queues in which a role may enqueue (producer), work (worker), act on jobs (operator) '
+    'or see them (observer); a role without a row may in all.';
 comment on column rota.queue_grants.queue is 'A queue, or * for all of them.';
 comment on column rota.queue_grants.revoked_at is
     'Since when the right is taken back; the role stays confined to its other queues.';

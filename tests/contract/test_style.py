@@ -13,7 +13,14 @@ PARTS = sorted({*SQL.glob("*/*.sql")} - {*UPGRADES})
 MANIFESTS = [SQL / "install.sql", SQL / "uninstall.sql"]
 # Names of partitions and of roles cannot be arguments of a statement, and pg_cron may be
 # missing.
-DYNAMIC = ["ids.sql", "archive.sql", "retention.sql", "pg_cron.sql", "grants.sql"]
+DYNAMIC = [
+    "visible_rows.sql",
+    "ids.sql",
+    "archive.sql",
+    "retention.sql",
+    "pg_cron.sql",
+    "grants.sql",
+]
 # A routine with a setting of its own cannot commit; this one begins each transaction with it.
 COMMITTING = {"rota.tick_loop": "perform pg_catalog.set_config("}
 # What may hide anything: strings, quoted names, comments.  Dollar quotes hold code.

@@ -83,6 +83,7 @@ _CALLS = """
 
     doctor                .       .         x         x
     fold_error            .       .         x         x
+    visible_queues        .       .         x         x
     job_counts            .       .         x         x
     job_stats             .       .         x         x
     rising_failures       .       .         x         x

@@ -59,6 +59,7 @@ CALLS = {
     "finish_jobs": "select * from rota.finish_jobs(%(job_ids)s, %(tokens)s, %(results)s)",
     "deregister_worker": "select rota.deregister_worker('w')",
     "fold_error": "select rota.fold_error(%(error)s)",
+    "visible_queues": "select rota.visible_queues()",
     "grant_queue": "select rota.grant_queue(current_user, '*')",
     "grant_statements": "select * from rota.grant_statements('worker', current_user)",
     "heartbeat": "select * from rota.heartbeat(%(job_id)s, %(token)s, '1 minute')",

@@ -166,16 +166,14 @@ def test_a_page_works_beside_django(web_url: str, scene: Scene, tmp_path: Path) 
     code = next(
         part for part in docs.read_text().split("```python\n") if "get_asgi_application" in part
     ).partition("```")[0]
-    (tmp_path / "shop").mkdir()
-    (tmp_path / "shop" / "__init__.py").write_text("")
-    (tmp_path / "shop" / "settings.py").write_text(DJANGO)
-    (tmp_path / "shop" / "asgi.py").write_text(code)
+    (tmp_path / "settings.py").write_text(DJANGO)
+    (tmp_path / "asgi.py").write_text(code)
     environment = {
-        **os.environ, "DATABASE_URL": web_url, "DJANGO_SETTINGS_MODULE": "shop.settings"
+        **os.environ, "DATABASE_URL": web_url, "DJANGO_SETTINGS_MODULE": "settings"
     }  # fmt: skip
     words = ["-m", "uvicorn", "--port", str(free_port()), "--app-dir", str(tmp_path)]
     server = subprocess.Popen(
-        [sys.executable, *words, "shop.asgi:application"], env=environment, cwd=tmp_path
+        [sys.executable, *words, "asgi:application"], env=environment, cwd=tmp_path
     )
     retrying = httpx.HTTPTransport(retries=8)
     try:

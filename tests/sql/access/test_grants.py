@@ -17,8 +17,11 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="module")
-def with_roles(server: Any, admin: Db, psql: Any, sql_dir: Any) -> Iterator[str]:
-    """The DSN of a database whose superuser has installed the roles too."""
+def with_roles(server: Any, admin: Db, psql: Any, sql_dir: Any, template: str) -> Iterator[str]:
+    """The DSN of a database whose superuser has installed the roles too.
+
+    The template is there before: it would have grants to the roles.
+    """
     admin.execute("create database with_grants template template0")
     psql(server.url("with_grants"), "-v", "with_roles=1", "-f", sql_dir / "install.sql")
     yield server.url("with_grants")

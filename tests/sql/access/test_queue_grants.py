@@ -324,6 +324,6 @@ def test_grant_queue_and_revoke_queue_refuse_every_bad_argument_by_name(db, role
     for bad in (None, "", "a b", "**"):
         with refused("queue"):
             call(db, function, role=name, queue=bad)
-    for bad in (None, "", "observer", "Worker"):
+    for bad in (None, "", "reader", "Worker"):
         with refused("access"):
             call(db, function, role=name, queue="a", access=bad)

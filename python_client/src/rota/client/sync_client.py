@@ -745,6 +745,11 @@ class Client:
         value: str = self._value("fold_error", message=_text(message))
         return value
 
+    def visible_queues(self) -> list[str] | None:
+        """Return the queues whose jobs this connection may see, None for all."""
+        value: list[str] | None = self._value("visible_queues")
+        return value
+
     def cancel_job(self, job_id: int, reason: str | Unset | None = UNSET) -> str:
         """Cancel a job, or ask for it while it runs; say its status."""
         value: str = self._value("cancel_job", job_id=job_id, reason=_text(reason))

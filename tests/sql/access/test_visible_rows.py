@@ -1,0 +1,143 @@
+"""Observers that are confined to some queues: what they see, and what they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from sql.helpers import call, claim, enqueue, one, owner, raises, rows, scalar, value
+
+Db = psycopg.Connection[Any]
+
+pytestmark = pytest.mark.own_session
+
+
+@pytest.fixture
+def observers(admin: Db, db: Db, connect: Callable[..., Db]) -> Iterator[tuple[Db, Db]]:
+    """One who is confined to the queue a, and one who is confined to none."""
+    database = scalar(db, "select current_database()")
+    names = [f"{kind}_{database}"[:63] for kind in ("confined", "free")]
+    sessions = []
+    for name in names:
+        admin.execute(sql.SQL("create role {}").format(sql.Identifier(name)))
+        for (statement,) in call(db, "grant_statements", access="observer", role=name):
+            db.execute(statement)
+        session = connect()
+        session.execute(sql.SQL("set session authorization {}").format(sql.Identifier(name)))
+        sessions.append(session)
+    value(db, "grant_queue", role=names[0], queue="a", access="observer")
+    yield sessions[0], sessions[1]
+    for name in names:
+        db.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
+        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+def fill(db: Db) -> dict[str, list[int]]:
+    """Leave the same in the queues a and b, and return the ids of their jobs."""
+    ids: dict[str, list[int]] = {}
+    # So that no other number is one of them.
+    db.execute("select setval(pg_get_serial_sequence('rota.jobs', 'id'), 42420000)")
+    for queue in "ab":
+        value(db, "set_queue", queue=queue, lease="1 minute")
+        value(db, "pause_type", job_type=f"type_{queue}", queue=queue)
+        value(db, "set_limit", queue=queue, max_running=5)
+        worker = {"worker": f"w{queue}", "host": "h", "pid": 1, "version": "1"}
+        value(db, "report_worker", **worker, queues=[queue])
+        one(
+            db, "schedule_job", name=queue, schedule="every 1 second", job_type="s", queue=queue
+        )
+        one(db, "run_schedule_now", name=queue)
+        call(db, "define_pipeline", pipeline=f"p{queue}", stages=STAGES % queue)
+        parent = enqueue(db, "dies", queue=queue, ordering_key=f"k{queue}")
+        enqueue(db, "waits", queue=queue, depends_on=[parent], if_parent_dead="wait")
+        enqueue(db, "stays", queue=queue)
+        for job in claim(db, queues=[queue], max_jobs=3):
+            if job.job_type == "dies":
+                one(db, "fail_job", **owner(job), error="secret", fatal=True)
+            elif job.job_type == "stays":
+                value(db, "record_effect", **owner(job), scope="mail", key=queue)
+                value(db, "release_jobs", job_ids=[job.job_id], lease_tokens=[job.lease_token])
+        ids[queue] = [
+            row[0] for row in rows(db, "select id from rota.job_runs where queue = %s", queue)
+        ]
+    value(db, "cancel_job", job_id=ids["a"][0])
+    db.execute("select rota.tick()")
+    return ids
+
+
+STAGES = '[{"stage": "one", "job_type": "x", "queue": "%s"}]'
+READ = (
+    "select name from rota._access() where access = 'observer' and kind = 'view' order by name"
+)
+# What is about the whole database, or has no row of the other queue above.
+OF_ALL = {"ticker_health"}
+
+
+def test_a_confined_observer_sees_his_queues_only(db: Db, observers: tuple[Db, Db]) -> None:
+    confined, free = observers
+    ids = fill(db)
+    named = {"b", "wb", "pb", "kb", "type_b", "queue b", *map(str, ids["b"])}
+
+    for (name,) in rows(db, READ):
+        query = f"select v from (select to_jsonb(x) as v from rota.{name} as x) as v"
+        seen = [row[0] for row in rows(confined, query)]
+        texts = {str(text) for row in seen for text in flat(row)}
+        assert not texts & named, name
+        # He sees no more than there is, and whoever is confined to nothing sees all.
+        assert len(seen) <= scalar(db, f"select count(*) from rota.{name}")
+        assert scalar(free, f"select count(*) from rota.{name}") == scalar(
+            db, f"select count(*) from rota.{name}"
+        )
+    assert {row[0] for row in rows(confined, "select queue from rota.job_runs")} == {"a"}
+    assert rows(confined, "select queue from rota.queue_stats") == [("a",)]
+    assert rows(confined, "select queue from rota.job_errors") == [("a",)]
+    assert rows(confined, "select ordering_key from rota.halted_keys") == [("ka",)]
+    assert scalar(confined, "select count(*) from rota.dependencies") == 1
+    assert scalar(confined, "select count(*) from rota.occurrences") >= 1
+    assert {row[0] for row in rows(confined, "select queue from rota.job_counts()")} == {"a"}
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """Tell the plain values of JSON."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from flat(inner)
+    else:
+        yield value
+
+
+def test_questions_about_a_job_of_another_queue_find_none(
+    db: Db, observers: tuple[Db, Db]
+) -> None:
+    confined, free = observers
+    mine, others = enqueue(db, queue="a"), enqueue(db, queue="b")
+
+    assert call(confined, "explain_job", job_id=mine)
+    assert call(free, "explain_job", job_id=others)
+    with raises("RT001"):
+        call(confined, "explain_job", job_id=others)
+
+
+@pytest.mark.parametrize("function", ["doctor", "verify", "rising_failures"])
+def test_questions_about_all_queues_are_refused(
+    observers: tuple[Db, Db], function: str
+) -> None:
+    confined, free = observers
+
+    call(free, function)
+    with raises("42501"):
+        call(confined, function)
+
+
+def test_visible_queues_are_those_that_were_granted(db: Db, observers: tuple[Db, Db]) -> None:
+    confined, free = observers
+
+    assert scalar(confined, "select rota.visible_queues()") == ["a"]
+    assert scalar(free, "select rota.visible_queues()") is None
+    assert scalar(db, "select rota.visible_queues()") is None
