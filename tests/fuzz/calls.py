@@ -66,7 +66,7 @@ class Chooser:
     ) -> None:
         self._dice = dice
         self._functions = functions
-        self._weights = [1 + 2 * len(function.names) for function in functions]
+        self._weights = [3 + 2 * len(function.names) for function in functions]
         self._jobs = jobs
         self._by_type = {
             kind: [value for value in pool if value not in refused]
