@@ -144,7 +144,8 @@ def test_views_run_with_the_rights_of_the_owner_and_never_bend(db: Db) -> None:
         db,
         f"{relations} and (relforcerowsecurity or relkind = 'v' and reloptions is not null"
         " or relrowsecurity <> exists (select from pg_policy as p"
-        " where p.polrelid = pg_class.oid and p.polname = 'visible_rows' and p.polcmd = 'r' and p.polpermissive))",
+        " where p.polrelid = pg_class.oid and p.polname = 'visible_rows'"
+        " and p.polcmd = 'r' and p.polpermissive))",
     )
     rules = rows(
         db,
