@@ -2,10 +2,11 @@
 
 import os
 
-import rota.web
 from django.core.asgi import get_asgi_application
 from starlette.applications import Starlette
 from starlette.routing import Mount
+
+import rota.web
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "settings")
 django = get_asgi_application()

@@ -21,6 +21,7 @@ from psycopg.types.json import Jsonb
 from .. import rows
 from ..exceptions import translate
 from .adapters import AsyncCaller, adapt_async
+from .outgoing import outgoing
 from .statement import UNSET, Unset, blame, call, factory, given, read_forgiving
 from .values import (
     clean_text,
@@ -105,8 +106,11 @@ class AsyncClient:
 
     async def enqueue_many(self, jobs: Sequence[Mapping[str, Any]]) -> list[rows.EnqueuedJob]:
         """Add many jobs, each a mapping of the arguments of `enqueue`."""
-        array = Jsonb([to_job(job) for job in jobs])
-        return await self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
+        with outgoing(jobs) as out:
+            array = Jsonb([to_job(job) for job in out.jobs])
+            added = await self._rows(rows.EnqueuedJob, "enqueue_many", jobs=array)
+            out.ids = [job.job_id for job in added]
+        return added
 
     async def enqueue_to(
         self,
@@ -137,30 +141,33 @@ class AsyncClient:
 
         The id is that of the job here that carries it.
         """
-        value: int = await self._value(
-            "enqueue_to",
-            database=database,
-            job_type=job_type,
-            payload=to_jsonb("payload", payload),
-            queue=queue,
-            run_at=run_at,
-            delay=delay,
-            priority=priority,
-            max_attempts=max_attempts,
-            lease=lease,
-            backoff=to_jsonb("backoff", backoff),
-            idempotency_key=idempotency_key,
-            unique_for=unique_for,
-            on_conflict=on_conflict,
-            updated_at=updated_at,
-            max_wait=max_wait,
-            ordering_key=ordering_key,
-            skip_dead=skip_dead,
-            limit_key=limit_key,
-            time_limit=time_limit,
-            expires_at=expires_at,
-            headers=to_jsonb("headers", headers),
-        )
+        job = given({"job_type": job_type, "queue": queue, "headers": headers})
+        with outgoing([job]) as out:
+            value: int = await self._value(
+                "enqueue_to",
+                database=database,
+                job_type=job_type,
+                payload=to_jsonb("payload", payload),
+                queue=queue,
+                run_at=run_at,
+                delay=delay,
+                priority=priority,
+                max_attempts=max_attempts,
+                lease=lease,
+                backoff=to_jsonb("backoff", backoff),
+                idempotency_key=idempotency_key,
+                unique_for=unique_for,
+                on_conflict=on_conflict,
+                updated_at=updated_at,
+                max_wait=max_wait,
+                ordering_key=ordering_key,
+                skip_dead=skip_dead,
+                limit_key=limit_key,
+                time_limit=time_limit,
+                expires_at=expires_at,
+                headers=to_jsonb("headers", out.jobs[0].get("headers", UNSET)),
+            )
+            out.ids = [value]
         return value
 
     async def waiting_forwards(self) -> list[int]:
