@@ -83,6 +83,9 @@ web-demo: $(VENV)/.dev ## See a shop with a failing mail provider live in a brow
 web-pictures: $(VENV)/.dev ## Take the pictures of the page that the docs show
 	@cd tests && ../$(BIN)/python -m web.demo --port 8026 --pictures ../python_client/docs/pictures
 
+screens: $(VENV)/.dev ## Write what the commands show into the docs
+	@cd tests && ../$(BIN)/python -m contract.screens
+
 bench-web: $(VENV)/.dev ## Time each screen among a million live and ten million finished jobs: ARGS="--live 100000 --finished 1000000"
 	@cd tests && ../$(BIN)/python -m web.timings $(ARGS)
 
