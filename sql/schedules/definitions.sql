@@ -34,7 +34,8 @@ create or replace function rota.schedule_job(
     starts_at timestamptz default null,
     ends_at timestamptz default null,
     source text default null,
-    time_limit interval default null
+    time_limit interval default null,
+    headers jsonb default null
 )
     returns table (outcome text, next_run_at timestamptz) language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -59,6 +60,7 @@ begin
         perform rota._refuse('ends_at', 'must be later than starts_at');
     end if;
     perform rota._check_lease('time_limit', time_limit);
+    perform rota._check_headers('headers', headers);
     if source is not null then perform rota._check_name('source', source); end if;
 
     return query
@@ -76,7 +78,8 @@ begin
             'catch_up_max', schedule_job.catch_up_max, 'overlap', schedule_job.overlap,
             'jitter', rota._exact(schedule_job.jitter), 'starts_at', schedule_job.starts_at,
             'ends_at', schedule_job.ends_at, 'source', schedule_job.source,
-            'time_limit', rota._exact(schedule_job.time_limit)))) as d;
+            'time_limit', rota._exact(schedule_job.time_limit),
+            'headers', schedule_job.headers))) as d;
 end;
 $$;
 
@@ -100,13 +103,13 @@ begin
             outcome := 'created';
             next_run_at := rota._plan_next(new, v_now);
             insert into rota.job_definitions (name, job_type, queue, payload, schedule, source,
-                time_zone, priority, max_attempts, lease, time_limit, backoff, catch_up,
-                catch_up_window, catch_up_max, overlap, jitter, starts_at, ends_at, anchored_at,
-                next_run_at, created_at, updated_at)
+                time_zone, priority, max_attempts, lease, time_limit, headers, backoff,
+                catch_up, catch_up_window, catch_up_max, overlap, jitter, starts_at, ends_at,
+                anchored_at, next_run_at, created_at, updated_at)
             values (new.name, new.job_type, new.queue, new.payload, new.schedule, new.source,
                 new.time_zone, new.priority, new.max_attempts, new.lease, new.time_limit,
-                new.backoff, new.catch_up, new.catch_up_window, new.catch_up_max, new.overlap,
-                new.jitter, new.starts_at, new.ends_at, new.anchored_at,
+                new.headers, new.backoff, new.catch_up, new.catch_up_window, new.catch_up_max,
+                new.overlap, new.jitter, new.starts_at, new.ends_at, new.anchored_at,
                 _put_definition.next_run_at, v_now, v_now)
             on conflict do nothing;
             -- Else somebody else has just taken the name.
@@ -188,7 +191,7 @@ begin
     set job_type = new.job_type, queue = new.queue, payload = new.payload,
         schedule = new.schedule, time_zone = new.time_zone, priority = new.priority,
         max_attempts = new.max_attempts, lease = new.lease, time_limit = new.time_limit,
-        backoff = new.backoff,
+        headers = new.headers, backoff = new.backoff,
         catch_up = new.catch_up, catch_up_window = new.catch_up_window,
         catch_up_max = new.catch_up_max, overlap = new.overlap, jitter = new.jitter,
         starts_at = new.starts_at, ends_at = new.ends_at, source = new.source,

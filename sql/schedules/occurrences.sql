@@ -306,7 +306,7 @@ begin
         array_agg(jsonb_populate_record(null::rota.jobs, jsonb_build_object(
             'queue', d.queue, 'job_type', d.job_type, 'payload', d.payload,
             'priority', d.priority, 'max_attempts', d.max_attempts, 'lease', d.lease,
-            'time_limit', d.time_limit, 'backoff', d.backoff,
+            'time_limit', d.time_limit, 'headers', d.headers, 'backoff', d.backoff,
             'ordering_key', case when d.overlap = 'queue' then 'schedule:' || d.name end,
             'skip_dead', d.overlap = 'queue',
             'definition', d.name, 'scheduled_for', d.scheduled_for,

@@ -27,6 +27,7 @@ create table rota.job_definitions (
     max_attempts integer,
     lease interval,
     time_limit interval,
+    headers jsonb,
     backoff jsonb,
     catch_up text not null,
     catch_up_window interval,
@@ -68,6 +69,7 @@ comment on column rota.job_definitions.kind is
 comment on column rota.job_definitions.max_attempts is 'Null means the queue''s.';
 comment on column rota.job_definitions.lease is 'Null means the queue''s.';
 comment on column rota.job_definitions.time_limit is 'Null means the queue''s, if it has one.';
+comment on column rota.job_definitions.headers is 'Headers of its jobs; null means none.';
 comment on column rota.job_definitions.backoff is 'Null means the queue''s.';
 comment on column rota.job_definitions.catch_up is
     'What becomes of planned times that nobody ticked for: skip, one or all.';

@@ -158,6 +158,8 @@ def test_the_async_client_and_jobs_that_travel_are_traced(
 ) -> None:
     otel.instrument(tracer_provider=traces.provider)
     db.execute("select rota.set_database_number(1)")
+    stages = '[{"stage": "one", "job_type": "z"}]'
+    db.execute("select rota.define_pipeline('p', %s)", [stages])
 
     async def enqueue() -> None:
         async with await psycopg.AsyncConnection.connect(dsn) as connection:
@@ -165,6 +167,7 @@ def test_the_async_client_and_jobs_that_travel_are_traced(
             with traces.tracer.start_as_current_span("request"):
                 await client.enqueue("x")
                 await client.enqueue_to(2, "y")
+                await client.start_pipeline("p")
 
     asyncio.run(enqueue())
 
@@ -175,6 +178,12 @@ def test_the_async_client_and_jobs_that_travel_are_traced(
     ).fetchone()
     assert row is not None
     assert f"-{id_of(y):016x}-" in row[0]
+    (run,) = traces.named("send p")
+    row = db.execute(
+        "select headers ->> 'traceparent' from rota.jobs where stage = 'one'"
+    ).fetchone()
+    assert row is not None
+    assert f"-{id_of(run):016x}-" in row[0]
 
 
 def test_a_call_that_is_refused_tells_so_in_its_span(client: Client, traces: Traces) -> None:

@@ -128,9 +128,9 @@ def test_a_schedule_is_edited_after_a_look_at_what_comes(
     db_of_page.execute(
         "select rota.schedule_job(name => 'shop/weekly', schedule => '0 2 * * SUN',"
         " job_type => 'clean', payload => %s, queue => 'acts', time_zone => 'Europe/Berlin',"
-        " lease => '5 min', overlap => 'skip', jitter => '10 s', source => 'shop',"
-        " ends_at => '2090-01-01')",
-        [f'{{"n": {BIG}}}'],
+        " lease => '5 min', headers => %s, overlap => 'skip', jitter => '10 s',"
+        " source => 'shop', ends_at => '2090-01-01')",
+        [f'{{"n": {BIG}}}', '{"tenant": "7"}'],
     )
     changing = "{schedule,next_run_at,anchored_at,updated_at}"
     settings = f"select to_jsonb(d) - '{changing}'::text[] from"

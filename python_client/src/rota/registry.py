@@ -38,6 +38,7 @@ class ScheduleOptions(TypedDict, total=False):
     max_attempts: int | None
     lease: timedelta | None
     time_limit: timedelta | None
+    headers: Mapping[str, str] | None
     backoff: Mapping[str, Any] | None
     catch_up: Literal["skip", "one", "all"]
     catch_up_window: timedelta | None

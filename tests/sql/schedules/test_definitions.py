@@ -83,6 +83,7 @@ def test_schedule_job_creates_a_definition_and_returns_its_first_time(noon):
         lease="5 minutes",
         time_limit="1 hour",
         source="shop",
+        headers={"tenant": "7"},
         backoff={"kind": "fixed"},
         catch_up="all",
         catch_up_window="1 day",
@@ -103,7 +104,7 @@ def test_schedule_job_creates_a_definition_and_returns_its_first_time(noon):
     )
     assert (found.max_attempts, found.lease) == (4, timedelta(minutes=5))
     assert (found.time_limit, found.source) == (timedelta(hours=1), "shop")
-    assert found.backoff == {"kind": "fixed"}
+    assert (found.backoff, found.headers) == ({"kind": "fixed"}, {"tenant": "7"})
     assert (found.catch_up, found.catch_up_window) == ("all", timedelta(days=1))
     assert (found.catch_up_max, found.overlap, found.jitter) == (
         7,
@@ -141,6 +142,7 @@ CHANGES = {
     "max_attempts": 2,
     "lease": "1 s",
     "time_limit": "1 s",
+    "headers": {"tenant": "8"},
     "backoff": {"kind": "linear"},
     "catch_up": "skip",
     "catch_up_window": "1 hour",
@@ -324,6 +326,7 @@ def test_schedule_job_mends_what_cannot_be_fired_before_its_change(noon, clock):
         ("max_attempts", {"max_attempts": 0}),
         ("lease", {"lease": "0"}),
         ("time_limit", {"time_limit": "0"}),
+        ("headers", {"headers": {"tenant": 7}}),
         ("source", {"source": "no spaces"}),
         ("backoff", {"backoff": {"kind": "none"}}),
         ("catch_up", {"catch_up": None}),

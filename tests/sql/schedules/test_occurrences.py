@@ -53,7 +53,7 @@ def noon(db, clock):
 
 def test_tick_makes_the_job_of_a_planned_time_once(noon, clock):
     schedule(noon, payload={"a": 1}, queue="q", priority=3, lease="5 minutes", time_limit="1 h",
-             max_attempts=4, backoff={"kind": "fixed"})  # fmt: skip
+             max_attempts=4, backoff={"kind": "fixed"}, headers={"tenant": "7"})  # fmt: skip
     assert tick(noon) == 0
     clock.set("2026-03-02 13:00:00+00")
 
@@ -62,7 +62,7 @@ def test_tick_makes_the_job_of_a_planned_time_once(noon, clock):
     (job,) = claim(noon, queues=["q"], max_jobs=10)
     assert (job.job_type, job.payload, job.priority) == ("x", {"a": 1}, 3)
     assert (job.max_attempts, job.locked_for) == (4, timedelta(minutes=5))
-    assert job.time_limit == timedelta(hours=1)
+    assert (job.time_limit, job.headers) == (timedelta(hours=1), {"tenant": "7"})
     assert (job.definition, job.scheduled_for) == ("s", at("2026-03-02 13:00"))
     assert job.run_at == job.created_at == at("2026-03-02 13:00")
     found = definition(noon)

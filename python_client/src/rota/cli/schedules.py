@@ -430,8 +430,8 @@ def _all_of(told: Sequence[str], what: str = "schedules") -> CommandError:
 
 GIVEN = (
     "schedule", "time_zone", "job_type", "payload", "queue", "priority", "max_attempts",
-    "lease", "time_limit", "backoff", "catch_up", "catch_up_window", "catch_up_max", "overlap",
-    "jitter", "starts_at", "ends_at", "source",
+    "lease", "time_limit", "headers", "backoff", "catch_up", "catch_up_window", "catch_up_max",
+    "overlap", "jitter", "starts_at", "ends_at", "source",
 )  # fmt: skip
 
 

@@ -245,25 +245,28 @@ class Client:
         headers: Mapping[str, str] | Unset | None = UNSET,
     ) -> int:
         """Begin a run in the caller's transaction; return the id of its job."""
-        value: int = self._value(
-            "start_pipeline",
-            pipeline=pipeline,
-            payload=to_jsonb("payload", payload),
-            stage=stage,
-            run_at=run_at,
-            delay=delay,
-            priority=priority,
-            idempotency_key=idempotency_key,
-            unique_for=unique_for,
-            ordering_key=ordering_key,
-            skip_dead=skip_dead,
-            depends_on=_array(depends_on),
-            blocks=blocks,
-            if_parent_dead=if_parent_dead,
-            limit_key=limit_key,
-            expires_at=expires_at,
-            headers=to_jsonb("headers", headers),
-        )
+        run = given({"job_type": pipeline, "headers": headers})
+        with outgoing([run]) as out:
+            value: int = self._value(
+                "start_pipeline",
+                pipeline=pipeline,
+                payload=to_jsonb("payload", payload),
+                stage=stage,
+                run_at=run_at,
+                delay=delay,
+                priority=priority,
+                idempotency_key=idempotency_key,
+                unique_for=unique_for,
+                ordering_key=ordering_key,
+                skip_dead=skip_dead,
+                depends_on=_array(depends_on),
+                blocks=blocks,
+                if_parent_dead=if_parent_dead,
+                limit_key=limit_key,
+                expires_at=expires_at,
+                headers=to_jsonb("headers", out.jobs[0].get("headers", UNSET)),
+            )
+            out.ids = [value]
         return value
 
     def claim_jobs(
@@ -537,6 +540,7 @@ class Client:
         ends_at: datetime | Unset | None = UNSET,
         source: str | Unset | None = UNSET,
         time_limit: timedelta | Unset | None = UNSET,
+        headers: Mapping[str, str] | Unset | None = UNSET,
     ) -> rows.ScheduleChange:
         """Have a job made at each time of a schedule; say whether that is new, and when next.
 
@@ -564,6 +568,7 @@ class Client:
             ends_at=ends_at,
             source=source,
             time_limit=time_limit,
+            headers=to_jsonb("headers", headers),
         )
 
     def unschedule_job(self, name: str) -> None:

@@ -100,6 +100,7 @@ ACTS = _acts(
             Field("max_attempts", "number"),
             Field("lease"),
             Field("time_limit"),
+            Field("headers", "json"),
             Field("backoff", "json"),
             Field("overlap", "choice", ("allow", "skip", "queue")),
             Field("catch_up", "choice", ("one", "all", "skip")),
@@ -265,9 +266,10 @@ async def _as_it_is(site: Site, pairs: list[tuple[str, str]]) -> list[tuple[str,
     if not found.rows:
         raise HTTPException(404, found.problem or WORDS["act_nothing"])
     row = found.rows[0]
-    if (payload := site.json.editable(row["payload"])) is None:
-        raise HTTPException(403, WORDS["not_editable"])
-    row["payload"] = payload
+    for name in ("payload", "headers"):
+        if row[name] is not None and (shown := site.json.editable(row[name])) is None:
+            raise HTTPException(403, WORDS["not_editable"])
+        row[name] = shown if row[name] is not None else None
     return [(name, str(value)) for name, value in {**row, **given}.items() if value is not None]
 
 

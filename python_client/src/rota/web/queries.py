@@ -210,7 +210,7 @@ SCHEDULE: LiteralString = """
 SCHEDULE_AS_GIVEN: LiteralString = """
     select d.name, d.schedule, d.time_zone, d.job_type, d.queue, d.payload::text as payload,
         d.priority, d.max_attempts, d.lease::text as lease, d.time_limit::text as time_limit,
-        d.backoff::text as backoff, d.overlap, d.catch_up,
+        d.headers::text as headers, d.backoff::text as backoff, d.overlap, d.catch_up,
         d.catch_up_window::text as catch_up_window, d.catch_up_max, d.jitter::text as jitter,
         d.starts_at::text as starts_at, d.ends_at::text as ends_at, d.source
     from rota.job_definitions as d where d.name = %(name)s
