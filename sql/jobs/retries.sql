@@ -24,6 +24,7 @@ declare
     c_job_type constant text := coalesce(job_type, '*');
     c_queue constant text := coalesce(queue, '*');
 begin
+    perform rota._check_queues('operator', array[c_queue]);
     perform rota._check_text('error_type', error_type, 200);
     if job_type is not null then perform rota._check_name('job_type', job_type); end if;
     if queue is not null then perform rota._check_name('queue', queue); end if;
@@ -83,6 +84,7 @@ as $$
 begin
     perform rota._check_name('job_type', job_type);
     perform rota._check_name('queue', queue);
+    perform rota._check_queues('operator', array[queue]);
     if max_failures is not null then
         perform rota._check_number('max_failures', max_failures, 1, 1000);
     end if;

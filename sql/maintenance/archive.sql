@@ -15,6 +15,7 @@ create or replace function rota.set_archive(schema text default null)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
+    perform rota._check_queues('operator', '{*}');
     if schema is null then
         delete from rota.archive;
         return;

@@ -61,6 +61,9 @@ begin
     end if;
     perform rota._check_lease('time_limit', time_limit);
     perform rota._check_headers('headers', headers);
+    perform rota._check_queues('operator', array[queue] || array(
+        select d.queue from rota.job_definitions as d where d.name = schedule_job.name
+    ));
     if source is not null then perform rota._check_name('source', source); end if;
 
     return query
@@ -213,8 +216,8 @@ create or replace function rota.unschedule_job(name text)
     set search_path = pg_catalog, pg_temp
 as $$
 begin
+    perform rota._hold_definition(name);
     delete from rota.job_definitions as d where d.name = unschedule_job.name;
-    if not found then perform rota._raise_no_schedule(name); end if;
 end;
 $$;
 
@@ -263,6 +266,7 @@ $$;
 comment on function rota.disable_schedule is
     'Let a schedule make no more jobs until enable_schedule(); raises RT005, 22023.';
 
+/* The row of a schedule, which is not there for an operator who is kept from its queue. */
 create or replace function rota._hold_definition(name text)
     returns rota.job_definitions language plpgsql as $$
 declare
@@ -270,7 +274,9 @@ declare
 begin
     select d.* into v_definition from rota.job_definitions as d
     where d.name = _hold_definition.name for update;
-    if not found then perform rota._raise_no_schedule(name); end if;
+    if not found or v_definition.queue <> all(rota._allowed_queues('operator')) then
+        perform rota._raise_no_schedule(name);
+    end if;
     return v_definition;
 end;
 $$;

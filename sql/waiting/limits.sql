@@ -44,6 +44,7 @@ declare
 begin
     perform rota._check_set_limit(queue, job_type, limit_key, max_running, max_starts, per,
         burst, weight, reset);
+    perform rota._check_queues('operator', array[coalesce(queue, '*')]);
     if num_nonnulls(set_limit.max_running, set_limit.max_starts, set_limit.weight) = 0
       and not set_limit.reset
       and not exists (select from rota.limits as l where l.limit_name = v_limit_name) then

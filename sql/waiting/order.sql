@@ -272,7 +272,9 @@ declare
 begin
     perform rota._check_text('ordering_key', ordering_key, 255);
 
-    delete from rota.halted_keys as s where s.ordering_key = resume_ordering_key.ordering_key
+    delete from rota.halted_keys as s
+    where s.ordering_key = resume_ordering_key.ordering_key
+      and rota._foreign_jobs(array[s.job_id], 'operator') = '{}'
     returning s.job_id into v_job_id;
     if not found then
         raise exception using

@@ -29,7 +29,12 @@ begin
         select s.stage from rota._stages(define_pipeline.stages) as s order by s.ordinal
     );
 
+    perform rota._check_queues('operator', array(
+        select s.queue from rota._stages(define_pipeline.stages) as s
+    ));
+
     perform rota._lock_pipeline(pipeline);
+    perform rota._check_own_stages(pipeline);
     perform rota._retire_stages(pipeline, v_stages);
     insert into rota.pipeline_stages as p (pipeline, stage, ordinal, next_stage, job_type,
         queue, priority, max_attempts, lease, time_limit, backoff)
@@ -57,6 +62,17 @@ comment on function rota.define_pipeline is
 create or replace function rota._lock_pipeline(pipeline text)
     returns void language plpgsql as $$
 begin perform pg_advisory_xact_lock(hashtextextended('rota.pipeline ' || pipeline, 0)); end;
+$$;
+
+/* Refuse a pipeline that leads through queues that an operator is kept from. */
+create or replace function rota._check_own_stages(pipeline text)
+    returns void language plpgsql as $$
+begin
+    perform rota._check_queues('operator', array(
+        select p.queue from rota.pipeline_stages as p
+        where p.pipeline = _check_own_stages.pipeline and p.ordinal is not null
+    ));
+end;
 $$;
 
 /* Take a pipeline apart, and let the stages that do not come again lead to those that do. */
@@ -89,6 +105,7 @@ as $$
 begin
     perform rota._check_name('pipeline', pipeline);
     perform rota._lock_pipeline(pipeline);
+    perform rota._check_own_stages(pipeline);
     update rota.pipeline_stages as p
     set ordinal = null where p.pipeline = drop_pipeline.pipeline and p.ordinal is not null;
     if not found then
@@ -267,7 +284,7 @@ declare
     v_is_live boolean;
     v_stage rota.pipeline_stages;
 begin
-    perform rota._check_job_id(job_id);
+    perform rota._check_own_job(job_id);
     perform rota._check_name('stage', stage);
 
     -- A job that comes back while we look, or ends again, is looked for again.

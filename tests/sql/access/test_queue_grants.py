@@ -14,6 +14,7 @@ from sql.helpers import (
     call,
     claim,
     enqueue,
+    one,
     owner,
     owners,
     raises,
@@ -327,3 +328,90 @@ def test_grant_queue_and_revoke_queue_refuse_every_bad_argument_by_name(db, role
     for bad in (None, "", "reader", "Worker"):
         with refused("access"):
             call(db, function, role=name, queue="a", access=bad)
+
+
+STAGES = '[{{"stage": "one", "job_type": "x", "queue": "{}"}}]'
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    # What is about queue b or about all, and the same about queue a.
+    "schedule_job": (
+        {"name": "n", "schedule": "@daily", "job_type": "x", "queue": "b"},
+        {"name": "n", "schedule": "@daily", "job_type": "x", "queue": "a"},
+    ),
+    "set_limit": ({"queue": "b", "max_running": 1}, {"queue": "a", "max_running": 1}),
+    "define_pipeline": (
+        {"pipeline": "p", "stages": STAGES.format("b")},
+        {"pipeline": "p", "stages": STAGES.format("a")},
+    ),
+    "set_retry_rule": (
+        {"error_type": "E", "queue": "b", "fatal": True},
+        {"error_type": "E", "queue": "a", "fatal": True},
+    ),
+    "set_breaker": (
+        {"job_type": "x", "queue": "b", "max_failures": 3},
+        {"job_type": "x", "queue": "a", "max_failures": 3},
+    ),
+    "set_archive": ({}, None),
+}
+
+
+@pytest.mark.parametrize("function", SETTINGS)
+def test_a_confined_operator_sets_what_is_of_his_queues_only(db, role, session, function):
+    name = role(accesses="operator")
+    value(db, "grant_queue", role=name, queue="a", access="operator")
+    operator = session(name)
+    others, own = SETTINGS[function]
+
+    with raises(FORBIDDEN):
+        call(operator, function, **others)
+    if own is not None:
+        call(operator, function, **own)
+    call(db, function, **others)
+
+
+def test_a_limit_of_a_type_or_key_is_for_an_operator_of_all_queues(db, role, session):
+    name = role(accesses="operator")
+    value(db, "grant_queue", role=name, queue="a", access="operator")
+    operator = session(name)
+
+    for about in ({"job_type": "x"}, {"limit_key": "k"}):
+        with raises(FORBIDDEN):
+            call(operator, "set_limit", **about, max_running=1)
+    value(db, "grant_queue", role=name, queue="*", access="operator")
+    call(operator, "set_limit", job_type="x", max_running=1)
+
+
+def test_what_is_of_another_queue_is_not_there_for_a_confined_operator(db, role, session):
+    name = role(accesses="operator")
+    value(db, "grant_queue", role=name, queue="a", access="operator")
+    operator = session(name)
+    one(db, "schedule_job", name="s", schedule="@daily", job_type="x", queue="b")
+    call(db, "define_pipeline", pipeline="p", stages=STAGES.format("b"))
+    value(db, "start_pipeline", pipeline="p")
+    enqueue(db, "dies", queue="b", ordering_key="k")
+    for job in claim(db, queues=["b"], max_jobs=2):
+        if job.job_type == "dies":
+            value(db, "record_effect", **owner(job), scope="mail", key="1")
+        one(db, "fail_job", **owner(job), error="e", fatal=True)
+        if job.job_type == "x":
+            run_id = job.job_id
+
+    for function in (
+        "unschedule_job",
+        "enable_schedule",
+        "disable_schedule",
+        "run_schedule_now",
+    ):
+        with raises("RT005"):
+            call(operator, function, name="s")
+    with raises(FORBIDDEN):
+        call(operator, "schedule_job", name="s", schedule="@daily", job_type="x", queue="a")
+    with raises(FORBIDDEN):
+        call(operator, "drop_pipeline", pipeline="p")
+    with raises("RT001"):
+        call(operator, "restart_pipeline", job_id=run_id, stage="one")
+    with raises("RT012"):
+        call(operator, "resume_ordering_key", ordering_key="k")
+    with raises("RT011"):
+        call(operator, "settle_effect", scope="mail", key="1", outcome="done")
+    value(db, "settle_effect", scope="mail", key="1", outcome="done")
+    value(db, "resume_ordering_key", ordering_key="k")
