@@ -52,7 +52,7 @@ create or replace function rota._pause_words(pause rota.pauses)
 begin
     return format('%s paused: by %s %s ago%s%s',
         case
-            when pause.job_type is not null then format('type %s is%s', pause.job_type,
+            when pause.job_type is not null then format('type %s%s is', pause.job_type,
                 coalesce(' in queue ' || pause.queue, ''))
             else coalesce('queue ' || pause.queue || ' is', 'all queues are')
         end,

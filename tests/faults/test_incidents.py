@@ -323,6 +323,24 @@ def test_an_old_client(
     new.stop()
 
 
+def test_a_breaker_that_is_open(db: Db, start: Start, operator: Operator) -> None:
+    """A provider is down; when it is back, the operator does not want to wait for a probe."""
+    db.execute("select rota.set_breaker('plain', max_failures => 5, pause_for => '1 hour')")
+    for _ in range(8):
+        enqueue(db, payload='{"failing": 100}', backoff='{"kind": "fixed", "base_seconds": 60}')
+    start("--concurrency 1")
+    wait_until(lambda: value(db, "select count(*) from rota.pauses"), "the breaker")
+    waits = enqueue(db)
+
+    line = operator.explain(waits)
+
+    assert line.what == "type_paused"
+    assert "breaker" in line.why
+    assert operator.doctor().what == "queues"
+    operator.paste(line)
+    wait_for(db, waits, "succeeded")
+
+
 def test_a_full_queue_of_notifications(db: Db, connect: Connect, operator: Operator) -> None:
     deaf = connect(autocommit=False, application_name="deaf listener")
     deaf.execute("listen something")
