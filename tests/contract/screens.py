@@ -87,6 +87,11 @@ def stage(db: psycopg.Connection[Any]) -> dict[str, int]:
     waits = one(
         "select rota.enqueue('charge', '{\"order\": 23}', 'payments', limit_key => 'bank')"
     )
+    db.execute(
+        "update rota.jobs set run_at = run_at - interval '4 minutes',"
+        " created_at = created_at - interval '4 minutes' where id = %s",
+        [waits],
+    )
     one("select rota.enqueue('import', '{}', delay => '3 hours')")
     one("select rota.schedule_job('nightly', '0 2 * * *', 'import')")
     db.execute("select rota.pause_type('send_mail', reason => 'the mail server is down')")
@@ -121,7 +126,7 @@ def page(screens: dict[str, str]) -> str:
 
 def folded(text: str) -> str:
     """Return a page without what differs from run to run: numbers, times and line breaks."""
-    text = re.sub(r"\d+(\.\d+)?( ?(us|ms|s|min|h))?\b", "N", text)
+    text = re.sub(r"\d+(\.\d+)?( ?(us|ms|s|min|h))?\b", " ", text)
     return re.sub(r"\s+", " ", text)
 
 
