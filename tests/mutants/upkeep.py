@@ -357,6 +357,62 @@ UPKEEP = (
         sql("operations/acts", "and (c_allowed is null or w.queue = any(c_allowed))", ""),
     ),
     mutant(
+        "schedule-of-another-queue",
+        "An operator who is confined to a queue makes jobs in others by a schedule.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "schedules/definitions",
+            "perform rota._check_queues('operator', array[queue] || array(",
+            "perform rota._check_queues('operator', '{}'::text[] || array(",
+        ),
+    ),
+    mutant(
+        "schedule-taken-from-another-queue",
+        "An operator who is confined to a queue ends the schedules of others.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "schedules/definitions",
+            "if not found or v_definition.queue <> all(rota._allowed_queues('operator')) then",
+            "if not found then",
+        ),
+    ),
+    mutant(
+        "key-of-another-queue",
+        "An operator who is confined to a queue lets the jobs of others go on.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "waiting/order",
+            "      and rota._foreign_jobs(array[s.job_id], 'operator') = '{}'\n",
+            "",
+        ),
+    ),
+    mutant(
+        "observer-of-all-queues",
+        "An observer who is confined to a queue sees the jobs of others.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "base/queue_rights",
+            "begin return rota._allowed_queues('observer'); end;",
+            "begin return null; end;",
+        ),
+    ),
+    mutant(
+        "errors-for-all-observers",
+        "An observer who is confined to a queue reads the errors of others.",
+        "sql/access/test_visible_rows.py",
+        sql("access/visible_rows", "('job_errors', 'queue = any(v.queues)'),", ""),
+    ),
+    mutant(
+        "depths-for-all-observers",
+        "An observer who is confined to a queue counts the jobs of others.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "maintenance/depths",
+            "where c_visible is null or j.queue = any(c_visible)\n",
+            "where true\n",
+        ),
+    ),
+    mutant(
         "act-without-a-record",
         "Nobody can tell who cancelled a thousand jobs.",
         "sql/operations/test_acts.py",
