@@ -150,7 +150,8 @@ def pictures(address: str, folder: Path, db: psycopg.Connection[Any]) -> None:
         ("jobs", "/jobs?queue=mail", 1280, "dark"), ("job", f"/jobs/{dead}", 1280, "light"),
         ("errors", "/errors?since=1h", 1280, "light"),
         ("schedule", "/schedules/sunday-report", 1280, "light"),
-        ("waiting", "/waiting", 1280, "light"),
+        ("schedules", "/schedules", 1280, "light"), ("workers", "/workers", 1280, "dark"),
+        ("waiting", "/waiting", 1280, "light"), ("audit", "/audit", 1280, "light"),
         ("retry", "/all/retry?type=send_invoice&status=dead", 1280, "light"),
     ]  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,10 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from rota import Registry
+from rota.web.acts import ACTS, BULK
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
 from web.scene import Scene
 
 AXE = Path(__file__).with_name("axe.min.js").read_text()
@@ -24,8 +28,9 @@ WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """A browser, which has an event loop in this thread and so is closed before other tests."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
@@ -238,3 +243,111 @@ def test_a_remedy_is_a_button(wide: Page) -> None:
     wide.get_by_label("Reason").fill("tests")
     wide.get_by_role("button", name="Pause").click()
     expect(wide.get_by_role("status")).to_have_text("Done")
+
+
+def test_every_act_is_done_in_a_browser_beside_a_worker(
+    browser: Browser, page: str, web_url: str
+) -> None:
+    registry = Registry()
+    registry.add("acted", lambda job: None)
+    with psycopg.connect(web_url, autocommit=True) as db:
+        addresses = prepared(db)
+        assert {path.split("/")[2].partition("?")[0] for path in addresses} == {*ACTS, *BULK}
+        worker = BackgroundWorker(web_url, registry, queues=["acted"], tick=False)
+        try:
+            for number, (path, given) in enumerate(addresses.items()):
+                size, colors = ((WIDE, "light"), (PHONE, "dark"))[number % 2]
+                context = browser.new_context(
+                    viewport=size,  # type: ignore[arg-type]
+                    color_scheme=colors,  # type: ignore[arg-type]
+                    base_url=page,
+                )
+                shown = opened(context)
+                shown.goto(path)
+                for name, value in given.items():
+                    field = shown.locator(f'main [name="{name}"]')
+                    if field.evaluate("e => e.tagName") == "SELECT":
+                        field.select_option(value)
+                    else:
+                        field.fill(value)
+                assert too_wide(shown) == []
+                shown.locator("main form button:not([name=look])").first.click()
+                expect(shown.get_by_role("status")).to_contain_text("Done")
+                assert shown.locator("main [role=alert]").count() == 0, path
+                assert shown.complaints == []  # type: ignore[attr-defined]
+                context.close()
+            db.execute("select rota.resume_all()")
+            left = "select count(*) from rota.jobs where job_type = 'acted' and run_at <= now()"
+            wait_until(lambda: db.execute(left).fetchone() == (0,), "the worker's jobs to end")
+        finally:
+            worker.stop()
+
+
+def prepared(db: psycopg.Connection[Any]) -> dict[str, dict[str, str]]:
+    """Make something for each act; return its address, and what is to be filled in."""
+
+    def one(query: str, *values: Any) -> int:
+        row = db.execute(query, values).fetchone()  # type: ignore[arg-type]
+        assert row is not None
+        return int(row[0])
+
+    def waiting() -> int:
+        return one("select rota.enqueue('acted', queue => 'acted', delay => '1 day')")
+
+    def dead() -> int:
+        job_id = waiting()
+        db.execute("select rota.cancel_job(%s)", [job_id])
+        return job_id
+
+    def claimed(**options: Any) -> tuple[int, int]:
+        given = "".join(f", {name} => %({name})s" for name in options)
+        db.execute(f"select rota.enqueue('held', queue => 'held'{given})", options)
+        row = db.execute(
+            "select job_id, lease_token from rota.claim_jobs('w', '{held}')"
+        ).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    fail = "select rota.fail_job(%s, %s, 'e', fatal => true)"
+    effect = claimed()
+    db.execute(
+        "select rota.record_effect(job_id => %s, lease_token => %s, scope => 'browser',"
+        " key => 'key')",
+        effect,
+    )
+    db.execute(fail, effect)
+    db.execute(fail, claimed(ordering_key="browser"))
+    died = claimed()
+    db.execute(fail, died)
+    schedule = "select rota.schedule_job(%s, '@daily', 'acted', queue => 'acted')"
+    for name in ("run", "edit", "end"):
+        db.execute(f"{schedule}", [f"browser/{name}"])
+    return {
+        f"/act/retry_job?job_id={dead()}": {},
+        f"/act/cancel_job?job_id={waiting()}": {"reason": "tests"},
+        f"/act/reschedule_job?job_id={waiting()}": {"delay": "0"},
+        f"/act/set_priority?job_id={waiting()}": {"priority": "3"},
+        "/act/pause_queue?queue=acted": {"reason": "tests"},
+        "/act/resume_queue?queue=acted": {},
+        "/act/pause_type?job_type=browser": {"reason": "tests"},
+        "/act/resume_type?job_type=browser": {},
+        "/act/pause_all": {"reason": "tests"},
+        "/act/resume_all": {},
+        "/act/schedule_job?name=browser/edit": {"schedule": "@hourly"},
+        "/act/run_schedule_now?name=browser/run": {},
+        "/act/disable_schedule?name=browser/run": {},
+        "/act/enable_schedule?name=browser/run": {},
+        "/act/unschedule_job?name=browser/end": {},
+        "/act/resume_ordering_key?ordering_key=browser": {},
+        "/act/settle_effect?scope=browser&key=key": {"outcome": "done"},
+        "/act/set_limit": {"queue": "browser", "max_running": "3"},
+        "/act/tick": {},
+        "/act/sweep_stale_leases": {},
+        f"/all/retry?id={dead()}": {},
+        f"/all/cancel?id={waiting()}": {"to.reason": "tests"},
+        f"/all/discard?id={died[0]}": {},
+        f"/all/reschedule?id={waiting()}": {"to.delay": "0"},
+        f"/all/set_priority?id={waiting()}": {"to.priority": "2"},
+        f"/all/move?id={waiting()}": {"to.queue": "browser"},
+        f"/all/purge?id={dead()}": {},
+    }
