@@ -19,6 +19,7 @@ from mutants.trial import Verdict
 
 README = Path(__file__).with_name("README.md")
 HEADING = "## Who killed whom\n"
+TABLE = ("| mutant | what it breaks | killed by |", "|---|---|---|")
 ROW = re.compile(r"^\| ([a-z-]+) \| .*? \| `([\w/]+\.py)::(\w+)`", re.MULTILINE)
 
 
@@ -83,14 +84,16 @@ class Record:
             file.write(f"{json.dumps(record)}\n")
 
 
+def row(verdict: Verdict) -> str:
+    """Return the row of the table for a verdict."""
+    told = f"`{verdict.function}`" if verdict.outcome == "killed" else verdict.outcome
+    told += ", which hung" if verdict.reason == "hung" else ""
+    return f"| {verdict.mutant.name} | {verdict.mutant.breaks} | {told} |"
+
+
 def table(verdicts: Sequence[Verdict]) -> str:
     """Return the verdicts as a table."""
-    lines = ["| mutant | what it breaks | killed by |", "|---|---|---|"]
-    for verdict in verdicts:
-        told = f"`{verdict.function}`" if verdict.outcome == "killed" else verdict.outcome
-        told += ", which hung" if verdict.reason == "hung" else ""
-        lines.append(f"| {verdict.mutant.name} | {verdict.mutant.breaks} | {told} |")
-    return "\n".join(lines)
+    return "\n".join([*TABLE, *map(row, verdicts)])
 
 
 def write(verdicts: Sequence[Verdict], told: str) -> None:
@@ -101,6 +104,16 @@ def write(verdicts: Sequence[Verdict], told: str) -> None:
         f"{text}{HEADING}\nWritten by `make mutants ARGS=--write` on {today}: {told}.\n\n"
         f"{table(verdicts)}\n"
     )
+
+
+def amend(verdicts: Sequence[Verdict]) -> None:
+    """Put the rows of a run of some mutants where they belong in the table of the README."""
+    text, heading, told = README.read_text().partition(HEADING)
+    told, head, rows = told.partition(TABLE[1] + "\n")
+    known = {line.split(" | ")[0].removeprefix("| "): line for line in rows.splitlines()}
+    known |= {verdict.mutant.name: row(verdict) for verdict in verdicts}
+    rows = "".join(f"{known[name]}\n" for name in BY_NAME if name in known)
+    README.write_text(f"{text}{heading}{told}{head}{rows}")
 
 
 def last_killers(tests: Path) -> dict[str, str]:

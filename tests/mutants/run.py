@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants.everything import ALL, BY_NAME, problems
 from mutants.mutant import Mutant
-from mutants.report import Bar, Record, last_killers, table, write
+from mutants.report import Bar, Record, amend, last_killers, table, write
 from mutants.trial import LOGS, ROOT, Verdict, is_tested, run_tests, stop_all, tree, try_mutant
 
 
@@ -69,10 +69,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--write", action="store_true", help="put the table into the README")
-    arguments = parser.parse_args()
-    if arguments.write and arguments.only:
-        parser.error("--write needs the verdicts of all mutants")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> int:
@@ -105,6 +102,8 @@ def main() -> int:
     print(*(f"{verdict.mutant.name} {verdict.outcome}" for verdict in alive), sep="\n")
     if false_kill:
         print(f"fails without any mutant, so it has killed nobody: {false_kill}")
+    elif arguments.write and arguments.only:
+        amend(verdicts)
     elif arguments.write:
         write(verdicts, told)
     return 1 if alive or false_kill else 0
