@@ -19,6 +19,7 @@ create or replace function rota.retry_job(
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_before record;
     v_status text;
 begin
     perform rota._check_own_job(job_id);
@@ -26,16 +27,18 @@ begin
     perform rota._check_given('with_dependants', with_dependants is not null);
 
     for v_round in 1..3 loop
-        select j.status into v_status from rota.jobs as j where j.id = retry_job.job_id
-        for update;
+        select j.status, j.attempts into v_before from rota.jobs as j
+        where j.id = retry_job.job_id for update;
 
         if found then
-            if v_status = 'running' and not force then
+            if v_before.status = 'running' and not force then
                 perform rota._raise_running(job_id);
             end if;
             v_status := rota._requeue(job_id);
             exit;
         end if;
+        select f.status, f.attempts into v_before from rota.finished_jobs as f
+        where f.id = retry_job.job_id;
         if rota._revive(array[job_id]) <> '{}' then
             v_status := (select j.status from rota.jobs as j where j.id = retry_job.job_id);
             exit;
@@ -44,8 +47,8 @@ begin
     end loop;
 
     if with_dependants then perform rota._add_checks('retry', array[job_id || ' 0']); end if;
-    perform rota._audit('retry', null, array[job_id], null, jsonb_build_object('status',
-        v_status, 'force', force, 'with_dependants', with_dependants));
+    perform rota._audit('retry', null, array[job_id], to_jsonb(v_before), jsonb_build_object(
+        'status', v_status, 'force', force, 'with_dependants', with_dependants));
     return v_status;
 end;
 $$;

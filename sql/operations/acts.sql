@@ -67,7 +67,11 @@ begin
     v_missing := rota._missing_jobs(v_filter, after_id);
     if dry_run then
         changed := 0;
-        conflicts := v_missing;
+        conflicts := v_missing || (
+            select s.conflicts
+            from rota._sort_out(act, v_ids[:max_jobs], rota._see_for_act(v_ids[:max_jobs]),
+                v_arguments) as s
+        );
         return next;
         return;
     end if;
@@ -87,7 +91,7 @@ begin
                 -- Not of whom.
                 then jsonb_build_object('keys', array(select jsonb_object_keys(filter)))
                 else filter end,
-            v_done, v_before, nullif(v_arguments, '{}'));
+            v_done, rota._before_of(v_before), nullif(v_arguments, '{}'));
     end if;
     return next;
 end;
@@ -95,8 +99,8 @@ $$;
 
 comment on function rota.act_on_jobs is
     'Retry, cancel, discard, reschedule, set_priority, move, purge or erase the jobs that a '
-    'filter finds behind an id, up to max_jobs of them, or only count them with dry_run; '
-    'returns how many there were and were changed, for which it was not possible and why, the '
+    'filter finds behind an id, up to max_jobs of them, or only count them with dry_run, and '
+    'tell the conflicts of the first max_jobs without a lock; returns how many there were and were changed, for which it was not possible and why, the '
     'first ten, and the id to go on behind, null at the end; raises 22023.';
 
 /* What each act takes, and of which statuses jobs may be. */
@@ -395,62 +399,40 @@ begin
 end;
 $$;
 
-/* Act on these jobs: which it was done to, of what statuses, and why not to the others. */
+/* Act on these jobs: which it was done to, what they were before, and why not to the others. */
 create or replace function rota._act(
     act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
     out before jsonb
 )
     language plpgsql as $$
 declare
-    v_locked jsonb;
-    v_ended jsonb;
-    v_refused jsonb;
+    -- What the act replaces by a value that is the same for all.
+    c_replaced constant text := case act
+        when 'move' then 'queue'
+        when 'set_priority' then 'priority'
+        when 'reschedule' then 'run_at'
+        when 'retry' then case when arguments ? 'max_attempts' then 'max_attempts' end
+    end;
+    c_locked constant jsonb := rota._lock_for_act(job_ids);
+    v_payload jsonb;
 begin
-    -- The rows that nobody else has locked, with what may stand in their way.
-    select coalesce(jsonb_object_agg(l.id, to_jsonb(l)), '{}') into v_locked
-    from (
-        select j.id, j.status, jsonb_typeof(j.payload) as payload_type from rota.jobs as j
-        where j.id = any(_act.job_ids)
-        for update skip locked
-    ) as l;
-    select coalesce(jsonb_object_agg(k.id, to_jsonb(k)), '{}') into v_ended
-    from (
-        select l.id, l.status, l.payload_type, l.key, l.key_scope,
-            min(l.id) over (partition by l.key, l.key_scope) as first_of_key
-        from (
-            select f.id, f.status, jsonb_typeof(f.payload) as payload_type,
-                f.idempotency_key as key,
-                coalesce('pipeline ' || f.pipeline, f.job_type) as key_scope
-            from rota.finished_jobs as f where f.id = any(_act.job_ids)
-            for update skip locked
-        ) as l
-    ) as k;
-    v_locked := v_locked || v_ended;
-    select coalesce(jsonb_object_agg(i.id, c.conflict)
-        filter (where c.conflict is not null), '{}')
-    into v_refused
-    from unnest(_act.job_ids) as i (id)
-    cross join lateral (
-        select rota._conflict(act, i.id, v_locked -> i.id::text, arguments) as conflict
-    ) as c;
-    done := array(select i.id from unnest(_act.job_ids) as i (id)
-        where not v_refused ? i.id::text order by i.id);
-    conflicts := (
-        select coalesce(jsonb_agg(r.value order by r.key::bigint), '[]')
-        from jsonb_each(v_refused) as r
-    );
+    select s.done, s.conflicts into done, conflicts
+    from rota._sort_out(act, job_ids, c_locked, arguments) as s;
     before := (
-        select jsonb_object_agg(s.status, s.jobs)
-        from (
-            select v_locked -> i.id::text ->> 'status' as status, count(*) as jobs
-            from unnest(done) as i (id) group by 1
-        ) as s
+        select coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('status',
+            l.job -> 'status', coalesce(c_replaced, 'status'),
+            l.job -> coalesce(c_replaced, 'status'))) order by i.id), '[]')
+        from unnest(done) as i (id)
+        cross join lateral (select c_locked -> i.id::text as job) as l
     );
     if done = '{}' then return; end if;
 
     case act
         when 'retry' then
-            before := before || rota._edit_jobs(done, arguments);
+            v_payload := rota._edit_jobs(done, arguments);
+            if v_payload is not null then
+                before := jsonb_set(before, '{0,payload}', v_payload);
+            end if;
             perform rota._requeue(j.id) from rota.jobs as j where j.id = any(done);
             perform rota._revive(done);
         when 'cancel' then perform rota._cancel_jobs(done, arguments ->> 'reason');
@@ -480,6 +462,143 @@ begin
 end;
 $$;
 
+/* What there is to know of these jobs for an act, of those that nobody else has locked. */
+create or replace function rota._lock_for_act(job_ids bigint[])
+    returns jsonb language plpgsql as $$
+-- It locks rows, which plpgsql_check does not see in a subquery.
+-- @plpgsql_check_options: performance_warnings = off
+declare
+    v_live jsonb;
+begin
+    select coalesce(jsonb_object_agg(l.id, to_jsonb(l)), '{}') into v_live
+    from (
+        select j.id, j.status, jsonb_typeof(j.payload) as payload_type, j.queue, j.priority,
+            j.run_at, j.max_attempts
+        from rota.jobs as j where j.id = any(_lock_for_act.job_ids)
+        for update skip locked
+    ) as l;
+    return v_live || (
+        select coalesce(jsonb_object_agg(k.id, to_jsonb(k)), '{}')
+        from (
+            select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
+            from (
+                select f.id, f.status, jsonb_typeof(f.payload) as payload_type,
+                    f.idempotency_key as key, f.max_attempts,
+                    coalesce('pipeline ' || f.pipeline, f.job_type) as key_scope
+                from rota.finished_jobs as f where f.id = any(_lock_for_act.job_ids)
+                for update skip locked
+            ) as l
+        ) as k
+    );
+end;
+$$;
+
+/*
+ * The same without a lock, for a dry run.  The transactions that hold rows are read once; where
+ * several hold one row together, xmax is none of them, and it is not told.
+ */
+create or replace function rota._see_for_act(job_ids bigint[])
+    returns jsonb language plpgsql stable as $$
+declare
+    c_holders constant xid[] := array(
+        select l.transactionid from pg_locks as l
+        where l.locktype = 'transactionid' and l.granted
+          and l.pid is distinct from pg_backend_pid()
+    );
+begin
+    return (
+        select coalesce(jsonb_object_agg(k.id, to_jsonb(k)), '{}')
+        from (
+            select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
+            from (
+                select j.id, j.status, jsonb_typeof(j.payload) as payload_type,
+                    null::text as key, null::text as key_scope
+                from rota.jobs as j
+                where j.id = any(_see_for_act.job_ids) and j.xmax <> all(c_holders)
+                union all
+                select f.id, f.status, jsonb_typeof(f.payload), f.idempotency_key,
+                    coalesce('pipeline ' || f.pipeline, f.job_type)
+                from rota.finished_jobs as f
+                where f.id = any(_see_for_act.job_ids) and f.xmax <> all(c_holders)
+            ) as l
+        ) as k
+    );
+end;
+$$;
+
+/* To which of these jobs an act can be done, and why not to the others. */
+create or replace function rota._sort_out(
+    act text, job_ids bigint[], known jsonb, arguments jsonb, out done bigint[],
+    out conflicts jsonb
+)
+    language plpgsql stable as $$
+declare
+    v_refused jsonb;
+begin
+    select coalesce(jsonb_object_agg(i.id, c.conflict)
+        filter (where c.conflict is not null), '{}')
+    into v_refused
+    from unnest(_sort_out.job_ids) as i (id)
+    cross join lateral (
+        select rota._conflict(act, i.id, known -> i.id::text, arguments) as conflict
+    ) as c;
+    done := array(select i.id from unnest(_sort_out.job_ids) as i (id)
+        where not v_refused ? i.id::text order by i.id);
+    conflicts := (
+        select coalesce(jsonb_agg(r.value order by r.key::bigint), '[]')
+        from jsonb_each(v_refused) as r
+    );
+end;
+$$;
+
+/*
+ * What the record keeps of jobs as they were: how many had which status; and of what was
+ * replaced, of one job the value, of many how many had which of the 20 most frequent, of times
+ * the first and the last.
+ */
+create or replace function rota._before_of(jobs jsonb)
+    returns jsonb language plpgsql stable as $$
+declare
+    c_statuses constant jsonb := (
+        select jsonb_object_agg(s.status, s.jobs)
+        from (
+            select b.job ->> 'status' as status, count(*) as jobs
+            from jsonb_array_elements(_before_of.jobs) as b (job) group by 1
+        ) as s
+    );
+    c_replaced constant text := (
+        select k.name from jsonb_object_keys(_before_of.jobs -> 0) as k (name)
+        where k.name not in ('status', 'payload')
+    );
+begin
+    if jsonb_array_length(jobs) = 1 then
+        return c_statuses || (jobs -> 0) - 'status';
+    elsif c_replaced is null then
+        return c_statuses;
+    elsif c_replaced = 'run_at' then
+        return c_statuses || (
+            select jsonb_build_object('run_at', jsonb_build_object('first',
+                min((b.job ->> 'run_at')::timestamptz), 'last',
+                max((b.job ->> 'run_at')::timestamptz)))
+            from jsonb_array_elements(_before_of.jobs) as b (job)
+        );
+    end if;
+    return c_statuses || (
+        select jsonb_build_object(c_replaced, jsonb_object_agg(g.value, g.jobs))
+        from (
+            select case when v.place <= 20 then v.value else '(others)' end as value,
+                sum(v.jobs) as jobs
+            from (
+                select b.job ->> c_replaced as value, count(*) as jobs,
+                    row_number() over (order by count(*) desc, b.job ->> c_replaced) as place
+                from jsonb_array_elements(_before_of.jobs) as b (job) group by 1
+            ) as v
+            group by 1
+        ) as g
+    );
+end;
+$$;
+
 /* The same where it failed for some of them: one by one. */
 create or replace function rota._act_singly(
     act text, job_ids bigint[], arguments jsonb, out done bigint[], out conflicts jsonb,
@@ -492,12 +611,16 @@ declare
 begin
     done := '{}';
     conflicts := '[]';
-    before := '{}';
+    before := '[]';
     foreach v_id in array job_ids loop
         begin
-            select d.done, d.conflicts into v_one
+            select d.done, d.conflicts, d.before into v_one
             from rota._act(_act_singly.act, array[v_id], _act_singly.arguments) as d;
             done := done || v_one.done;
+            -- The payload is kept of a single one.
+            before := (case when before = '[]' then before else before #- '{0,payload}' end)
+                || (case when before = '[]' then v_one.before
+                    else v_one.before #- '{0,payload}' end);
             conflicts := conflicts || v_one.conflicts;
         exception
             when others then
@@ -550,17 +673,20 @@ $$;
 
 /*
  * Change payload and max_attempts before a retry.  The attempts that failed keep the payload
- * that they had; of a single job it is also told, if it is not large.
+ * that they had; that of a single job is also returned, if it is not large.
  */
 create or replace function rota._edit_jobs(job_ids bigint[], arguments jsonb)
     returns jsonb language plpgsql as $$
 declare
     v_payload jsonb;
 begin
-    if arguments = '{}' then return '{}'::jsonb; end if;
+    if arguments = '{}' then return null; end if;
     if arguments ?| '{payload,merge}'::text[] then
         if cardinality(job_ids) = 1 then
-            v_payload := (select r.payload from rota.job_runs as r where r.id = job_ids[1]);
+            v_payload := (
+                select r.payload from rota.job_runs as r
+                where r.id = _edit_jobs.job_ids[1] and octet_length(r.payload::text) <= 65536
+            );
         end if;
         update rota.job_errors as e
         set payload = r.payload from rota.job_runs as r
@@ -579,8 +705,7 @@ begin
         payload = coalesce(_edit_jobs.arguments -> 'payload',
             f.payload || (_edit_jobs.arguments -> 'merge'), f.payload)
     where f.id = any(_edit_jobs.job_ids);
-    return case when octet_length(v_payload::text) <= 65536
-        then jsonb_build_object('payload', v_payload) else '{}' end;
+    return v_payload;
 end;
 $$;
 

@@ -29,7 +29,8 @@ comment on column rota.audit_log.filter is 'Which jobs, or which setting, were m
 comment on column rota.audit_log.jobs is 'How many jobs were changed; null for a setting.';
 comment on column rota.audit_log.job_ids is 'The jobs that were changed.';
 comment on column rota.audit_log.before is
-    'How many of the jobs were in which status, or the row of the setting as it was.';
+    'How many of the jobs were in which status and had what was replaced, of one job the value '
+    'itself, or the row of the setting as it was.';
 comment on column rota.audit_log.after is
     'What the jobs were given, or the row of the setting as it is; null where it is gone.';
 

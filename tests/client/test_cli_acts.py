@@ -66,6 +66,9 @@ def test_retry_of_a_group_counts_asks_and_edits(run: Run, client: Client, db: Db
     assert statuses(db, ids) == ["queued"] * 3 + ["dead"]
     jobs = client.claim_jobs("w", max_jobs=5)
     assert [job.payload for job in jobs] == [{"cents": 6, "currency": "EUR"}] * 3
+    seen = run("retry", *map(str, ids[:2]), "--dry-run")
+    assert "2 jobs could not be changed:\n" in seen
+    assert "running" in seen
 
 
 def test_several_ids_and_conflicts(run: Run, partly: Run, client: Client, db: Db) -> None:

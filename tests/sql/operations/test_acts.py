@@ -131,7 +131,11 @@ def test_retry_runs_what_failed_again_and_keeps_what_was_the_payload(db):
         {"cents": 7},
     ]
     (row,) = [row for row in log(db) if row.filter]
-    assert (row.act, row.jobs, row.before) == ("retry", 3, {"dead": 2, "failed": 1})
+    assert (row.act, row.jobs, row.before) == (
+        "retry",
+        3,
+        {"dead": 2, "failed": 1, "max_attempts": {"1": 2, "3": 1}},
+    )
     assert row.after == {"merge": {"currency": "EUR"}, "max_attempts": 4}
 
 
@@ -173,6 +177,59 @@ def test_conflicts_are_listed_and_stop_no_other(db, connect):
     assert "locked" in reasons[locked]
     other.rollback()
     assert statuses(db, [good, done, taken]) == ["queued", "queued", "dead"]
+
+
+def test_a_dry_run_tells_the_conflicts_that_the_real_one_would(db, connect):
+    taken = dead(db, idempotency_key="k")
+    enqueue(db, idempotency_key="k", queue="other")
+    twins = [dead(db, idempotency_key="twin") for _ in range(2)]
+    list_payload = dead(db)
+    db.execute("update rota.finished_jobs set payload = '[1]' where id = %s", [list_payload])
+    busy = running(db, queue="q").job_id
+    locked, waiting, good = dead(db), enqueue(db, queue="w"), dead(db)
+    other = connect(autocommit=False)
+    other.execute("select from rota.finished_jobs where id = %s for update", [locked])
+    other.execute("select from rota.jobs where id = %s for update", [waiting])
+    ids = [taken, *twins, list_payload, busy, locked, waiting, good, 10**15]
+    asked = (db, "retry", {"ids": ids}, {"merge": {"a": 1}})
+
+    seen = act(*asked, dry_run=True)
+    held = rows(
+        db, "select mode from pg_locks where pid = pg_backend_pid() and mode like 'Row%'"
+    )
+    told = act(*asked)
+
+    assert (seen.changed, seen.conflicts, held) == (0, told.conflicts, [])
+    assert {conflict["job_id"] for conflict in seen.conflicts} == {*ids} - {good, twins[0]}
+
+
+def test_a_dry_run_does_not_take_its_own_locks_for_those_of_others(connect):
+    mine = connect(autocommit=False)
+    job_id = enqueue(mine)
+    mine.execute("select from rota.jobs where id = %s for update", [job_id])
+
+    assert act(mine, "cancel", {"ids": [job_id]}, dry_run=True).conflicts == []
+
+
+def test_a_dry_run_looks_for_conflicts_of_as_many_as_a_call_acts_on(db):
+    running(db)
+    first = running(db).job_id
+    for _ in range(3):
+        running(db)
+
+    told = act(db, "cancel", {"ids": [first + 10, first]}, dry_run=True, max_jobs=1)
+    moved = act(
+        db,
+        "move",
+        {"ids": [*range(first - 1, first + 4)]},
+        {"queue": "b"},
+        max_jobs=2,
+        dry_run=True,
+    )
+
+    assert [conflict["reason"] for conflict in told.conflicts] == ["not found"]
+    assert moved.matched == 5
+    assert [conflict["job_id"] for conflict in moved.conflicts] == [first - 1, first]
 
 
 def end(db):
@@ -270,6 +327,51 @@ def test_reschedule_set_priority_and_move(db, clock):
     assert [job.job_id for job in claim(db, queues=["other"], max_jobs=5)] == [ids[1], ids[0]]
 
 
+def test_what_was_replaced_is_kept_with_its_numbers(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    ids = [enqueue(db, priority=n % 30, queue="ab"[n % 2]) for n in range(60)]
+    one_id = enqueue(db, queue="c", priority=4)
+
+    act(db, "set_priority", {"ids": [*ids, one_id]}, {"priority": 9})
+    act(db, "move", {"ids": ids}, {"queue": "d"})
+    act(db, "reschedule", {"ids": [one_id]}, {"delay": "1 hour"})
+    act(db, "reschedule", {"ids": [ids[0], one_id]}, {"delay": "2 hours"})
+    act(db, "move", {"ids": [one_id]}, {"queue": "d"})
+    act(db, "set_priority", {"ids": [one_id]}, {"priority": 0})
+    act(db, "retry", {"ids": [one_id]}, {"max_attempts": 2, "merge": {"a": 1}})
+
+    many, moved, later, latest, moved_one, one_priority, retried = [
+        row.before for row in log(db)
+    ]
+    assert len(many["priority"]) == 21
+    assert (many["priority"]["4"], many["priority"]["(others)"]) == (3, 20)
+    assert sum(many["priority"].values()) == 61
+    assert moved == {"queued": 60, "queue": {"a": 30, "b": 30}}
+    assert later == {"queued": 1, "run_at": now.isoformat()}
+    assert {*latest["run_at"]} == {"first", "last"}
+    assert moved_one == {"queued": 1, "queue": "c"}
+    assert one_priority == {"queued": 1, "priority": 9}
+    assert retried == {"queued": 1, "max_attempts": 10, "payload": {}}
+
+
+def test_what_was_replaced_is_kept_where_the_jobs_are_done_one_by_one(db):
+    ids = [dead(db, payload={"n": n}, queue="ab"[n]) for n in range(2)]
+    db.execute(
+        "create function public.no() returns trigger language plpgsql as "
+        "$$ begin raise exception 'no'; end $$;"
+        "create trigger no before insert on rota.jobs for each row "
+        f"when (new.id = {ids[0]}) execute function public.no()"
+    )
+
+    told = act(db, "retry", {"ids": ids}, {"payload": {"n": 5}, "max_attempts": 3})
+
+    assert [conflict["job_id"] for conflict in told.conflicts] == [ids[0]]
+    assert log(db)[-1].before == {"dead": 1, "max_attempts": 1, "payload": {"n": 1}}
+    third = dead(db, payload={"n": 2})
+    act(db, "retry", {"ids": [ids[0], ids[1], third]}, {"payload": {}, "max_attempts": 4})
+    assert log(db)[-1].before == {"dead": 1, "queued": 1, "max_attempts": {"1": 1, "3": 1}}
+
+
 def test_move_to_a_queue_that_ages_or_takes_turns_gives_a_place_there(db):
     value(db, "set_queue", queue="aging", ageing="1 minute")
     ids = [enqueue(db, limit_key="k") for _ in range(2)]
@@ -345,6 +447,7 @@ def test_singles_pauses_settings_and_schedules_are_in_the_log(db):
     ]
     assert [row.job_ids for row in found[:4]] == [[job_id]] * 4
     assert (found[0].before, found[0].after) == ({"priority": 0}, {"priority": 3})
+    assert found[2].before == {"status": "queued", "attempts": 0}
     assert found[4].after["max_attempts"] == 3
     assert found[7].before["reason"] == "down"
     assert found[7].after is None

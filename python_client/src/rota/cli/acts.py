@@ -72,13 +72,13 @@ def act(arguments: argparse.Namespace) -> int:
     given = _arguments(arguments)
     wanted = chosen | ({"ids": ids} if ids else {})
     with connected(arguments) as connection:
-        found, samples = _count(connection, what, wanted, given, arguments.limit)
+        found, samples, conflicts = _count(connection, what, wanted, given, arguments.limit)
         if arguments.dry_run:
-            return _tell_count(arguments, found, samples)
+            return _tell_count(arguments, found, samples, conflicts)
         # Who names jobs by their ids has counted them.
         if found and not arguments.yes and (chosen or what in ("purge", "erase")):
             _confirm(what, found)
-        changed, conflicts = 0, list[dict[str, Any]]()
+        changed, conflicts = 0, []
         for report in _calls(connection, what, wanted, given, arguments.limit):
             changed += report.changed
             conflicts += report.conflicts
@@ -203,12 +203,13 @@ def _count(
     wanted: dict[str, Any],
     given: dict[str, Any],
     limit: int | None,
-) -> tuple[int, list[dict[str, Any]]]:
-    found, samples = 0, list[dict[str, Any]]()
+) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
+    found, samples, conflicts = 0, list[dict[str, Any]](), list[dict[str, Any]]()
     for report in _calls(connection, what, wanted, given, limit, dry_run=True):
         found += report.matched
         samples += report.samples[: 10 - len(samples)]
-    return found if limit is None else min(found, limit), samples
+        conflicts += report.conflicts
+    return found if limit is None else min(found, limit), samples, conflicts
 
 
 def _jobs(number: int) -> str:
@@ -223,15 +224,26 @@ def _confirm(what: str, found: int) -> None:
 
 
 def _tell_count(
-    arguments: argparse.Namespace, found: int, samples: list[dict[str, Any]]
+    arguments: argparse.Namespace,
+    found: int,
+    samples: list[dict[str, Any]],
+    conflicts: list[dict[str, Any]],
 ) -> int:
     if arguments.json:
-        print_json({"act": arguments.act, "matched": found, "samples": samples})
+        print_json(
+            {
+                "act": arguments.act,
+                "matched": found,
+                "samples": samples,
+                "conflicts": conflicts,
+            }
+        )
         return 0
     print(f"{_jobs(found)} would be changed{', such as' if samples else ''}")
     if samples:
         names = ("job_id", "status", "queue", "job_type", "last_error")
         print_list([{name: sample[name] for name in names} for sample in samples])
+    _tell_conflicts(conflicts)
     return 0
 
 
