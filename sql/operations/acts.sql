@@ -100,8 +100,9 @@ $$;
 comment on function rota.act_on_jobs is
     'Retry, cancel, discard, reschedule, set_priority, move, purge or erase the jobs that a '
     'filter finds behind an id, up to max_jobs of them, or only count them with dry_run, and '
-    'tell the conflicts of the first max_jobs without a lock; returns how many there were and were changed, for which it was not possible and why, the '
-    'first ten, and the id to go on behind, null at the end; raises 22023.';
+    'tell the conflicts of the first max_jobs without a lock; returns how many there were and '
+    'were changed, for which it was not possible and why, the first ten, and the id to go on '
+    'behind, null at the end; raises 22023.';
 
 /* What each act takes, and of which statuses jobs may be. */
 create or replace function rota._act_statuses(act text)

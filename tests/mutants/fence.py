@@ -214,7 +214,9 @@ FENCE = (
         "forced-without-force",
         "A retry takes a running job away from its worker without being told to.",
         "sql/jobs/test_control.py",
-        sql("jobs/control", "if v_before.status = 'running' and not retry_job.force", "if false"),
+        sql(
+            "jobs/control", "if v_before.status = 'running' and not retry_job.force", "if false"
+        ),
     ),
     mutant(
         "lost-taken-for-held",
