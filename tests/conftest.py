@@ -38,6 +38,7 @@ SLOWEST = (
     "sql/maintenance/test_pg_cron.py",
     "races/test_interleavings.py",
     "client/test_demo.py",
+    "web/test_browser.py",
     "model/test_machine.py",
     "client/test_types.py",
     "races/test_tickers.py",

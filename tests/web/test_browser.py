@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,16 @@ FLAGS = [
 ]  # fmt: skip
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None and "CI" not in os.environ, reason="no chromium"),
+]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A browser, which has an event loop in this thread and so is closed before other tests."""
+    assert CHROMIUM, "there is no chromium: tests/setup.sh brings it"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
