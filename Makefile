@@ -95,7 +95,7 @@ bench: $(VENV)/.bench ## Measure everything against yardsticks, in 75 minutes: A
 bench-quick: $(VENV)/.bench ## See in less than four minutes that every benchmark works
 	$(BIN)/python tests/bench/run.py --quick $(ARGS)
 
-bench-schedules: $(VENV)/.dev ## Fire 100000 schedules that are due in one minute, and claim meanwhile
+bench-schedules: $(VENV)/.dev ## Enqueue the jobs of 100000 schedules of one minute, and claim meanwhile
 	$(BIN)/python tests/bench/schedules.py $(ARGS)
 
 bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and tenants, and without
@@ -121,8 +121,8 @@ bench-fan-out: $(VENV)/.dev ## Fan out to a million jobs and in again, and time 
 bench-outage: $(VENV)/.dev ## Count the attempts while a mail server is down, with a breaker and without
 	$(BIN)/python tests/bench/outage.py $(ARGS)
 
-bench-upkeep: $(VENV)/.dev ## Remove what has expired, by the ten thousand rows a second: ARGS="--against ../main"
-	$(BIN)/python tests/bench/upkeep.py $(ARGS)
+bench-maintenance: $(VENV)/.dev ## Remove what has expired, by the ten thousand rows a second: ARGS="--against ../main"
+	$(BIN)/python tests/bench/maintenance.py $(ARGS)
 
 bench-views: $(VENV)/.dev ## Ask every view and question at a million live, ten million ended jobs and a million errors
 	$(BIN)/python tests/bench/views.py $(ARGS)

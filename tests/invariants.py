@@ -36,7 +36,7 @@ union all
 -- A run by hand takes the next microsecond that is free.
 select 'was dealt with before its planned time', coalesce(f.job_id, 0)
 from rota.occurrences as f
-where f.scheduled_for > f.fired_at + interval '1 millisecond'
+where f.scheduled_for > f.recorded_at + interval '1 millisecond'
 union all
 select 'has more attempts than allowed', r.id from runs as r
 where r.attempts not between 0 and r.max_attempts

@@ -220,7 +220,7 @@ create or replace function rota._check_own_job(job_id bigint)
     returns void language plpgsql as $$
 begin
     perform rota._check_job_id(job_id);
-    if rota._foreign_jobs(array[job_id], 'operator') <> '{}' then
+    if rota._jobs_outside_grants(array[job_id], 'operator') <> '{}' then
         perform rota._raise_not_found(job_id);
     end if;
 end;
@@ -233,7 +233,7 @@ begin
     perform rota._check_job_id(job_id);
     if lease_token is null then
         perform rota._refuse('lease_token', 'must not be null');
-    elsif rota._foreign_jobs(array[job_id]) <> '{}' then
+    elsif rota._jobs_outside_grants(array[job_id]) <> '{}' then
         perform rota._raise_not_found(job_id);
     end if;
 end;
@@ -273,7 +273,7 @@ $$;
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql stable as $$
 declare
-    v_foreign constant bigint[] := rota._foreign_jobs(job_ids);
+    v_outside constant bigint[] := rota._jobs_outside_grants(job_ids);
 begin
     return array(
         select
@@ -283,7 +283,7 @@ begin
                         select j.lease_token from rota.jobs as j where j.id = r.job_id
                     ) desc nulls last,
                     r.lease_token desc
-            ) when 1 then nullif(r.job_id, v_foreign[array_position(v_foreign, r.job_id)])
+            ) when 1 then nullif(r.job_id, v_outside[array_position(v_outside, r.job_id)])
             end
         from unnest(_newest_refs.job_ids, _newest_refs.lease_tokens)
             with ordinality as r (job_id, lease_token, ordinal)
@@ -341,7 +341,7 @@ begin
         select from rota.jobs as j
         where j.id = _is_running.job_id
           and j.lease_token = _is_running.lease_token and j.status = 'running'
-          and rota._foreign_jobs(array[j.id]) = '{}'
+          and rota._jobs_outside_grants(array[j.id]) = '{}'
     );
 end;
 $$;

@@ -127,7 +127,9 @@ end;
 $$;
 
 /* Of these jobs those that are of queues in which whoever calls may not do this. */
-create or replace function rota._foreign_jobs(job_ids bigint[], access text default 'worker')
+create or replace function rota._jobs_outside_grants(
+    job_ids bigint[], access text default 'worker'
+)
     returns bigint[] language plpgsql stable set enable_seqscan = off as $$
 declare
     v_allowed constant text[] := rota._allowed_queues(access);
@@ -135,10 +137,10 @@ begin
     if v_allowed is null then return '{}'::bigint[]; end if;
     return array(
         select j.id from rota.jobs as j
-        where j.id = any(_foreign_jobs.job_ids) and j.queue <> all(v_allowed)
+        where j.id = any(_jobs_outside_grants.job_ids) and j.queue <> all(v_allowed)
         union all
         select f.id from rota.finished_jobs as f
-        where f.id = any(_foreign_jobs.job_ids) and f.queue <> all(v_allowed)
+        where f.id = any(_jobs_outside_grants.job_ids) and f.queue <> all(v_allowed)
     );
 end;
 $$;

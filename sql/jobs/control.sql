@@ -39,7 +39,7 @@ begin
         end if;
         select f.status, f.attempts into v_before from rota.finished_jobs as f
         where f.id = retry_job.job_id;
-        if rota._revive(array[job_id]) <> '{}' then
+        if rota._restore_jobs(array[job_id]) <> '{}' then
             v_status := (select j.status from rota.jobs as j where j.id = retry_job.job_id);
             exit;
         end if;
@@ -94,7 +94,7 @@ $$;
  * next time in its stage, which needs a token of its own.  If it has expired it does so no
  * more.
  */
-create or replace function rota._revive(job_ids bigint[])
+create or replace function rota._restore_jobs(job_ids bigint[])
     returns bigint[] language plpgsql as $$
 declare
     c_counted_until constant timestamptz := rota._counted_until();
@@ -105,7 +105,7 @@ declare
     v_blocked bigint[];
 begin
     with ended as (
-        delete from rota.finished_jobs as f where f.id = any(_revive.job_ids)
+        delete from rota.finished_jobs as f where f.id = any(_restore_jobs.job_ids)
         returning f.id, f.queue, f.job_type, f.payload, f.priority, f.max_attempts, f.lease,
             f.time_limit, f.headers, f.backoff, f.idempotency_key, f.ordering_key, f.skip_dead,
             f.limit_key,

@@ -182,7 +182,7 @@ begin
     where e.scope = settle_effect.scope
       and e.key = settle_effect.key and e.completed_at is null
     for update;
-    if not found or rota._foreign_jobs(array[v_effect.job_id], 'operator') <> '{}' then
+    if not found or rota._jobs_outside_grants(array[v_effect.job_id], 'operator') <> '{}' then
         raise exception using
             errcode = 'RT011',
             message = format('effect %s %L has no open record', scope, key),

@@ -210,7 +210,7 @@ begin
         as g (id, run_at) on g.id = t.held_id and t.outcome in ('snoozed', 'released')
     left join lateral rota._failed_before(
         case when t.outcome = 'failed' and f.id is null
-            and rota._foreign_jobs(array[t.job_id]) = '{}' then t.job_id end,
+            and rota._jobs_outside_grants(array[t.job_id]) = '{}' then t.job_id end,
         t.lease_token, t.error) as b (status, run_at) on true
     order by t.n;
 end;

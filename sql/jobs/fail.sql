@@ -213,8 +213,8 @@ end;
 $$;
 
 comment on function rota.snooze_job is
-    'Put a running job off without burning the attempt and return when it runs, or null if it '
-    'was cancelled by request; raises RT002 if the lease is lost, RT001, RT003, 22023.';
+    'Defer a running job without using an attempt and return when it runs, or null if it was '
+    'cancelled by request; raises RT002 if the lease is lost, RT001, RT003, 22023.';
 
 create or replace function rota.release_jobs(job_ids bigint[], lease_tokens bigint[])
     returns table (job_id bigint, is_released boolean) language plpgsql security definer
@@ -242,9 +242,9 @@ end;
 $$;
 
 comment on function rota.release_jobs is
-    'Give up to 1000 running jobs back unburnt, to be claimed by anybody at once; one row for '
-    'each in the order given: is_released is false where the lease is lost, null where another '
-    'session has the row locked just now, ask again; raises 22023.';
+    'Give back up to 1000 running jobs without using an attempt, so that any worker can claim '
+    'them at once; one row for each in the order given: is_released is false where the lease '
+    'is lost, null where another session has the row locked (call again); raises 22023.';
 
 /*
  * Running jobs back to queued with their attempt returned; one row for each that was ours.

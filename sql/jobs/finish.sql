@@ -215,8 +215,8 @@ $$;
  * The pair (id, token) is matched by position, which keeps the statement free of joins whose
  * cost the planner could misjudge.
  *
- * In haste it goes past rows that somebody may have locked: a mark of whoever locked a row last
- * is left in its xmax, and that of its own claim is none.
+ * If optimistic, it skips rows that another transaction may have locked: the last locker leaves
+ * its mark in a row's xmax, and the claim of the job itself leaves none.
  *
  * A job of a pipeline is passed over, too, unless it is said to be in its last stage.
  */

@@ -25,7 +25,7 @@ declare
 begin
     perform rota._check_job_id(job_id);
     perform rota._check_given('active', active is not null);
-    if rota._foreign_jobs(array[job_id], 'producer') <> '{}' then
+    if rota._jobs_outside_grants(array[job_id], 'producer') <> '{}' then
         perform rota._raise_not_found(job_id);
     end if;
 

@@ -166,7 +166,8 @@ begin
             'f.completed_at is not null or not rota._is_leased(f.job_id, f.lease_token)')
         -- last_run_at stands for planned times that were dealt with.
         when 'occurrences'
-        then rota._purge_rows('occurrences', 'fired_at', v_now - interval '90 days', max_rows)
+        then rota._purge_rows(
+            'occurrences', 'recorded_at', v_now - interval '90 days', max_rows)
         when 'limits' then rota._purge_limits(max_rows)
         when 'workers'
         then rota._purge_rows('workers', 'last_seen_at', v_now - interval '1 day', max_rows)

@@ -18,7 +18,7 @@
 
 create or replace function rota.tick()
     returns table (
-        jobs_fired integer,
+        jobs_enqueued integer,
         jobs_swept integer,
         jobs_expired integer,
         checks_done integer,
@@ -68,10 +68,10 @@ begin
             raise warning 'expiry failed and will be tried again: %', sqlerrm;
     end;
     begin
-        jobs_fired := rota._fire_schedules(1000);
+        jobs_enqueued := rota._enqueue_due_schedules(1000);
     exception
         when others then
-            raise warning 'firing failed and will be tried again: %', sqlerrm;
+            raise warning 'schedules failed and will be tried again: %', sqlerrm;
     end;
     begin
         perform rota._check_breakers();
@@ -103,8 +103,9 @@ begin
         select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
         into v_deleted, partitions_created, partitions_dropped, has_more
         from rota._retain(v_is_alone,
-            num_nulls(jobs_swept, jobs_expired, jobs_fired, checks_done, v_rows_counted) > 0
-            or greatest(jobs_swept, jobs_expired, jobs_fired, checks_done, v_rows_counted) > 0
+            num_nulls(jobs_swept, jobs_expired, jobs_enqueued, checks_done, v_rows_counted) > 0
+            or greatest(
+                jobs_swept, jobs_expired, jobs_enqueued, checks_done, v_rows_counted) > 0
             ) as r;
     exception
         when others then
@@ -124,11 +125,11 @@ begin
     has_more := coalesce(
         has_more or v_has_uncounted or jobs_swept >= 1000 and rota._has_stale_leases()
         or jobs_expired >= 1000 and rota._has_expired()
-        or jobs_fired >= 1000 and exists (
+        or jobs_enqueued >= 1000 and exists (
             select from rota.job_definitions as d where d.next_run_at <= rota.now())
         or checks_done >= 1000 and rota._has_later_due()
         -- What was done may have led to more, which can be done after the commit.
-        or rota._has_checks(with_own => greatest(jobs_swept, jobs_expired, jobs_fired,
+        or rota._has_checks(with_own => greatest(jobs_swept, jobs_expired, jobs_enqueued,
             checks_done) > 0),
         false);
     return next;
@@ -136,10 +137,9 @@ end;
 $$;
 
 comment on function rota.tick is
-    'Sweep leases that ended, end jobs that expired, fire schedules, look again at jobs that '
-    'wait for others, make partitions ahead and purge what has expired, a bounded amount per '
-    'call, and return what was done and whether there is more; does nothing while another tick '
-    'runs.';
+    'Sweep leases that ended, end jobs that expired, enqueue the jobs of schedules, do pending '
+    'checks, create partitions ahead and purge what has expired, a bounded amount per call, '
+    'and return what was done and whether there is more; does nothing while another tick runs.';
 
 /*
  * Whether there is anything to do: most ticks find nothing, and to ask first costs a third of

@@ -435,7 +435,7 @@ begin
                 before := jsonb_set(before, '{0,payload}', v_payload);
             end if;
             perform rota._requeue(j.id) from rota.jobs as j where j.id = any(done);
-            perform rota._revive(done);
+            perform rota._restore_jobs(done);
         when 'cancel' then perform rota._cancel_jobs(done, arguments ->> 'reason');
         when 'discard' then
             update rota.finished_jobs_dead as f

@@ -29,7 +29,7 @@ begin
         select i.id, i as ended from rota.finished_jobs as i where i.id = asked.id limit 1
     ) as f on true;
     if coalesce(v_found.live_id, v_found.ended_id) is null
-      or rota._foreign_jobs(array[explain_job.job_id], 'observer') <> '{}' then
+      or rota._jobs_outside_grants(array[explain_job.job_id], 'observer') <> '{}' then
         perform rota._raise_not_found(job_id);
     end if;
 

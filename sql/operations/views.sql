@@ -288,7 +288,7 @@ where u.task = 'tick';
 
 comment on view rota.ticker_health is
     'The last tick that was recorded, by whom and how long ago, how many schedules should have '
-    'fired more than a minute ago, and how many an error has disabled.';
+    'run more than a minute ago, and how many an error has disabled.';
 comment on column rota.ticker_health.lag is
     'Ticks are recorded every 10 seconds, or 5 minutes while they find nothing to do; before '
     'the first, the time since the installation.';

@@ -4,9 +4,9 @@
  * A definition says what there shall be, so schedule_job() is given all of it and may be called
  * by every deploy and by many at once: what is so already is not written again.
  *
- * All that changes a definition holds its row, and so does who fires it.  So a change comes
- * wholly before or wholly after a fire.  What was due before it is fired first, as it was: a
- * tick that is late loses nothing by it.
+ * Whatever changes a definition locks its row, and so does a tick that enqueues its jobs: a
+ * change comes wholly before or wholly after that.  It first enqueues what the definition, as
+ * it was, had due, so that a late tick loses nothing by it.
  *
  * A program whose code has schedules beside it names itself as their source.  So it finds those
  * that its code has no more, and takes no schedule of another program for its own.
@@ -127,7 +127,7 @@ begin
         if found and not rota._is_same(v_old, rota._keep_source(new, v_old)) then
             outcome := 'changed';
             next_run_at := rota._change_definition(
-                rota._keep_source(new, v_old), rota._fire_late(v_old), rota.now());
+                rota._keep_source(new, v_old), rota._enqueue_late(v_old), rota.now());
             exit;
         end if;
     end loop;
@@ -288,7 +288,7 @@ as $$
 declare
     v_definition rota.job_definitions;
     v_parsed rota.parsed_schedule;
-    v_fire timestamptz;
+    v_time timestamptz;
     v_job_id bigint;
 begin
     v_definition := rota._hold_definition(name);
@@ -303,11 +303,11 @@ begin
             hint = 'Wait for the end of that job, or cancel it first.';
     end if;
 
-    v_fire := rota._free_time(v_definition, v_parsed);
+    v_time := rota._free_time(v_definition, v_parsed);
     v_job_id := (rota._new_ids(1))[1];
-    insert into rota.occurrences (definition, scheduled_for, outcome, job_id, fired_at)
-    values (v_definition.name, v_fire, 'fired', v_job_id, rota.now());
-    perform rota._make_jobs(array[v_definition.name], array[v_fire], array[v_job_id], true,
+    insert into rota.occurrences (definition, scheduled_for, outcome, job_id, recorded_at)
+    values (v_definition.name, v_time, 'enqueued', v_job_id, rota.now());
+    perform rota._make_jobs(array[v_definition.name], array[v_time], array[v_job_id], true,
         rota.now());
     update rota.job_definitions as d
     set last_job_id = v_job_id,

@@ -10,7 +10,7 @@
  *
  * `every` counts seconds from its anchor and sees no clock at all.
  *
- * Nothing here reads the TimeZone of the session, and nothing counts on a fire before: each
+ * Nothing here reads the TimeZone of the session, and nothing counts on an earlier run: each
  * answer is found from the text, the zone and one instant.
  */
 
@@ -129,26 +129,26 @@ create or replace function rota._next_occurrence(
 )
     returns timestamptz language plpgsql stable as $$
 declare
-    v_fire timestamptz;
+    v_time timestamptz;
 begin
     if parsed.kind = 'after' then
-        v_fire := after + parsed.period;
+        v_time := after + parsed.period;
     elsif parsed.kind = 'every' and anchored_at > after then
-        v_fire := anchored_at;
+        v_time := anchored_at;
     elsif parsed.kind = 'every' then
-        v_fire := anchored_at + parsed.period * (1 + floor(
+        v_time := anchored_at + parsed.period * (1 + floor(
             extract(epoch from _next_occurrence.after - anchored_at)
             / extract(epoch from parsed.period))::float8);
     elsif parsed.is_fixed then
-        v_fire := rota._next_fixed(parsed, time_zone, after);
+        v_time := rota._next_fixed(parsed, time_zone, after);
     else
-        v_fire := rota._next_shown(parsed, time_zone, after);
+        v_time := rota._next_shown(parsed, time_zone, after);
     end if;
     -- What a tick does must come to an end, whatever it finds in a zone's file.
-    if v_fire <= after then
+    if v_time <= after then
         perform rota._refuse('time_zone', format('%L has clocks that go wrong', time_zone));
     end if;
-    return case when v_fire < '9999-01-01 00:00+00' then v_fire end;
+    return case when v_time < '9999-01-01 00:00+00' then v_time end;
 end;
 $$;
 
@@ -207,25 +207,25 @@ begin
 end;
 $$;
 
-/* The newest *max_fires* times from *first*, which is one, to *until*, the oldest in front. */
+/* The newest *max_times* times from *first*, which is one, to *until*, the oldest in front. */
 create or replace function rota._occurrences_until(
     parsed rota.parsed_schedule, time_zone text, anchored_at timestamptz, first timestamptz,
-    until timestamptz, max_fires integer
+    until timestamptz, max_times integer
 )
     returns timestamptz[] language plpgsql stable as $$
 declare
-    v_fires timestamptz[] := array[]::timestamptz[];
+    v_times timestamptz[] := array[]::timestamptz[];
     v_until timestamptz := until;
     v_back interval := interval '1 second';
-    v_fire timestamptz;
+    v_time timestamptz;
 begin
-    while v_until >= first and cardinality(v_fires) < max_fires loop
-        v_fire := rota._last_fire(parsed, time_zone, anchored_at, first, v_until, v_back);
-        v_back := greatest(v_until - v_fire, interval '1 second');
-        v_fires := v_fire || v_fires;
-        v_until := v_fire - interval '1 microsecond';
+    while v_until >= first and cardinality(v_times) < max_times loop
+        v_time := rota._last_occurrence(parsed, time_zone, anchored_at, first, v_until, v_back);
+        v_back := greatest(v_until - v_time, interval '1 second');
+        v_times := v_time || v_times;
+        v_until := v_time - interval '1 microsecond';
     end loop;
-    return v_fires;
+    return v_times;
 end;
 $$;
 
@@ -234,7 +234,7 @@ $$;
  * which nothing more comes: first in growing steps, the first as long as the guess *back*, then
  * by halving.
  */
-create or replace function rota._last_fire(
+create or replace function rota._last_occurrence(
     parsed rota.parsed_schedule, time_zone text, anchored_at timestamptz, first timestamptz,
     until timestamptz, back interval
 )
@@ -243,35 +243,35 @@ declare
     v_low timestamptz := until - back;
     v_high timestamptz := until;
     v_back interval := back;
-    v_fire timestamptz;
+    v_time timestamptz;
     v_next timestamptz;
 begin
     loop
         if v_low < first then
-            v_fire := first;
+            v_time := first;
         else
-            v_fire := rota._next_occurrence(parsed, time_zone, v_low, anchored_at);
+            v_time := rota._next_occurrence(parsed, time_zone, v_low, anchored_at);
         end if;
-        exit when v_fire <= until;
+        exit when v_time <= until;
         v_high := v_low;
         v_back := v_back * 2;
         v_low := v_low - v_back;
     end loop;
 
-    -- v_fire is one, and nothing comes after v_high.
+    -- v_time is one, and nothing comes after v_high.
     loop
-        v_next := rota._next_occurrence(parsed, time_zone, v_fire, anchored_at);
+        v_next := rota._next_occurrence(parsed, time_zone, v_time, anchored_at);
         exit when v_next is null or v_next > until;
-        v_fire := v_next;
-        v_low := v_fire + (v_high - v_fire) / 2;
+        v_time := v_next;
+        v_low := v_time + (v_high - v_time) / 2;
         v_next := rota._next_occurrence(parsed, time_zone, v_low, anchored_at);
         if v_next <= until then
-            v_fire := v_next;
+            v_time := v_next;
         else
             v_high := v_low;
         end if;
     end loop;
-    return v_fire;
+    return v_time;
 end;
 $$;
 

@@ -11,97 +11,97 @@
  *
  * Many definitions have the same few times.  These are found out once for each batch, and the
  * rows of a batch are written together.  If that fails, the definitions are tried one by one;
- * one that cannot be fired for what it says is disabled, with the error in it, and any other
- * stays due.
+ * one whose own values make it fail is disabled, with the error in it, and any other stays due.
  */
 
-create or replace function rota._fire_schedules(max_jobs integer)
+create or replace function rota._enqueue_due_schedules(max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
     as $$
 declare
     v_now constant timestamptz := rota.now();
     v_names text[];
-    v_fired integer := 0;
+    v_enqueued integer := 0;
 begin
     -- Some are dealt with and make no job; of such ten batches are enough for a call.
     for v_batch in 1..10 loop
-        exit when v_fired >= _fire_schedules.max_jobs or not exists (
+        exit when v_enqueued >= _enqueue_due_schedules.max_jobs or not exists (
             select from rota.job_definitions as d where d.next_run_at <= v_now
         );
         begin
             v_names := array(
                 select d.name from rota.job_definitions as d where d.next_run_at <= v_now
-                order by d.next_run_at limit _fire_schedules.max_jobs - v_fired
+                order by d.next_run_at limit _enqueue_due_schedules.max_jobs - v_enqueued
                 for update skip locked
             );
             exit when v_names = '{}';
-            v_fired := v_fired + rota._fire(v_names, v_now, max_jobs - v_fired);
+            v_enqueued := v_enqueued + rota._enqueue_due(v_names, v_now, max_jobs - v_enqueued);
         exception
             when others then
-                raise warning 'schedules are fired one by one: %', sqlerrm;
-                return v_fired + rota._fire_one_by_one(v_now, max_jobs - v_fired);
+                raise warning 'schedules are tried one by one: %', sqlerrm;
+                return v_enqueued + rota._enqueue_one_by_one(v_now, max_jobs - v_enqueued);
         end;
     end loop;
-    return v_fired;
+    return v_enqueued;
 end;
 $$;
 
-create or replace function rota._fire_one_by_one(due timestamptz, max_jobs integer)
+create or replace function rota._enqueue_one_by_one(due timestamptz, max_jobs integer)
     returns integer language plpgsql as $$
 declare
     v_name text;
-    v_fired integer := 0;
+    v_enqueued integer := 0;
 begin
     -- More than are wanted: those that stay due must not fill the call.
     for v_name in
-        select d.name from rota.job_definitions as d where d.next_run_at <= _fire_one_by_one.due
-        order by d.next_run_at limit 10 * _fire_one_by_one.max_jobs
+        select d.name from rota.job_definitions as d
+        where d.next_run_at <= _enqueue_one_by_one.due
+        order by d.next_run_at limit 10 * _enqueue_one_by_one.max_jobs
     loop
-        exit when v_fired >= max_jobs;
-        -- The lock outlasts an error: what is disabled for it is still what could not be fired.
+        exit when v_enqueued >= max_jobs;
+        -- The lock outlasts an error: what is disabled for it is still what has failed.
         begin
             perform from rota.job_definitions as d
-            where d.name = v_name and d.next_run_at <= _fire_one_by_one.due
+            where d.name = v_name and d.next_run_at <= _enqueue_one_by_one.due
             for update skip locked;
             continue when not found;
             begin
-                v_fired := v_fired + rota._fire(array[v_name], due, 1);
+                v_enqueued := v_enqueued + rota._enqueue_due(array[v_name], due, 1);
             exception
                 when others then
-                    perform rota._put_aside(v_name, sqlstate, sqlerrm);
+                    perform rota._disable_broken(v_name, sqlstate, sqlerrm);
             end;
         exception
             when others then
                 raise warning 'schedule % stays due: %', v_name, sqlerrm;
         end;
     end loop;
-    return v_fired;
+    return v_enqueued;
 end;
 $$;
 
 /*
- * Disable a definition that can never be fired, and that the caller holds; anything but its
- * data may be better soon.
+ * Disable a definition whose own values make it fail, and which the caller has locked; any
+ * other error may pass.
  */
-create or replace function rota._put_aside(name text, code text, problem text)
+create or replace function rota._disable_broken(name text, code text, problem text)
     returns void language plpgsql as $$
 begin
     if left(code, 2) not in ('22', '23', '42', '54', 'RT') then
-        raise warning 'schedule % could not be fired and will be tried again: %', name, problem;
+        raise warning 'schedule % failed and will be tried again: %', name, problem;
         return;
     end if;
 
     update rota.job_definitions as d
     set is_enabled = false, disabled_at = rota.now(), disabled_by = null,
-        last_error = left(_put_aside.problem, 1000), next_run_at = null
-    where d.name = _put_aside.name;
+        last_error = left(_disable_broken.problem, 1000), next_run_at = null
+    where d.name = _disable_broken.name;
     raise warning 'schedule % is disabled: %', name, problem;
 end;
 $$;
 
-/* Fire a definition that is about to change, if it is due, and return what it is then. */
-create or replace function rota._fire_late(definition rota.job_definitions)
+/* Enqueue what a definition that is about to change has due, and return what it is then. */
+create or replace function rota._enqueue_late(definition rota.job_definitions)
     returns rota.job_definitions language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
@@ -109,11 +109,11 @@ begin
     if (definition.next_run_at <= v_now) is not true then return definition; end if;
 
     begin
-        perform rota._fire(array[definition.name], v_now, 1);
+        perform rota._enqueue_due(array[definition.name], v_now, 1);
     exception
         when others then
             if left(sqlstate, 2) not in ('22', '23', '42', '54', 'RT') then raise; end if;
-            perform rota._put_aside(definition.name, sqlstate, sqlerrm);
+            perform rota._disable_broken(definition.name, sqlstate, sqlerrm);
     end;
     select d.* into definition from rota.job_definitions as d where d.name = definition.name;
     return definition;
@@ -121,13 +121,13 @@ end;
 $$;
 
 /*
- * Fire definitions that are due and that the caller holds: all of them, or the oldest until
- * that makes so many jobs, of which the last may have more.  Returns how many jobs it made.
+ * Enqueue the jobs of definitions that are due and that the caller has locked: of all, or of
+ * the oldest until there are *max_jobs*; the last may add more.  Returns how many there are.
  *
  * Steps from array to array, because the planner would have to guess at the size of anything
  * else.
  */
-create or replace function rota._fire(names text[], due timestamptz, max_jobs integer)
+create or replace function rota._enqueue_due(names text[], due timestamptz, max_jobs integer)
     returns integer language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off as $$
 declare
@@ -145,17 +145,18 @@ begin
     into v_names, v_times, v_outcomes, v_lasts, v_nexts
     from (
         select w.name, w.scheduled_for, w.outcome, w.last_run_at, w.next_run_at
-        from rota._plan_due(_fire.names, _fire.due, _fire.max_jobs) as w
+        from rota._plan_due(_enqueue_due.names, _enqueue_due.due, _enqueue_due.max_jobs) as w
         order by w.scheduled_for, w.name
     ) as p;
 
     perform rota._guard_ids();
     with new_occurrences as (
-        insert into rota.occurrences as f (definition, scheduled_for, outcome, job_id, fired_at)
+        insert into rota.occurrences as o (
+            definition, scheduled_for, outcome, job_id, recorded_at)
         select p.name, p.scheduled_for, p.outcome,
-            case when p.outcome = 'fired' then nextval('rota.jobs_id_seq') end, _fire.due
+            case when p.outcome = 'enqueued' then nextval('rota.jobs_id_seq') end, due
         from unnest(v_names, v_times, v_outcomes) as p (name, scheduled_for, outcome)
-        on conflict do nothing returning f.definition, f.scheduled_for, f.job_id
+        on conflict do nothing returning o.definition, o.scheduled_for, o.job_id
     )
     select coalesce(array_agg(n.definition), '{}'), array_agg(n.scheduled_for),
         array_agg(n.job_id)
@@ -163,12 +164,12 @@ begin
     where n.job_id is not null;
 
     perform rota._make_jobs(v_made_names, v_made_times, v_made_ids, false, due);
-    perform rota._move_on(v_names, v_lasts, v_nexts, v_made_names, v_made_ids);
+    perform rota._advance(v_names, v_lasts, v_nexts, v_made_names, v_made_ids);
     return cardinality(v_made_names);
 end;
 $$;
 
-/* A row for each planned time that is dealt with, of as many definitions as _fire() takes. */
+/* A row for each planned time that is dealt with, of as many definitions as are taken. */
 create or replace function rota._plan_due(names text[], due timestamptz, max_jobs integer)
     returns table (
         name text, scheduled_for timestamptz, outcome text, last_run_at timestamptz,
@@ -210,7 +211,7 @@ begin
                 when v_group.is_live then 'skipped'
                 -- The first of several that are late is live when it is the turn of the second.
                 when v_group.overlap = 'skip' and p.number > 1 then 'skipped'
-                else 'fired'
+                else 'enqueued'
             end
             from unnest(v_plan.occurrences) with ordinality as p (scheduled_for, number)
         ) as o (scheduled_for, outcome);
@@ -335,7 +336,7 @@ end;
 $$;
 
 /* Write into the definitions what was dealt with, and what is next. */
-create or replace function rota._move_on(
+create or replace function rota._advance(
     names text[], lasts timestamptz[], nexts timestamptz[], made_names text[], made_ids bigint[]
 )
     returns void language plpgsql as $$
@@ -349,11 +350,11 @@ begin
                 max(p.job_id) as job_id
             from (
                 select n.name, n.last_run_at, n.next_run_at, null::bigint as job_id
-                from unnest(_move_on.names, _move_on.lasts, _move_on.nexts)
+                from unnest(_advance.names, _advance.lasts, _advance.nexts)
                     as n (name, last_run_at, next_run_at)
                 union all
                 select m.name, null, null, m.job_id
-                from unnest(_move_on.made_names, _move_on.made_ids) as m (name, job_id)
+                from unnest(_advance.made_names, _advance.made_ids) as m (name, job_id)
             ) as p
             group by p.name
         ) as u

@@ -4,10 +4,10 @@
  * A definition is a row, with the time of its next run in it.  Nothing but this row decides
  * what is due: whoever ticks, however late and however often, finds the same.
  *
- * fires: one row for each planned time that was dealt with.  Its key is the promise that a
- * planned time makes at most one job, whatever the clock does and whoever ticks; and it says
- * what became of a planned time that made none.  Rows go with retention, and then last_run_at,
- * which never goes back, stands for them.
+ * occurrences: one row for each planned time that a tick has dealt with.  Its key guarantees at
+ * most one job for a planned time, whatever the clock does and whichever session ticks; and it
+ * says what became of a planned time without a job.  Retention deletes rows; from then on
+ * last_run_at, which never goes back, stands for them.
  */
 
 create table rota.job_definitions (
@@ -96,22 +96,23 @@ create table rota.occurrences (
     scheduled_for timestamptz not null,
     outcome text not null,
     job_id bigint,
-    fired_at timestamptz not null,
+    recorded_at timestamptz not null,
 
     constraint occurrences_pkey primary key (definition, scheduled_for),
     constraint occurrences_outcome_check check (
-            outcome in ('fired', 'skipped', 'missed')
-            and (outcome = 'fired') = (job_id is not null)
+            outcome in ('enqueued', 'skipped', 'missed')
+            and (outcome = 'enqueued') = (job_id is not null)
         )
 );
 
-create index occurrences_fired_at_idx on rota.occurrences (fired_at);
+create index occurrences_recorded_at_idx on rota.occurrences (recorded_at);
 
 comment on table rota.occurrences is
     'Planned times that were dealt with: at most one job for each, for ever.';
 comment on column rota.occurrences.outcome is
-    'fired: a job was made; skipped: the last one was live; missed: the first of those that '
+    'enqueued: it has a job; skipped: the last job was live; missed: the first of those that '
     'came too late for catch_up.';
+comment on column rota.occurrences.recorded_at is 'When a tick dealt with it.';
 
 -- What _parse_schedule() makes of a text.  A field is a set of bits, one for each value.
 create type rota.parsed_schedule as (

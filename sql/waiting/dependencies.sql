@@ -26,8 +26,8 @@
  */
 
 /*
- * Let the jobs in *before* wait for the parts at the same place, and keep them from being
- * opened until this transaction ends.
+ * Let each job in *blocks* wait for the part at the same place, and keep it from being opened
+ * until this transaction ends.
  */
 create or replace function rota._block_children(
     blocks bigint[], parts bigint[], are_new boolean[], arguments text[]
@@ -432,7 +432,7 @@ begin
         order by f.id
     loop
         begin
-            perform rota._revive(array[v_child_id]);
+            perform rota._restore_jobs(array[v_child_id]);
             perform rota._add_checks('retry', array[v_child_id || ' 0']);
         exception
             when sqlstate 'RT007' or sqlstate 'RT014' then

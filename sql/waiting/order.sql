@@ -8,7 +8,7 @@
  *
  * Who opens the next.  The transaction that ends the head makes the blocked job with the lowest
  * id the head, unless somebody has locked that job.  A producer that finds no live job of the
- * key makes its own job the head.  All else is left to a check, and upkeep opens what it finds.
+ * key makes its own job the head.  All else is left to a check, which maintenance does.
  *
  * That no two transactions make a head of one key: the one that ends a head, or takes away the
  * row in halted_keys, needs nothing, because the others see the old head or that row until it
@@ -17,10 +17,11 @@
  * younger than the lock.
  *
  * That no job is forgotten: one that comes in behind others leaves a check.  After the commit
- * upkeep finds a head whose end is still to come, and that will see the job; or a head whose
- * end is under way, and looks again later; or none, and opens the line.  Where vacuum is held
- * up and many entries of jobs that are gone are in front, who ends a head begins behind them,
- * and leaves a check if he finds no job there: one of a lower id may have come in since.
+ * maintenance finds a head whose end is still to come, and that will see the job; or a head
+ * whose end is under way, and looks again later; or none, and opens the key.  Where vacuum is
+ * held up and many index entries of deleted jobs are in front, the transaction that ends a head
+ * begins its scan behind them, and leaves a check if it finds no job there: one with a lower id
+ * may have come in since.
  */
 
 /* Open the first of a line, if it has no head; false if it is not to be known now. */
@@ -274,7 +275,7 @@ begin
 
     delete from rota.halted_keys as s
     where s.ordering_key = resume_ordering_key.ordering_key
-      and rota._foreign_jobs(array[s.job_id], 'operator') = '{}'
+      and rota._jobs_outside_grants(array[s.job_id], 'operator') = '{}'
     returning s.job_id into v_job_id;
     if not found then
         raise exception using

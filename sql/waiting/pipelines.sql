@@ -318,7 +318,7 @@ begin
             error_type = null, failed_at = null
         where f.id = v_job.id and f.lease_token = v_job.lease_token;
         if found then
-            perform rota._revive(array[v_job.id]);
+            perform rota._restore_jobs(array[v_job.id]);
             return v_job.id;
         end if;
     end loop;

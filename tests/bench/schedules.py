@@ -1,4 +1,4 @@
-"""Fire very many schedules that are due in the same minute, and claim meanwhile.
+"""Enqueue the jobs of very many schedules that are due in the same minute, and claim meanwhile.
 
     schedules.py [--schedules N] [--texts N] [--rounds N]
 
@@ -51,7 +51,7 @@ def tick_all(db: Db) -> list[float]:
     times = []
     while True:
         begin = time.perf_counter()
-        row = db.execute("select jobs_fired from rota.tick()").fetchone()
+        row = db.execute("select jobs_enqueued from rota.tick()").fetchone()
         assert row is not None
         if row[0] == 0:
             return times
@@ -83,7 +83,7 @@ def one_round(ticker: Db, worker: Db, schedules: int) -> dict[str, float]:
     made = ticker.execute("select count(distinct definition) from rota.occurrences").fetchone()
     assert made == (schedules,), made
     return {
-        "all fired, s": took,
+        "all enqueued, s": took,
         "per job, us": took / schedules * 1e6,
         "tick, p50 ms": statistics.median(ticks),
         "tick, max ms": max(ticks),

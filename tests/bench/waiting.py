@@ -138,7 +138,7 @@ def enqueue_behind_many(place: Place) -> Iterator[tuple[str, float]]:
 
 
 def ends_with_many_dependants(place: Place) -> Iterator[tuple[str, float]]:
-    """The end and the retry of a job with many dependants, and their release by upkeep."""
+    """The end and the retry of a job with many dependants, and their release by maintenance."""
     rehearsed: set[str] = set()
     for how in ("finish", "fail", "cancel", "finish", "fail", "cancel"):
         is_rehearsal = not rehearsed.issuperset([how])
@@ -171,7 +171,7 @@ def ends_with_many_dependants(place: Place) -> Iterator[tuple[str, float]]:
             if place.db.execute("select has_more from rota.tick()").fetchone() == (False,):
                 break
         seconds = time.perf_counter() - begun
-        yield "dependants released by upkeep, per s", place.many / seconds
+        yield "dependants released by maintenance, per s", place.many / seconds
         yield "plain enqueue, claim and finish before it, ms", other
 
 

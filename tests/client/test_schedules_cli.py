@@ -301,8 +301,8 @@ def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     assert len(runs.splitlines()) == 7  # two heads, five runs
     assert occurrences.splitlines() == [
         "last runs",
-        "scheduled_for              late     outcome  job_id  status",
-        "2026-03-28 02:30:00+01:00  0:00:05  fired    1       queued",
+        "scheduled_for              late     outcome   job_id  status",
+        "2026-03-28 02:30:00+01:00  0:00:05  enqueued  1       queued",
     ]
     assert "last_run      2026-03-28 02:30:00+01:00\nlast_status   queued" in record
     assert "created_at    2026-03-27 13:00:00+01:00\n" in record
@@ -311,7 +311,7 @@ def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     assert "anchored_at" in said
     assert said["description"] == "at 02:30 every day"
     assert len(said["runs"]) == 5
-    assert [occurrence["outcome"] for occurrence in said["occurrences"]] == ["fired"]
+    assert [occurrence["outcome"] for occurrence in said["occurrences"]] == ["enqueued"]
 
 
 def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:

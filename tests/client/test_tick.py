@@ -182,7 +182,7 @@ def test_loop_that_cannot_begin_says_why(
 def test_tick_of_a_client_is_alone_in_its_transaction_however_often(
     connect: Callable[..., psycopg.Connection[Any]],
 ) -> None:
-    """Else no worker would ever make or drop a partition, or find another tick in hand."""
+    """Else no worker would ever make or drop a partition, or find another tick running."""
     holder, ticking = connect(autocommit=False), connect(prepare_threshold=2)
     for _ in range(4):
         ticking.execute("drop table rota.finished_jobs_done_" + a_week_from_now(ticking))

@@ -369,10 +369,10 @@ def test_jobs_are_found_though_all_that_rings_is_lost(
     wait_until(lambda: starts.at, "the start")
 
 
-def test_a_job_that_rang_before_the_door_was_taken_is_looked_for(
+def test_a_job_that_notified_before_the_idle_lock_was_taken_is_looked_for(
     client: Client, db: Db, connect: Callable[..., Db], background: Background
 ) -> None:
-    """enqueue -- worker claims, takes its door, claims -- commit: nobody was rung."""
+    """enqueue -- worker claims, takes an idle lock, claims -- commit: it was not notified."""
     writer = connect(autocommit=False)
     Client(writer).enqueue("t")
     starts = Starts()
@@ -384,10 +384,10 @@ def test_a_job_that_rang_before_the_door_was_taken_is_looked_for(
     wait_until(lambda: starts.at, "the start")
 
 
-def test_a_job_that_came_between_claim_and_door_is_looked_for(
+def test_a_job_that_came_between_claim_and_idle_lock_is_looked_for(
     client: Client, background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """worker claims -- enqueue, commit -- worker takes its door: nobody was rung."""
+    """worker claims -- enqueue, commit -- worker takes an idle lock: no worker was notified."""
     original = AsyncClient.wait_for_jobs
     came: list[int] = []
 

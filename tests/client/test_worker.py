@@ -300,7 +300,7 @@ def test_whatever_is_raised_ends_the_job(
     assert status(job_id) == expected
 
 
-def test_snooze_burns_no_attempt_and_retry_in_sets_the_time(
+def test_snooze_uses_no_attempt_and_retry_in_sets_the_time(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
     registry = Registry()
@@ -612,7 +612,7 @@ def test_worker_ticks_again_at_once_while_there_is_more(
 
 
 @pytest.mark.parametrize("tick", [True, False])
-def test_worker_leaves_the_upkeep_to_others(
+def test_worker_leaves_the_maintenance_to_others(
     client: Client, db: psycopg.Connection[Any], drain: Callable[..., None], tick: bool
 ) -> None:
     client.enqueue("lost", max_attempts=1)
@@ -643,7 +643,7 @@ def test_stop_does_not_wait_for_a_tick(
     connect: Callable[..., psycopg.Connection[Any]],
     background: Background,
 ) -> None:
-    """Upkeep hangs behind a lock; what has not been started is given back all the same."""
+    """Maintenance hangs behind a lock; what has not been started is given back all the same."""
     registry = Registry()
     started, go_on = threading.Event(), threading.Event()
 

@@ -3,7 +3,7 @@
     effects_kill.py [--kills N] [--workers N] [--seed N]
 
 Jobs send mails to a real server.  Their workers kill themselves, most often when the mail has
-been sent and the job is not yet finished, and take along what else they have in hand.  Half of
+been sent and the job is not yet finished, and take along what else they hold.  Half of
 the jobs skip what is unknown, half do it again.  At the end every job must have succeeded with
 one record; of those that skip none may have sent two mails, of those that do it again none may
 have sent none, nor more than attempts were cut off between record and completion, plus one.

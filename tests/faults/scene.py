@@ -89,7 +89,7 @@ class Verdict:
 
 
 class Scene:
-    """What a fault has to its hand; leave the `with` block to close it all."""
+    """What a fault works with; leave the `with` block to close it all."""
 
     def __init__(
         self,

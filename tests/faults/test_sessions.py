@@ -114,7 +114,7 @@ def test_advisory_locks_of_others_stop_nothing(
     """Another session holds thousands of advisory locks, our own name's among them."""
     clock.set("2026-03-01 12:00:00+00")
     words = ["rota", "default", "tick", "sweep", "claim", "jobs", "w", "rota.install"]
-    words += ["rota.tick", "rota.sweep", "rota.jobs", "rota.queues", "retention", "upkeep"]
+    words += ["rota.tick", "rota.sweep", "rota.jobs", "rota.queues", "retention", "maintenance"]
     holder = connect()
     holder.execute(
         "select pg_advisory_lock(i), pg_advisory_lock(i, 0), pg_advisory_lock(0, i) "

@@ -57,7 +57,7 @@ declare
 begin
     select * into v_tick from rota.tick();
     if v_tick is distinct from null and num_nulls(v_tick.jobs_swept, v_tick.jobs_expired,
-        v_tick.jobs_fired, v_tick.checks_done, v_tick.jobs_deleted) > 0 then
+        v_tick.jobs_enqueued, v_tick.checks_done, v_tick.jobs_deleted) > 0 then
         raise exception using
             errcode = 'FZ001', message = 'a part of the tick failed: ' || v_tick;
     end if;

@@ -69,7 +69,7 @@ def check(name: str, items: list[Any], context: Context) -> Problems:
         yield from _check_key([Presence._make(item) for item in items], context)
     else:
         context.looked["I9"] += 1
-        yield from _check_fire(items)
+        yield from _check_occurrences(items)
 
 
 def _check_key(jobs: list[Presence], context: Context) -> Problems:
@@ -88,7 +88,7 @@ def _check_key(jobs: list[Presence], context: Context) -> Problems:
             yield "I5", f"job {other.job_id} came {soon:.0f} us before {one.job_id} allowed it"
 
 
-def _check_fire(items: list[Any]) -> Problems:
+def _check_occurrences(items: list[Any]) -> Problems:
     jobs = {job_id for kind, job_id in items if kind == "job"}
     occurrences = [job_id for kind, job_id in items if kind == "occurrence"]
     if len(jobs) > 1:
@@ -96,4 +96,4 @@ def _check_fire(items: list[Any]) -> Problems:
     if len(occurrences) > 1:
         yield "I9", f"it was dealt with {len(occurrences)} times"
     if occurrences and jobs and not jobs <= set(occurrences):
-        yield "I9", f"it has fired {occurrences}, and the jobs are {sorted(jobs)}"
+        yield "I9", f"its occurrences are {occurrences}, and the jobs are {sorted(jobs)}"

@@ -146,7 +146,7 @@ def claim(play: Play, number: int) -> None:
 
 
 def end(play: Play, number: int) -> None:
-    """Speak for a job that has been in hand for a while."""
+    """Speak for a job that has been held for a while."""
     if not play.held or play.held[0][0] >= play.now:
         return claim(play, number)
     job = play.held.popleft()[1]

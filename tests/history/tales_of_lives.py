@@ -175,13 +175,17 @@ def a_row_that_changed_after_its_end(s: Scroll) -> None:
 def two_jobs_of_a_planned_time(s: Scroll) -> None:
     for job_id in (1, 2):
         s.live(job_id, definition="nightly", scheduled_for=WALL)
-    s.table("occurrences", definition="nightly", scheduled_for=WALL, job_id=1, outcome="fired")
+    s.table(
+        "occurrences", definition="nightly", scheduled_for=WALL, job_id=1, outcome="enqueued"
+    )
 
 
 @breaks("I9")
 def a_planned_time_with_another_job_than_it_says(s: Scroll) -> None:
     s.live(2, definition="nightly", scheduled_for=WALL)
-    s.table("occurrences", definition="nightly", scheduled_for=WALL, job_id=1, outcome="fired")
+    s.table(
+        "occurrences", definition="nightly", scheduled_for=WALL, job_id=1, outcome="enqueued"
+    )
 
 
 @breaks("I10")

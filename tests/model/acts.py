@@ -206,7 +206,7 @@ ACTS: dict[str, dict[str, list[Any]]] = {
     "heartbeat": {"pick": PICKS, "lease": MAYBE},
     "heartbeat_many": {"picks": lists(PICKS, 0, 4, 2000), "lease": MAYBE},
     "progress": {"pick": PICKS, "percent": [0, 50, 100], "message": [None, None, *ERRORS]},
-    "upkeep": {"max_jobs": [None, None, None, 1000, 1, 2]},
+    "maintenance": {"max_jobs": [None, None, None, 1000, 1, 2]},
     "retry": {"pick": PICKS, "force": [False, True]},
     "cancel": {"pick": PICKS, "reason": [None, None, *ERRORS]},
     "change": {"pick": PICKS, "change": CHANGES},
@@ -270,20 +270,24 @@ WORK = (
     + ["end_many"] * 2
     + ["heartbeat_many", "progress", "resume_ordering_key", "brake", "set_queue", "begin"]
     + ["ask_wrongly", "enqueue_after"] + ["effect"] * 3
-    + ["upkeep"] * 3 + ["let_time_pass"] * 7 + ["retry", "cancel", "change", "end"] * 3
+    + ["maintenance"] * 3 + ["let_time_pass"] * 7 + ["retry", "cancel", "change", "end"] * 3
 )  # fmt: skip
 PLAN = (
-    ["schedule", "operate_schedule", "let_time_pass"] * 3 + ["upkeep"] * 4 + ["claim", "finish"]
+    ["schedule", "operate_schedule", "let_time_pass"] * 3
+    + ["maintenance"] * 4
+    + ["claim", "finish"]
 )
-CAUSE = ["effect"] * 5 + ["enqueue_many", "claim", "let_time_pass"] * 2 + ["finish", "upkeep"]
+CAUSE = (
+    ["effect"] * 5 + ["enqueue_many", "claim", "let_time_pass"] * 2 + ["finish", "maintenance"]
+)
 PASS = (
-    ["define"] * 2 + ["drop", "resume_ordering_key", "upkeep", "snooze", "finish_many"]
+    ["define"] * 2 + ["drop", "resume_ordering_key", "maintenance", "snooze", "finish_many"]
     + ["begin", "end"] + ["start", "claim", "finish"] * 5 + ["fail", "enqueue_after"] * 3
     + ["cancel", "retry", "restart_pipeline", "let_time_pass"] * 2 + ["limit", "settle"]
 )  # fmt: skip
 LIMIT = (
     ["limit", "finish", "let_time_pass", "crowd_in"] * 4 + ["settle"] + ["claim"] * 8
-    + ["fail", "finish_many", "finish_and_claim", "upkeep", "retry", "cancel", "end"] * 2
+    + ["fail", "finish_many", "finish_and_claim", "maintenance", "retry", "cancel", "end"] * 2
     + ["snooze", "release", "begin", "brake", "change"]
 )  # fmt: skip
 QUEUE_UP = ["enqueue_many", "claim", "fail", "let_time_pass"] * 2 + [
@@ -291,7 +295,7 @@ QUEUE_UP = ["enqueue_many", "claim", "fail", "let_time_pass"] * 2 + [
     "cancel",
     "finish",
     "resume_ordering_key",
-    "upkeep",
+    "maintenance",
     "snooze",
 ]
 

@@ -76,7 +76,7 @@ SHOWN = {
         r.job_id, r.lease_token, r.pipeline, r.stage, r.status, r.queue, r.job_type,
         r.attempts, r.worker, {queued_at}, {started_at}, {finished_at}, r.stage_input, r.result
     """,
-    "occurrences": "r.definition, {scheduled_for}, r.outcome, r.job_id, {fired_at}",
+    "occurrences": "r.definition, {scheduled_for}, r.outcome, r.job_id, {recorded_at}",
 }
 CLAIMED = """
     r.job_id, r.lease_token, r.queue, r.job_type, r.payload, r.priority, r.attempt,
@@ -98,7 +98,7 @@ ANSWERS = {
     "reschedule_job": "(date_part('epoch', r) * 1e6)::bigint",
     "enable_schedule": "(date_part('epoch', r) * 1e6)::bigint",
     "schedule_job": "r.outcome, {next_run_at}",
-    "tick": "r.jobs_fired, r.jobs_swept",
+    "tick": "r.jobs_enqueued, r.jobs_swept",
     **dict.fromkeys(
         ("set_progress", "set_priority", "set_queue", "pause_queue", "resume_queue",
          "pause_all", "resume_all",

@@ -225,7 +225,7 @@ class Machine(RuleBasedStateMachine):
             message=message,
         )  # fmt: skip
 
-    def upkeep(self, max_jobs: int | None) -> None:
+    def maintenance(self, max_jobs: int | None) -> None:
         if max_jobs is None:
             self.play("tick")
         else:

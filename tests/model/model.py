@@ -259,7 +259,7 @@ class Model(Keys):
         self._give_back(job, job.run_at if delay is None else self.now + delay)
         return [outcome, job.run_at] if job.is_live else ["cancelled", None]
 
-    # What is given back is not burnt.
+    # What is given back has used no attempt.
 
     def snooze_job(self, job_id: int, lease_token: int, delay: int) -> Rows:
         job = self._held(job_id, lease_token)

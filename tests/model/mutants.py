@@ -36,7 +36,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_fail_running", "else j.attempts end", "else j.attempts + 1 end"),
     ],
     "an attempt too many": [("_fail_running", LEFT, LEFT.replace(">=", ">"))],
-    "an attempt that is burnt by giving back": [
+    "an attempt that is used by giving back": [
         ("_give_back", "attempts = j.attempts - 1,", "")
     ],
     "a lease that ends a moment too early": [
@@ -67,7 +67,7 @@ MUTANTS: dict[str, list[Mutation]] = {
     ],
     "a token that does not outlive a retry": [
         (
-            "_revive",
+            "_restore_jobs",
             "case when f.pipeline is null then f.lease_token\n",
             "case when f.pipeline is null then 0::bigint\n",
         )

@@ -35,8 +35,8 @@ class Timetable(Ledger):
             return [["created", its.next_run_at]]
         if said == [its.schedule, its.job_type, its.catch_up, its.overlap]:
             return [["unchanged", its.next_run_at]]
-        # What was due before the change is fired as it was.
-        self._fire(its)
+        # What was due before the change is enqueued as it was.
+        self._enqueue_due(its)
         has_new_times = its.schedule != schedule
         its.schedule, its.job_type, its.catch_up, its.overlap = said
         if has_new_times:
@@ -77,9 +77,9 @@ class Timetable(Ledger):
     def tick(self) -> Rows:
         swept = self.sweep_stale_leases()[0][0]
         due = [its for its in self.schedules.values() if its.next_run_at is not None]
-        fired = sum(map(self._fire, due))
+        enqueued = sum(map(self._enqueue_due, due))
         self._do_checks()
-        return [[fired, swept]]
+        return [[enqueued, swept]]
 
     def _known_schedule(self, name: str) -> Schedule:
         if name not in self.schedules:
@@ -101,7 +101,7 @@ class Timetable(Ledger):
             job.is_live and job.definition == its.name for job in self.jobs.values()
         )
 
-    def _fire(self, its: Schedule) -> int:
+    def _enqueue_due(self, its: Schedule) -> int:
         """Deal with all times until now; return how many jobs that made."""
         first = its.next_run_at
         if first is None or first > self.now:
@@ -114,18 +114,18 @@ class Timetable(Ledger):
             wanted = [time for time in wanted if time >= self.now - MINUTE]
         if first not in wanted:
             self.occurrences.setdefault((its.name, first), ["missed", None, self.now])
-        fired, is_blocked = 0, self._is_in_the_way(its)
+        enqueued, is_blocked = 0, self._is_in_the_way(its)
         for time in wanted:
             if (its.name, time) not in self.occurrences:
                 if is_blocked:
                     self.occurrences[its.name, time] = ["skipped", None, self.now]
                 else:
                     self._make(its, time, time)
-                    fired += 1
+                    enqueued += 1
             is_blocked = is_blocked or its.overlap == "skip"
         its.last_run_at = wanted[-1] if wanted else first
         its.next_run_at = self._next(its, self.now, is_new=False)
-        return fired
+        return enqueued
 
     def _make(self, its: Schedule, scheduled_for: int, run_at: int) -> None:
         is_queued = its.overlap == "queue"
@@ -135,4 +135,4 @@ class Timetable(Ledger):
             scheduled_for=scheduled_for, run_at=run_at,
         )  # fmt: skip
         its.last_job_id = job.id
-        self.occurrences[its.name, scheduled_for] = ["fired", job.id, self.now]
+        self.occurrences[its.name, scheduled_for] = ["enqueued", job.id, self.now]

@@ -200,7 +200,7 @@ begin
         sql("jobs/fail", "and r.status in ('failed', 'dead', 'cancelled')", "and false"),
     ),
     mutant(
-        "snooze-burns-the-attempt",
+        "snooze-uses-an-attempt",
         "A job that is put off or given back has lost an attempt.",
         "sql/jobs/test_fail.py",
         sql("jobs/fail", "attempts = j.attempts - 1,", "attempts = j.attempts,"),

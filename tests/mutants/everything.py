@@ -8,13 +8,13 @@ from pathlib import Path
 from mutants.claims import CLAIMS
 from mutants.endings import ENDINGS
 from mutants.fence import FENCE
+from mutants.maintenance import MAINTENANCE
 from mutants.mutant import Mutant
 from mutants.once import ONCE
 from mutants.page import PAGE
-from mutants.upkeep import UPKEEP
 from mutants.worker import WORKER
 
-ALL: tuple[Mutant, ...] = (*FENCE, *CLAIMS, *ENDINGS, *ONCE, *UPKEEP, *WORKER, *PAGE)
+ALL: tuple[Mutant, ...] = (*FENCE, *CLAIMS, *ENDINGS, *ONCE, *MAINTENANCE, *WORKER, *PAGE)
 BY_NAME = {mutant.name: mutant for mutant in ALL}
 
 

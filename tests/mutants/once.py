@@ -466,7 +466,7 @@ ONCE = (
         ),
     ),
     mutant(
-        "planned-time-fired-twice",
+        "planned-time-enqueued-twice",
         "Nothing says that a planned time has its job already.",
         "sql/schedules/test_occurrences.py races/test_tickers.py",
         sql(
@@ -498,10 +498,10 @@ ONCE = (
         sql(
             "schedules/occurrences",
             """\
-                limit _fire_schedules.max_jobs - v_fired
+                limit _enqueue_due_schedules.max_jobs - v_enqueued
                 for update skip locked""",
             """\
-                limit _fire_schedules.max_jobs - v_fired
+                limit _enqueue_due_schedules.max_jobs - v_enqueued
                 for update""",
         ),
     ),

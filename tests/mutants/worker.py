@@ -164,7 +164,7 @@ WORKER = (
     ),
     mutant(
         "stopped-is-failed",
-        "A handler that ends because the worker leaves has burnt an attempt.",
+        "A handler that ends because the worker leaves has used an attempt.",
         "client/test_worker_process.py client/test_worker.py",
         client(
             "worker/outcomes",
@@ -240,7 +240,7 @@ WORKER = (
     ),
     mutant(
         "worker-never-ticks",
-        "Workers leave the upkeep to others, and there are no others.",
+        "Workers leave the maintenance to others, and there are no others.",
         "client/test_worker.py",
         client("worker/maintenance", "inf if every is None else 0.0", "inf"),
     ),
@@ -307,7 +307,7 @@ WORKER = (
         client("worker/completer", 'in ("22", "54") and not report.is_changed', "in ()"),
     ),
     mutant(
-        "ring-lost-in-a-claim",
+        "notification-lost-in-a-claim",
         "A job that comes while the worker looks waits until the next poll.",
         "client/test_wakeups.py",
         client(

@@ -48,7 +48,7 @@ OPERATIONS = {
     "set queue": f"select rota.set_queue('q', lease => '1 hour'){ANSWER}",
     "pause": f"select rota.pause_queue('q'){ANSWER}",
     "resume": f"select rota.resume_queue('q'){ANSWER}",
-    "recheck": "select rota._do_checks(1000) is null as is_null",
+    "checks": "select rota._do_checks(1000) is null as is_null",
     "claim": "select count(*) is null as is_null from rota.claim_jobs(%(me)s, '{q}') as c",
 }
 _BACKOFF = '{"kind": "fixed", "base_seconds": 60, "jitter": 0}'
@@ -85,7 +85,7 @@ LINES = Game(
     STATES,
     passed_over={
         "sweep": [{"swept": 0}],
-        "recheck": [{"is_null": False}],
+        "checks": [{"is_null": False}],
         "release": [{"is_released": None}],
     },
     # In the end everything may run: so what is not running has been forgotten.
@@ -100,7 +100,7 @@ LINES = Game(
         *(_LATER, _ENTER, _CHECK) * 3,
         "select from rota.claim_jobs('last', '{q}', 1000)",
     ),
-    seams=("recheck",),
+    seams=("checks",),
     max_stops=3,
     loose=dict.fromkeys(("claim", "limit key", "limit type", "limit no more"), _HELD),
     ignored=frozenset(

@@ -56,7 +56,7 @@ OPERATIONS = {
     "retry": f"select rota.retry_job({JOB}) as answer",
     "retry by force": f"select rota.retry_job({JOB}, true) as answer",
     "retry second": f"select rota.retry_job({SECOND}, true) as answer",
-    "recheck": "select rota._do_checks(1000) is null as is_null",
+    "checks": "select rota._do_checks(1000) is null as is_null",
 }
 _DEFINE = f"""
     select rota.set_queue(
@@ -107,7 +107,7 @@ RUNS = Game(
         "sweep": [{"swept": 0}],
         "finish batch": [{"outcome": "busy"}],
         "finish earlier batch": [{"outcome": "busy"}],
-        "recheck": [{"is_null": False}],
+        "checks": [{"is_null": False}],
     },
     settle=(
         _CHECK,
@@ -115,7 +115,7 @@ RUNS = Game(
         _CHECK,
     ),
     # A claim takes the notes that are there.
-    fronts={"claim": ("recheck",)},
-    seams=("recheck",),
+    fronts={"claim": ("checks",)},
+    seams=("checks",),
     max_stops=3,
 )

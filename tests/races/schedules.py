@@ -22,9 +22,9 @@ ALL, SKIP, QUEUE = {"catch_up": "'all'"}, {"overlap": "'skip'"}, {"overlap": "'q
 JOB = "%(job_id)s::bigint"
 LEASE = "%(job_id)s::bigint, %(token)s::bigint"
 OPERATIONS = {
-    "tick": "select rota._fire_schedules(1000) as fired",
-    "tick one by one": "select rota._fire_one_by_one(rota.now(), 1000) as fired",
-    "recheck": "select rota._do_checks(1000) is null as is_null",
+    "tick": "select rota._enqueue_due_schedules(1000) as enqueued",
+    "tick one by one": "select rota._enqueue_one_by_one(rota.now(), 1000) as enqueued",
+    "checks": "select rota._do_checks(1000) is null as is_null",
     "schedule": _schedule(HOURLY),
     "schedule later": _schedule(LATER, payload="jsonb_build_object('by', %(me)s::text)"),
     "schedule payload": _schedule(HOURLY, payload="jsonb_build_object('by', %(me)s::text)"),
@@ -40,12 +40,12 @@ OPERATIONS = {
     "retry": f"select rota.retry_job({JOB}) as answer",
 }
 PASSED_OVER: dict[str, list[Any]] = {
-    "tick": [{"fired": 0}],
-    "tick one by one": [{"fired": 0}],
-    "recheck": [{"is_null": False}],
+    "tick": [{"enqueued": 0}],
+    "tick one by one": [{"enqueued": 0}],
+    "checks": [{"is_null": False}],
     "claim": [],
 }
-_FIRE = "select rota._fire_schedules(1000)"
+_DUE = "select rota._enqueue_due_schedules(1000)"
 _CHECK = "select rota._do_checks(1000)"
 _NOW = "select rota.run_schedule_now('s')"
 _CLAIM = "select from rota.claim_jobs('first', lease => '3 hours')"
@@ -77,15 +77,15 @@ STATES = {
         " last_error = 'bad', next_run_at = null",
     ],
     "after, due": [_AFTER],
-    "after, waiting": [_schedule("after 2 hours"), _FIRE, _CLAIM, _FINISH, _CHECK],
-    "after, queued": [_AFTER, _FIRE],
-    "after, running": [_AFTER, _FIRE, _CLAIM],
-    "after, ended": [_AFTER, _FIRE, _CLAIM, _FINISH],
-    "after, due again": [_AFTER, _FIRE, _CLAIM, _FINISH, _CHECK],
+    "after, waiting": [_schedule("after 2 hours"), _DUE, _CLAIM, _FINISH, _CHECK],
+    "after, queued": [_AFTER, _DUE],
+    "after, running": [_AFTER, _DUE, _CLAIM],
+    "after, ended": [_AFTER, _DUE, _CLAIM, _FINISH],
+    "after, due again": [_AFTER, _DUE, _CLAIM, _FINISH, _CHECK],
     "after, due, its job retried": [
-        _AFTER, _FIRE, _CLAIM, _FINISH, _CHECK, _RETRY, _CLAIM,
+        _AFTER, _DUE, _CLAIM, _FINISH, _CHECK, _RETRY, _CLAIM,
     ],
-    "after, disabled, running": [_AFTER, _FIRE, _CLAIM, _DISABLE],
+    "after, disabled, running": [_AFTER, _DUE, _CLAIM, _DISABLE],
 }  # fmt: skip
 
 SCHEDULES = Game(
@@ -93,11 +93,11 @@ SCHEDULES = Game(
     STATES,
     PASSED_OVER,
     settle=(
-        _FIRE,
+        _DUE,
         "update rota_test.clock set stopped_at = stopped_at + interval '1 second'",
         _CHECK,
     ),
-    # What is due before a change is fired first.
+    # What is due before a change is enqueued first.
     fronts={name: ("tick",) for name in OPERATIONS if name.startswith("schedule")},
     warnings=("'no schedule'",),
 )

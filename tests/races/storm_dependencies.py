@@ -58,7 +58,7 @@ class Dependencies:
         pass
 
     def step(self, player: Player) -> None:
-        steps = [ask, ask_many, split, storm_work.claim, storm_work.end, upkeep, operate]
+        steps = [ask, ask_many, split, storm_work.claim, storm_work.end, maintenance, operate]
         player.random.choices(steps, [14, 3, 3, 34, 34, 5, 7])[0](player)
 
     def drain(self, player: Player) -> bool:
@@ -148,7 +148,7 @@ def split(player: Player) -> None:
     return None
 
 
-def upkeep(player: Player) -> None:
+def maintenance(player: Player) -> None:
     player.call(player.random.choice(["sweep_stale_leases", "tick"]))
 
 

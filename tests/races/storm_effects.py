@@ -75,7 +75,7 @@ def enqueue(player: Player) -> None:
 
 
 def record(player: Player) -> None:
-    """Record an effect for a job in hand, and if told true, do it: remember that we did."""
+    """Record an effect for a running job, and if told true, do it: remember that we did."""
     held = player.memory.get("held", [])
     if not held:
         return storm_work.claim(player)

@@ -53,7 +53,7 @@ class Limits:
             db.execute(SET.format(column).encode(), [value, limit["max_running"]])
 
     def step(self, player: Player) -> None:
-        steps = [ask, ask_many, claim, end, upkeep, storm_work.operate, set_again]
+        steps = [ask, ask_many, claim, end, maintenance, storm_work.operate, set_again]
         player.random.choices(steps, [13, 3, 34, 36, 8, 5, 1])[0](player)
 
     def drain(self, player: Player) -> bool:
@@ -127,7 +127,7 @@ def end(player: Player) -> None:
     (storm_work.end if player.memory.get("held") else claim)(player)
 
 
-def upkeep(player: Player) -> None:
+def maintenance(player: Player) -> None:
     player.call(player.random.choice(["sweep_stale_leases", "tick"]))
 
 

@@ -39,7 +39,7 @@ class Order:
         pass
 
     def step(self, player: Player) -> None:
-        steps = [ask, ask_many, claim, storm_work.end, upkeep, operate]
+        steps = [ask, ask_many, claim, storm_work.end, maintenance, operate]
         player.random.choices(steps, [13, 3, 34, 36, 6, 8])[0](player)
 
     def drain(self, player: Player) -> bool:
@@ -121,7 +121,7 @@ def claim(player: Player) -> None:
     storm_work.claim(player, queues=queues)
 
 
-def upkeep(player: Player) -> None:
+def maintenance(player: Player) -> None:
     player.call(player.random.choice(["sweep_stale_leases", "tick"]))
 
 

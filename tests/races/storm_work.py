@@ -13,7 +13,7 @@ BACKOFF = {"kind": "fixed", "base_seconds": 0.01, "jitter": 0}
 LEASES = ("20 ms", "300 ms")
 LIVE = {"queued", "failed", "running"}
 ENDED = {"succeeded", "dead", "cancelled"}
-# A job that waited for others starts, by the call that makes it possible or by upkeep.
+# A job that waited for others starts, by the call that makes it possible or by maintenance.
 OPENED = ("blocked", "queued")
 ENQUEUED = {
     OPENED,

@@ -48,7 +48,7 @@ def test_claim_passes_over_what_an_open_claim_holds(
 def test_claim_that_is_rolled_back_leaves_the_jobs_to_others(
     a: Session, b: Session, db: psycopg.Connection[Any], queues: list[str]
 ) -> None:
-    """A claims all and stays open; B finds none; A rolls back; B claims them, unburnt."""
+    """A claims all, stays open; B finds none; A rolls back; B claims them, no attempt used."""
     enqueue(a, 6, queues)
 
     with a.transaction() as transaction:

@@ -223,7 +223,7 @@ def test_batches_in_random_order_never_deadlock(
 
 
 @pytest.mark.slow
-def test_upkeep_among_claims_and_finishes_never_deadlocks(
+def test_maintenance_among_claims_and_finishes_never_deadlocks(
     connect: Callable[..., psycopg.Connection[Any]], db: psycopg.Connection[Any]
 ) -> None:
     """Eight sessions delete old jobs, sweep, look after partitions, claim and finish."""

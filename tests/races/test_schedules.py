@@ -20,9 +20,9 @@ from support.clock import Clock
 
 SEED = 20260328
 # What tick() does in one transaction; between the two there is room for others.
-TICK_AND_RECHECK = """
-    with ticked as materialized (select rota._fire_schedules(1000) as fired)
-    select t.fired, rota._do_checks(1000) is null as is_null from ticked as t
+TICK_AND_CHECKS = """
+    with ticked as materialized (select rota._enqueue_due_schedules(1000) as enqueued)
+    select t.enqueued, rota._do_checks(1000) is null as is_null from ticked as t
 """
 Connect = Callable[..., psycopg.Connection[Any]]
 
@@ -58,11 +58,11 @@ def test_any_two_operations_are_like_one_after_the_other_wherever_one_is_stopped
             "due since long, all", "schedule later", "disable",
         ),
         (
-            "_fire_schedules", "for update skip locked", "",
+            "_enqueue_due_schedules", "for update skip locked", "",
             "due since long, one", "tick", "schedule later",
         ),
         (
-            "_move_on", "and m.kind = 'after'", "and false",
+            "_advance", "and m.kind = 'after'", "and false",
             "after, due, its job retried", "tick", "finish",
         ),
         (
@@ -79,7 +79,7 @@ def test_a_guard_that_is_missing_is_found(
     mutate(connect(), function, old, new)
     instrument(connect())
 
-    operations = {**SCHEDULES.operations, "tick and recheck": TICK_AND_RECHECK}
+    operations = {**SCHEDULES.operations, "tick and checks": TICK_AND_CHECKS}
     with closing(Bench(connect, replace(SCHEDULES, operations=operations))) as bench:
         runs = list(bench.play_pair(state, first, second))
 
@@ -87,7 +87,7 @@ def test_a_guard_that_is_missing_is_found(
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
-def test_a_recheck_waits_for_the_open_end_of_the_job_that_a_schedule_follows(
+def test_a_check_waits_for_the_open_end_of_the_job_that_a_schedule_follows(
     a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock, is_guarded: bool
 ) -> None:
     """A ends the job and stays open; B ticks, and then looks at the note of that; A commits."""
@@ -101,7 +101,7 @@ def test_a_recheck_waits_for_the_open_end_of_the_job_that_a_schedule_follows(
 
     with a.transaction():
         a.fetch("select rota.finish_job(j.id, j.lease_token) from rota.jobs as j")
-        b.fetch("select rota._fire_schedules(1000)")
+        b.fetch("select rota._enqueue_due_schedules(1000)")
         b.fetch("select rota._do_checks(1000)")
     clock.advance("1 second")
     b.fetch("select rota._do_checks(1000)")
@@ -140,14 +140,14 @@ def test_a_deploy_of_eight_puts_one_schedule_in(
 def test_schedule_job_waits_for_nobody_when_all_is_as_it_says(
     a: Session, b: Session, clock: Clock
 ) -> None:
-    """A fires the schedule and stays open; B says again what is so."""
+    """A enqueues for the schedule and stays open; B says again what is so."""
     clock.set("2026-03-01 12:00:00+00")
     same = call("schedule_job", name="s", schedule="0 * * * *", job_type="x")
     a.fetch(*same)
     clock.advance("1 hour")
 
     with a.transaction():
-        a.fetch("select rota._fire_schedules(10)")
+        a.fetch("select rota._enqueue_due_schedules(10)")
         answer = b.start(*same).result(timeout=5)
 
     assert answer[0][0] == "unchanged"
@@ -156,16 +156,16 @@ def test_schedule_job_waits_for_nobody_when_all_is_as_it_says(
 def test_a_tick_that_stays_open_keeps_nothing_from_others(
     a: Session, b: Session, clock: Clock
 ) -> None:
-    """A fires one schedule and stays open; B fires the others, then that one too."""
+    """A enqueues for one schedule and stays open; B for the others, then that one too."""
     clock.set("2026-03-01 12:00:00+00")
     for name in "sat":
         a.fetch(*call("schedule_job", name=name, schedule="0 * * * *", job_type="x"))
     clock.advance("1 hour")
 
     a.fetch("begin")
-    assert a.fetch("select rota._fire_schedules(1)") == [(1,)]
-    meanwhile = b.start("select rota._fire_schedules(1000)").result(timeout=5)
+    assert a.fetch("select rota._enqueue_due_schedules(1)") == [(1,)]
+    meanwhile = b.start("select rota._enqueue_due_schedules(1000)").result(timeout=5)
     a.fetch("rollback")
 
     assert meanwhile == [(2,)]
-    assert b.fetch("select rota._fire_schedules(1000)") == [(1,)]
+    assert b.fetch("select rota._enqueue_due_schedules(1000)") == [(1,)]

@@ -18,14 +18,14 @@ MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
         "",
     ),
     "schedules that nobody holds": (
-        [("_fire_schedules", LOCK, ""), ("_fire_one_by_one", LOCK, "")],
+        [("_enqueue_due_schedules", LOCK, ""), ("_enqueue_one_by_one", LOCK, "")],
         "",
     ),
     "a planned time that is not unique": (
         [
-            ("_fire_schedules", LOCK, ""),
-            ("_fire_one_by_one", LOCK, ""),
-            ("_fire", "on conflict do nothing", ""),
+            ("_enqueue_due_schedules", LOCK, ""),
+            ("_enqueue_one_by_one", LOCK, ""),
+            ("_enqueue_due", "on conflict do nothing", ""),
         ],
         "alter table rota.occurrences drop constraint occurrences_pkey",
     ),
@@ -45,7 +45,7 @@ FORGET = "drop schema rota_test cascade; " + "; ".join(
 
 
 @pytest.mark.slow
-def test_tickers_fire_what_the_rules_say_and_nothing_twice(dsn: str) -> None:
+def test_tickers_enqueue_what_the_rules_say_and_nothing_twice(dsn: str) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)  # noqa: T201
 
@@ -53,7 +53,7 @@ def test_tickers_fire_what_the_rules_say_and_nothing_twice(dsn: str) -> None:
 
     assert problems[:3] == []
     assert counts["duplicates"] == counts["missing"] == 0
-    assert counts["fired"] > 5_000
+    assert counts["enqueued"] > 5_000
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def claimed(session: Session) -> list[Any]:
 
 
 def ids(session: Session) -> list[int]:
-    """Do what is left for upkeep, and what was deferred, and claim."""
+    """Do what is left for maintenance, and what was deferred, and claim."""
     deadline = time.monotonic() + 10
     while session.fetch("select exists (select from rota.pending_checks)") == [(True,)]:
         assert time.monotonic() < deadline, session.fetch(
@@ -135,7 +135,7 @@ def test_a_transaction_that_enqueues_and_claims_leaves_its_job_to_others(
 def test_a_child_comes_in_without_waiting_for_its_parent_that_ends(
     a: Session, b: Session, is_committed: bool
 ) -> None:
-    """A finishes the parent and stays open; B enqueues a child; upkeep looks; A ends."""
+    """A finishes the parent and stays open; B enqueues a child; maintenance looks; A ends."""
     parent = enqueue(a)
     (job,) = claimed(a)
     with a.transaction() as transaction:
@@ -154,7 +154,7 @@ def test_a_child_comes_in_without_waiting_for_its_parent_that_ends(
 def test_a_last_job_starts_once_when_all_parts_end_together(
     session: Callable[[], Session], a: Session
 ) -> None:
-    """Each of 5 sessions finishes a part and stays open; all commit; upkeep looks."""
+    """Each of 5 sessions finishes a part and stays open; all commit; maintenance looks."""
     parts = [enqueue(a) for _ in range(5)]
     last = enqueue(a, depends_on=parts)
     jobs = claimed(a)
@@ -268,7 +268,7 @@ def test_a_part_found_by_its_key_that_ends_before_the_commit(
 def test_two_producers_of_a_new_key_do_not_wait(
     a: Session, b: Session, is_committed: bool
 ) -> None:
-    """A enqueues the first job of a key and stays open; B the second; upkeep looks; A ends."""
+    """A enqueues a key's first job and stays open; B the second; maintenance looks; A ends."""
     with a.transaction() as transaction:
         first = enqueue(a, ordering_key="k")
         second = enqueue(b, ordering_key="k")
@@ -289,7 +289,7 @@ def test_a_producer_of_many_keys_holds_up_no_other_key(a: Session, b: Session) -
         assert [job[0] for job in claimed(b)] == others
 
 
-def test_a_producer_and_upkeep_make_no_two_heads(a: Session, b: Session) -> None:
+def test_a_producer_and_maintenance_make_no_two_heads(a: Session, b: Session) -> None:
     """A opens a line by a tick and stays open; B enqueues a job of the key; A commits."""
     enqueue(a, ordering_key="k")
     (head,) = claimed(a)
@@ -332,7 +332,7 @@ def test_an_open_claim_keeps_only_the_jobs_that_it_took(a: Session, b: Session) 
 
 
 def test_an_open_resume_and_a_job_that_comes_in(a: Session, b: Session) -> None:
-    """A resumes a halted key and stays open; B enqueues; upkeep looks; A commits."""
+    """A resumes a halted key and stays open; B enqueues; maintenance looks; A commits."""
     enqueue(a, ordering_key="k")
     (job,) = claimed(a)
     a.fetch(*call("fail_job", job_id=job[0], lease_token=job[1], error="x", fatal=True))
@@ -461,7 +461,15 @@ class Player:
         self.failed: Counter[str] = Counter()
 
     def play(self, until: float) -> None:
-        steps = [self.ask, self.ask, self.fan, self.work, self.work, self.work, self.upkeep]
+        steps = [
+            self.ask,
+            self.ask,
+            self.fan,
+            self.work,
+            self.work,
+            self.work,
+            self.maintenance,
+        ]
         while time.monotonic() < until:
             step = self.random.choice(steps)
             try:
@@ -533,7 +541,7 @@ class Player:
                 if error.sqlstate not in ("RT002", "RT003"):
                     raise
 
-    def upkeep(self) -> None:
+    def maintenance(self) -> None:
         self.connection.execute(*call(self.random.choice(["sweep_stale_leases", "tick"])))
 
 

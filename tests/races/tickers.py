@@ -58,10 +58,10 @@ insert into rota_test.clock values (%s, '0');
 WOBBLY = now_is("(select c.stopped_at + c.wobble * (random() - 0.5) from rota_test.clock as c)")
 # How one ticks; the sizes are small so that nobody does all of it.
 WAYS = {
-    "select rota._fire_schedules(1000)": 6,
-    "select rota._fire_schedules(7)": 6,
-    "select rota._fire_one_by_one(rota.now(), 5)": 3,
-    "select t.jobs_fired from rota.tick() as t": 3,
+    "select rota._enqueue_due_schedules(1000)": 6,
+    "select rota._enqueue_due_schedules(7)": 6,
+    "select rota._enqueue_one_by_one(rota.now(), 5)": 3,
+    "select t.jobs_enqueued from rota.tick() as t": 3,
 }
 
 
@@ -217,7 +217,7 @@ class Game:
             pipe.send(True)
         for pipe, _ in self._tickers:
             self.problems += pipe.recv()
-        self._note_fires()
+        self._note_occurrences()
         self._work()
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class Game:
             pipe.close()
         self.db.close()
 
-    def _note_fires(self) -> None:
+    def _note_occurrences(self) -> None:
         for row in self.db.execute("select definition, scheduled_for from rota.occurrences"):
             rounds = self.schedules[row.definition].rounds
             rounds.setdefault(row.scheduled_for, self.round)
@@ -319,12 +319,12 @@ def check(game: Game) -> tuple[list[str], Counter[str]]:
     ).fetchall()
     made = Counter((job.definition, job.scheduled_for) for job in jobs)
     counts["duplicates"] = sum(count - 1 for count in made.values())
-    fired = {
+    enqueued = {
         (f.definition, f.scheduled_for, f.job_id)
         for f in chain(*occurrences.values())
         if f.job_id
     }
-    for wrong in fired ^ {(job.definition, job.scheduled_for, job.id) for job in jobs}:
+    for wrong in enqueued ^ {(job.definition, job.scheduled_for, job.id) for job in jobs}:
         problems.append(f"{wrong[0]}: {wrong[1]}: the job and the row of occurrences disagree")
     ended = {job.id: job.finished_at for job in jobs}
     lists: dict[tuple[str, str], Planned] = {}
@@ -347,9 +347,9 @@ def check_times(
     window = each.window or (timedelta(minutes=1) if each.catch_up == "skip" else None)
     first, last_job, begin = planned.next(each.created_at), None, 0
     while begin < len(occurrences):
-        due = occurrences[begin].fired_at
+        due = occurrences[begin].recorded_at
         end = begin
-        while end < len(occurrences) and occurrences[end].fired_at == due:
+        while end < len(occurrences) and occurrences[end].recorded_at == due:
             end += 1
         wanted = planned.newest(first, due, each.count if each.catch_up == "all" else 1)
         counts["planned"] += len(planned.newest(first, due, 10**7))
@@ -359,7 +359,7 @@ def check_times(
         is_live = last_job is not None and each.ends.get(last_job, in_round) >= in_round
         for number, at in enumerate(wanted):
             is_skipped = each.overlap == "skip" and (is_live or number > 0)
-            outcomes[at] = "skipped" if is_skipped else "fired"
+            outcomes[at] = "skipped" if is_skipped else "enqueued"
         found = {
             occurrence.scheduled_for: occurrence.outcome
             for occurrence in occurrences[begin:end]
@@ -440,7 +440,7 @@ def main() -> int:
     print(
         f"{arguments.processes} tickers, {len(make_schedules())} schedules, {counts['rounds']}"
         f" rounds, {time.monotonic() - began:.0f} s; stops of {', '.join(STOPS)}\n"
-        f"{counts['planned']} planned times passed: {counts['fired']} fired,"
+        f"{counts['planned']} planned times passed: {counts['enqueued']} enqueued,"
         f" {counts['skipped']} skipped, {counts['missed']} rows for those missed\n"
         f"{counts['under all']} due under all; {counts['duplicates']} duplicates,"
         f" {counts['missing']} missing, {len(problems)} differences"

@@ -216,8 +216,8 @@ WORLD = Game(
     OPERATIONS,
     STATES,
     settle=SETTLE,
-    seams=("recheck",),
-    parts={"recheck": _CHECK},
+    seams=("checks",),
+    parts={"checks": _CHECK},
     loose=LOOSE,
     outside=frozenset({"tick alone", "tick loop"}),
     # Who looked where, and when; what follows from it is seen in the jobs.

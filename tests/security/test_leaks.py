@@ -81,7 +81,7 @@ def test_errors_are_ours_and_never_of_a_constraint(loud: Db, secrets: dict[str, 
     } == {}
 
 
-def test_what_upkeep_cannot_do_is_told_without_the_job(
+def test_what_maintenance_cannot_do_is_told_without_the_job(
     loud: Db, db: Db, secrets: dict[str, Any], log: ServerLog
 ) -> None:
     """The warnings of tick() hold a message, and never its detail."""

@@ -12,7 +12,7 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  ├ IsolationLevelError     RT009  claim_jobs() needs READ COMMITTED
  ├ EffectInProgressError   RT010  another running job has recorded the effect
  ├ EffectNotHeldError      RT011  this job has no open record of the effect
- ├ KeyNotStuckError        RT012  the ordering key does not wait for a dead job
+ ├ KeyNotHaltedError        RT012  the ordering key does not wait for a dead job
  ├ JobNotBlockedError      RT013  the job can wait for no more jobs
  ├ RunInProgressError      RT014  the run of the pipeline is under way
  ├ NoDatabaseNumberError   RT015  the database has no number
@@ -103,7 +103,7 @@ class EffectNotHeldError(RotaError):
     sqlstate = "RT011"
 
 
-class KeyNotStuckError(RotaError):
+class KeyNotHaltedError(RotaError):
     """The ordering key does not wait for a dead job."""
 
     sqlstate = "RT012"
@@ -175,7 +175,7 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         IsolationLevelError,
         EffectInProgressError,
         EffectNotHeldError,
-        KeyNotStuckError,
+        KeyNotHaltedError,
         JobNotBlockedError,
         RunInProgressError,
         NoDatabaseNumberError,

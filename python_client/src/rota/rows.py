@@ -203,7 +203,7 @@ class TickReport:
     now: tick again at once.
     """
 
-    jobs_fired: int | None
+    jobs_enqueued: int | None
     jobs_swept: int | None
     jobs_expired: int | None
     checks_done: int | None

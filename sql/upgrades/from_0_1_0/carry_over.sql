@@ -61,8 +61,9 @@ begin
         d.disabled_by, d.last_error, d.anchored_at, d.next_run_at, d.last_run_at,
         d.last_job_id, d.created_at, d.updated_at
     from rota_0_1_0.job_definitions as d;
-    insert into rota.occurrences (definition, scheduled_for, outcome, job_id, fired_at)
-    select f.definition, f.scheduled_for, f.outcome, f.job_id, f.fired_at
+    insert into rota.occurrences (definition, scheduled_for, outcome, job_id, recorded_at)
+    select f.definition, f.scheduled_for,
+        case f.outcome when 'fired' then 'enqueued' else f.outcome end, f.job_id, f.fired_at
     from rota_0_1_0.fires as f;
     insert into rota.effects (scope, key, job_id, lease_token, recorded_at, completed_at,
         expires_at, result)

@@ -32,7 +32,7 @@ def run(server: BenchServer, rounds: int, is_quick: bool) -> Iterator[Figure]:
             crews = [stack.enter_context(Sleepers(dsn, each)) for _ in range(PROCESSES)]
             for crew in crews:
                 crew.wait()
-            time.sleep(75.0 if not is_quick else 5.0)  # the pace of the upkeep calms down
+            time.sleep(75.0 if not is_quick else 5.0)  # maintenance comes less often
             for _ in range(min(rounds, 3)):
                 began = (server.cpu(), one(db, XMAX), wal_position(db))
                 time.sleep(seconds)

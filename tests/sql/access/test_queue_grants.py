@@ -297,7 +297,7 @@ def test_a_confined_producer_starts_pipelines_in_its_queues_only(db, role, sessi
         value(producer, "start_pipeline", pipeline="b")
 
 
-def test_the_upkeep_of_a_confined_worker_is_for_all_queues(db, clock, role, session):
+def test_the_maintenance_of_a_confined_worker_is_for_all_queues(db, clock, role, session):
     clock.set("2026-01-01 00:00+00")
     job = running(db, queue="b", lease="1 minute")
     worker = session(confined(db, role, "a"))

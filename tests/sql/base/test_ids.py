@@ -90,7 +90,7 @@ def test_the_first_id_of_a_new_timeline_comes_after_a_leap(connect, db, number, 
 
 
 @pytest.mark.own_session
-def test_a_fired_schedule_leaps_too(connect, db, clock):
+def test_a_schedule_leaps_too(connect, db, clock):
     clock.set("2026-01-12 09:00+00")
     before = enqueue(db)
     call(db, "schedule_job", name="s", schedule="every 1 minute", job_type="x")

@@ -99,7 +99,7 @@ def test_retry_job_takes_a_running_job_away_only_by_force(db, clock):
 
 
 @pytest.mark.parametrize("status", ["succeeded", "dead", "cancelled"])
-def test_retry_job_revives_an_ended_job_with_all_its_attempts(db, clock, status):
+def test_retry_job_restores_an_ended_job_with_all_its_attempts(db, clock, status):
     clock.set("2026-01-01 00:00+00")
     job = running(db, payload={"a": 1}, priority=4, max_attempts=2, idempotency_key="k")
     if status == "succeeded":

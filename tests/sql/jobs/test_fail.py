@@ -187,7 +187,7 @@ def test_fail_job_takes_an_empty_error(db):
     assert one(db, "fail_job", **owner(running(db)), error="").status == "failed"
 
 
-def test_snooze_job_burns_no_attempt(db, clock):
+def test_snooze_job_uses_no_attempt(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     job = running(db, max_attempts=1)
 
@@ -233,7 +233,7 @@ def test_snooze_job_refuses_null_and_unknown_jobs(db):
         value(db, "snooze_job", job_id=1, lease_token=1, delay="0")
 
 
-def test_release_jobs_gives_back_at_once_and_unburnt(db, clock):
+def test_release_jobs_gives_back_at_once_without_an_attempt(db, clock):
     early = clock.set("2026-01-01 00:00+00")
     jobs = [running(db, max_attempts=1) for _ in range(3)]
     clock.advance("10 s")

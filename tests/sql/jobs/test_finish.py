@@ -204,13 +204,13 @@ def lose_by_another_that_finished(db, clock, job):
     succeed(db, claim(db)[0])
 
 
-def lose_by_revival(db, clock, job):
+def lose_by_retry(db, clock, job):
     succeed(db, job)
     value(db, "retry_job", job_id=job.job_id)
 
 
-def lose_by_revival_and_claim(db, clock, job):
-    lose_by_revival(db, clock, job)
+def lose_by_retry_and_claim(db, clock, job):
+    lose_by_retry(db, clock, job)
     assert len(claim(db)) == 1
 
 
@@ -225,8 +225,8 @@ LOSSES = {
     "force": lambda db, clock, job: value(db, "retry_job", job_id=job.job_id, force=True),
     "force_and_cancel": lose_by_force_and_cancel,
     "another_finished": lose_by_another_that_finished,
-    "revival": lose_by_revival,
-    "revival_and_claim": lose_by_revival_and_claim,
+    "retry": lose_by_retry,
+    "retry_and_claim": lose_by_retry_and_claim,
 }
 
 

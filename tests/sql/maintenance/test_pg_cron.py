@@ -397,26 +397,26 @@ def last(condition: Callable[[], Any], what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("before", [0, pytest.param(65, marks=pytest.mark.long)])
-def test_start_ticker_fires_by_the_second_also_after_a_crash(
+def test_start_ticker_enqueues_by_the_second_also_after_a_crash(
     cron_server: EmbeddedPostgres, before: int
 ) -> None:
-    """So many ticks; then the server is killed; at the next minute it fires again."""
+    """So many ticks; then the server is killed; at the next minute it ticks again."""
     with psycopg.connect(cron_server.url("shop"), autocommit=True) as shop:
         value(shop, "start_ticker")
         call(
             shop, "schedule_job", name="pulse", schedule="* * * * * *", job_type="beat",
             catch_up="all", catch_up_max=1000,
         )  # fmt: skip
-        assert_fires_by_the_second(shop, before)
+        assert_enqueues_by_the_second(shop, before)
         shop.close()
 
     crash(cron_server)
     with psycopg.connect(cron_server.url("shop"), autocommit=True) as shop:
-        assert_fires_by_the_second(shop, 8)
+        assert_enqueues_by_the_second(shop, 8)
         by = scalar(shop, "select last_tick_by from rota.ticker_health")
         stopped = value(shop, "stop_ticker")
         entries = rows(shop, "select * from cron.job")
-        # The loop in hand would go on to the end of its minute.
+        # The running loop would go on to the end of its minute.
         loop = "from pg_stat_activity where query like 'call rota.tick_loop%'"
         shop.execute(f"select pg_terminate_backend(pid) {loop}")
         last(lambda: not shop.execute(f"select {loop}").rowcount, "the end of the loop")
@@ -433,15 +433,15 @@ def test_start_ticker_fires_by_the_second_also_after_a_crash(
     assert (stopped, entries) == (True, [])
 
 
-def assert_fires_by_the_second(shop: Db, seconds: int) -> None:
-    """Wait for that many ticks that fire; each comes a second after the one before."""
+def assert_enqueues_by_the_second(shop: Db, seconds: int) -> None:
+    """Wait for that many ticks that enqueue; each comes a second after the one before."""
     since = scalar(shop, "select now()")
     ticks = (
-        "select distinct on (xmin::text) fired_at from rota.occurrences"
-        " where outcome = 'fired' and fired_at > %s"
+        "select distinct on (xmin::text) recorded_at from rota.occurrences"
+        " where outcome = 'enqueued' and recorded_at > %s"
     )
-    last(lambda: len(rows(shop, ticks, since)) >= seconds, f"{seconds} seconds of fires")
-    at = sorted(tick.fired_at for tick in rows(shop, ticks, since))
+    last(lambda: len(rows(shop, ticks, since)) >= seconds, f"{seconds} seconds of occurrences")
+    at = sorted(tick.recorded_at for tick in rows(shop, ticks, since))
     gaps = sorted((after - before).total_seconds() for before, after in pairwise(at))
     if gaps:
         assert gaps[len(gaps) // 2] == pytest.approx(1, abs=0.1)

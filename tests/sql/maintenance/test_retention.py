@@ -382,7 +382,7 @@ EXPIRED = {
         ) as t (at)
         """,
     "occurrences": """
-        insert into rota.occurrences (definition, scheduled_for, outcome, fired_at)
+        insert into rota.occurrences (definition, scheduled_for, outcome, recorded_at)
         select 's', t.at, 'missed', t.at
         from generate_series(1, %s) as n
         cross join lateral (

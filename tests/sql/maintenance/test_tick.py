@@ -192,7 +192,7 @@ def hang(db: Db) -> None:
     db.execute("begin; select * from rota.tick()")
 
 
-def test_tick_returns_at_once_while_another_is_in_hand(db, connect, clock):
+def test_tick_returns_at_once_while_another_runs(db, connect, clock):
     """A records a tick, begins another one and holds the lock; B ticks."""
     clock.set("2031-03-01 12:00+00")
     one(db, "tick")
@@ -247,7 +247,7 @@ def test_tick_in_a_transaction_takes_no_lock(db, connect, clock):
 
 PARTS = {
     "jobs_swept": "sweep_stale_leases(integer)",
-    "jobs_fired": "_fire_schedules(integer)",
+    "jobs_enqueued": "_enqueue_due_schedules(integer)",
     "checks_done": "_do_checks(integer)",
     "jobs_deleted": "_retain(boolean, boolean)",
 }
@@ -274,8 +274,8 @@ def test_tick_does_the_rest_when_one_part_fails(db, clock, broken):
 
 def test_tick_can_be_cancelled(db):
     db.execute(
-        "create or replace function rota._fire_schedules(max_jobs integer) returns integer"
-        " language plpgsql as $$ begin perform pg_sleep(60); return 0; end $$"
+        "create or replace function rota._enqueue_due_schedules(max_jobs integer)"
+        " returns integer language plpgsql as $$ begin perform pg_sleep(60); return 0; end $$"
     )
     db.execute("set statement_timeout = '200ms'")
 
@@ -300,7 +300,7 @@ def test_tick_sweeps_under_every_isolation_level(db, clock, level):
 
 
 def add_definition(db: Db, name: str, delay: str) -> None:
-    """Add a schedule that should have fired so long ago."""
+    """Add a schedule that should have enqueued so long ago."""
     db.execute(
         "insert into rota.job_definitions (name, job_type, queue, payload, schedule,"
         " time_zone, priority, catch_up, catch_up_max, overlap, jitter, anchored_at,"
@@ -311,9 +311,9 @@ def add_definition(db: Db, name: str, delay: str) -> None:
 
 
 def note_ticks(db: Db, answer: str = "0") -> None:
-    """Let each tick do its parts and note its transaction; *answer* is what it fired.
+    """Let each tick do its parts and note its transaction; *answer* is what it enqueued.
 
-    There is a schedule that stays due, so that there is more where it fired its bound.
+    There is a schedule that stays due, so that there is more where it enqueued its bound.
     """
     add_definition(db, "due", "1 s")
     db.execute(
@@ -328,7 +328,7 @@ def note_ticks(db: Db, answer: str = "0") -> None:
         create or replace function rota._has_maintenance() returns boolean
             language sql
         as 'select true';
-        create or replace function rota._fire_schedules(max_jobs integer) returns integer
+        create or replace function rota._enqueue_due_schedules(max_jobs integer) returns integer
             language plpgsql security definer
         as $$
         begin
@@ -440,7 +440,7 @@ def test_tick_loop_refuses_what_it_cannot_do(db, name, bad):
         db.execute(f"call rota.tick_loop({name} => %s)", (bad,))
 
 
-def test_ticker_health_counts_the_schedules_that_nobody_fired(db, clock):
+def test_ticker_health_counts_the_schedules_that_no_tick_has_dealt_with(db, clock):
     now = clock.set("2031-03-01 12:00+00")
     for name, delay in [("late", "10 minutes"), ("just now", "59 s"), ("later", "-1 s")]:
         add_definition(db, name, delay)

@@ -1,4 +1,4 @@
-"""Who sleeps, who is rung, and what it costs where nobody does."""
+"""Which workers are idle, which are notified, and what it costs where none is idle."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Sleeper:
         self._heard.clear()
         return sorted(found)
 
-    def rung(self) -> list[str]:
+    def notified(self) -> list[str]:
         return [queue for queue in self.heard() if queue != ANY]
 
 
@@ -117,7 +117,7 @@ def look(db: Db, *queues: str, **arguments: Any) -> float:
 
 def numbers(sleepers: list[Sleeper]) -> list[int]:
     """Return which of them were notified."""
-    return [number for number, sleeper in enumerate(sleepers) if sleeper.rung()]
+    return [number for number, sleeper in enumerate(sleepers) if sleeper.notified()]
 
 
 def test_wait_for_jobs_gives_the_lowest_free_slot_of_each_queue(db, connect):
@@ -338,7 +338,7 @@ def test_a_tick_is_recorded_soon_after_something_happened(db, clock):
     assert scalar(db, "select lag from rota.ticker_health").total_seconds() == 0
 
 
-def test_enqueue_rings_one_of_those_who_sleep(db, connect):
+def test_enqueue_notifies_one_idle_worker(db, connect):
     sleepers = [Sleeper(connect()) for _ in range(3)]
     other = Sleeper(connect(), "other")
 
@@ -355,10 +355,10 @@ def test_enqueue_rings_at_the_commit_and_once_for_a_transaction(db, connect):
     for _ in range(10):
         enqueue(writer)
 
-    early = sleeper.rung()
+    early = sleeper.notified()
     writer.commit()
 
-    assert (early, sleeper.rung()) == ([], ["default"])
+    assert (early, sleeper.notified()) == ([], ["default"])
 
 
 def test_enqueue_rings_nobody_where_nobody_sleeps(db, connect):
@@ -386,7 +386,7 @@ def test_enqueue_leaves_no_lock_behind(db, connect):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "is_rung"),
+    ("arguments", "is_notified"),
     [
         ({"delay": "1 minute"}, False),
         ({"run_at": "2126-01-01"}, False),
@@ -397,12 +397,12 @@ def test_enqueue_leaves_no_lock_behind(db, connect):
         ({"limit_key": "k"}, True),
     ],
 )
-def test_enqueue_rings_for_what_is_due(db, connect, arguments, is_rung):
+def test_enqueue_rings_for_what_is_due(db, connect, arguments, is_notified):
     sleeper = Sleeper(connect())
 
     enqueue(db, **arguments)
 
-    assert bool(sleeper.rung()) is is_rung
+    assert bool(sleeper.notified()) is is_notified
 
 
 def test_enqueue_many_rings_as_many_as_there_are_due_jobs(db, connect):
@@ -475,7 +475,7 @@ def test_a_sleeper_that_dies_is_not_rung(db, connect):
 
     enqueue(db)
 
-    assert sleepers[1].rung() == ["default"]
+    assert sleepers[1].notified() == ["default"]
 
 
 def test_wait_for_jobs_notifies_the_next_slot_of_a_job_of_another_type(db, connect):
@@ -529,7 +529,7 @@ def test_wait_for_jobs_passes_on_only_what_is_due_here(db, connect, arguments, i
 
     sleepers[0].wait()
 
-    assert bool(sleepers[1].rung()) is is_passed_on
+    assert bool(sleepers[1].notified()) is is_passed_on
 
 
 def test_what_is_due_soon_rings_one_however_many_jobs_it_is(db, connect):
@@ -558,7 +558,7 @@ RINGING = {
     "release": "select from rota.release_jobs('{{{running}}}', '{{{token}}}')",
     "snooze": "select rota.snooze_job({running}, {token}, '0')",
     "run a schedule": "select rota.run_schedule_now('s')",
-    "fire": "update rota.job_definitions set next_run_at = '2020-01-01'; select rota.tick()",
+    "tick": "update rota.job_definitions set next_run_at = '2020-01-01'; select rota.tick()",
 }
 
 
@@ -580,7 +580,7 @@ def test_whatever_makes_a_job_due_rings(db, connect, what):
         )
     )
 
-    assert sleeper.rung() == ["default"]
+    assert sleeper.notified() == ["default"]
 
 
 def test_the_end_of_a_job_rings_for_the_next_of_its_key(db, connect):
@@ -591,8 +591,8 @@ def test_the_end_of_a_job_rings_for_the_next_of_its_key(db, connect):
 
     call(db, "finish_job", **owner(job))
 
-    assert near.rung() == []
-    assert far.rung() == ["far"]
+    assert near.notified() == []
+    assert far.notified() == ["far"]
 
 
 def test_the_end_of_a_job_rings_for_those_that_wait_for_it(db, connect):
@@ -603,7 +603,7 @@ def test_the_end_of_a_job_rings_for_those_that_wait_for_it(db, connect):
 
     call(db, "finish_jobs", **owners(job))
 
-    assert sleeper.rung() == ["far"]
+    assert sleeper.notified() == ["far"]
 
 
 def test_the_end_of_a_stage_rings_for_the_next(db, connect):
@@ -611,12 +611,12 @@ def test_the_end_of_a_stage_rings_for_the_next(db, connect):
     call(db, "define_pipeline", pipeline="p", stages=psycopg.types.json.Jsonb(stages))
     sleeper = Sleeper(connect(), "n", "f")
     call(db, "start_pipeline", pipeline="p")
-    begun = sleeper.rung()
+    begun = sleeper.notified()
     (job,) = claim(db, queues=["n"])
 
     call(db, "finish_job", **owner(job))
 
-    assert (begun, sleeper.rung()) == (["n"], ["f"])
+    assert (begun, sleeper.notified()) == (["n"], ["f"])
 
 
 def test_a_rerun_rings_when_the_job_before_it_has_ended(db, connect):
@@ -627,7 +627,7 @@ def test_a_rerun_rings_when_the_job_before_it_has_ended(db, connect):
 
     call(db, "finish_job", **owner(job))
 
-    assert sleeper.rung() == ["default"]
+    assert sleeper.notified() == ["default"]
 
 
 def test_a_place_under_a_limit_rings(db, connect):
@@ -639,7 +639,7 @@ def test_a_place_under_a_limit_rings(db, connect):
 
     call(db, "finish_job", **owner(job))
 
-    assert sleeper.rung() == ["default"]
+    assert sleeper.notified() == ["default"]
 
 
 def test_enqueue_says_nothing_where_wakeups_are_off(db, connect):
@@ -812,10 +812,10 @@ def test_enqueue_commits_though_somebody_has_filled_the_queue_of_messages(admin,
         sleeper = Sleeper(sleeping)
 
         enqueue(db)
-        heard = sleeper.rung()
+        heard = sleeper.notified()
         fill(filler, 0.5)
         enqueue(db)
-        quiet = sleeper.rung()
+        quiet = sleeper.notified()
         with pytest.raises(psycopg.errors.ProgramLimitExceeded):
             fill(filler, 2.0)
         enqueue(db)
@@ -837,6 +837,6 @@ def test_claim_that_turned_many_away_has_somebody_look_again(db, connect):
     sleeper.heard()
 
     assert claim(db) == []
-    assert sleeper.rung() == ["default"]
+    assert sleeper.notified() == ["default"]
     assert [job.job_id for job in claim(db)] == [other]
-    assert sleeper.rung() == []
+    assert sleeper.notified() == []

@@ -64,7 +64,7 @@ CASES = {
     ),
     "a planned time": (
         planned,
-        "update rota.occurrences set job_id = %s + 1 where outcome = 'fired'",
+        "update rota.occurrences set job_id = %s + 1 where outcome = 'enqueued'",
     ),
     "a job has at most": (enqueue, "update rota.jobs set attempts = 99 where id = %s"),
     "the lease tokens": (

@@ -195,7 +195,7 @@ def test_schedule_job_keeps_the_next_time_when_the_payload_changes(noon, clock):
     assert definition(noon).anchored_at == at("2026-03-02 12:00")
 
 
-def test_schedule_job_fires_what_was_due_before_a_change_as_it_was(noon, clock):
+def test_schedule_job_enqueues_what_was_due_before_a_change_as_it_was(noon, clock):
     schedule(noon, payload={"v": 1})
     clock.advance("1 hour 10 minutes")
 
@@ -240,7 +240,7 @@ def test_schedule_job_after_runs_at_once_or_at_its_start(noon):
     earlier = schedule(noon, "c", "after 5 minutes", starts_at="2026-03-02 11:00+00")
     assert earlier.next_run_at == at("2026-03-02 12:00")
 
-    assert one(noon, "tick").jobs_fired == 2
+    assert one(noon, "tick").jobs_enqueued == 2
 
 
 def test_schedule_job_plans_after_anew_from_the_end_of_the_last_job(noon, clock):
@@ -280,7 +280,7 @@ def test_schedule_job_leaves_a_disabled_one_disabled(noon, clock):
 
     assert answer == ("changed", None)
     assert definition(noon).disabled_by == noon.info.user
-    assert one(noon, "tick").jobs_fired == 0
+    assert one(noon, "tick").jobs_enqueued == 0
 
 
 def test_schedule_job_enables_what_an_error_has_disabled(noon, clock):
@@ -297,7 +297,7 @@ def test_schedule_job_enables_what_an_error_has_disabled(noon, clock):
     assert (found.is_enabled, found.disabled_at, found.last_error) == (True, None, None)
 
 
-def test_schedule_job_mends_what_cannot_be_fired_before_its_change(noon, clock):
+def test_schedule_job_mends_what_cannot_be_enqueued_before_its_change(noon, clock):
     schedule(noon)
     noon.execute("update rota.job_definitions set schedule = 'no schedule'")
     clock.advance("1 hour")
@@ -389,7 +389,7 @@ def test_unschedule_job_forgets_the_definition_and_leaves_its_jobs(noon, clock):
     call(noon, "unschedule_job", name="s")
 
     clock.advance("1 hour")
-    assert one(noon, "tick").jobs_fired == 0
+    assert one(noon, "tick").jobs_enqueued == 0
     assert jobs(noon) == [at("2026-03-02 13:00")]
     finish(noon)
 
@@ -403,9 +403,9 @@ def test_a_planned_time_has_no_second_job_under_a_new_definition_of_the_name(noo
     schedule(noon)
 
     clock.advance("1 hour 30 minutes")
-    assert one(noon, "tick").jobs_fired == 0
+    assert one(noon, "tick").jobs_enqueued == 0
     clock.advance("1 hour")
-    assert one(noon, "tick").jobs_fired == 1
+    assert one(noon, "tick").jobs_enqueued == 1
 
     assert jobs(noon) == [at("2026-03-02 13:00"), at("2026-03-02 14:00")]
 
@@ -422,7 +422,7 @@ def test_disable_schedule_says_who_and_makes_no_more_jobs(noon, clock):
     clock.advance("3 hours")
     call(noon, "disable_schedule", name="s")
     assert place(noon) == before
-    assert one(noon, "tick").jobs_fired == 0
+    assert one(noon, "tick").jobs_enqueued == 0
 
 
 def test_enable_schedule_goes_on_from_now(noon, clock):
@@ -432,7 +432,7 @@ def test_enable_schedule_goes_on_from_now(noon, clock):
 
     assert value(noon, "enable_schedule", name="s") == at("2026-03-02 16:00")
 
-    assert one(noon, "tick").jobs_fired == 0
+    assert one(noon, "tick").jobs_enqueued == 0
     found = definition(noon)
     assert (found.is_enabled, found.disabled_at, found.disabled_by) == (True, None, None)
 
@@ -498,7 +498,7 @@ def test_run_schedule_now_makes_a_job_beside_the_planned_ones(noon, clock):
     assert (found.next_run_at, found.last_run_at) == (at("2026-03-02 13:00"), None)
     assert found.last_job_id == job_id
     assert rows(noon, "select * from rota.occurrences") == [
-        ("s", at("2026-03-02 12:10"), "fired", job_id, at("2026-03-02 12:10"))
+        ("s", at("2026-03-02 12:10"), "enqueued", job_id, at("2026-03-02 12:10"))
     ]
 
 
@@ -552,7 +552,7 @@ def test_run_schedule_now_puts_after_off_until_its_end(noon, clock):
 
     assert definition(noon).next_run_at is None
     clock.advance("12 minutes")
-    assert one(noon, "tick").jobs_fired == 0
+    assert one(noon, "tick").jobs_enqueued == 0
     finish(noon)
     one(noon, "tick")
     assert definition(noon).next_run_at == at("2026-03-02 12:17")

@@ -306,7 +306,7 @@ def test_upcoming_runs_are_each_the_next_of_the_one_before(read_only_db):
 @pytest.mark.parametrize(
     "until", ["2026-10-25 01:10:03", "2026-03-29 05:00", "2026-07-01 13:00"]
 )
-def test_fires_until_are_the_newest_of_all(read_only_db, schedule, until):
+def test_occurrences_until_are_the_newest_of_all(read_only_db, schedule, until):
     """Against a walk through all of them."""
     until = datetime.fromisoformat(f"{until}+00:00")
     for back in (

@@ -41,7 +41,7 @@ def occurrences(db, name="s"):
 
 def tick(db):
     """Return how many jobs a tick made."""
-    return one(db, "tick").jobs_fired
+    return one(db, "tick").jobs_enqueued
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_tick_makes_the_job_of_a_planned_time_once(noon, clock):
     found = definition(noon)
     assert (found.last_run_at, found.last_job_id) == (job.scheduled_for, job.job_id)
     assert found.next_run_at == at("2026-03-02 14:00")
-    assert occurrences(noon) == ["13:00:00 fired"]
+    assert occurrences(noon) == ["13:00:00 enqueued"]
 
 
 def test_tick_makes_no_job_before_its_time(noon, clock):
@@ -99,7 +99,7 @@ def test_tick_is_late_and_one_makes_the_newest(noon, clock):
 
     assert tick(noon) == 1
 
-    assert occurrences(noon) == ["13:00:00 missed", "16:00:00 fired"]
+    assert occurrences(noon) == ["13:00:00 missed", "16:00:00 enqueued"]
     assert jobs(noon) == [at("2026-03-02 16:00")]
     assert run(noon, nth(noon, 1)).run_at == at("2026-03-02 16:00")
     found = definition(noon)
@@ -109,7 +109,7 @@ def test_tick_is_late_and_one_makes_the_newest(noon, clock):
 
 @pytest.mark.parametrize(
     ("late", "expected"),
-    [("10 minutes", ["13:00:00 fired"]), ("10 minutes 1 s", ["13:00:00 missed"])],
+    [("10 minutes", ["13:00:00 enqueued"]), ("10 minutes 1 s", ["13:00:00 missed"])],
 )
 def test_tick_is_too_late_for_the_window_of_one(noon, clock, late, expected):
     schedule(noon, catch_up_window="10 minutes")
@@ -125,12 +125,12 @@ def test_tick_is_too_late_for_the_window_of_one(noon, clock, late, expected):
 @pytest.mark.parametrize(
     ("text", "late", "expected"),
     [
-        ("0 * * * *", "1 hour 1 minute", ["13:00:00 fired"]),
+        ("0 * * * *", "1 hour 1 minute", ["13:00:00 enqueued"]),
         ("0 * * * *", "1 hour 61 seconds", ["13:00:00 missed"]),
-        ("0 * * * *", "3 hours 5 s", ["13:00:00 missed", "15:00:00 fired"]),
+        ("0 * * * *", "3 hours 5 s", ["13:00:00 missed", "15:00:00 enqueued"]),
         ("0 * * * *", "3 hours 5 minutes", ["13:00:00 missed"]),
-        ("* * * * * *", "3 s", ["12:00:01 missed", "12:00:03 fired"]),
-        ("* * * * * *", "3 days", ["12:00:01 missed", "12:00:00 fired"]),
+        ("* * * * * *", "3 s", ["12:00:01 missed", "12:00:03 enqueued"]),
+        ("* * * * * *", "3 days", ["12:00:01 missed", "12:00:00 enqueued"]),
     ],
 )
 def test_tick_is_late_and_skip_makes_only_what_is_fresh(noon, clock, text, late, expected):
@@ -148,7 +148,7 @@ def test_tick_is_late_and_all_makes_every_one(noon, clock):
 
     assert tick(noon) == 5
 
-    assert occurrences(noon) == [f"{hour}:00:00 fired" for hour in range(13, 18)]
+    assert occurrences(noon) == [f"{hour}:00:00 enqueued" for hour in range(13, 18)]
     assert jobs(noon) == [at(f"2026-03-02 {hour}:00") for hour in range(13, 18)]
     assert definition(noon).next_run_at == at("2026-03-02 18:00")
 
@@ -162,18 +162,26 @@ def test_tick_is_late_and_all_makes_the_newest_of_its_count_and_window(noon, clo
 
     assert tick(noon) == 6
 
-    assert occurrences(noon, "count") == ["13:00:00 missed", "16:00:00 fired", "17:00:00 fired"]
+    assert occurrences(noon, "count") == [
+        "13:00:00 missed",
+        "16:00:00 enqueued",
+        "17:00:00 enqueued",
+    ]
     assert occurrences(noon, "window") == [
         "13:00:00 missed",
-        "16:00:00 fired",
-        "17:00:00 fired",
+        "16:00:00 enqueued",
+        "17:00:00 enqueued",
     ]
-    assert occurrences(noon, "both") == ["13:00:00 missed", "16:00:00 fired", "17:00:00 fired"]
+    assert occurrences(noon, "both") == [
+        "13:00:00 missed",
+        "16:00:00 enqueued",
+        "17:00:00 enqueued",
+    ]
     assert occurrences(noon, "none") == ["12:30:00 missed"]
     assert definition(noon, "none").last_run_at == at("2026-03-02 12:30")
 
 
-def test_tick_fires_nothing_beyond_the_end(noon, clock):
+def test_tick_enqueues_nothing_beyond_the_end(noon, clock):
     for catch_up in ("skip", "one", "all"):
         schedule(noon, catch_up, catch_up=catch_up, ends_at="2026-03-02 14:30+00",
                  catch_up_window="1 day")  # fmt: skip
@@ -184,16 +192,16 @@ def test_tick_fires_nothing_beyond_the_end(noon, clock):
     assert (
         occurrences(noon, "skip")
         == occurrences(noon, "one")
-        == ["13:00:00 missed", "14:00:00 fired"]
+        == ["13:00:00 missed", "14:00:00 enqueued"]
     )
-    assert occurrences(noon, "all") == ["13:00:00 fired", "14:00:00 fired"]
+    assert occurrences(noon, "all") == ["13:00:00 enqueued", "14:00:00 enqueued"]
     assert definition(noon, "all").next_run_at is None
     assert definition(noon, "all").is_enabled
     clock.advance("1 day")
     assert tick(noon) == 0
 
 
-def test_tick_fires_at_the_very_end(noon, clock):
+def test_tick_enqueues_at_the_very_end(noon, clock):
     schedule(noon, ends_at="2026-03-02 13:00+00")
     clock.advance("2 hours")
 
@@ -218,7 +226,7 @@ def test_tick_goes_by_the_clock_of_the_zone(db, clock):
     ]
 
 
-def test_tick_fires_nothing_twice_when_the_clock_goes_back(noon, clock):
+def test_tick_enqueues_nothing_twice_when_the_clock_goes_back(noon, clock):
     schedule(noon, text="every 1 second", catch_up="all")
     clock.advance("10 s")
     assert tick(noon) == 10
@@ -268,11 +276,11 @@ def test_tick_skips_where_the_last_job_is_live(noon, clock):
 
     assert tick(noon) == 1
     assert occurrences(noon) == [
-        "13:00:00 fired",
+        "13:00:00 enqueued",
         "14:00:00 skipped",
         "15:00:00 skipped",
         "16:00:00 skipped",
-        "17:00:00 fired",
+        "17:00:00 enqueued",
     ]
 
 
@@ -282,7 +290,7 @@ def test_tick_with_skip_makes_one_of_several_that_are_late(noon, clock):
 
     assert tick(noon) == 1
 
-    assert occurrences(noon) == ["13:00:00 fired", "14:00:00 skipped", "15:00:00 skipped"]
+    assert occurrences(noon) == ["13:00:00 enqueued", "14:00:00 skipped", "15:00:00 skipped"]
 
 
 def test_tick_with_queue_lets_jobs_run_one_after_the_other(noon, clock):
@@ -356,7 +364,7 @@ def test_after_is_planned_however_the_last_job_ends(noon, clock, end):
     assert definition(noon).next_run_at == ended + timedelta(minutes=10)
 
 
-def test_after_is_late_and_fires_all_the_same(noon, clock):
+def test_after_is_late_and_enqueues_all_the_same(noon, clock):
     schedule(noon, text="after 10 minutes", catch_up="skip")
     tick(noon)
     finish(noon)
@@ -379,7 +387,7 @@ def test_after_waits_for_a_job_that_was_retried(noon, clock):
 
     assert tick(noon) == 0
 
-    assert occurrences(noon) == ["12:00:00 fired", "12:10:00 skipped"]
+    assert occurrences(noon) == ["12:00:00 enqueued", "12:10:00 skipped"]
     assert definition(noon).next_run_at is None
     clock.advance("5 minutes")
     finish(noon)
@@ -433,7 +441,7 @@ def test_after_never_goes_back_with_the_clock(noon, clock):
 
 
 @pytest.mark.parametrize("fault", ["schedule = 'nonsense'", "time_zone = 'Mars/Olympus'"])
-def test_a_bad_definition_is_disabled_and_the_others_fire(noon, clock, fault):
+def test_a_bad_definition_is_disabled_and_the_others_go_on(noon, clock, fault):
     for name in ("a", "bad", "c"):
         schedule(noon, name)
     noon.execute(f"update rota.job_definitions set {fault} where name = 'bad'")
@@ -511,7 +519,7 @@ def test_bad_definitions_do_not_fill_the_tick(noon, clock):
     assert tick(noon) == 1
 
 
-def test_tick_fires_a_bounded_number_the_oldest_first(noon, clock):
+def test_tick_enqueues_a_bounded_number_the_oldest_first(noon, clock):
     noon.execute(
         "select rota.schedule_job('d' || n, 'every 1 hour', 'x',"
         " starts_at => rota.now() + n * interval '1 ms')"
@@ -519,25 +527,25 @@ def test_tick_fires_a_bounded_number_the_oldest_first(noon, clock):
     )
     clock.advance("10 minutes")
 
-    fired = [tick(noon)]
+    enqueued = [tick(noon)]
     latest = scalar(noon, "select max(scheduled_for) from rota.jobs")
-    fired += [tick(noon) for _ in range(3)]
+    enqueued += [tick(noon) for _ in range(3)]
 
-    assert fired == [1000, 1000, 500, 0]
+    assert enqueued == [1000, 1000, 500, 0]
     assert latest == at("2026-03-02 12:00") + timedelta(seconds=1)
     assert scalar(noon, "select count(distinct definition) from rota.jobs") == 2500
 
 
-def test_tick_fires_a_bounded_number_of_what_all_have_missed(noon, clock):
+def test_tick_enqueues_a_bounded_number_of_what_all_have_missed(noon, clock):
     noon.execute(
         "select rota.schedule_job('d' || n, '* * * * *', 'x', catch_up => 'all',"
         " catch_up_max => 300) from generate_series(1, 10) as g (n)"
     )
     clock.advance("1 day")
 
-    fired = [tick(noon) for _ in range(5)]
+    enqueued = [tick(noon) for _ in range(5)]
 
-    assert fired == [1200, 1200, 600, 0, 0]
+    assert enqueued == [1200, 1200, 600, 0, 0]
     assert scalar(noon, "select count(*) from rota.occurrences where outcome = 'missed'") == 10
     assert scalar(
         noon, "select count(distinct (definition, scheduled_for)) from rota.jobs"
@@ -556,7 +564,7 @@ def test_tick_goes_on_where_definitions_make_no_job(noon, clock):
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_tick_fires_at_every_isolation_level(noon, clock, level):
+def test_tick_enqueues_at_every_isolation_level(noon, clock, level):
     schedule(noon)
     clock.advance("1 hour")
     noon.execute(f"set default_transaction_isolation = '{level}'")
@@ -580,8 +588,8 @@ def test_tick_with_an_old_snapshot_disables_nothing(noon, connect, clock, level)
     assert tick(noon) == 1
 
     assert definition(noon).is_enabled
-    assert occurrences(noon) == ["13:00:00 fired", "14:00:00 skipped"]
-    assert occurrences(noon, "t") == ["13:00:00 fired", "14:00:00 fired"]
+    assert occurrences(noon) == ["13:00:00 enqueued", "14:00:00 skipped"]
+    assert occurrences(noon, "t") == ["13:00:00 enqueued", "14:00:00 enqueued"]
 
 
 def test_after_is_planned_by_an_end_with_an_old_snapshot(noon, connect, clock):
@@ -613,7 +621,7 @@ def test_retention_forgets_planned_times_and_last_run_at_stands_for_them(noon, c
     tick(noon)
     clock.advance("89 days")
     tick(noon)
-    assert "13:00:00 fired" in occurrences(noon)
+    assert "13:00:00 enqueued" in occurrences(noon)
     clock.advance("2 days")
     tick(noon)
 
@@ -622,7 +630,7 @@ def test_retention_forgets_planned_times_and_last_run_at_stands_for_them(noon, c
 
     kept = rows(
         noon,
-        "select fired_at from rota.occurrences where scheduled_for < '2026-03-02 13:30+00'",
+        "select recorded_at from rota.occurrences where scheduled_for < '2026-03-02 13:30+00'",
     )
     assert kept == []
     clock.set("2026-03-02 12:30+00")
@@ -661,7 +669,7 @@ def test_tick_looks_no_further_back_than_the_window(noon, clock):
     one(noon, "tick")
 
     assert jobs(noon) == [now - timedelta(seconds=1), now]
-    assert occurrences(noon) == ["12:00:01 missed", "11:59:59 fired", "12:00:00 fired"]
+    assert occurrences(noon) == ["12:00:01 missed", "11:59:59 enqueued", "12:00:00 enqueued"]
     assert definition(noon).next_run_at == now + timedelta(seconds=1)
 
 
@@ -692,7 +700,7 @@ def test_tick_skips_where_any_job_of_the_schedule_is_live(noon, clock):
     one(noon, "tick")
 
     assert len(jobs(noon)) == 1
-    assert occurrences(noon) == ["13:00:00 fired", "14:00:00 skipped"]
+    assert occurrences(noon) == ["13:00:00 enqueued", "14:00:00 skipped"]
 
 
 def test_tick_disables_a_schedule_whose_zone_counts_leap_seconds(noon, clock):

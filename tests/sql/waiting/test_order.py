@@ -142,7 +142,7 @@ def test_retry_job_puts_a_dead_job_back_in_front(db):
     assert rows(db, "select * from rota.halted_keys") == []
 
 
-def test_resume_key_goes_on_without_the_dead_job(db):
+def test_resume_ordering_key_goes_on_without_the_dead_job(db):
     first, second = ordered(db), ordered(db)
     (job,) = claim(db)
     fail(db, job, fatal=True)
@@ -153,7 +153,7 @@ def test_resume_key_goes_on_without_the_dead_job(db):
         call(db, "resume_ordering_key", ordering_key="a")
 
 
-def test_resume_key_refuses_what_is_no_key(db):
+def test_resume_ordering_key_refuses_what_is_no_key(db):
     for key in (None, "", "x" * 256):
         with refused("ordering_key"):
             call(db, "resume_ordering_key", ordering_key=key)

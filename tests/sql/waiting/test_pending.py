@@ -1,4 +1,4 @@
-"""Checks that are left for upkeep."""
+"""Checks that are left for maintenance."""
 
 from __future__ import annotations
 

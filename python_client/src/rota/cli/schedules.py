@@ -175,7 +175,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 OCCURRENCES = """
     select
-        f.scheduled_for, f.fired_at - f.scheduled_for as late, f.outcome, f.job_id, r.status
+        f.scheduled_for, f.recorded_at - f.scheduled_for as late, f.outcome, f.job_id, r.status
     from rota.occurrences as f
     left join rota.job_runs as r on r.id = f.job_id
     where f.definition = %s

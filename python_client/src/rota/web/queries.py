@@ -229,7 +229,7 @@ UPCOMING: LiteralString = """
     """
 
 OCCURRENCES: LiteralString = """
-    select o.scheduled_for, o.outcome, o.job_id, o.fired_at, r.status
+    select o.scheduled_for, o.outcome, o.job_id, o.recorded_at, r.status
     from rota.occurrences as o
     left join lateral (
         select i.status from rota.job_runs as i where i.id = o.job_id limit 1

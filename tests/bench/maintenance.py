@@ -1,6 +1,6 @@
 """How fast maintenance removes what has expired, and what others feel of it.
 
-    upkeep.py [--rows N] [--seconds N] [--against PATH]
+    maintenance.py [--rows N] [--seconds N] [--against PATH]
 
 On a server of its own: rows/s of each kind, free and while another session holds a snapshot;
 whether has_more is true exactly while there is more; whether keep_finished holds at 2,000 ended
@@ -52,8 +52,8 @@ KINDS = {
     ),
     "occurrences": (
         "occurrences",
-        "insert into rota.occurrences (definition, scheduled_for, outcome, job_id, fired_at)"
-        " select 's', t.at, 'fired', n, t.at from generate_series(1, {rows}) as n"
+        "insert into rota.occurrences (definition, scheduled_for, outcome, job_id, recorded_at)"
+        " select 's', t.at, 'enqueued', n, t.at from generate_series(1, {rows}) as n"
         " cross join lateral ("
         "  select now() - interval '91 days' + n * interval '1 microsecond') as t (at)",
     ),

@@ -1,10 +1,10 @@
-"""Upkeep, wake-ups and rights: what nobody sees until it is missing."""
+"""Maintenance, wake-ups and rights: what nobody sees until it is missing."""
 
 from __future__ import annotations
 
 from mutants.mutant import mutant, sql
 
-UPKEEP = (
+MAINTENANCE = (
     mutant(
         "upgrade-without-locks",
         "What old clients write while the rows are carried over from 0.1.0 is lost.",
@@ -107,11 +107,11 @@ UPKEEP = (
     ),
     mutant(
         "tick-stops-at-a-failure",
-        "Where firing fails, a tick does nothing at all.",
+        "Where the schedules fail, a tick does nothing at all.",
         "sql/maintenance/test_tick.py",
         sql(
             "maintenance/tick",
-            "raise warning 'firing failed and will be tried again: %', sqlerrm;",
+            "raise warning 'schedules failed and will be tried again: %', sqlerrm;",
             "raise;",
         ),
     ),
@@ -204,20 +204,20 @@ UPKEEP = (
         ),
     ),
     mutant(
-        "nobody-is-rung",
+        "no-worker-is-notified",
         "A job comes, and the workers sleep on until their next poll.",
         "sql/maintenance/test_wakeups.py",
         sql("jobs/enqueue", "perform rota._notify(enqueue.queue)\n", "perform\n"),
     ),
     mutant(
-        "everybody-is-rung",
+        "every-worker-is-notified",
         "One job wakes all workers that sleep.",
         "sql/maintenance/test_wakeups.py",
         sql("base/notify", "exit when v_notified >= _notify_slots.max_slots;", "null;"),
     ),
     mutant(
         "sure-beside-a-writer",
-        "A worker goes to sleep, sure to hear of a job that has rung before it came.",
+        "A worker goes to sleep, sure to hear of a job that was notified before it came.",
         "sql/maintenance/test_wakeups.py",
         sql(
             "maintenance/wakeups",
@@ -226,7 +226,7 @@ UPKEEP = (
         ),
     ),
     mutant(
-        "short-retry-not-rung",
+        "short-retry-not-notified",
         "Who sleeps does not hear of a retry that is due before the next poll.",
         "sql/maintenance/test_wakeups.py client/test_wakeups.py",
         sql("jobs/fail", "perform rota._notify_for(v_soon_ids);", "null;"),
@@ -262,7 +262,7 @@ UPKEEP = (
         ),
     ),
     mutant(
-        "passed-on-in-a-circle",
+        "passed-on-in-a-cycle",
         "Workers that do not take a job notify each other of it for ever.",
         "sql/maintenance/test_wakeups.py",
         sql(
@@ -382,7 +382,7 @@ UPKEEP = (
         "sql/access/test_queue_grants.py",
         sql(
             "waiting/order",
-            "      and rota._foreign_jobs(array[s.job_id], 'operator') = '{}'\n",
+            "      and rota._jobs_outside_grants(array[s.job_id], 'operator') = '{}'\n",
             "",
         ),
     ),
