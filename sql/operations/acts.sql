@@ -39,7 +39,7 @@ declare
     v_missing jsonb;
 begin
     v_arguments := rota._check_act(act, arguments);
-    v_filter := rota._check_filter(act, filter);
+    v_filter := rota._check_filter(act, filter, v_arguments);
     perform rota._check_number('max_jobs', max_jobs, 1, 1000);
     perform rota._check_given('after_id', after_id is not null);
     perform rota._check_given('dry_run', dry_run is not null);
@@ -105,11 +105,12 @@ comment on function rota.act_on_jobs is
     'behind, null at the end; raises 22023.';
 
 /* What each act takes, and of which statuses jobs may be. */
-create or replace function rota._act_statuses(act text)
+create or replace function rota._act_statuses(act text, arguments jsonb)
     returns text[] language plpgsql immutable as $$
 begin
     return case act
         when 'retry' then '{failed,dead,queued,blocked,cancelled,succeeded}'::text[]
+            || case when arguments @> '{"force": true}' then '{running}'::text[] end
         when 'cancel' then '{blocked,queued,failed,running}'
         when 'discard' then '{dead}'
         when 'reschedule' then '{blocked,queued,failed}'
@@ -134,7 +135,7 @@ begin
         perform rota._refuse('arguments', 'must be an object');
     end if;
     v_known := case act
-        when 'retry' then '{payload,merge,max_attempts}'::text[]
+        when 'retry' then '{payload,merge,max_attempts,force}'::text[]
         when 'cancel' then '{reason}'
         when 'reschedule' then '{run_at,delay}'
         when 'set_priority' then '{priority}'
@@ -161,6 +162,9 @@ begin
     if arguments ? 'max_attempts' then
         perform rota._check_number('arguments.max_attempts', rota._integer_of(
             'arguments.max_attempts', arguments -> 'max_attempts'), 1, 2147483647);
+    end if;
+    if arguments ? 'force' and jsonb_typeof(arguments -> 'force') <> 'boolean' then
+        perform rota._refuse('arguments.force', 'must be true or false');
     end if;
     if act = 'set_priority' then
         perform rota._check_priority('arguments.priority', rota._integer_of(
@@ -228,11 +232,12 @@ $$;
  * retry is of what failed, a purge of what is not dead, and any other act of all that it can be
  * done to; but who gives ids means these, and hears of each why it was not possible.
  */
-create or replace function rota._check_filter(act text, filter jsonb)
+create or replace function rota._check_filter(act text, filter jsonb, arguments jsonb)
     returns jsonb language plpgsql as $$
 declare
     c_texts constant text[] := '{queue,job_type,error,error_type,idempotency_key,ordering_key,'
-        'limit_key,definition,pipeline}'::text[];
+        'limit_key,definition,pipeline,worker}'::text[];
+    c_statuses constant text[] := rota._act_statuses(act, arguments);
     v_entry record;
     v_statuses text[];
 begin
@@ -244,8 +249,13 @@ begin
     end if;
     for v_entry in select e.key, e.value from jsonb_each(filter) as e loop
         if v_entry.key = any(c_texts) then
-            if jsonb_typeof(v_entry.value) <> 'string' then
+            if jsonb_typeof(v_entry.value) <> 'string'
+              and (v_entry.key not in ('error', 'error_type') or v_entry.value <> 'null') then
                 perform rota._refuse('filter', format('must have a text as %s', v_entry.key));
+            end if;
+        elsif v_entry.key = 'is_discarded' then
+            if jsonb_typeof(v_entry.value) <> 'boolean' then
+                perform rota._refuse('filter', 'must have true or false as is_discarded');
             end if;
         elsif v_entry.key = 'ids' then
             if jsonb_typeof(v_entry.value) <> 'array'
@@ -260,10 +270,10 @@ begin
                 when 'string' then array[v_entry.value #>> '{}']
                 when 'array' then array(select jsonb_array_elements_text(v_entry.value))
             end;
-            if v_statuses <@ rota._act_statuses(act) is not true then
+            if v_statuses <@ c_statuses is not true then
                 perform rota._refuse('filter', format('must have as status one or more of %s, '
                     'which are those that %s is for, got %s',
-                    array_to_string(rota._act_statuses(act), ', '), act, v_entry.value));
+                    array_to_string(c_statuses, ', '), act, v_entry.value));
             end if;
         elsif v_entry.key in ('payload', 'headers') then
             if jsonb_typeof(v_entry.value) <> 'object' then
@@ -275,7 +285,8 @@ begin
                 'filter.' || v_entry.key, v_entry.value #>> '{}'), '0', '100 years');
         elsif v_entry.key <> 'all' or v_entry.value <> 'true' then
             perform rota._refuse('filter', format('has %L, which is no key of it: it may have '
-                'ids, status, payload, headers, older_than, newer_than, %s or all', v_entry.key,
+                'ids, status, payload, headers, older_than, newer_than, is_discarded, %s or '
+                'all', v_entry.key,
                 array_to_string(c_texts, ', ')));
         end if;
     end loop;
@@ -284,7 +295,7 @@ begin
             then '{blocked,queued,failed,running,succeeded,dead,cancelled}'::text[]
         when act = 'retry' then '{failed,dead}'
         when act = 'purge' then '{succeeded,cancelled}'
-        else rota._act_statuses(act)
+        else c_statuses
     end));
 end;
 $$;
@@ -316,6 +327,8 @@ declare
     c_limit_key constant text := filter ->> 'limit_key';
     c_definition constant text := filter ->> 'definition';
     c_pipeline constant text := filter ->> 'pipeline';
+    c_worker constant text := filter ->> 'worker';
+    c_is_discarded constant boolean := (filter ->> 'is_discarded')::boolean;
     c_payload constant jsonb := filter -> 'payload';
     c_headers constant jsonb := filter -> 'headers';
     c_before constant timestamptz := rota.now() - (filter ->> 'older_than')::interval;
@@ -326,29 +339,35 @@ begin
             and (c_queue is null or w.queue = c_queue)
             and (c_job_type is null or w.job_type = c_job_type)
             and (c_error_type is null or w.error_type = c_error_type)
+            and (c_error_type is not null or not filter ? 'error_type' or w.error_type is null)
             and (c_key is null or w.idempotency_key = c_key)
             and (c_ordering_key is null or w.ordering_key = c_ordering_key)
             and (c_limit_key is null or w.limit_key = c_limit_key)
             and (c_definition is null or w.definition = c_definition)
             and (c_pipeline is null or w.pipeline = c_pipeline)
+            and (c_worker is null or w.locked_by = c_worker)
+            and (c_is_discarded is null or (w.discarded_at is not null) = c_is_discarded)
             and (c_before is null or w.since <= c_before)
             and (c_since is null or w.since > c_since)
             and (act <> 'discard' or w.discarded_at is null)
             and (c_payload is null or w.payload @> c_payload)
             and (c_headers is null or w.headers @> c_headers)
-            and (c_error is null or rota.fold_error(w.last_error) = c_error)), '{}'),
+            -- What is folded already may fold once more.
+            and (c_error is null or rota.fold_error(w.last_error)
+                in (c_error, filter ->> 'error'))
+            and (c_error is not null or not filter ? 'error' or w.last_error is null)), '{}'),
         max(w.id), count(*)::integer
     into ids, last_id, looked
     from (
         select a.id, a.status, a.queue, a.job_type, a.error_type, a.idempotency_key,
             a.ordering_key, a.limit_key, a.definition, a.pipeline, a.since, a.discarded_at,
-            a.payload, a.headers, a.last_error
+            a.payload, a.headers, a.last_error, a.locked_by
         from (
             (
                 select j.id, j.status, j.queue, j.job_type, j.error_type, j.idempotency_key,
                     j.ordering_key, j.limit_key, j.definition, j.pipeline,
                     j.created_at as since, null::timestamptz as discarded_at, j.payload,
-                    j.headers, j.last_error
+                    j.headers, j.last_error, j.locked_by
                 from rota.jobs as j
                 where c_is_live and j.id > _matching_jobs.after_id
                   and (c_ids is null or j.id = any(c_ids))
@@ -358,7 +377,7 @@ begin
             (
                 select f.id, f.status, f.queue, f.job_type, f.error_type, f.idempotency_key,
                     f.ordering_key, f.limit_key, f.definition, f.pipeline, f.finished_at,
-                    null::timestamptz, f.payload, f.headers, f.last_error
+                    null::timestamptz, f.payload, f.headers, f.last_error, f.locked_by
                 from rota.finished_jobs_done as f
                 where c_is_done and f.id > _matching_jobs.after_id
                   and (c_ids is null or f.id = any(c_ids))
@@ -368,7 +387,7 @@ begin
             (
                 select d.id, d.status, d.queue, d.job_type, d.error_type, d.idempotency_key,
                     d.ordering_key, d.limit_key, d.definition, d.pipeline, d.finished_at,
-                    d.discarded_at, d.payload, d.headers, d.last_error
+                    d.discarded_at, d.payload, d.headers, d.last_error, d.locked_by
                 from rota.finished_jobs_dead as d
                 where c_is_dead and d.id > _matching_jobs.after_id
                   and (c_ids is null or d.id = any(c_ids))
@@ -649,7 +668,7 @@ begin
             when v_pid is not null then 'locked by ' || rota._session_words(v_pid)
             else 'locked, or in another status by now'
         end;
-    elsif locked ->> 'status' <> all(rota._act_statuses(act)) then
+    elsif locked ->> 'status' <> all(rota._act_statuses(act, arguments)) then
         v_reason := locked ->> 'status';
     elsif act = 'retry' and arguments ? 'merge' and locked ->> 'payload_type' <> 'object' then
         v_reason := 'its payload is no object to merge with';
@@ -681,7 +700,7 @@ create or replace function rota._edit_jobs(job_ids bigint[], arguments jsonb)
 declare
     v_payload jsonb;
 begin
-    if arguments = '{}' then return null; end if;
+    if arguments - 'force' = '{}' then return null; end if;
     if arguments ?| '{payload,merge}'::text[] then
         if cardinality(job_ids) = 1 then
             v_payload := (

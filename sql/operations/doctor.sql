@@ -19,7 +19,7 @@ as $$
 begin
     perform rota._check_sees_all('doctor()');
     return query
-    select f.severity, f.finding, f.evidence, f.remedy
+    select f.severity, f.finding, rota._printable(f.evidence), f.remedy
     from rota._findings() with ordinality as f (severity, finding, evidence, remedy, ordinal)
     order by array_position('{critical,warning,ok}'::text[], f.severity), f.ordinal;
 end;
@@ -139,15 +139,24 @@ create or replace function rota._examine_ticker()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 begin
     return query
-    select 'critical', format('nobody has ticked for %s: leases that end are not taken back, '
+    select 'critical', format('nobody has ticked %s %s: leases that end are not taken back, '
             'schedules make no jobs, and what waits for others stays where it is. Start a '
-            'worker or rota tick --loop%s', rota._span(t.lag),
+            'worker or rota tick --loop%s',
+            case when t.has_ticked then 'for' else 'since the install, which was before' end,
+            rota._span(t.lag),
             case when to_regnamespace('cron') is not null
                 then ', or let pg_cron tick with select rota.start_ticker()' end),
         'select * from rota.tick();'
     from (
-        select rota.now() - coalesce(nullif(u.done_at, '-infinity'), i.applied_at) as lag
-        from rota.maintenance as u join rota.upgrade_log as i on i.id = 0 where u.task = 'tick'
+        select w.ticked_at is not null as has_ticked,
+            rota.now() - coalesce(w.ticked_at, w.installed_at) as lag
+        from (
+            select nullif((
+                select u.done_at from rota.maintenance as u where u.task = 'tick'
+            ), '-infinity') as ticked_at, (
+                select min(i.applied_at) from rota.upgrade_log as i
+            ) as installed_at
+        ) as w
     ) as t
     -- While there is nothing to do, a tick is recorded every five.
     where t.lag > interval '6 minutes';
@@ -183,8 +192,8 @@ begin
             'until %s', w.worker, w.pid, w.host,
             case h.jobs when 1 then '1 job' else h.jobs || ' jobs' end,
             rota._moment(h.locked_until)),
-        format('select rota.retry_job(r.id, force => true) from rota.running_jobs as r '
-            'where r.locked_by = %L;', w.worker)
+        rota._act_statement('retry', jsonb_build_object('worker', w.worker, 'status',
+            'running'), jsonb_build_object('force', true), h.jobs)
     from (
         select r.locked_by, count(*) as jobs, max(r.locked_until) as locked_until
         from (
@@ -340,6 +349,20 @@ declare
     c_now constant timestamptz := rota.now();
 begin
     return query
+    select case when min(t.due_since) < c_now - interval '5 minutes' then 'critical'
+            else 'warning' end,
+        format('no worker is there, and jobs of %s are due, the first for %s, such as job %s. '
+            'Start one for each queue: rota worker MODULE:REGISTRY --queue %s',
+            rota._list(array_agg(t.job_type || ' in queue ' || t.queue order by t.due_since)),
+            rota._span(c_now - min(t.due_since)),
+            (array_agg(t.job_id order by t.due_since))[1],
+            (array_agg(t.queue order by t.due_since))[1]),
+        format('select * from rota.explain_job(%s);',
+            (array_agg(t.job_id order by t.due_since))[1])
+    from rota._untaken_jobs(rota._ready_queues()) as t
+    where not exists (select from rota._live_workers())
+    having count(*) > 0
+    union all
     select case when t.due_since < c_now - interval '5 minutes' then 'critical'
             else 'warning' end,
         format('no live worker takes %s in queue %s: %s due there, the first for %s, such as '
@@ -347,7 +370,8 @@ begin
             rota._jobs_words(t.due_jobs, 500), rota._span(c_now - t.due_since), t.job_id,
             t.job_type, t.queue),
         format('select * from rota.explain_job(%s);', t.job_id)
-    from rota._untaken_jobs(rota._ready_queues()) as t;
+    from rota._untaken_jobs(rota._ready_queues()) as t
+    where exists (select from rota._live_workers());
 end;
 $$;
 
@@ -391,7 +415,7 @@ begin
         format('select rota.set_limit(%s, max_running => 1);', case
             when l.queue is not null then format('queue => %L', l.queue)
             when l.job_type is not null then format('job_type => %L', l.job_type)
-            else format('limit_key => %L', l.limit_key)
+            else 'limit_key => ' || rota._literal(l.limit_key)
         end)
     from rota.limits as l where l.max_running = 0 order by l.limit_name limit 20;
 end;
@@ -403,13 +427,22 @@ begin
     return query
     select 'warning', format('ordering key %L has been halted for %s by job %s%s',
             h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
-            ', which is dead: ' || rota._error_words(f.error_type, f.last_error)),
-        format('select rota.retry_job(%s);', h.job_id)
+            case
+                when f.id is null
+                    then ', which retention has removed: the jobs behind it can only go on '
+                        'without it'
+                else ', which is dead: ' || rota._error_words(f.error_type, f.last_error)
+                    || coalesce('; ' || rota._key_words(f.id), '')
+            end),
+        case
+            when f.id is not null then rota._retry_statement(f.id)
+            else format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
+        end
     from (
         select i.ordering_key, i.job_id, i.halted_since from rota.halted_keys as i limit 1000
     ) as h
     left join lateral (
-        select i.error_type, i.last_error from rota.finished_jobs_dead as i
+        select i.id, i.error_type, i.last_error from rota.finished_jobs_dead as i
         where i.id = h.job_id limit 1
     ) as f on true
     order by h.halted_since limit 20;
@@ -461,10 +494,9 @@ begin
             'as job %s', case g.jobs when 1 then '1 job' else g.jobs || ' jobs' end, g.job_type,
             g.queue, rota._error_words(g.error_type, g.message),
             rota._span(rota.now() - g.last_at), g.job_id),
-        format('select rota.retry_job(d.id) from (select i.id from rota.dead_jobs as i where '
-            'i.queue = %L and i.job_type = %L and rota.fold_error(i.last_error) = %L and '
-            'i.finished_at > rota.now() - interval ''1 hour'' limit 10000) as d;',
-            g.queue, g.job_type, g.message)
+        rota._act_statement('retry', jsonb_build_object('queue', g.queue, 'job_type',
+            g.job_type, 'status', 'dead', 'is_discarded', false, 'error_type', g.error_type,
+            'error', g.message, 'newer_than', '1 hour'), '{}', g.jobs)
     from (
         select d.queue, d.job_type, d.error_type, rota.fold_error(d.last_error) as message,
             count(*) as jobs, max(d.finished_at) as last_at, max(d.id) as job_id
@@ -477,6 +509,30 @@ begin
         group by 1, 2, 3, 4
     ) as g
     order by g.jobs desc, g.last_at desc limit 10;
+end;
+$$;
+
+/*
+ * The statement that acts on all jobs of a filter, call by call.  Where there are many, each
+ * call is a transaction of its own, as claims need it; so it wants none around it.
+ */
+create or replace function rota._act_statement(
+    act text, filter jsonb, arguments jsonb, jobs bigint
+)
+    returns text language plpgsql stable as $$
+declare
+    c_body constant text := format('declare v_after_id bigint := 0; begin '
+        'while v_after_id is not null loop '
+        'select a.next_after_id into v_after_id from rota.act_on_jobs(%L, %s, %s'
+        'after_id => v_after_id) as a;%s end loop; end', act,
+        quote_literal(rota._escaped(filter::text)),
+        case when arguments <> '{}' then quote_literal(arguments::text) || ', ' else '' end,
+        case when jobs >= 1000 then ' commit;' else '' end);
+begin
+    return case
+        when position('$do$' in c_body) > 0 then format('do %L;', c_body)
+        else format('do $do$ %s $do$;', c_body)
+    end;
 end;
 $$;
 
@@ -518,7 +574,7 @@ begin
     return query
     select 'warning', format('schedule %s was disabled %s ago by an error: %s', d.name,
             rota._span(c_now - d.disabled_at), rota._one_line(d.last_error)),
-        format('select rota.enable_schedule(%L);', d.name)
+        format('select rota.enable_schedule(%s);', rota._literal(d.name))
     from rota.job_definitions as d where not d.is_enabled and d.disabled_by is null
     order by d.disabled_at limit 20;
 end;
@@ -547,9 +603,11 @@ begin
     from (
         select coalesce(case
                 when a.backend_type = 'walsender'
-                then 'a standby, by ' || rota._session_words(a.pid)
+                then format('a query on the standby of %s, which is to be ended there,',
+                    rota._session_words(a.pid))
             end, rota._session_words(a.pid)) as who,
-            format('select pg_terminate_backend(%s);', a.pid) as remedy,
+            case when a.backend_type is distinct from 'walsender'
+                then format('select pg_terminate_backend(%s);', a.pid) end as remedy,
             c_now - a.xact_start as open_for,
             greatest(age(a.backend_xmin), age(a.backend_xid)) as xids
         from pg_stat_activity as a
@@ -558,12 +616,17 @@ begin
           and coalesce(a.datname, current_database()) = current_database()
         union all
         select format('prepared transaction %L of %s', p.gid, p.owner),
-            format('rollback prepared %L;', p.gid), c_now - p.prepared, age(p.transaction)
+            'rollback prepared ' || rota._literal(p.gid) || ';', c_now - p.prepared, age(p.transaction)
         from pg_prepared_xacts as p where p.database = current_database()
         union all
         select format('replication slot %s, %s,', s.slot_name,
-                case when s.active then 'which is read' else 'which nobody reads' end),
-            format('select pg_drop_replication_slot(%L);', s.slot_name), null, age(s.xmin)
+                case when s.active
+                    then 'which a standby reads, where a query is to be ended'
+                    else 'which nobody reads'
+                end),
+            case when not s.active
+                then format('select pg_drop_replication_slot(%L);', s.slot_name) end,
+            null, age(s.xmin)
         from pg_replication_slots as s where s.xmin is not null
     ) as h
     where coalesce(h.open_for > interval '5 minutes', h.xids >= 100000)

@@ -238,7 +238,13 @@ declare
         when 'trigger' then expected || ';'
         when 'grant' then format('grant %s;', name)
         -- Of a parent: with that of each partition.
-        when 'index' then replace(expected, ' ON ONLY ', ' ON ') || ';'
+        -- Of a parent: with that of each partition, which cannot be made while others write.
+        -- One that was changed is dropped and made in one transaction: nobody works without it.
+        when 'index' then case
+            when expected like '% ON ONLY %' then replace(expected, ' ON ONLY ', ' ON ')
+            when actual is null then regexp_replace(expected, ' INDEX ', ' INDEX CONCURRENTLY ')
+            else expected
+        end || ';'
     end;
 begin
     if expected is null then

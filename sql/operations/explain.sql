@@ -34,7 +34,7 @@ begin
     end if;
 
     return query
-    select r.ordinal::integer, r.reason, r.explanation, r.remedy
+    select r.ordinal::integer, r.reason, rota._printable(r.explanation), r.remedy
     from rota._explain(v_found.job, v_found.row_xmax, v_found.ended)
         with ordinality as r (reason, explanation, remedy, ordinal)
     order by r.ordinal;
@@ -149,7 +149,7 @@ begin
     select 'row_locked', format('its row is locked by %s; whoever would take it passes it over',
             coalesce('the prepared transaction ' || quote_literal(h.gid),
                 rota._session_words(h.pid))),
-        coalesce('rollback prepared ' || quote_literal(h.gid) || ';',
+        coalesce('rollback prepared ' || rota._literal(h.gid) || ';',
             format('select pg_terminate_backend(%s);', h.pid))
     from rota._row_holder(_explain_lock.row_xmax, 'rota.jobs') as h;
 end;
@@ -179,7 +179,7 @@ begin
             when v_bound.queue is not null then format('queue => %L', v_bound.queue)
             when v_bound.job_type is not null then format('job_type => %L', v_bound.job_type)
             -- That of a class is for each key of it, so the key gets one of its own.
-            else format('limit_key => %L', job.limit_key)
+            else 'limit_key => ' || rota._literal(job.limit_key)
         end;
         v_free := 1;
         if v_bound.max_running is not null and v_bound.is_settled then
@@ -193,6 +193,14 @@ begin
             select 'limit_new', format('limit %s was set %s ago: nothing starts under it until '
                     'maintenance has counted what runs', v_bound.limit_name,
                     rota._span(c_now - v_bound.updated_at)),
+                'select * from rota.tick();';
+        elsif v_free = 0 and not rota._is_issued_for(v_bound.limit_name, v_bound.max_running)
+        then
+            return query
+            select 'needs_tick', format('limit %s was changed %s ago, to %s at once: nothing '
+                    'starts under it until maintenance has issued the free places',
+                    v_bound.limit_name, rota._span(c_now - v_bound.updated_at),
+                    v_bound.max_running),
                 'select * from rota.tick();';
         elsif v_free = 0 then
             -- Running jobs are few, and those that hold a slot of this limit fewer.
@@ -245,7 +253,7 @@ begin
     select count(*) as open into v_parents
     from rota._parent_statuses(c_parents) as s where s.status is distinct from 'succeeded';
     return query
-    select 'waits_for_job', format('it waits for job %s (%s)%s', s.parent_id,
+    select 'waits_for_job', format('it waits for job %s (%s%s)%s', s.parent_id,
             case
                 when s.status is null then 'which retention has removed'
                 when s.status in ('dead', 'cancelled') then s.status || ': '
@@ -254,14 +262,15 @@ begin
                         else coalesce(f.cancel_reason, 'no reason') end)
                 else coalesce(j.job_type || ', ', '') || s.status
             end,
+            ', and ' || case
+                when s.status in ('dead', 'cancelled') then rota._key_words(s.parent_id) end,
             case
                 when v_parents.open > 1 then format(', one of %s%s that have not succeeded',
                     case when cardinality(c_parents) = c_max_parents then 'at least ' end,
                     v_parents.open)
             end),
         case
-            when s.status in ('dead', 'cancelled')
-                then format('select rota.retry_job(%s);', s.parent_id)
+            when s.status in ('dead', 'cancelled') then rota._retry_statement(s.parent_id)
             when s.status is not null
                 then format('select * from rota.explain_job(%s);', s.parent_id)
         end
@@ -287,12 +296,13 @@ begin
     if job.ordering_key is null then return; end if;
     return query
     select 'key_halted', format('its ordering key %L has been halted for %s by job %s, which '
-            'is %s', h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
-            coalesce('dead: ' || rota._error_words(f.error_type, f.last_error),
-                'removed by retention')),
+            'is %s%s', h.ordering_key, rota._span(rota.now() - h.halted_since), h.job_id,
+            case when f.id is null then 'removed by retention'
+                else 'dead: ' || rota._error_words(f.error_type, f.last_error) end,
+            ', and ' || rota._key_words(h.job_id)),
         case
-            when f.id is not null then format('select rota.retry_job(%s);', h.job_id)
-            else format('select rota.resume_ordering_key(%L);', h.ordering_key)
+            when f.id is not null then rota._retry_statement(h.job_id)
+            else format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
         end
     from rota.halted_keys as h
     left join lateral (
@@ -302,7 +312,7 @@ begin
     where h.ordering_key = job.ordering_key
     union all
     select 'key_halted', format('or let the others go on without job %s', h.job_id),
-        format('select rota.resume_ordering_key(%L);', h.ordering_key)
+        format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
     from rota.halted_keys as h where h.ordering_key = job.ordering_key;
 
     v_head_id := rota._line_head(job.ordering_key, 0);
@@ -466,10 +476,13 @@ begin
         null::text
     where job.locked_until >= c_now and not c_is_gone;
     return query
-    select 'cancel_requested', format('its worker was asked %s ago to stop%s',
+    select 'cancel_requested', format('its worker was asked %s ago to stop%s; the remedy does '
+            'not wait for it: it takes the job from the worker, and cancels it',
             rota._span(c_now - job.cancel_requested_at),
             coalesce(', because ' || rota._one_line(job.cancel_reason), '')),
-        format('select rota.retry_job(%s, force => true);', job.id)
+        format('with taken as materialized (select rota.retry_job(%s, force => true)) '
+            'select rota.cancel_job(%s%s) from taken;', job.id, job.id,
+            coalesce(', ' || rota._literal(job.cancel_reason), ''))
     where job.cancel_requested_at is not null;
 end;
 $$;
@@ -487,17 +500,18 @@ begin
             when 'succeeded' then format('it succeeded %s in attempt %s of %s, after %s, by %s',
                 c_ago, ended.attempts, ended.max_attempts,
                 rota._span(ended.finished_at - ended.started_at), ended.locked_by)
-            when 'dead' then format('it is dead: attempt %s of %s, %s, failed with %s',
+            when 'dead' then format('it is dead: attempt %s of %s, %s, failed with %s%s',
                 ended.attempts, ended.max_attempts, c_ago,
-                rota._error_words(ended.error_type, ended.last_error))
+                rota._error_words(ended.error_type, ended.last_error),
+                '; ' || rota._key_words(ended.id))
             else format('it was cancelled %s%s', c_ago,
                 coalesce(', because ' || rota._one_line(ended.cancel_reason),
-                    ', without a reason'))
+                    ', without a reason') || coalesce('; ' || rota._key_words(ended.id), ''))
         end,
         case
             when ended.status = 'cancelled' and c_parent_id is not null
                 then format('select rota.retry_job(%s, with_dependants => true);', c_parent_id)
-            when ended.status <> 'succeeded' then format('select rota.retry_job(%s);', ended.id)
+            when ended.status <> 'succeeded' then rota._retry_statement(ended.id)
         end;
     return query
     select 'attempt', format('attempt %s by %s ended %s ago, after %s, with %s', e.attempt,

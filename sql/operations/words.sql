@@ -35,14 +35,54 @@ create or replace function rota._moment(moment timestamptz)
 begin return to_char(moment, 'YYYY-MM-DD HH24:MI:SS TZ'); end;
 $$;
 
-/* A text of somebody else in one line, cut to a readable length. */
+/*
+ * A text of somebody else as a terminal may show it: spaces are plain ones, and what would move
+ * the cursor, change colours or turn the direction of writing is a question mark.
+ */
+create or replace function rota._printable(value text)
+    returns text language plpgsql immutable as $$
+begin
+    return regexp_replace(regexp_replace(value, '[\u0009-\u000d\u0085\u2028\u2029]', ' ', 'g'),
+        '[\u0001-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]', '?', 'g');
+end;
+$$;
+
+/* The same in one line, cut to a readable length. */
 create or replace function rota._one_line(value text, max_length integer default 200)
     returns text language plpgsql immutable as $$
 declare
-    c_line constant text := regexp_replace(btrim(left(value, 2000)), '\s+', ' ', 'g');
+    c_line constant text := regexp_replace(btrim(rota._printable(left(value, 2000))), '\s+',
+        ' ', 'g');
 begin
     return case when char_length(c_line) <= max_length then c_line
         else left(c_line, max_length - 3) || '...' end;
+end;
+$$;
+
+/*
+ * Characters of a text that _printable() would take away, as the escapes by which both JSON and
+ * E'' strings write them.
+ */
+create or replace function rota._escaped(value text)
+    returns text language plpgsql immutable as $$
+begin
+    if rota._printable(value) = value then return value; end if;
+    return (
+        select string_agg(case
+            when rota._printable(c.character) = c.character then c.character
+            else '\u' || lpad(to_hex(ascii(c.character)), 4, '0')
+        end, '' order by c.ordinal)
+        from regexp_split_to_table(value, '') with ordinality as c (character, ordinal)
+    );
+end;
+$$;
+
+/* A text as SQL that may be shown on a terminal, and pasted from it. */
+create or replace function rota._literal(value text)
+    returns text language plpgsql immutable as $$
+begin
+    if rota._printable(value) is not distinct from value then return quote_literal(value); end if;
+    return 'E''' || rota._escaped(replace(replace(value, '\', '\\'), '''', '''''')) || '''';
 end;
 $$;
 
@@ -90,7 +130,61 @@ $$;
 create or replace function rota._error_words(error_type text, error text)
     returns text language plpgsql immutable as $$
 begin
-    return coalesce(concat_ws(': ', error_type, nullif(rota._one_line(error), '')), 'no text');
+    return coalesce(nullif(concat_ws(': ', nullif(rota._one_line(error_type), ''),
+        nullif(rota._one_line(error), '')), ''), 'no text');
+end;
+$$;
+
+/* The live job that has the idempotency key of an ended one; null where none has it. */
+create or replace function rota._key_holder(ended_id bigint)
+    returns bigint language plpgsql stable as $$
+begin
+    return (
+        select j.id
+        from (
+            select f.idempotency_key, f.pipeline, f.job_type from rota.finished_jobs as f
+            where f.id = _key_holder.ended_id limit 1
+        ) as e
+        join rota.jobs as j on j.idempotency_key = e.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type)
+            = coalesce('pipeline ' || e.pipeline, e.job_type)
+    );
+end;
+$$;
+
+/* That a live job has the key of an ended one, and what follows; null where none has it. */
+create or replace function rota._key_words(ended_id bigint)
+    returns text language plpgsql stable as $$
+begin
+    return (
+        select format('its idempotency key is taken by job %s (%s), so it can only be retried %s',
+            j.id, j.status, case j.status
+                when 'running' then 'when that one has ended'
+                else 'in place of that one, which the remedy cancels'
+            end)
+        from rota.jobs as j where j.id = rota._key_holder(ended_id)
+    );
+end;
+$$;
+
+/*
+ * The statement that runs an ended job again.  Where a live job has its key, that one is
+ * cancelled in the same statement; a running one has to be waited for.
+ */
+create or replace function rota._retry_statement(ended_id bigint)
+    returns text language plpgsql stable as $$
+declare
+    c_holder constant rota.jobs := (
+        select j from rota.jobs as j where j.id = rota._key_holder(ended_id));
+begin
+    return case
+        when c_holder.id is null then format('select rota.retry_job(%s);', ended_id)
+        when c_holder.status = 'running'
+            then format('select * from rota.explain_job(%s);', c_holder.id)
+        else format('with freed as materialized (select rota.cancel_job(%s, %L)) '
+            'select rota.retry_job(%s) from freed;', c_holder.id,
+            format('job %s is retried in its place', ended_id), ended_id)
+    end;
 end;
 $$;
 

@@ -346,7 +346,7 @@ MAINTENANCE = (
         "sql/operations/test_acts.py",
         sql(
             "operations/acts",
-            "elsif locked ->> 'status' <> all(rota._act_statuses(act)) then",
+            "elsif locked ->> 'status' <> all(rota._act_statuses(act, arguments)) then",
             "elsif false then",
         ),
     ),

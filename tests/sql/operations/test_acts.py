@@ -34,10 +34,10 @@ def statuses(db, ids):
     return [run(db, job_id).status for job_id in ids]
 
 
-def dead(db, *, error="boom", **arguments):
+def dead(db, *, error="boom", error_type="E", worker="w", **arguments):
     enqueue(db, **{"max_attempts": 1, **arguments})
-    (job,) = claim(db, queues=[arguments.get("queue", "default")])
-    one(db, "fail_job", **owner(job), error=error, error_type="E")
+    (job,) = claim(db, queues=[arguments.get("queue", "default")], worker=worker)
+    one(db, "fail_job", **owner(job), error=error, error_type=error_type)
     return job.job_id
 
 
@@ -57,7 +57,14 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         "limit_key": dead(db, limit_key="l"),
         "payload": dead(db, payload={"customer": {"id": 7, "name": "Ann"}}),
         "headers": dead(db, headers={"tenant": "acme"}),
+        "worker": dead(db, worker="w2"),
+        "error_type": dead(db, error_type=None),
+        "error": dead(db),
+        "is_discarded": dead(db),
     }
+    act(db, "discard", {"ids": [others["is_discarded"]]})
+    db.execute("update rota.finished_jobs set last_error = null where id = %s", [others["error"]])
+    logged = len(log(db))
     filters = {
         "queue": "q",
         "job_type": "mail",
@@ -66,6 +73,10 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         "limit_key": "l",
         "payload": {"customer": {"id": 7}},
         "headers": {"tenant": "acme"},
+        "worker": "w2",
+        "error_type": None,
+        "error": None,
+        "is_discarded": True,
     }
 
     for key, job_id in others.items():
@@ -74,13 +85,15 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
     for filter_ in (
         {"older_than": "1 hour"},
         {"error": "card 12 declined"},
+        {"error": "card N declined"},
+        {"older_than": "1 hour", "is_discarded": False},
         {"ids": [old]},
         {"error_type": "E", "older_than": "01:00:00", "status": ["dead"]},
     ):
         assert act(db, "retry", filter_, dry_run=True).samples[0]["job_id"] == old
     assert act(db, "retry", {"newer_than": "1 hour"}, dry_run=True).matched == len(others)
     assert act(db, "retry", {"all": True}, dry_run=True).matched == len(others) + 1
-    assert log(db) == []
+    assert len(log(db)) == logged
 
 
 def test_a_dry_run_counts_and_changes_nothing(db):
@@ -313,6 +326,23 @@ def test_discard_clears_the_alert_and_leaves_the_dead(db):
     assert scalar(db, "select dead from rota.queue_stats") == 1
 
 
+def test_a_forced_retry_takes_running_jobs_from_a_worker_that_is_gone(db):
+    busy, other = running(db), enqueue(db)
+    claim(db, worker="w2")
+    failed = running(db)
+    one(db, "fail_job", **owner(failed), error="e", retry_in="1 hour")
+
+    told = act(db, "retry", {"worker": "w", "status": "running"}, {"force": True})
+
+    assert (told.changed, told.conflicts) == (1, [])
+    assert statuses(db, [busy.job_id, other, failed.job_id]) == ["queued", "running", "failed"]
+    with raises("RT002"):
+        value(db, "finish_job", **owner(busy))
+    with refused("filter"):
+        act(db, "retry", {"worker": "w", "status": "running"})
+    assert act(db, "retry", {"all": True}, {"force": True}, dry_run=True).matched == 1
+
+
 def test_reschedule_set_priority_and_move(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     ids = [enqueue(db) for _ in range(3)]
@@ -491,6 +521,9 @@ BAD = {
             {"status": "running"},
             {"status": 7},
             {"payload": "Ann"},
+            {"queue": None},
+            {"worker": 7},
+            {"is_discarded": "yes"},
         )
     ],
     "filter.older_than": [
@@ -502,6 +535,7 @@ BAD = {
         {"arguments": {"colour": "red"}},
         {"arguments": {"payload": {}, "merge": {}}},
     ],
+    "arguments.force": [{"arguments": {"force": bad}} for bad in ("yes", None)],
     "arguments.merge": [{"arguments": {"merge": [1]}}],
     "arguments.payload": [{"arguments": {"payload": "x" * 2**21}}],
     "arguments.max_attempts": [

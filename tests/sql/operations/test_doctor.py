@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from sql.helpers import (
     call,
@@ -14,12 +15,14 @@ from sql.helpers import (
     owner,
     refused,
     rows,
+    run,
     running,
     scalar,
     settle,
     value,
 )
 from sql.operations.test_explain import ME, die, owner_sees_sessions
+from support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +93,21 @@ def test_nobody_ticks(db, clock):
     assert doctor(db) == []
 
 
+def test_nobody_has_ever_ticked(db, clock):
+    clock.set(scalar(db, "select applied_at from rota.upgrade_log where id = 0"))
+    db.execute("update rota.maintenance set done_at = '-infinity' where task = 'tick'")
+    clock.advance("5 minutes")
+    assert "ticker" not in {row.finding for row in doctor(db)}
+    clock.advance("2 minutes")
+
+    row = next(row for row in doctor(db) if row.finding == "ticker")
+
+    assert row.severity == "critical"
+    assert row.evidence.startswith("nobody has ticked since the install, which was before 7 min:")
+    db.execute(row.remedy)
+    assert "ticker" not in {row.finding for row in doctor(db)}
+
+
 def test_a_lease_that_nobody_takes_back(db, clock):
     job = running(db, lease="1 s")
     clock.advance("31 s")
@@ -117,8 +135,10 @@ def test_a_worker_that_was_killed(db, connect):
     row = only(db)
     assert (row.severity, row.finding) == ("warning", "workers")
     assert "worker w (pid 7 on h) is not connected any more, and holds 2 jobs" in row.evidence
+    value(db, "finish_job", **owner(running(db, lease="1 hour")))
     cure(db)
     assert scalar(db, "select count(*) from rota.jobs where status = 'queued'") == 2
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 1
 
 
 def only_versions(db):
@@ -249,6 +269,113 @@ def test_dead_jobs_of_one_error(db):
     db.execute(first.remedy)
     assert [row.id for row in rows(db, "select id from rota.dead_jobs")] == [other]
     assert only(db).evidence == second.evidence
+
+
+@pytest.mark.parametrize("how_many", [5, 1003])
+def test_the_remedy_of_dead_jobs_is_of_that_group_and_stops_at_none(db, how_many):
+    error = "row 1 of $do$ 'a\\b' \x1b[31m\nwas \x9b bad"
+    value(db, "set_queue", queue="in", max_attempts=1)
+    for _ in range(2):  # looked at first
+        die(db, "another", queue="in")
+    taken = die(db, error, queue="in", idempotency_key="k")
+    holder = enqueue(db, queue="out", idempotency_key="k")
+    of_no_type = running(db, queue="in")
+    one(db, "fail_job", **owner(of_no_type), error=error, fatal=True)
+    seen = die(db, error, queue="in")
+    value(db, "act_on_jobs", act="discard", filter={"ids": [seen]})
+    db.execute(
+        "select rota.enqueue('x', queue => 'in') from generate_series(1, %s)", [how_many]
+    )
+    while claimed := claim(db, queues=["in"], max_jobs=1000):
+        endings = [
+            {**owner(job), "outcome": "failed", "error": error, "error_type": "ValueError"}
+            for job in claimed
+        ]
+        call(db, "end_jobs", endings=Jsonb(endings))
+
+    row, *_ = [row for row in doctor(db) if row.finding == "dead_jobs"]
+
+    assert f"{how_many + 1} jobs of type x in queue in died" in row.evidence
+    assert ("commit" in row.remedy) == (how_many > 1000)
+    assert row.evidence.isprintable()
+    assert row.remedy.isprintable()
+    db.execute(row.remedy)
+    assert scalar(db, "select count(*) from rota.jobs where queue = 'in'") == how_many
+    left = scalar(db, "select array_agg(id order by id) from rota.dead_jobs where id >= %s", taken)
+    assert left == [taken, of_no_type.job_id, seen]
+    assert run(db, holder).status == "queued"
+
+
+def test_a_halted_key_whose_job_is_gone(db):
+    dead, key = die(db, ordering_key="k'\x1b\\1"), "k'\x1b\\1"
+    behind = enqueue(db, ordering_key=key)
+    db.execute("delete from rota.finished_jobs where id = %s", [dead])
+    settle(db)
+
+    row = next(row for row in doctor(db) if row.finding == "ordering_keys")
+
+    assert row.evidence.endswith(
+        f"by job {dead}, which retention has removed: the jobs behind it can only go on without it"
+    )
+    assert row.remedy.isprintable()
+    db.execute(row.remedy)
+    settle(db)
+    assert "ordering_keys" not in {row.finding for row in doctor(db)}
+    assert run(db, behind).status == "queued"
+
+
+def test_a_halted_key_whose_job_cannot_come_back(db):
+    dead = die(db, ordering_key="o", idempotency_key="k")
+    holder = enqueue(db, idempotency_key="k", delay="1 hour")
+
+    row = next(row for row in doctor(db) if row.finding == "ordering_keys")
+
+    assert f"its idempotency key is taken by job {holder} (queued)" in row.evidence
+    db.execute(row.remedy)
+    settle(db)
+    assert "ordering_keys" not in {row.finding for row in doctor(db)}
+    assert (run(db, dead).status, run(db, holder).status) == ("queued", "cancelled")
+
+
+def test_no_worker_is_there_at_all(db):
+    for job_type in ("mail", "charge"):
+        enqueue(db, job_type, run_at=ago(db, "6 min"))
+
+    row = only(db)
+
+    assert (row.severity, row.finding) == ("critical", "job_types")
+    assert row.evidence.startswith(
+        "no worker is there, and jobs of mail in queue default, charge in queue default are due,"
+        " the first for 6 min, such as job "
+    )
+    assert row.evidence.endswith("--queue default")
+
+
+def test_dead_rows_that_nobody_vacuums_and_statistics_that_are_stale(db):
+    db.execute("alter table rota.workers set (autovacuum_enabled = off)")
+    db.execute(
+        "insert into rota.workers (worker, host, pid, version, queues, last_seen_at) select"
+        " 'w' || n, 'h', 1, rota.version(), '{q}', now() - interval '1 day'"
+        " from generate_series(1, 60000) as n"
+    )
+    db.execute("update rota.workers set pid = 2")
+    db.execute("delete from rota.workers where worker <> 'w1'")
+    db.execute("select pg_stat_force_next_flush()" if db.info.server_version > 150000 else "")
+
+    def found():
+        wanted = "table rota.workers has", "statistics of table rota.workers are stale"
+        return [row for row in doctor(db) if row.evidence.startswith(wanted)]
+
+    wait_until(lambda: len(found()) == 2, "statistics of the server")
+    dead, stale = found()
+
+    assert (dead.severity, dead.finding) == ("warning", "vacuum")
+    assert "dead rows beside 1 live ones, and was never vacuumed" in dead.evidence
+    assert dead.remedy == "vacuum (analyze) rota.workers;"
+    db.execute(stale.remedy)
+    wait_until(lambda: len(found()) == 1, "the analyze in the statistics of the server")
+    db.execute(dead.remedy)
+    wait_until(lambda: not found(), "the vacuum in the statistics of the server")
 
 
 def test_an_effect_of_which_nobody_knows(db):

@@ -202,6 +202,25 @@ def test_a_full_limit_of_a_class_is_raised_for_the_key_alone(db):
     assert scalar(db, "select max_running from rota.limits where limit_key = 'c:*'") == 1
 
 
+def test_a_limit_that_was_raised_is_full_until_a_tick(db):
+    value(db, "set_limit", job_type="x", max_running=1)
+    settle(db)
+    running(db)
+    job_id = enqueue(db)
+    assert claim(db) == []
+    row = first(db, job_id)
+    assert row.reason == "limit_full"
+    db.execute(row.remedy)
+
+    row = first(db, job_id)
+
+    assert (row.reason, row.remedy) == ("needs_tick", "select * from rota.tick();")
+    assert row.explanation.startswith("limit type x was changed 0 s ago, to 2 at once: nothing")
+    cure(db, job_id)
+    assert reasons(db, job_id) == ["next"]
+    assert [job.job_id for job in claim(db)] == [job_id]
+
+
 def test_a_rate_says_when_the_next_may_start(db, clock):
     clock.set("2026-01-01 00:00:30+00")
     value(db, "set_limit", job_type="x", max_starts=1, per="1 hour")
@@ -416,6 +435,92 @@ def test_a_running_job_that_was_asked_to_stop(db):
 
     assert [row.reason for row in found] == ["running", "cancel_requested"]
     assert "wrong file" in found[1].explanation
+    db.execute(found[1].remedy)
+    row = first(db, job.job_id)
+    assert (row.reason, row.explanation) == (
+        "cancelled",
+        "it was cancelled 0 s ago, because wrong file",
+    )
+    with raises("RT002"):
+        value(db, "finish_job", **owner(job))
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_an_ended_job_whose_key_is_taken_names_the_one_that_has_it(db, is_running):
+    key = "k'\x1b[31m"
+    dead = die(db, idempotency_key=key)
+    holder = enqueue(db, idempotency_key=key)
+    if is_running:
+        claim(db)
+
+    row = first(db, dead)
+
+    status = "running" if is_running else "queued"
+    assert f"; its idempotency key is taken by job {holder} ({status}), so it" in row.explanation
+    if is_running:
+        assert row.remedy == f"select * from rota.explain_job({holder});"
+    else:
+        cure(db, dead)
+        assert reasons(db, dead) == ["next"]
+        assert first(db, holder).explanation.startswith(
+            f"it was cancelled 0 s ago, because job {dead} is retried in its place; its"
+        )
+
+
+def test_a_dead_parent_and_the_head_of_a_key_whose_key_is_taken(db):
+    dead = die(db, ordering_key="o", idempotency_key="k")
+    waits = enqueue(db, depends_on=[dead], if_parent_dead="wait")
+    behind = enqueue(db, ordering_key="o")
+    holder = enqueue(db, idempotency_key="k", delay="1 hour")
+    settle(db)
+
+    for job_id in (waits, behind):
+        row = first(db, job_id)
+        assert f"its idempotency key is taken by job {holder} (queued)" in row.explanation
+    db.execute(row.remedy)
+    settle(db)
+    for job_id, reason in ((waits, "waits_for_job"), (behind, "behind_in_key")):
+        row = first(db, job_id)
+        assert row.reason == reason
+        assert f"job {dead} (x, queued)" in row.explanation
+
+
+def test_texts_of_others_cannot_move_the_cursor(db):
+    job = running(db, ordering_key="o\x9b2J")
+    evil = "a\x1b]0;b\x07c\u202ed\x85e\nf"
+    one(db, "fail_job", **owner(job), error=evil, error_type="E\x1b[2J", fatal=True)
+    behind = enqueue(db, ordering_key="o\x9b2J")
+    settle(db)
+
+    found = explain(db, job.job_id) + explain(db, behind)
+
+    assert all(row.explanation.isprintable() for row in found)
+    assert "failed with E?[2J: a?]0;b?c?d e f" in found[0].explanation
+    assert all((row.remedy or "").isprintable() for row in found)
+    (go_on,) = [row for row in found if "resume_ordering_key" in (row.remedy or "")]
+    db.execute(go_on.remedy)
+    settle(db)
+    assert reasons(db, behind) == ["next"]
+
+
+def test_an_error_without_a_text_and_a_type_says_so(db):
+    for words in ((None, None), ("", ""), (None, " \n")):
+        assert scalar(db, "select rota._error_words(%s, %s)", *words) == "no text"
+    assert scalar(db, "select rota._error_words('E', null)") == "E"
+
+
+def test_nobody_ticks(db, clock):
+    job_id = enqueue(db)
+    assert reasons(db, job_id) == ["next"]
+    clock.advance("7 minutes")
+    call(db, "report_worker", **ME)
+
+    found = explain(db, job_id)
+
+    assert [row.reason for row in found] == ["next", "no_tick"]
+    assert found[1].explanation.startswith("nobody has ticked for 7 min: what waits for more")
+    db.execute(found[1].remedy)
+    assert reasons(db, job_id) == ["next"]
 
 
 def test_a_lease_that_is_over_is_swept_by_the_remedy(db, clock):
