@@ -616,7 +616,8 @@ begin
           and coalesce(a.datname, current_database()) = current_database()
         union all
         select format('prepared transaction %L of %s', p.gid, p.owner),
-            'rollback prepared ' || rota._literal(p.gid) || ';', c_now - p.prepared, age(p.transaction)
+            'rollback prepared ' || rota._literal(p.gid) || ';', c_now - p.prepared,
+            age(p.transaction)
         from pg_prepared_xacts as p where p.database = current_database()
         union all
         select format('replication slot %s, %s,', s.slot_name,

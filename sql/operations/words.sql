@@ -81,7 +81,9 @@ $$;
 create or replace function rota._literal(value text)
     returns text language plpgsql immutable as $$
 begin
-    if rota._printable(value) is not distinct from value then return quote_literal(value); end if;
+    if rota._printable(value) is not distinct from value then
+        return quote_literal(value);
+    end if;
     return 'E''' || rota._escaped(replace(replace(value, '\', '\\'), '''', '''''')) || '''';
 end;
 $$;
@@ -157,8 +159,8 @@ create or replace function rota._key_words(ended_id bigint)
     returns text language plpgsql stable as $$
 begin
     return (
-        select format('its idempotency key is taken by job %s (%s), so it can only be retried %s',
-            j.id, j.status, case j.status
+        select format('its idempotency key is taken by job %s (%s), so it can only be retried '
+            '%s', j.id, j.status, case j.status
                 when 'running' then 'when that one has ended'
                 else 'in place of that one, which the remedy cancels'
             end)
