@@ -79,6 +79,7 @@ declare
     v_cancelled_ids bigint[] := '{}'::bigint[];
     v_cancelled_tokens bigint[] := '{}'::bigint[];
     v_failed_ids bigint[] := '{}'::bigint[];
+    v_paused text[] := '{}'::text[];
     v_soon_ids bigint[] := '{}'::bigint[];
     v_held_limits text[] := '{}'::text[];
 begin
@@ -103,6 +104,10 @@ begin
         v_error_type := left(error_types[v_n], 200);
         if c_has_rules then
             v_rule := rota._retry_rule(v_error_type, v_job.job_type, v_job.queue);
+        end if;
+        if v_rule.pause_for is not null then
+            v_paused := v_paused
+                || jsonb_build_array(v_error_type, v_job.job_type, v_job.queue)::text;
         end if;
         status := case
             when fatals[v_n] or v_job.attempts >= v_job.max_attempts then 'dead'
@@ -166,6 +171,7 @@ begin
     end if;
     if v_failed_ids <> '{}' then perform rota._enter_lanes(v_failed_ids, v_held_limits); end if;
     if v_soon_ids <> '{}' then perform rota._notify_for(v_soon_ids); end if;
+    if v_paused <> '{}' then perform rota._add_checks('error', v_paused); end if;
 end;
 $$;
 

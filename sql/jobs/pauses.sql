@@ -125,7 +125,7 @@ $$;
 
 /*
  * Pause it.  An operator who pauses again changes the end, and the reason if he gives one.  A
- * breaker leaves the pause of an operator as it is.
+ * breaker and a rule leave the pause of any other as it is.
  */
 create or replace function rota._pause(
     queue text, job_type text, reason text, until timestamptz, set_by text default 'operator'
@@ -147,7 +147,7 @@ begin
             else excluded.paused_at end,
         paused_by = case when p.set_by = excluded.set_by then p.paused_by
             else excluded.paused_by end
-    where excluded.set_by = 'operator' or p.set_by = 'breaker';
+    where excluded.set_by = 'operator' or p.set_by = excluded.set_by;
     if until is not null then
         perform rota._add_checks('pause', array[c_name], until);
     end if;

@@ -3,7 +3,8 @@
  *
  * A retry rule is asked for by _fail_running() when a job fails with an error of that type:
  * the rule of its job type and queue goes before those for all.  Whoever has no rules pays for
- * one look at an empty table.
+ * one look at an empty table.  A rule that pauses the type leaves a check: maintenance writes
+ * the pause (maintenance/breakers.sql), so that those who fail do not wait for each other.
  *
  * A breaker pauses a job type of a queue when too much of it fails.  It costs claims and ends
  * nothing: maintenance counts what is written anyhow (maintenance/breakers.sql).
@@ -15,6 +16,7 @@ create or replace function rota.set_retry_rule(
     queue text default null,
     retry_in interval default null,
     fatal boolean default false,
+    pause_for interval default null,
     reset boolean default false
 )
     returns void language plpgsql security definer
@@ -30,27 +32,33 @@ begin
     if queue is not null then perform rota._check_name('queue', queue); end if;
     perform rota._check_interval('retry_in', retry_in, '0', '1 year', true);
     perform rota._check_given('fatal', fatal is not null);
+    perform rota._check_interval('pause_for', pause_for, '1 second', '30 days', true);
     perform rota._check_given('reset', reset is not null);
-    if (retry_in is not null)::integer + fatal::integer + reset::integer <> 1 then
+    if (retry_in is not null)::integer + fatal::integer + reset::integer > 1
+      or reset and pause_for is not null then
         perform rota._refuse('retry_in', 'or fatal or reset must be given, and only one');
+    elsif num_nonnulls(retry_in, pause_for) = 0 and not (fatal or reset) then
+        perform rota._refuse('retry_in', 'or fatal, pause_for or reset must be given');
     end if;
 
     delete from rota.retry_rules as r
     where reset and r.error_type = set_retry_rule.error_type and r.job_type = c_job_type
       and r.queue = c_queue;
-    insert into rota.retry_rules (error_type, job_type, queue, retry_in, is_fatal)
+    insert into rota.retry_rules (error_type, job_type, queue, retry_in, is_fatal, pause_for)
     select set_retry_rule.error_type, c_job_type, c_queue, rota._exact(set_retry_rule.retry_in),
-        set_retry_rule.fatal
+        set_retry_rule.fatal, rota._exact(set_retry_rule.pause_for)
     where not reset
     on conflict on constraint retry_rules_pkey do update
-    set retry_in = excluded.retry_in, is_fatal = excluded.is_fatal, updated_at = rota.now();
+    set retry_in = excluded.retry_in, is_fatal = excluded.is_fatal,
+        pause_for = excluded.pause_for, updated_at = rota.now();
 end;
 $$;
 
 comment on function rota.set_retry_rule is
     'Say what a failure with errors of this error_type leads to, for a job_type, a queue or '
     'all: another try after retry_in where the worker asks for no other time, or, if fatal, '
-    'none; reset takes the rule away; raises 22023.';
+    'none; and a pause of the job type for pause_for; reset takes the rule away; raises '
+    '22023.';
 
 /* What is set for errors of this type; a row of nulls if nothing is. */
 create or replace function rota._retry_rule(error_type text, job_type text, queue text)

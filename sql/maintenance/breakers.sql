@@ -15,6 +15,9 @@
  *
  * An operator has the last word: where he resumes the type the breaker closes, and where he
  * pauses it the breaker leaves it to him.
+ *
+ * A retry rule with pause_for (jobs/retries.sql) has no states: the type is paused until so
+ * long after its last such failure.
  */
 
 /* Look at each breaker; returns how many of them changed. */
@@ -255,5 +258,40 @@ begin
             limit _breaker_successes.max_successes
         ) as e
     );
+end;
+$$;
+
+/*
+ * Jobs failed with errors of a type, and a retry rule pauses for them: until so long after the
+ * last of the newest 5000 failures that is of these.  The subject is an array of error type,
+ * job type and queue.  A pause that is there for another reason stays as it is.
+ */
+create or replace function rota._check_error(subject text)
+    returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off as $$
+declare
+    c_names constant jsonb := subject::jsonb;
+    c_rule constant rota.retry_rules := rota._retry_rule(c_names ->> 0, c_names ->> 1,
+        c_names ->> 2);
+    c_now constant timestamptz := rota.now();
+    v_failed record;
+begin
+    if c_rule.pause_for is null then return true; end if;
+    select e.failed_at, e.job_id, e.message into v_failed
+    from (
+        select r.failed_at, r.job_id, r.job_type, r.queue, r.error_type, r.message
+        from rota.job_errors as r where r.failed_at > c_now - c_rule.pause_for
+        order by r.failed_at desc limit 5000
+    ) as e
+    where e.error_type = c_names ->> 0 and e.job_type = c_names ->> 1
+      and e.queue = c_names ->> 2
+    order by e.failed_at desc limit 1;
+    if found then
+        perform rota._pause(nullif(c_rule.queue, '*'), c_names ->> 1, format(
+                'job %s failed with %s: %s', v_failed.job_id, c_names ->> 0,
+                left(v_failed.message, 100)),
+            v_failed.failed_at + c_rule.pause_for, 'rule');
+    end if;
+    return true;
 end;
 $$;

@@ -169,6 +169,7 @@ begin
         when 'order' then return rota._check_order(subject);
         when 'queue' then return rota._check_queue(subject);
         when 'pause' then return rota._check_pause(subject);
+        when 'error' then return rota._check_error(subject);
         when 'job' then return rota._check_job(subject);
         when 'parent' then return rota._check_parent(subject);
         when 'retry' then return rota._check_retry(subject);

@@ -98,8 +98,11 @@ begin
                 coalesce(' in queue ' || pause.queue, ''))
             else coalesce('queue ' || pause.queue || ' is', 'all queues are')
         end,
-        case pause.set_by when 'breaker' then 'the breaker of its retry rules'
-            else 'role ' || pause.paused_by end,
+        case pause.set_by
+            when 'breaker' then 'the breaker of its retry rules'
+            when 'rule' then 'a retry rule'
+            else 'role ' || pause.paused_by
+        end,
         rota._span(rota.now() - pause.paused_at),
         coalesce(', because ' || rota._one_line(pause.reason), ', without a reason'),
         coalesce(', for another ' || rota._span(pause.until - rota.now()), ''));

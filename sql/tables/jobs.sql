@@ -256,7 +256,7 @@ create table rota.pauses (
     reason text,
     until timestamptz,
 
-    constraint pauses_set_by_check check (set_by in ('operator', 'breaker'))
+    constraint pauses_set_by_check check (set_by in ('operator', 'breaker', 'rule'))
 );
 
 -- So that a claim asks by index for pauses of its types, whatever is known of the table.

@@ -8,10 +8,13 @@ create table rota.retry_rules (
     queue text collate "C" not null,
     retry_in interval,
     is_fatal boolean not null,
+    pause_for interval,
     updated_at timestamptz not null default rota.now(),
 
     constraint retry_rules_pkey primary key (error_type, job_type, queue),
-    constraint retry_rules_is_fatal_check check (is_fatal <> (retry_in is not null))
+    constraint retry_rules_is_fatal_check check (not (is_fatal and retry_in is not null)),
+    constraint retry_rules_given_check
+        check (is_fatal or num_nonnulls(retry_in, pause_for) > 0)
 );
 
 comment on table rota.retry_rules is 'What a failure with an error of a type leads to.';
@@ -20,6 +23,8 @@ comment on column rota.retry_rules.queue is 'A queue, or * for all.';
 comment on column rota.retry_rules.retry_in is
     'When such a job is tried again, in place of its backoff.';
 comment on column rota.retry_rules.is_fatal is 'Whether such a job is dead at once.';
+comment on column rota.retry_rules.pause_for is
+    'How long its job type is paused from then on, in the queue of the rule; null means not.';
 
 create table rota.breakers (
     job_type text collate "C" not null,

@@ -46,7 +46,7 @@ create table rota.pending_checks (
 
     constraint pending_checks_kind_check
         check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'queue', 'schedule',
-            'pause'))
+            'pause', 'error'))
 )
 with (
     -- Every check leaves a dead row, however few wait.
@@ -65,7 +65,8 @@ comment on table rota.pending_checks is
     'not see what another did.';
 comment on column rota.pending_checks.subject is
     'By kind: an ordering key, a job''s id, a parent''s id, or the name of a limit, a schedule '
-    'or a pause; behind an id the position that the check has come to.';
+    'or a pause, or error type, job type and queue of a failure; behind an id the position '
+    'that the check has come to.';
 comment on column rota.pending_checks.due_at is 'The smallest value means at once.';
 comment on column rota.pending_checks.deferrals is
     'How often it could not be decided and was deferred.';

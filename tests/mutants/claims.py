@@ -262,7 +262,27 @@ CLAIMS = (
         "breaker-over-operator",
         "A breaker gives an end to the pause of an operator.",
         "sql/jobs/test_pauses.py",
-        sql("jobs/pauses", "where excluded.set_by = 'operator' or p.set_by = 'breaker'", ""),
+        sql(
+            "jobs/pauses",
+            "where excluded.set_by = 'operator' or p.set_by = excluded.set_by",
+            "",
+        ),
+    ),
+    mutant(
+        "rule-over-breaker",
+        "The pause of a retry rule takes the place of that of a breaker.",
+        "sql/jobs/test_retries.py",
+        sql("jobs/pauses", "or p.set_by = excluded.set_by", "or p.set_by <> 'operator'"),
+    ),
+    mutant(
+        "rule-pauses-too-late",
+        "A failure pauses its type from now on, however long ago it was.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "v_failed.failed_at + c_rule.pause_for, 'rule'",
+            "c_now + c_rule.pause_for, 'rule'",
+        ),
     ),
     mutant(
         "claim-without-isolation",

@@ -50,6 +50,9 @@ def fail_all(db, number):
         ({"fatal": True, "error_type": "x" * 201}, "error_type"),
         ({"fatal": True, "job_type": "*"}, "job_type"),
         ({"fatal": True, "queue": "a b"}, "queue"),
+        ({"pause_for": "0"}, "pause_for"),
+        ({"pause_for": "31 days"}, "pause_for"),
+        ({"pause_for": "1 s", "reset": True}, "retry_in"),
     ],
 )
 def test_set_retry_rule_refuses_bad_arguments(db, given, argument):
@@ -124,6 +127,123 @@ def test_the_rule_of_the_type_and_the_queue_goes_before_that_for_all(db, clock):
         1,
     ):
         assert fail(db, job, "E").run_at == now + timedelta(minutes=minutes)
+
+
+PAUSES = "select queue, job_type, set_by, until from rota.pauses"
+
+
+def test_a_rule_pauses_the_type_for_so_long_after_its_last_failure(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    value(db, "set_retry_rule", error_type="Quota", pause_for="10 minutes")
+    late = running(db, job_type="mail", lease="1 hour")
+    assert fail(db, running(db, job_type="mail"), "Quota").status == "failed"
+    enqueue(db, "mail", queue="q")
+    enqueue(db, "other")
+    clock.advance("1 minute")
+    settle(db)
+    assert rows(db, PAUSES) == [(None, "mail", "rule", now + timedelta(minutes=10))]
+    assert claim(db, queues=["q"]) == []
+    assert [job.job_type for job in claim(db, max_jobs=5)] == ["other"]
+    clock.advance("3 minutes")
+    fail(db, late, "Quota")
+    settle(db)
+    assert rows(db, PAUSES) == [(None, "mail", "rule", now + timedelta(minutes=14))]
+
+    clock.advance("10 minutes")
+    settle(db)
+    assert rows(db, PAUSES) == []
+    freed = claim(db, queues=["default", "q"], job_types=["mail"], max_jobs=5)
+    assert sorted(job.queue for job in freed) == ["default", "default", "q"]
+
+
+def test_a_rule_of_a_queue_pauses_there_and_tells_what_else_becomes_of_the_job(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    value(db, "set_retry_rule", error_type="Quota", queue="q", pause_for="1 hour", fatal=True)
+    enqueue(db, "mail")
+
+    assert fail(db, running(db, job_type="mail", queue="q"), "Quota").status == "dead"
+    settle(db)
+
+    assert rows(db, PAUSES) == [("q", "mail", "rule", now + timedelta(hours=1))]
+    assert len(claim(db)) == 1
+    value(
+        db, "set_retry_rule", error_type="Quota", queue="q", pause_for="1 hour", retry_in="5 s"
+    )
+    (row,) = rows(db, "select retry_in, is_fatal, pause_for from rota.retry_rules")
+    assert row == (5 * SECOND, False, timedelta(hours=1))
+
+
+def test_a_rule_leaves_the_pauses_of_others_as_they_are(db):
+    value(db, "set_retry_rule", error_type="Quota", queue="default", pause_for="1 hour")
+    value(db, "set_retry_rule", error_type="Quota", queue="q", pause_for="1 hour")
+    value(db, "set_breaker", job_type="mail", queue="q", max_failures=1, pause_for="1 minute")
+    jobs = [running(db, job_type="mail", queue=queue) for queue in ("default", "q", "q")]
+    value(db, "pause_type", job_type="mail", queue="default", reason="mine")
+    fail(db, jobs[1], "Other")
+    settle(db)
+    fail(db, running(db, job_type="mail2", queue="q"), "Quota")
+    fail(db, jobs[0], "Quota")
+    fail(db, jobs[2], "Quota")
+    settle(db)
+
+    assert sorted(row[:3] for row in rows(db, PAUSES)) == [
+        ("default", "mail", "operator"),
+        ("q", "mail", "breaker"),
+        ("q", "mail2", "rule"),
+    ]
+
+
+def test_a_pause_that_maintenance_comes_too_late_for_is_none(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    value(db, "set_retry_rule", error_type="Quota", pause_for="1 minute")
+    fail(db, running(db, job_type="mail"), "Quota")
+    clock.advance("1 minute")
+    settle(db)
+
+    assert rows(db, PAUSES) == []
+    value(db, "set_retry_rule", error_type="Quota", job_type="gone", fatal=True)
+    fail(db, running(db, job_type="gone", queue="q"), "Quota")
+    fail(db, running(db, job_type="mail", queue="q"), "Quota")
+    value(db, "set_retry_rule", error_type="Quota", reset=True)
+    settle(db)
+    assert rows(db, PAUSES) == []
+
+
+def test_who_fails_waits_for_no_operator_and_no_other_who_fails(db, connect):
+    value(db, "set_retry_rule", error_type="Quota", pause_for="1 hour")
+    first, second = running(db, job_type="mail"), running(db, job_type="mail")
+    open_pause, open_fail = connect(autocommit=False), connect(autocommit=False)
+    value(open_pause, "pause_type", job_type="mail")
+    fail(open_fail, first, "Quota")
+
+    db.execute("set lock_timeout = '1s'")
+    assert fail(db, second, "Quota").status == "failed"
+    one(db, "tick")
+    assert rows(db, PAUSES) == []
+    open_pause.rollback()
+    open_fail.rollback()
+    db.execute("update rota.pending_checks set due_at = '-infinity'")
+    settle(db)
+    assert [row.set_by for row in rows(db, PAUSES)] == ["rule"]
+
+
+def test_explain_and_doctor_tell_of_the_pause_of_a_rule(db):
+    value(db, "set_retry_rule", error_type="Quota", job_type="mail", pause_for="1 hour")
+    job = running(db, job_type="mail")
+    waiting = enqueue(db, "mail")
+    fail(db, job, "Quota")
+    settle(db)
+
+    told = call(db, "explain_job", job_id=waiting)[0]
+    assert told.reason == "type_paused"
+    assert "by a retry rule" in told.explanation
+    assert f"job {job.job_id} failed with Quota: no route" in told.explanation
+    assert "for another 59 min" in told.explanation or "for another 1 h" in told.explanation
+    found = [row for row in call(db, "doctor") if row.finding == "queues"]
+    assert "a retry rule" in found[0].evidence
+    db.execute(found[0].remedy)
+    settle(db)
+    assert claim(db)[0].job_id == waiting
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_tries_again_by_itself(db, clock):

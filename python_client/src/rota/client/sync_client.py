@@ -966,6 +966,7 @@ class Client:
         queue: str | Unset | None = UNSET,
         retry_in: timedelta | Unset | None = UNSET,
         fatal: bool | Unset = UNSET,
+        pause_for: timedelta | Unset | None = UNSET,
         reset: bool | Unset = UNSET,
     ) -> None:
         """Say when jobs are tried again that fail with such an error, or that they are not."""
@@ -976,6 +977,7 @@ class Client:
             queue=queue,
             retry_in=retry_in,
             fatal=fatal,
+            pause_for=pause_for,
             reset=reset,
         )
 
