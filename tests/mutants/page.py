@@ -67,7 +67,41 @@ PAGE = (
         "page-tells-what-is-masked",
         "A masked value is found out by searching for it.",
         "web/test_pages.py",
-        client("web/pages", 'raise BadFilterError(WORDS["payload_masked"])', "pass"),
+        client("web/filters", 'raise BadFilterError(WORDS["payload_masked"])', "pass"),
+    ),
+    mutant(
+        "page-counts-what-is-masked",
+        "A masked value is found out by counting the jobs that an act would be done to.",
+        "web/test_pages.py",
+        client("web/acts", "check_masked(site.json, wanted)", "pass"),
+    ),
+    mutant(
+        "page-through-any-proxy",
+        "Without passwords a proxy of this machine lets the world in.",
+        "web/test_access.py",
+        client(
+            "web/access",
+            "if any(header in request.headers for header in FORWARDED):",
+            "if False:",
+        ),
+    ),
+    mutant(
+        "page-waits-for-each",
+        "Each question of a screen takes the time of all of them.",
+        "web/test_pages.py",
+        client(
+            "web/database", "time.monotonic() + self.read_time if has_end else None", "None"
+        ),
+    ),
+    mutant(
+        "page-shows-what-was",
+        "A page that was hidden gets the answer of before.",
+        "web/test_pages.py",
+        client(
+            "web/live",
+            "return is_good and self._task is not None and not self._task.done()",
+            "return is_good",
+        ),
     ),
     mutant(
         "page-escapes-nothing",

@@ -59,6 +59,18 @@ def test_without_passwords_only_this_machine_is_answered(
         assert asked(make_page(), path, peer=peer, host=host).status_code == status
 
 
+@pytest.mark.parametrize(
+    "header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"]
+)
+def test_without_passwords_what_a_proxy_passes_on_is_refused(
+    make_page: Make, scene: Scene, header: str
+) -> None:
+    """All that comes through a proxy of this machine comes from this machine."""
+    answer = asked(make_page(), "/static/rota.css", **{header: "203.0.113.9"})
+    assert answer.status_code == 403
+    assert "proxy" in answer.text
+
+
 def users(path: Path, *, allow_acts: bool, name: str, password: str) -> str:
     command = [sys.executable, "-m", "rota", "web", "--passwords", str(path)]
     command += ["--add-user", name, *(["--allow-acts"] if allow_acts else [])]
@@ -68,6 +80,7 @@ def users(path: Path, *, allow_acts: bool, name: str, password: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_password_file_lets_in_whom_it_names(
     make_page: Make, scene: Scene, tmp_path: Path
 ) -> None:
@@ -160,6 +173,7 @@ urlpatterns = [path("shop/", lambda request: HttpResponse("the shop"))]
 """
 
 
+@pytest.mark.slow
 def test_a_page_works_beside_django(web_url: str, scene: Scene, tmp_path: Path) -> None:
     """The lines of the docs, as they stand there."""
     docs = Path(__file__).resolve().parents[2] / "python_client" / "docs" / "web.md"

@@ -192,6 +192,50 @@ def test_a_selection_is_not_taken_away_and_is_acted_on(wide: Page, web_url: str)
     assert found == (4,)
 
 
+FRESH = """
+    () => new Promise(done => document.addEventListener("rota:fresh", done, {once: true}))
+    """
+
+
+def test_what_is_marked_closed_and_old_is_so_after_a_refresh(
+    wide: Page, web_url: str, scene: Scene
+) -> None:
+    with psycopg.connect(web_url, autocommit=True) as db:
+        for _ in range(3):
+            db.execute("select rota.enqueue('marked', queue => 'marked', delay => '1 day')")
+        wide.goto("/jobs?type=marked")
+        wide.keyboard.press("j")
+        wide.keyboard.press("j")
+        link = wide.locator("main tbody tr.at th a")
+        expect(link).to_be_focused()
+        name = link.inner_text()
+        db.execute("select rota.enqueue('marked', queue => 'marked', delay => '1 day')")
+        expect(wide.locator("main tbody tr")).to_have_count(4, timeout=20_000)
+        expect(link).to_have_text(name)
+        expect(link).to_be_focused()
+        expect(wide.locator("main tbody tr").nth(2)).to_have_class("at")
+
+        wide.goto(f"/jobs/{scene.jobs['dead']}")
+        stack = wide.locator("details", has_text="Traceback")
+        expect(stack).to_have_attribute("open", "")
+        stack.locator("summary").click()
+        wide.evaluate(f"window.fresh = ({FRESH})()")
+        db.execute("select rota.enqueue('marked', queue => 'marked', delay => '1 day')")
+        wide.evaluate("window.fresh")
+        expect(stack).not_to_have_attribute("open", "")
+
+
+def test_times_go_on_while_no_answer_comes(wide: Page, scene: Scene) -> None:
+    wide.clock.install()
+    wide.route("**/events", lambda route: route.fulfill(status=204))
+    wide.goto(f"/jobs/{scene.jobs['dead']}")
+    ended = wide.locator(".story time").last
+    expect(ended).to_contain_text("ago")
+    wide.clock.run_for("03:00:00")
+    expect(ended).to_contain_text("3 h")
+    wide.complaints.clear()  # type: ignore[attr-defined]
+
+
 def test_keys_do_what_the_help_says(wide: Page) -> None:
     wide.goto("/")
     wide.keyboard.press("?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
@@ -183,15 +184,41 @@ def test_what_is_masked_is_not_shown_and_cannot_be_guessed(
     page = told(http, "/jobs?payload=password%3Dhunter2")
     assert "masked" in page
     assert '<th scope="row"' not in page
-    page = told(http, '/jobs?payload={"password": "hunter2"}')
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        'payload={"password": "hunter2"}',
+        'payload={"pass\\u0077ord": "hunter2"}',
+        'payload={"a": [{"PassWord": "hunter2"}]}',
+        'payload={"password": "x", "password": "hunter2"}',
+        'payload=customer={"secret": 1}',
+        "payload=customer.api_key=x",
+        'header={"authorization": "x"}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/jobs", "/all/retry"])
+def test_what_is_masked_cannot_be_searched_for(
+    http: httpx.Client, path: str, asked: str
+) -> None:
+    name, _, value = asked.partition("=")
+    page = http.get(path, params={name: value, "status": "dead"}).text
+
+    assert "The value of this key is masked" in page
     assert '<th scope="row"' not in page
+    assert 'method="post"' not in page
 
 
 def test_hidden_payloads_are_nowhere(make_page: Callable[..., Any], scene: Scene) -> None:
-    with serving(make_page(payloads="hide")) as address, httpx.Client(base_url=address) as http:
+    page = make_page(payloads="hide", allow_acts=True)
+    with serving(page) as address, httpx.Client(base_url=address) as http:
         assert str(BIG) not in told(http, f"/jobs/{scene.jobs['done']}")
         assert str(BIG) not in told(http, "/jobs?col=payload.amount")
-        assert 'role="alert"' in told(http, "/jobs?payload=customer.id%3D7")
+        for path in ("/jobs", "/all/retry"):
+            page = told(http, f"{path}?payload=customer.id%3D7")
+            assert "Payloads are hidden" in page
+            assert '<th scope="row"' not in page
 
 
 def test_a_job_tells_its_story(http: httpx.Client, scene: Scene) -> None:
@@ -209,6 +236,27 @@ def test_each_error_is_one_row(http: httpx.Client) -> None:
 
     assert page.count("order N has no currency") == 1
     assert told(http, "/errors?since=1h&type=send_mail").count("BadCurrency") == 0
+
+
+def test_a_job_that_failed_with_two_texts_of_one_error_is_one_job(
+    http: httpx.Client, db_of_page: Any
+) -> None:
+    job_id = db_of_page.execute(
+        "select rota.enqueue('twice', queue => 'twice', max_attempts => 5)"
+    ).fetchone()[0]
+    for number in (1, 2, 3):
+        db_of_page.execute(
+            "select rota.fail_job(c.job_id, c.lease_token, %s)"
+            " from rota.claim_jobs('w', '{twice}') as c",
+            [f"order {number} is odd"],
+        )
+        db_of_page.execute("select rota.retry_job(%s)", [job_id])
+    page = told(http, "/errors?type=twice")
+
+    assert page.count("order N is odd") == 1
+    assert '<td class="num" data-name="Failures">3</td>' in page
+    assert '<td class="num" data-name="Jobs">1</td>' in page
+    assert f'<a href="/jobs/{job_id}">' in page
 
 
 def test_a_schedule_is_told_in_words_with_its_next_runs(http: httpx.Client) -> None:
@@ -293,9 +341,16 @@ def test_what_ended_is_plotted_with_what_each_bar_stands_for() -> None:
     assert "<rect" not in runs
 
 
-@pytest.mark.parametrize("path", ["/jobs/0", "/jobs/999999", "/jobs/x", "/nowhere"])
+@pytest.mark.parametrize(
+    "path", ["/jobs/0", "/jobs/999999", "/jobs/x", "/nowhere", "/schedules/nowhere"]
+)
 def test_what_is_not_there_is_said_so(http: httpx.Client, path: str) -> None:
     assert "Not found" in told(http, path, 404)
+
+
+@pytest.mark.parametrize("path", ["/jobs/%00", "/schedules/a%00b", "/jobs?queue=%00", "/%00"])
+def test_what_no_text_can_hold_is_not_found(http: httpx.Client, path: str) -> None:
+    assert http.get(path).status_code == 404
 
 
 def test_a_question_that_takes_too_long_is_stopped_and_said_so(
@@ -308,6 +363,64 @@ def test_a_question_that_takes_too_long_is_stopped_and_said_so(
             db_of_page.execute("lock table rota.jobs in access exclusive mode")
             shown = told(http, "/jobs")
     assert "The database was stopped after 0.3 s" in shown
+
+
+@pytest.mark.slow
+def test_every_screen_answers_in_its_time_while_all_tables_are_locked(
+    make_page: Callable[..., Any], db_of_page: Any, scene: Scene
+) -> None:
+    paths = [*SCREENS, f"/jobs/{scene.jobs['dead']}", "/jobs?error=x", "/audit?job=1"]
+    paths += [f"/act/retry_job?job_id={scene.jobs['dead']}", "/act/schedule_job?name=weekly"]
+    tables = db_of_page.execute(
+        "select string_agg(c.oid::regclass::text, ', ') from pg_class as c"
+        " where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p')"
+    ).fetchone()[0]
+    page = make_page(read_time=1.0, allow_acts=True)
+    with serving(page) as address, httpx.Client(base_url=address, timeout=30) as http:
+        http.get("/jobs")
+        with db_of_page.transaction():
+            db_of_page.execute(f"lock table {tables} in access exclusive mode")
+            for path in paths:
+                began = time.monotonic()
+                answer = http.get(path)
+                took = time.monotonic() - began
+                assert answer.status_code in (200, 503), (path, answer.text)
+                assert "The database was stopped after 1 s" in answer.text, path
+                assert took < 1.0 + 1.5, f"{path} took {took:.1f} s"
+
+
+def test_pages_that_are_looked_at_again_show_what_is_new(
+    make_page: Callable[..., Any], db_of_page: Any
+) -> None:
+    """While no page listened no change was noticed, so nothing that was told then is shared."""
+    with serving(make_page()) as address, httpx.Client(base_url=address) as http:
+
+        def rows() -> int:
+            text = http.get("/jobs?type=hidden", headers={"rota-live": "1"}).text
+            return text.count('<th scope="row">')
+
+        def listen() -> None:
+            with http.stream("GET", "/events") as events:
+                for line in events.iter_lines():
+                    if line.startswith("event: change"):
+                        return
+
+        listen()
+        assert rows() == 0
+        db_of_page.execute("select rota.enqueue('hidden', queue => 'h', delay => '1 day')")
+        assert rows() == 1
+        listen()
+        db_of_page.execute("select rota.enqueue('hidden', queue => 'h', delay => '1 day')")
+        assert rows() == 2
+
+
+def test_a_page_without_the_role_of_an_observer_says_so(
+    login_url: str, web_url: str, scene: Scene
+) -> None:
+    with serving(rota.web.app(web_url, observer_role="nowhere")) as address:
+        assert "reads as postgres" in httpx.get(f"{address}/").text
+    with serving(rota.web.app(web_url, observer_role=None)) as address:
+        assert "reads as" not in httpx.get(f"{address}/").text
 
 
 def test_the_page_reads_as_the_observer_and_writes_nothing(

@@ -25,6 +25,10 @@ from starlette.requests import Request
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 ROLES = ("observer", "operator")
+FORWARDED = (
+    "forwarded", "via", "x-real-ip", "x-forwarded-for", "x-forwarded-host",
+    "x-forwarded-proto", "x-forwarded-server",
+)  # fmt: skip
 SCRYPT = {"n": 1 << 14, "r": 8, "p": 1}
 MAX_KNOWN = 1000
 
@@ -142,6 +146,10 @@ async def only_this_machine(request: Request) -> User | None:
     name = (request.url.hostname or "").lower()
     if address is None or not address.is_loopback or name not in LOOPBACK_NAMES:
         raise RefusedError("without passwords this page is for its own machine: localhost")
+    if any(header in request.headers for header in FORWARDED):
+        raise RefusedError(
+            "a proxy passed this on: say who may see the page, by passwords or trusted_header"
+        )
     return User("", is_operator=True)
 
 

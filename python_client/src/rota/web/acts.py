@@ -25,7 +25,7 @@ from ..client.connecting import one_line
 from . import queries
 from .access import RefusedError
 from .database import Row, TooSlowError
-from .filters import BadFilterError, Filter, acted, json_object, json_text
+from .filters import BadFilterError, Filter, acted, check_masked, json_object, json_text
 from .site import Answer, Site, site_of
 from .words import WORDS
 
@@ -235,10 +235,10 @@ async def act(request: Request) -> Response:
     is_done = request.method == "POST" and not is_look and problem is None
     if is_done:
         done, failed = await _do(site, request, call)
-    jobs: list[Row] = []
+    jobs = Answer()
     if wanted.about == JOB and call.about:
         ids = {"id": [one["job_id"] for one in call.about[:SAMPLES]], "limit": SAMPLES}
-        jobs = (await site.ask(queries.listed(["id"], payload=False), ids)).rows
+        jobs = await site.ask(queries.listed(["id"], payload=False), ids)
     undo = ACTS.get(wanted.undo or "")
     return await site.render(
         request,
@@ -252,7 +252,8 @@ async def act(request: Request) -> Response:
         upcoming=upcoming.rows,
         done=done,
         failed=failed,
-        jobs=jobs,
+        jobs=jobs.rows,
+        jobs_problem=jobs.problem,
         statements=[told(one) for one in call.statements()[:SAMPLES]],
         undo=_undo(undo, call) if undo else None,
         back=_back(wanted, call),
@@ -264,7 +265,9 @@ async def _as_it_is(site: Site, pairs: list[tuple[str, str]]) -> list[tuple[str,
     given = dict(pairs)
     found = await site.ask(queries.SCHEDULE_AS_GIVEN, {"name": given.get("name", "")[:63]})
     if not found.rows:
-        raise HTTPException(404, found.problem or WORDS["act_nothing"])
+        raise HTTPException(
+            503 if found.problem else 404, found.problem or WORDS["act_nothing"]
+        )
     row = found.rows[0]
     for name in ("payload", "headers"):
         if row[name] is not None and (shown := site.json.editable(row[name])) is None:
@@ -301,7 +304,7 @@ def _call(act: Act, pairs: Sequence[tuple[str, str]]) -> tuple[Call, str | None]
         raise HTTPException(404, WORDS["act_nothing"]) from None
     more: dict[str, Any] = {}
     for one in act.fields:
-        text = values.get(one.name, "").strip().replace("\0", "")
+        text = values.get(one.name, "").strip()
         if not text:
             if one.is_needed:
                 problem = WORDS["act_needs"].format(WORDS.get(f"arg_{one.name}", one.name))
@@ -409,6 +412,7 @@ async def act_on_all(request: Request) -> Response:
     asked = "{}"
     unknown: list[str] = []
     try:
+        check_masked(site.json, wanted)
         asked, unknown = acted(wanted)
     except BadFilterError as error:
         problem = str(error)
@@ -461,7 +465,7 @@ def _arguments(fields: Sequence[Field], values: dict[str, str]) -> tuple[str, st
     given: dict[str, str] = {}
     problem = None
     for one in fields:
-        text = values.get(one.name, "").replace("\0", "")
+        text = values.get(one.name, "")
         try:
             if text and one.kind == "json":
                 given[one.name] = json_text(text)
@@ -559,7 +563,8 @@ async def _form(request: Request) -> list[tuple[str, str]]:
         if len(body) > MAX_BODY:
             raise HTTPException(413, WORDS["act_too_large"])
     try:
-        return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=5000)
+        text = body.decode().replace("%00", "").replace("\0", "")
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=5000)
     except ValueError:
         raise HTTPException(400, WORDS["act_nothing"]) from None
 

@@ -1,16 +1,20 @@
 """Ask the database so that nobody else feels it.
 
 Each question is a transaction of its own: read only, as the role that the page reads with, in
-UTC, and with a time limit after which the server stops it.  Nothing is left in the session, so
-it works behind a pooler.  What took too long is told on the page, beside all that did not.
+UTC, and with a time limit after which the server stops it.  The questions of one page share
+its time: each gets what those before it have left, and a moment if they left nothing.  Nothing
+is left in the session, so it works behind a pooler.  What took too long is told on the page,
+beside all that did not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, LiteralString
 
@@ -24,11 +28,17 @@ from ..client.connecting import named, settings
 Row = dict[str, Any]
 Values = Mapping[str, Any]
 
+logger = logging.getLogger("rota")
+
 READ_TIME = 4.0
+MOMENT = 0.1
+"""Seconds that a question gets even when those before it have taken the time of the page."""
 ACT_TIME = 60.0
 LOCK_TIME = "3s"
 MAX_CONNECTIONS = 4
 NOTHING: Values = MappingProxyType({})
+
+_page_ends: ContextVar[float | None] = ContextVar("page_ends", default=None)
 
 
 class TooSlowError(Exception):
@@ -51,6 +61,7 @@ class Database:
         read_time: float = READ_TIME,
     ) -> None:
         self.read_time = read_time
+        self.observer = observer
         self._roles = {"observer": observer, "operator": operator}
         self._known: dict[str, str | None] = {}
         self._cached: dict[str, tuple[float, Any]] = {}
@@ -61,7 +72,7 @@ class Database:
             kwargs={**settings(conninfo, "rota web"), "row_factory": dict_row},
             min_size=0,
             max_size=MAX_CONNECTIONS,
-            timeout=min(10.0, 2.5 * read_time),
+            timeout=read_time,
             max_idle=60,
             reconnect_timeout=0,
             open=False,
@@ -76,26 +87,50 @@ class Database:
         """Close all connections."""
         await self._pool.close()
 
+    def begin_page(self, *, has_end: bool = True) -> None:
+        """Let the questions of this task share the time of one page, or each have its own."""
+        _page_ends.set(time.monotonic() + self.read_time if has_end else None)
+
+    def _left(self, least: float) -> float:
+        """Return how many seconds the next question may take."""
+        end = _page_ends.get()
+        left = self.read_time if end is None else end - time.monotonic()
+        return max(min(left, self.read_time), least)
+
     async def rows(
-        self, query: LiteralString | sql.Composed, values: Values = NOTHING
+        self,
+        query: LiteralString | sql.Composed,
+        values: Values = NOTHING,
+        *,
+        least: float = MOMENT,
     ) -> list[Row]:
         """Return what a question finds; raise TooSlowError when the server had to stop it."""
-        async with self._transaction("observer", "read only", self.read_time) as connection:
+        left = self._left(least)
+        async with self._transaction("observer", "read only", left) as connection:
             return await (await connection.execute(query, values)).fetchall()
 
-    async def row(self, query: LiteralString, values: Values = NOTHING) -> Row | None:
+    async def row(
+        self, query: LiteralString, values: Values = NOTHING, *, least: float = MOMENT
+    ) -> Row | None:
         """Return the first row of what a question finds."""
-        found = await self.rows(query, values)
+        found = await self.rows(query, values, least=least)
         return found[0] if found else None
 
     async def cached(self, key: str, seconds: float, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Return an answer that may be so many seconds old; many who ask make one question."""
-        async with self._asked.setdefault(key, asyncio.Lock()):
+        lock = self._asked.setdefault(key, asyncio.Lock())
+        try:
+            await asyncio.wait_for(lock.acquire(), self._left(1.0))
+        except TimeoutError:
+            raise TooSlowError from None
+        try:
             known = self._cached.get(key)
             if known is None or time.monotonic() - known[0] > seconds:
                 known = (time.monotonic(), await ask())
                 self._cached[key] = known
             return known[1]
+        finally:
+            lock.release()
 
     @asynccontextmanager
     async def acting(self, actor: str) -> AsyncIterator[AsyncConnection[Row]]:
@@ -114,7 +149,8 @@ class Database:
         self, access: str, mode: LiteralString, seconds: float
     ) -> AsyncIterator[AsyncConnection[Row]]:
         try:
-            async with self._pool.connection() as connection:
+            wait = max(min(seconds, self.read_time), 1.0)
+            async with self._pool.connection(timeout=wait) as connection:
                 role = await self._role(connection, access)
                 begin = sql.SQL(
                     "begin {}; set local statement_timeout = {}; set local time zone 'UTC';"
@@ -150,4 +186,6 @@ class Database:
             )
             row = await found.fetchone()
             self._known[access] = name if row is not None and row["may"] else None
+            if name is not None and self._known[access] is None:
+                logger.warning("the page has no role %s: it comes as it connects", name)
         return self._known[access]

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
+from .show import Json
+from .words import WORDS
+
 STATUSES = ("queued", "running", "failed", "blocked", "dead", "succeeded", "cancelled")
 LIVE = frozenset(STATUSES[:4])
 TEXTS = (
@@ -149,6 +152,28 @@ def json_object(values: Mapping[str, str]) -> str:
 def json_text(text: str) -> str:
     """Return a text if it is JSON; raise BadFilterError."""
     return _json(text)
+
+
+def check_masked(shown: Json, wanted: Filter) -> None:
+    """Refuse to search for what is not shown: the answer would tell it bit by bit."""
+    payloads, headers = wanted.values.get("payload", ()), wanted.values.get("header", ())
+    if (payloads or headers) and shown.payloads == "hide":
+        raise BadFilterError(WORDS["payload_hidden"])
+    asked = [contained(text) for text in payloads]
+    asked += [contained(text, is_text=True) for text in headers]
+    if any(shown.is_masked(key) for text in asked for key in _keys(text)):
+        raise BadFilterError(WORDS["payload_masked"])
+
+
+def _keys(text: str) -> list[str]:
+    """Return all keys in JSON, however they are written, and those that are there twice."""
+    keys: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        keys.extend(key for key, _ in pairs)
+
+    json.loads(text, object_pairs_hook=note)
+    return keys
 
 
 def _typed(text: str) -> Iterable[tuple[str, str]]:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import LiteralString
 
 import psycopg
@@ -41,6 +42,12 @@ COUNTED: LiteralString = """
     """
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    number: int
+    answer: asyncio.Future[Response]
+
+
 class Pulse:
     """Counts the changes that pages have been told of."""
 
@@ -50,7 +57,7 @@ class Pulse:
         self._task: asyncio.Task[None] | None = None
         self._spent = 0.0
         self._number = 0
-        self._answers: dict[tuple[int, str], asyncio.Task[Response]] = {}
+        self._answers: dict[str, _Shared] = {}
 
     async def events(self) -> AsyncIterator[str]:
         """Yield a line for each change, and one now and then that keeps the line open."""
@@ -75,13 +82,24 @@ class Pulse:
                 self._task = None
 
     async def share(self, key: str, answer: Callable[[], Awaitable[Response]]) -> Response:
-        """Return the answer that all pages of one address get for the same change."""
-        have = (self._number, key)
+        """Return the answer that all pages of one address get for the same change.
+
+        While no task looks for changes, the pages share only what is under way.
+        """
         self._spent += SERVED
-        if have not in self._answers:
-            self._answers = {k: v for k, v in self._answers.items() if k[0] == self._number}
-            self._answers[have] = asyncio.ensure_future(self._timed(answer))
-        return await asyncio.shield(self._answers[have])
+        if key not in self._answers or not self._is_fresh(self._answers[key]):
+            self._answers = {k: one for k, one in self._answers.items() if self._is_fresh(one)}
+            made = asyncio.ensure_future(self._timed(answer))
+            self._answers[key] = _Shared(self._number, made)
+        return await asyncio.shield(self._answers[key].answer)
+
+    def _is_fresh(self, shared: _Shared) -> bool:
+        if shared.number != self._number:
+            return False
+        if not shared.answer.done():
+            return True
+        is_good = not shared.answer.cancelled() and shared.answer.exception() is None
+        return is_good and self._task is not None and not self._task.done()
 
     async def _timed(self, answer: Callable[[], Awaitable[Response]]) -> Response:
         began = time.monotonic()
@@ -91,6 +109,10 @@ class Pulse:
             self._spent += time.monotonic() - began
 
     async def _run(self) -> None:
+        # What was told before nobody listened is old.
+        self._number += 1
+        self._spent = 0.0
+        self._database.begin_page(has_end=False)
         counted, told_at = None, time.monotonic()
         while True:
             wait = min(max(SHORTEST, self._spent / SHARE), LONGEST)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -20,7 +21,7 @@ from ..exceptions import RotaError
 from . import queries
 from .acts import BULK, WANTED
 from .database import Row, TooSlowError, UnreachableError
-from .filters import COLUMNS, LIVE, SHOWN, STATUSES, BadFilterError, Filter
+from .filters import COLUMNS, LIVE, SHOWN, STATUSES, BadFilterError, Filter, check_masked
 from .graphs import dependencies
 from .plots import STEPS, TIMES, ended, times
 from .site import Answer, Site, site_of
@@ -29,6 +30,7 @@ from .words import WORDS
 Screen = Callable[[Request], Awaitable[Response]]
 SEVERITIES = ("critical", "warning", "ok")
 PAGE_SIZES = (50, 200)
+PARTS = 24
 FIRST_STEP = 20_000
 FIRST_TIME, SEARCH_TIME = 0.04, 1.0
 """Seconds of a search until the page is shown, and of each that goes on with it."""
@@ -155,7 +157,7 @@ async def _listed(
     before = request.query_params.get("before", "")
     if before.isdecimal() and int(before) < 1 << 63:
         values["before"] = int(before)
-    _check_masked(site, wanted)
+    check_masked(site.json, wanted)
     has_payload = any(column.startswith("payload.") for column in columns)
     answer = await _searched(site, values, size + 1, payload=has_payload)
     for row in answer.rows:
@@ -209,16 +211,6 @@ def _sides(values: dict[str, Any]) -> list[str]:
     return [] if statuses & LIVE else ["is_ended"]
 
 
-def _check_masked(site: Site, wanted: Filter) -> None:
-    """Refuse to search for what is not shown: the answer would tell it bit by bit."""
-    asked = [*wanted.values.get("payload", ()), *wanted.values.get("header", ())]
-    if asked and site.json.payloads == "hide":
-        raise BadFilterError(WORDS["payload_hidden"])
-    for text in asked:
-        if site.json.is_masked(text.partition("=")[0] if text[:1] != "{" else text):
-            raise BadFilterError(WORDS["payload_masked"])
-
-
 def _at(site: Site, payload: str | None, path: str) -> str:
     """Return what is at a path of a payload, as far as it may be shown."""
     if payload is None or site.json.payloads == "hide":
@@ -263,6 +255,7 @@ async def job(request: Request, site: Site) -> Response:
     return await site.render(
         request,
         "job.html",
+        job_id=job_id["id"],
         found=found,
         job=row,
         reasons=[r for r in reasons.rows if r["reason"] != "attempt"],
@@ -325,22 +318,17 @@ class Group:
     job_type: str
     error_type: str | None
     message: str
-    failures: int = 0
-    jobs: int = 0
-    first_failed_at: datetime | None = None
-    last_failed_at: datetime | None = None
-    last_job_id: int = 0
-    parts: list[int] = field(default_factory=lambda: [0] * 24)
+    failures: int
+    jobs: int
+    first_failed_at: datetime
+    last_failed_at: datetime
+    last_job_id: int
+    parts: list[int]
 
-    def add(self, row: Row) -> None:
-        """Add what was found of it in a part of the time."""
-        self.failures += row["failures"]
-        self.jobs += row["jobs"]
-        first, last = row["first_failed_at"], row["last_failed_at"]
-        self.first_failed_at = min(self.first_failed_at or first, first)
-        self.last_failed_at = max(self.last_failed_at or last, last)
-        self.last_job_id = max(self.last_job_id, row["last_job_id"])
-        self.parts[min(max(row["part"], 1), 24) - 1] += row["failures"]
+    def __post_init__(self) -> None:
+        """Count how many failures there were in each part of the time."""
+        found = Counter(min(max(part, 1), PARTS) for part in self.parts)
+        self.parts = [found[part] for part in range(1, PARTS + 1)]
 
     @property
     def address(self) -> str:
@@ -365,12 +353,9 @@ async def errors(request: Request, site: Site) -> Response:
         "job_type": wanted.get("type") or None,
     }
     answer = await site.ask(queries.ERRORS, values)
-    groups: dict[tuple[Any, ...], Group] = {}
-    for row in answer.rows:
-        key = (row["queue"], row["job_type"], row["error_type"], row["message"])
-        groups.setdefault(key, Group(*key)).add(row)
+    groups = [Group(**row) for row in answer.rows]
     order = "jobs" if request.query_params.get("order") == "jobs" else "last_failed_at"
-    shown = sorted(groups.values(), key=lambda group: getattr(group, order), reverse=True)
+    shown = sorted(groups, key=lambda group: getattr(group, order), reverse=True)
     failures = sum(group.failures for group in shown)
     return await site.render(
         request,
@@ -412,6 +397,7 @@ async def schedule(request: Request, site: Site) -> Response:
     return await site.render(
         request,
         "schedule.html",
+        name=name["name"],
         found=found,
         schedule=row,
         upcoming=upcoming,
@@ -487,8 +473,9 @@ async def unreachable(request: Request, error: Exception) -> Response:
 async def too_slow(request: Request, error: Exception) -> Response:
     """Say that the database did not answer in time."""
     site = site_of(request)
-    text = WORDS["too_slow"].format(site.database.read_time)
-    return site.plain(request, "trouble.html", 503, title=WORDS["too_slow_title"], text=text)
+    return site.plain(
+        request, "trouble.html", 503, title=WORDS["too_slow_title"], text=site.too_slow()
+    )
 
 
 async def refused(request: Request, error: Exception) -> Response:
@@ -530,6 +517,7 @@ HANDLERS: dict[Any, Any] = {
     404: not_found,
     405: not_allowed,
     413: not_allowed,
+    503: not_allowed,
     UnreachableError: unreachable,
     TooSlowError: too_slow,
     psycopg.Error: refused,

@@ -16,7 +16,7 @@ MAX_LISTED = 200
 
 PLACE: LiteralString = """
     select current_database() as database, rota.version() as version, rota.now() as now,
-        pg_is_in_recovery() as is_standby
+        pg_is_in_recovery() as is_standby, current_user as reads_as, session_user as login
     """
 
 DOCTOR: LiteralString = "select severity, finding, evidence, remedy from rota.doctor()"
@@ -60,11 +60,7 @@ RUNNING: LiteralString = """
 
 # Equal texts are folded once: that is most of the work.
 ERRORS: LiteralString = """
-    select e.queue, e.job_type, e.error_type, rota.fold_error(e.message) as message, e.part,
-        count(*) as failures, count(distinct e.job_id) as jobs,
-        min(e.failed_at) as first_failed_at, max(e.failed_at) as last_failed_at,
-        max(e.job_id) as last_job_id
-    from (
+    with newest as materialized (
         select i.queue, i.job_type, i.error_type, left(i.message, 1000) as message,
             i.failed_at, i.job_id,
             width_bucket(
@@ -75,8 +71,17 @@ ERRORS: LiteralString = """
           and (%(queue)s::text is null or i.queue = %(queue)s)
           and (%(job_type)s::text is null or i.job_type = %(job_type)s)
         order by i.failed_at desc limit 5000
-    ) as e
-    group by e.queue, e.job_type, e.error_type, e.message, e.part
+    ),
+    folded as materialized (
+        select t.message, rota.fold_error(t.message) as text
+        from (select distinct n.message from newest as n) as t
+    )
+    select n.queue, n.job_type, n.error_type, f.text as message, count(*) as failures,
+        count(distinct n.job_id) as jobs, min(n.failed_at) as first_failed_at,
+        max(n.failed_at) as last_failed_at, max(n.job_id) as last_job_id,
+        array_agg(n.part) as parts
+    from newest as n join folded as f on f.message = n.message
+    group by n.queue, n.job_type, n.error_type, f.text
     """
 
 NEWEST: LiteralString = """

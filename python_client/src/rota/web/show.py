@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from markupsafe import Markup, escape
 
+from .words import WORDS
+
 Payloads = Literal["hide", "mask", "show"]
 
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -54,9 +56,9 @@ def moment(value: datetime | None, now: datetime | None = None) -> Markup:
             utc.isoformat(), full, full
         )
     away = now - value
-    told = f"in {span(away)}" if away < timedelta(0) else f"{span(away)} ago"
+    told = WORDS["time_in" if away < timedelta(0) else "time_ago"].format(span(away))
     if abs(away) < timedelta(seconds=1):
-        told = "now"
+        told = WORDS["time_now"]
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         utc.isoformat(), full, told
     )

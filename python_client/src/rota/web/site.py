@@ -35,6 +35,10 @@ HEADERS = {
 }
 
 
+ESSENTIAL = 0.7
+"""Seconds for that without which there is no page: a question of no table."""
+
+
 class Words:
     """The words of the page by their names."""
 
@@ -101,21 +105,33 @@ class Site:
         try:
             return Answer(await self.database.rows(query, values))
         except TooSlowError:
-            return Answer(problem=WORDS["too_slow"].format(self.database.read_time))
+            return Answer(problem=self.too_slow())
         except psycopg.errors.InsufficientPrivilege as error:
             return Answer(problem=WORDS["no_right"].format(one_line(error)))
 
     async def ask_cached(self, query: LiteralString, seconds: float) -> Answer:
         """Return an answer that many pages share for a while."""
-        answer: Answer = await self.database.cached(query, seconds, lambda: self.ask(query))
+        try:
+            answer: Answer = await self.database.cached(query, seconds, lambda: self.ask(query))
+        except TooSlowError:
+            return Answer(problem=self.too_slow())
         return answer
+
+    def too_slow(self) -> str:
+        """Say that a question was stopped."""
+        return WORDS["too_slow"].format(self.database.read_time)
 
     async def place(self) -> Row:
         """Return which database this is, and whether it can be written to."""
         row: Row | None = await self.database.cached(
-            "place", 5, lambda: self.database.row(queries.PLACE)
+            "place", 5, lambda: self.database.row(queries.PLACE, least=ESSENTIAL)
         )
         return row or {}
+
+    def reads_as(self, place: Row) -> str | None:
+        """Return the login that reads, where the role that it should take is not to be had."""
+        wanted = self.database.observer
+        return place["login"] if wanted and place["reads_as"] == place["login"] else None
 
     async def may_act(self, request: Request) -> bool:
         """Whether whoever asks may act, on a database that can be written to."""
@@ -129,7 +145,7 @@ class Site:
     ) -> Response:
         """Return a screen."""
         place = await self.place()
-        now = await self.database.row("select rota.now() as now")
+        now = await self.database.row("select rota.now() as now", least=ESSENTIAL)
         may_act = await self.may_act(request)
         return self.plain(
             request,
@@ -138,6 +154,7 @@ class Site:
             place=place,
             now=now["now"] if now else place["now"],
             may_act=may_act,
+            reads_as=self.reads_as(place),
             token=self.tokens.of(request.state.user) if may_act else "",
             **context,
         )
@@ -192,7 +209,12 @@ class Guard:
             await _refusal(error)(scope, receive, send_with_headers)
             return
         scope.setdefault("state", {})["user"] = user
+        if "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
+            # No text of the database has it, so there is nothing to be found.
+            await PlainTextResponse("not found\n", 404)(scope, receive, send_with_headers)
+            return
         await self._site.database.open()
+        self._site.database.begin_page()
         await self._app(scope, receive, send_with_headers)
 
 

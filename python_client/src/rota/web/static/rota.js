@@ -17,6 +17,36 @@
     return `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())} ` +
       `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
   }
+  // As the server tells a length of time: by its two largest units.
+  function span(seconds) {
+    const parts = [];
+    let left = Math.round(seconds);
+    for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]]) {
+      const count = Math.floor(left / size);
+      left %= size;
+      if (count) parts.push(`${count} ${unit}`);
+      else if (parts.length) break;
+    }
+    return parts.slice(0, 2).join(" ");
+  }
+  // The clock is that of the database.
+  let skew = 0;
+  function setClock() {
+    const now = Date.parse($("#main").dataset.now);
+    skew = isNaN(now) ? 0 : now - Date.now();
+  }
+  function fromNow(date) {
+    const told = document.body.dataset, away = (Date.now() + skew - date) / 1000;
+    if (Math.abs(away) < 1) return told.current;
+    return (away < 0 ? told.in : told.ago).replace("{}", span(Math.abs(away)));
+  }
+  function tellAges() {
+    for (const time of all("time[datetime]:not([data-full])")) {
+      const date = new Date(time.dateTime);
+      const told = isNaN(date) ? "" : fromNow(date);
+      if (told && time.textContent !== told) time.textContent = told;
+    }
+  }
   function tellTimes() {
     const isLocal = keep.get("zone") !== "utc";
     for (const time of all("time[datetime]")) {
@@ -27,6 +57,7 @@
     }
     const button = $('[data-do="zone"]');
     if (button) button.textContent = isLocal ? "local" : "UTC";
+    tellAges();
   }
 
   // Fresh pages
@@ -43,25 +74,43 @@
     if (isLoading) return;
     if (isBusy()) { isStale = true; show(); return; }
     isLoading = true; isStale = false; show();
-    const open = new Set(all("main details[open] > summary").map((s) => s.textContent));
-    const row = at();
+    const wasOpen = folds();
+    const row = keyOf(rows()[at()]);
+    const hadFocus = row && document.activeElement?.closest("main tr.at");
     try {
       await htmx.ajax("GET", location.href, {
         target: "#main", select: "#main", swap: "outerMorph", headers: { "Rota-Live": "1" },
       });
     } catch { isStale = true; }
     isLoading = false;
-    for (const summary of all("main details > summary")) {
-      if (open.has(summary.textContent)) summary.parentElement.open = true;
+    for (const [key, { fold }] of folds()) {
+      if (wasOpen.has(key)) fold.open = wasOpen.get(key).isOpen;
     }
-    if (row >= 0) mark(row, false);
+    // The mark stays with its row, wherever that is now.
+    const again = row ? rows().findIndex((other) => keyOf(other) === row) : -1;
+    rows().forEach((other) => other.classList.remove("at"));
+    if (again >= 0) {
+      mark(again, false);
+      if (hadFocus) rows()[again].querySelector("a")?.focus({ preventScroll: true });
+    }
     counted();
+    setClock();
     tellTimes();
     document.dispatchEvent(new Event("rota:fresh"));
     sign.classList.remove("beat");
     void sign.offsetWidth;
     sign.classList.add("beat");
     show();
+  }
+  // Each part that folds, by its title and which of that title it is.
+  function folds() {
+    const found = new Map(), times = {};
+    for (const fold of all("main details")) {
+      const title = fold.querySelector("summary")?.textContent ?? "";
+      times[title] = (times[title] ?? 0) + 1;
+      found.set(`${title} ${times[title]}`, { fold, isOpen: fold.open });
+    }
+    return found;
   }
   function show() {
     const isOn = source && source.readyState === 1;
@@ -86,6 +135,7 @@
 
   // Rows and keys
   const rows = () => all("main table.rows tbody tr");
+  const keyOf = (row) => row && (row.querySelector("a")?.getAttribute("href") ?? row.textContent);
   const at = () => rows().findIndex((row) => row.classList.contains("at"));
   function mark(place, scrolls = true) {
     const found = rows();
@@ -161,6 +211,8 @@
   const goesOn = $("form[data-goes-on]");
   if (goesOn) setTimeout(() => goesOn.requestSubmit(), 100);
   counted();
+  setClock();
   tellTimes();
+  setInterval(tellAges, 1000);
   if (!$("#main [data-still]")) listen();
 })();
