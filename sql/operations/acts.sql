@@ -135,7 +135,7 @@ begin
         perform rota._refuse('arguments', 'must be an object');
     end if;
     v_known := case act
-        when 'retry' then '{payload,merge,max_attempts,force}'::text[]
+        when 'retry' then '{payload,merge,max_attempts,force,keep_run_at}'::text[]
         when 'cancel' then '{reason}'
         when 'reschedule' then '{run_at,delay}'
         when 'set_priority' then '{priority}'
@@ -165,6 +165,10 @@ begin
     end if;
     if arguments ? 'force' and jsonb_typeof(arguments -> 'force') <> 'boolean' then
         perform rota._refuse('arguments.force', 'must be true or false');
+    end if;
+    if arguments ? 'keep_run_at'
+      and jsonb_typeof(arguments -> 'keep_run_at') <> 'boolean' then
+        perform rota._refuse('arguments.keep_run_at', 'must be true or false');
     end if;
     if act = 'set_priority' then
         perform rota._check_priority('arguments.priority', rota._integer_of(
@@ -435,6 +439,7 @@ declare
     end;
     c_locked constant jsonb := rota._lock_for_act(job_ids);
     v_payload jsonb;
+    v_planned jsonb;
 begin
     select s.done, s.conflicts into done, conflicts
     from rota._sort_out(act, job_ids, c_locked, arguments) as s;
@@ -453,8 +458,20 @@ begin
             if v_payload is not null then
                 before := jsonb_set(before, '{0,payload}', v_payload);
             end if;
+            if arguments @> '{"keep_run_at": true}' then
+                v_planned := (
+                    select jsonb_object_agg(f.id, f.run_at) from rota.finished_jobs as f
+                    where f.id = any(done) and f.run_at > rota.now()
+                );
+            end if;
             perform rota._requeue(j.id) from rota.jobs as j where j.id = any(done);
             perform rota._restore_jobs(done);
+            if v_planned is not null then
+                update rota.jobs as j
+                set run_at = (v_planned ->> j.id::text)::timestamptz
+                where j.id = any(done) and v_planned ? j.id::text;
+                perform rota._enter_lanes(done);
+            end if;
         when 'cancel' then perform rota._cancel_jobs(done, arguments ->> 'reason');
         when 'discard' then
             update rota.finished_jobs_dead as f

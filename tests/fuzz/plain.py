@@ -49,7 +49,13 @@ PLAIN: dict[str, list[str]] = {
     ),
     "after_id": numbers(0, 5, 1000),
     "arguments": jsons(
-        *("{}", '{"reason": "because"}', '{"merge": {"a": 2}}', '{"max_attempts": 3}'),
+        *(
+            "{}",
+            '{"reason": "because"}',
+            '{"merge": {"a": 2}}',
+            '{"keep_run_at": true}',
+            '{"max_attempts": 3}',
+        ),
         *('{"payload": [1]}', '{"priority": 7}', '{"queue": "slow"}', '{"delay": "1 hour"}'),
         *('{"run_at": "2026-01-12T10:00:00Z"}', '{"delay": "1"}', '{"priority": 1e400}'),
         *('{"merge": {"a": "\\ud83d\\ude00"}}', '{"max_attempts": "3"}', '{"queue": null}'),

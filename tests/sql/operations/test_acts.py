@@ -63,7 +63,9 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         "is_discarded": dead(db),
     }
     act(db, "discard", {"ids": [others["is_discarded"]]})
-    db.execute("update rota.finished_jobs set last_error = null where id = %s", [others["error"]])
+    db.execute(
+        "update rota.finished_jobs set last_error = null where id = %s", [others["error"]]
+    )
     logged = len(log(db))
     filters = {
         "queue": "q",
@@ -326,6 +328,24 @@ def test_discard_clears_the_alert_and_leaves_the_dead(db):
     assert scalar(db, "select dead from rota.queue_stats") == 1
 
 
+def test_a_retry_keeps_the_time_that_is_still_to_come(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    later = enqueue(db, delay="2 hours")
+    sooner = enqueue(db, delay="1 minute")
+    planned = [run(db, job_id).run_at for job_id in (later, sooner)]
+    act(db, "cancel", {"ids": [later, sooner]})
+    clock.advance("1 hour")
+
+    told = act(db, "retry", {"ids": [later, sooner]}, {"keep_run_at": True})
+
+    assert told.changed == 2
+    assert run(db, later).run_at == planned[0]
+    assert run(db, sooner).run_at == planned[1] + HOUR - timedelta(minutes=1)
+    assert [job.job_id for job in claim(db, max_jobs=5)] == [sooner]
+    clock.advance("1 hour")
+    assert [job.job_id for job in claim(db, max_jobs=5)] == [later]
+
+
 def test_a_forced_retry_takes_running_jobs_from_a_worker_that_is_gone(db):
     busy, other = running(db), enqueue(db)
     claim(db, worker="w2")
@@ -535,6 +555,7 @@ BAD = {
         {"arguments": {"colour": "red"}},
         {"arguments": {"payload": {}, "merge": {}}},
     ],
+    "arguments.keep_run_at": [{"arguments": {"keep_run_at": bad}} for bad in ("yes", None)],
     "arguments.force": [{"arguments": {"force": bad}} for bad in ("yes", None)],
     "arguments.merge": [{"arguments": {"merge": [1]}}],
     "arguments.payload": [{"arguments": {"payload": "x" * 2**21}}],
