@@ -139,11 +139,11 @@ create or replace function rota._examine_ticker()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 begin
     return query
-    select 'critical', format('nobody has ticked %s %s: leases that end are not taken back, '
+    select 'critical', format('nobody has ticked %s: leases that end are not taken back, '
             'schedules make no jobs, and what waits for others stays where it is. Start a '
             'worker or rota tick --loop%s',
-            case when t.has_ticked then 'for' else 'since the install, which was before' end,
-            rota._span(t.lag),
+            case when t.has_ticked then 'for ' || rota._span(t.lag)
+                else format('since the install, %s ago', rota._span(t.lag)) end,
             case when to_regnamespace('cron') is not null
                 then ', or let pg_cron tick with select rota.start_ticker()' end),
         'select * from rota.tick();'

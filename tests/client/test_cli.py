@@ -1,5 +1,6 @@
 """The command line: what it prints, and what it returns."""
 
+import argparse
 import json
 import os
 import pty
@@ -19,6 +20,7 @@ import rota
 from rota import Client
 from rota.__main__ import main
 from rota.cli.output import NAMES
+from rota.cli.parser import make_parser
 from support.clock import Clock
 
 
@@ -357,11 +359,170 @@ def test_worker_says_where_the_handlers_fail_to_load(
 
 def test_used_wrongly(run: Callable[..., str]) -> None:
     assert "not JSON" in run("enqueue", "a", "{", code=2)
-    assert run("enqueue", "", code=1).startswith("rota: job_type must be ")
+    assert run("enqueue", "", code=2).startswith("rota: job_type must be ")
     for words in (["no_such_command"], ["jobs", "--status", "ded"]):
         with pytest.raises(SystemExit) as caught:
             main(words)
         assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["jobs", "--limit", "0"], "argument --limit: must be 1 to 2147483647, got 0"),
+        (["errors", "--limit", "-1"], "argument --limit: must be 1 to 2147483647, got -1"),
+        (["audit", "--limit", "x"], "argument --limit: must be a whole number, got 'x'"),
+        (["effects", "--limit", "0"], "argument --limit: must be 1 to"),
+        (["limits", "--limit", "1.5"], "argument --limit: must be a whole number, got '1.5'"),
+        (["cancel", "--all", "--limit", "0"], "argument --limit: must be 1 to"),
+        (["job", "9223372036854775808"], "argument job_id: must be 1 to 9223372036854775807"),
+        (["retry", "0"], "argument ID: must be 1 to"),
+        (["top", "--every", "nan"], "argument --every: must be 0.001 to 86400 seconds"),
+        (["enqueue", "a", "--priority", "40000"], "argument --priority: must be -32768 to"),
+        (["jobs", "--older-than", "soon"], "--older-than: invalid input syntax for type int"),
+        (["retry", "--all", "--older-than", "soon"], "--older-than must be a length of time"),
+        (["errors", "--since", "often"], "--since: invalid input syntax for type interval"),
+        (["audit", "--since", "often"], "--since: invalid input syntax for type interval"),
+        (["enqueue", "a", "--delay", "soon"], "--delay is not valid: invalid input syntax"),
+        (["enqueue", "a", "--run-at", "soon"], "--run-at is not valid: invalid input syntax"),
+        (["enqueue", "a", "--queue", "a b"], "--queue must be 1 to 63 of the characters"),
+        (["reschedule", "--all", "--delay", "-1 s"], "--delay must be"),
+        (["move", "1", "--to", "a b"], "--to must be 1 to 63 of the characters"),
+        (["pause", "mail", "--for", "long"], "--for: invalid input syntax for type interval"),
+        (["pause", "mail", "--until", "1"], "--until: invalid input syntax for type timestamp"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_value_is_exit_code_2_and_named_by_its_option(
+    dsn: str,
+    db: psycopg.Connection[Any],
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    for more in ([], ["--json"]):
+        try:
+            code = main([*words, *more, "-d", dsn])
+        except SystemExit as exit_:
+            code = exit_.code
+        *_, said = capsys.readouterr().err.splitlines()
+        assert code == 2
+        if more:
+            assert json.loads(said)["error"].startswith(message)
+            assert json.loads(said)["exit_code"] == 2
+        else:
+            assert said.startswith(f"rota: {message}")
+
+
+def test_errors_are_json_where_the_answer_is(
+    run: Callable[..., str], dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["job", "999", "--json", "-d", dsn]) == 1
+    assert json.loads(capsys.readouterr().err) == {
+        "error": "job 999 not found",
+        "hint": "It never existed, or retention has removed it.",
+        "exit_code": 1,
+    }
+    assert main(["doctor", "--check", "--json", "-d", "port=1"]) == 3
+    assert json.loads(capsys.readouterr().err)["exit_code"] == 3
+
+
+@pytest.mark.parametrize("command", ["doctor", "verify"])
+def test_who_could_not_ask_says_so_by_3(
+    command: str, dsn: str, capsys: pytest.CaptureFixture[str], db: psycopg.Connection[Any]
+) -> None:
+    assert main([command, "-d", "port=1"]) == 3
+    assert main([command, "-d", "postgres//x"]) == 3
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--colour", "red"])
+    assert caught.value.code == 3
+    db.execute("drop schema rota cascade")
+    assert main([command, "-d", dsn]) == 3
+
+
+def test_verify_of_too_many_rows_could_not_ask(run: Callable[..., str]) -> None:
+    assert "--max-rows must be" in run("verify", "--max-rows", "2000000000", code=3)
+
+
+def test_install_and_uninstall_answer_in_json(
+    run: Callable[..., str], db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = db.execute(
+        "select nspowner::regrole::text from pg_namespace where nspname = 'rota'"
+    ).fetchone()
+    assert owner is not None
+    monkeypatch.setenv("PGOPTIONS", f"-c role={owner[0]}")
+    said = {"database": db.info.dbname, "version": rota.__version__}
+    assert json.loads(run("install", "--json")) == said
+    assert "create" in json.loads(run("install", "--dry-run", "--json"))["sql"]
+    assert json.loads(run("uninstall", "--yes", "--json")) == said | {"version": None}
+
+
+def test_doctor_answers_a_monitor_in_json(
+    ask: Callable[..., tuple[int, str]], client: Client
+) -> None:
+    client.tick()
+    code, line = ask("doctor", "--check", "--json")
+    assert (code, json.loads(line)["severity"], json.loads(line)["wrong"]) == (0, "ok", 0)
+    client.enqueue("a", queue="mail")
+    client.pause_queue("mail")
+    code, line = ask("doctor", "--check", "--json")
+    found = json.loads(line)
+    assert (code, found["severity"], found["finding"]) == (1, "warning", "queues")
+    assert found["remedy"] == "select rota.resume_queue('mail');"
+
+
+EVIL = "a\x1b[2J\x1b]0;b\x07\nrota; all is well\rc\u202ed\x9b1m\u2028e"
+
+
+@pytest.mark.parametrize("words", [
+    ["jobs"], ["errors"], ["doctor"], ["explain", "1"], ["job", "1"], ["audit"], ["status"],
+    ["retry", "--all", "--dry-run"], ["retry", "--all", "--yes"], ["top", "--once"],
+    ["effects"], ["limits"],
+], ids=" ".join)  # fmt: skip
+def test_texts_of_jobs_cannot_command_the_terminal(
+    client: Client,
+    db: psycopg.Connection[Any],
+    dsn: str,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client.tick()
+    client.set_limit(limit_key=f"{EVIL}:*", max_running=0)
+    client.enqueue("x", {"text": EVIL}, ordering_key=EVIL, idempotency_key=EVIL)
+    (claim,) = client.claim_jobs(EVIL)
+    client.record_effect("mail", EVIL, claim.job_id, claim.lease_token)
+    client.fail_job(
+        claim.job_id, claim.lease_token, EVIL, error_type=EVIL, stack=EVIL, fatal=True
+    )
+    client.enqueue("x", limit_key=f"{EVIL}:1", ordering_key=f"{EVIL}2", idempotency_key=EVIL)
+    client.pause_queue("default", EVIL)
+    db.execute("select rota.cancel_job(%s, %s)", [client.enqueue("y").job_id, EVIL])
+
+    main([*words, "-d", dsn])
+    shown = capsys.readouterr()
+
+    assert not any(line.startswith("rota; all is well") for line in shown.out.splitlines())
+    assert (shown.out + shown.err).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("columns", ["80"])
+def test_every_help_fits_on_80_columns(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    seen = 0
+
+    def check(parser: argparse.ArgumentParser) -> None:
+        nonlocal seen
+        seen += 1
+        wide = [line for line in parser.format_help().splitlines() if len(line) > 80]
+        assert wide == [], parser.prog
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for each in action.choices.values():
+                    check(each)
+
+    check(make_parser())
+    assert seen > 40
 
 
 @pytest.mark.parametrize(
@@ -578,9 +739,10 @@ def test_jobs_are_found_by_whatever_is_known_of_them(
         return [job["id"] for job in json.loads(run("jobs", *words, "--json"))]
 
     assert found("--payload", '{"user": {"id": 7}}') == [wanted]
-    assert found("--key", "k") == found("--error", "disk full") == [wanted]
+    assert found("--key", "k") == found("--error", "Disk Full at 8") == [wanted]
     assert found("--error-type", "OSError") == found("--older-than", "1 hour") == [wanted]
-    assert found("--key", "o") == [wanted + 1]
+    assert found("--ordering-key", "o") == [wanted + 1]
+    assert found("--status", "failed", "--status", "blocked") == [wanted]
     assert found("--newer-than", "1 hour") == [wanted + 2, wanted + 1]
     assert found("--before", str(wanted + 2), "--limit", "1") == [wanted + 1]
     assert "not JSON" in run("jobs", "--payload", "{", code=2)
@@ -623,7 +785,7 @@ def test_job_tells_its_story(run: Callable[..., str], client: Client) -> None:
         "dead",
     ]
     assert f"{child}  " in shown.partition("dependants\n")[2]
-    assert shown.endswith("\nTraceback ...\n")
+    assert shown.endswith("\n  Traceback ...\n")
     told = json.loads(run("job", str(child), "--json"))
     assert [row["job_id"] for row in told["depends_on"]] == [parent]
     assert told["reasons"][0]["reason"] == "waits_for_job"

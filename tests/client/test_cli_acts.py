@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -13,6 +16,7 @@ import pytest
 
 from rota import Client
 from rota.cli import main
+from rota.cli.filters import STATUSES
 
 Run = Callable[..., str]
 Db = psycopg.Connection[Any]
@@ -140,7 +144,6 @@ def test_more_jobs_than_a_call_takes(run: Run, db: Db) -> None:
     [
         ["retry"],
         ["cancel"],
-        ["retry", "1", "2", "--force"],
         ["move", "1"],
         ["reschedule", "1"],
         ["retry", "--all", "--set", "currency"],
@@ -172,12 +175,106 @@ def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
     )
     assert "type mail" in run("status")
     assert [job.job_type for job in client.claim_jobs("w", max_jobs=5)] == ["report"]
-    run("pause", "--all", "--reason", "restored")
-    assert json.loads(run("resume", "--all", "--json")) == {"is_paused": False}
+    client.enqueue("mail", delay=timedelta(hours=1))
+    counted = {"due": 1, "later": 1, "is_dry_run": True}
+    told = run("pause", "--type", "report", "--dry-run")
+    assert told == "this would pause type report, with 0 due jobs and 0 for later (dry run:" \
+        " nothing was done)\n"  # fmt: skip
+    assert json.loads(run("pause", "--all", "--dry-run", "--json")) == counted
+    mail = ["--type", "mail", "--dry-run", "--json"]
+    assert json.loads(run("resume", *mail)) == {"job_type": "mail", **counted}
+    for verb in ("pause", "resume"):
+        assert f"this would {verb} everything: confirm it with --yes" in run(
+            verb, "--all", code=2
+        )
+    run("pause", "--all", "--reason", "restored", "--yes")
+    assert json.loads(run("resume", "--all", "--yes", "--json")) == {"is_paused": False}
     found = json.loads(run("resume", "--type", "mail", "--json"))
     assert found == {"job_type": "mail", "is_paused": False}
     client.tick()
     assert [job.job_type for job in client.claim_jobs("w")] == ["mail"]
+
+
+@pytest.mark.parametrize(("answer", "is_paused"), [("n\n", False), ("yes\n", True)])
+def test_a_pause_on_a_terminal_asks_with_the_number(
+    client: Client, db: Db, dsn: str, answer: str, is_paused: bool
+) -> None:
+    for _ in range(3):
+        client.enqueue("mail")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "rota", "pause", "default", "-d", dsn],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.write(ours, answer.encode())
+        said, complained = process.communicate(timeout=30)
+        assert process.returncode == (0 if is_paused else 1)
+    os.close(theirs)
+    os.close(ours)
+    assert "pause queue default, with 3 due jobs and 0 for later? [y/N]" in said + complained
+    assert db.execute("select count(*) from rota.pauses").fetchone() == (is_paused,)
+
+
+def test_what_is_listed_is_what_is_acted_on(run: Run, client: Client, db: Db) -> None:
+    """By each word of the filter alone, and by several."""
+    rest = {"ordering_key": "o", "limit_key": "l:1", "idempotency_key": "k"}
+    die(client, "card 7 declined", headers={"tenant": "a"}, **rest)
+    die(client, "card 'x' declined", queue="mail", payload={"user": {"id": 7, "name": "b"}})
+    client.enqueue("charge", {"user": {"id": 8}}, headers={"tenant": "b", "more": "c"})
+    client.enqueue("mail", idempotency_key="o", ordering_key="k", limit_key="k")
+    (claimed,) = client.claim_jobs("w2", job_types=["charge"])
+    client.fail_job(
+        claimed.job_id, claimed.lease_token, "card 9 declined", error_type="E",
+        retry_in=timedelta(hours=1),
+    )  # fmt: skip
+    done = client.enqueue("mail").job_id
+    (claimed,) = client.claim_jobs("w3")
+    client.finish_job(claimed.job_id, claimed.lease_token)
+    client.schedule_job("nightly", "@daily", "mail")
+    client.run_schedule_now("nightly")
+    client.define_pipeline("p", [{"stage": "s", "job_type": "mail"}])
+    client.start_pipeline("p", {})
+    # Created long ago, and ended just now; and the reverse cannot be.
+    db.execute("update rota.finished_jobs set created_at = created_at - interval '2 hours'")
+    db.execute(
+        "update rota.jobs set created_at = created_at - interval '2 hours' where id > %s",
+        [done],
+    )
+    kinds = [status for status in STATUSES if status != "running"]
+    any_status = [word for status in kinds for word in ("--status", status)]
+
+    for words in (
+        ["--queue", "mail"], ["--type", "charge"], ["--error", "card 12 declined"],
+        ["--error", "card N declined"], ["--error", "declined"], ["--error-type", "E"],
+        ["--worker", "w"], ["--key", "k"], ["--ordering-key", "o"], ["--limit-key", "l:1"],
+        ["--schedule", "nightly"], ["--pipeline", "p"], ["--older-than", "1 hour"],
+        ["--newer-than", "1 hour"], ["--payload", '{"user": {"id": 7}}'],
+        ["--header", "tenant=b", "--header", "more=c"], ["--header", "tenant=c"],
+        ["--type", "charge", "--older-than", "1 hour"], [],
+    ):  # fmt: skip
+        listed = {job["id"] for job in json.loads(run("jobs", *words, "--json"))}
+        chosen = [*words, *any_status] if words else ["--all", *any_status]
+        erased = json.loads(run("erase", *chosen, "--dry-run", "--json"))
+        assert {job["job_id"] for job in erased["samples"]} == listed, words
+        if words[1:] not in (["declined"], ["tenant=c"], ["charge", "--older-than", "1 hour"]):
+            assert listed, words
+    for status in ("dead", "queued", "failed", "succeeded"):
+        listed = {job["id"] for job in json.loads(run("jobs", "--status", status, "--json"))}
+        erased = json.loads(run("erase", "--status", status, "--dry-run", "--json"))
+        assert {job["job_id"] for job in erased["samples"]} == listed != set()
+
+
+def test_running_jobs_of_a_worker_are_taken_by_force(run: Run, client: Client, db: Db) -> None:
+    ids = [client.enqueue("a").job_id for _ in range(3)]
+    client.claim_jobs("pod-1", max_jobs=2)
+    gone = ["retry", "--worker", "pod-1", "--status", "running"]
+
+    assert "filter must have as status" in run(*gone, code=2)
+    assert run(*gone, "--force", "--yes") == "2 jobs put back to run now\n"
+    assert statuses(db, ids) == ["queued"] * 3
 
 
 def test_audit_tells_who_did_what(
@@ -186,7 +283,7 @@ def test_audit_tells_who_did_what(
     monkeypatch.setenv("LOGNAME", "ann")
     job_id = client.enqueue("a").job_id
     run("cancel", str(job_id))
-    run("pause", "--all")
+    run("pause", "--all", "--yes")
 
     assert [line.split()[2] for line in run("audit").splitlines()[1:]] == ["ann", "ann"]
     (found,) = json.loads(run("audit", "--job", str(job_id), "--json"))

@@ -144,10 +144,10 @@ REFUSED = [
     ),
     (("--name", "nightly"), 1, "schedule 'nightly' not found (To see those that there are"),
     (("61 * * * *",), 1, "schedule '61 * * * *': minute '61' is not *, 0 to 59"),
-    (("@daily", "--tz", "Mars/Base"), 1, "time_zone must be a name such as"),
+    (("@daily", "--tz", "Mars/Base"), 2, "--tz must be a name such as"),
     (("@daily", "-n", "0"), 2, "-n must be 1 to 1000, got 0"),
     (("@daily", "-n", "1001"), 2, "-n must be 1 to 1000, got 1001"),
-    (("@daily", "--after", "soon"), 1, "invalid input syntax for type timestamp"),
+    (("@daily", "--after", "soon"), 2, "--after: invalid input syntax for type timestamp"),
 ]
 
 
@@ -230,7 +230,7 @@ def test_add_passes_every_option(run: Run, db: Db) -> None:
 def test_add_refuses(run: Run) -> None:
     assert "the payload is not JSON" in run("schedule", "add", "a", "@daily", "b", "{", code=2)
     assert "expected five fields" in run("schedule", "add", "a", "daily", "b", code=1)
-    assert "job_type must be" in run("schedule", "add", "a", "@daily", "b c", code=1)
+    assert "job_type must be" in run("schedule", "add", "a", "@daily", "b c", code=2)
     with pytest.raises(SystemExit) as caught:
         main(["schedule", "add", "a", "@daily", "b", "--overlap", "never"])
     assert caught.value.code == 2

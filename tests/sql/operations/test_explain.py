@@ -456,7 +456,9 @@ def test_an_ended_job_whose_key_is_taken_names_the_one_that_has_it(db, is_runnin
     row = first(db, dead)
 
     status = "running" if is_running else "queued"
-    assert f"; its idempotency key is taken by job {holder} ({status}), so it" in row.explanation
+    assert (
+        f"; its idempotency key is taken by job {holder} ({status}), so it" in row.explanation
+    )
     if is_running:
         assert row.remedy == f"select * from rota.explain_job({holder});"
     else:

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from typing import Any, LiteralString
 
 import psycopg
 
 from ..client.connecting import one_line
 from ..client.sync_client import Client
-from ..exceptions import RotaError
+from ..exceptions import InvalidArgumentError, RotaError
 from .many import run_on_many
-from .output import CommandError, UsageError, connected, conninfos, hint_for, hint_to_connect
-from .parser import FOR_MANY, make_parser
+from .output import (
+    CommandError,
+    PlainText,
+    UsageError,
+    connected,
+    conninfos,
+    hint_for,
+    hint_to_connect,
+    printable,
+)
+from .parser import FOR_MANY, Misuse, make_parser
 
 OLDEST: LiteralString = """
     select format('pid %s (%s)', a.pid, concat_ws(', ', 'role ' || a.usename,
@@ -40,9 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
         return _demo(words[1:])
-    arguments = make_parser().parse_args(words)
-    arguments.words = words
-    return _run(arguments, _run_on_databases)
+    with redirect_stdout(PlainText(sys.stdout)):
+        try:
+            arguments, unknown = make_parser().parse_known_args(words)
+            if unknown:
+                arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        except Misuse as error:
+            if "--json" in words:
+                _complain(error, None, error.code, as_json=True)
+            else:
+                print(f"{error.usage}rota: {printable(str(error))}", file=sys.stderr)
+            raise SystemExit(error.code) from None
+        arguments.words = words
+        return _run(arguments, _run_on_databases)
 
 
 def _run_on_databases(arguments: argparse.Namespace) -> int | None:
@@ -60,31 +80,58 @@ def _run_on_databases(arguments: argparse.Namespace) -> int | None:
 
 def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]) -> int:
     """Return the exit code of a command, with what went wrong said in one line."""
-    failed = getattr(arguments, "failed", FAILED)
+    own = getattr(arguments, "failed", None)
+    failed = own or FAILED
+    as_json = getattr(arguments, "json", False)
+
+    def complain(error: Exception, hint: str | None, code: int = failed) -> int:
+        return _complain(error, hint, code, as_json=as_json)
+
     try:
         return int(run(arguments) or OK)
     except CommandError as error:
-        return _complain(error, error.hint, error.code)
+        return complain(error, error.hint, own or error.code)
+    except InvalidArgumentError as error:
+        return complain(_naming_option(error, arguments), error.hint, own or UsageError.code)
     except RotaError as error:
-        return _complain(error, hint_for(error, arguments), failed)
+        return complain(error, hint_for(error, arguments))
+    except psycopg.DataError as error:
+        hint = error.diag.message_hint
+        return complain(_naming_option(error, arguments), hint, own or UsageError.code)
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable) as error:
-        return _complain(error, "Is rota installed in this database? Try: rota install", failed)
+        return complain(error, "Is rota installed in this database? Try: rota install")
     except psycopg.errors.UndefinedFunction as error:
-        return _complain(error, "Bring the database up to date with: rota install", failed)
+        return complain(error, "Bring the database up to date with: rota install")
     except psycopg.errors.LockNotAvailable:
-        return _complain(CommandError(_holder(arguments)), LOCKED, failed)
+        return complain(CommandError(_holder(arguments)), LOCKED)
     except psycopg.OperationalError as error:
-        hint = error.diag.message_hint or hint_to_connect(arguments)
-        return _complain(error, hint, failed)
+        return complain(error, error.diag.message_hint or hint_to_connect(arguments))
     except psycopg.Error as error:
-        return _complain(error, error.diag.message_hint, failed)
+        return complain(error, error.diag.message_hint)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (OSError, ValueError) as error:
-        return _complain(error, None, failed)
+        return complain(error, None)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _naming_option(error: Exception, arguments: argparse.Namespace) -> UsageError:
+    """Say by its option which value is wrong, where the database says which argument is."""
+    message = one_line(error)
+    argument, _, rest = message.partition(" ")
+    if argument.startswith("arguments.") and getattr(arguments, "to", None) is not None:
+        return UsageError(f"--to {rest}")
+    name = argument.rpartition(".")[2]
+    for action in arguments.parser._actions:
+        option = max(action.option_strings, key=len, default=action.metavar or action.dest)
+        value = getattr(arguments, action.dest, None)
+        if name in (action.dest, option.lstrip("-").replace("-", "_")) and value is not None:
+            return UsageError(f"{option} {rest}")
+        if isinstance(value, str) and value and f'"{value}"' in message:
+            return UsageError(f"{option}: {message}")
+    return UsageError(message)
 
 
 def _holder(arguments: argparse.Namespace) -> str:
@@ -102,8 +149,13 @@ def _holder(arguments: argparse.Namespace) -> str:
     return message
 
 
-def _complain(error: Exception, hint: str | None, code: int) -> int:
-    print(f"rota: {one_line(error)}" + (f" ({hint})" if hint else ""), file=sys.stderr)
+def _complain(error: Exception, hint: str | None, code: int, *, as_json: bool = False) -> int:
+    if as_json:
+        said = {"error": one_line(error), "hint": hint, "exit_code": code}
+        print(json.dumps(said), file=sys.stderr)
+        return code
+    said_hint = f" ({printable(hint)})" if hint else ""
+    print(f"rota: {printable(one_line(error))}{said_hint}", file=sys.stderr)
     return code
 
 

@@ -17,7 +17,7 @@ from typing import Any, LiteralString
 import psycopg
 
 from ..rows import ActReport
-from .jobs import parse_payload
+from .filters import chosen_filter, pair, parse_payload
 from .output import (
     CommandError,
     UsageError,
@@ -27,22 +27,6 @@ from .output import (
     print_list,
     short,
 )
-
-FILTER = {
-    "queue": "queue",
-    "status": "status",
-    "job_type": "job_type",
-    "error": "error",
-    "error_type": "error_type",
-    "key": "idempotency_key",
-    "ordering_key": "ordering_key",
-    "limit_key": "limit_key",
-    "schedule": "definition",
-    "pipeline": "pipeline",
-    "older_than": "older_than",
-    "newer_than": "newer_than",
-}
-"""The options that say which jobs, and what they are called in a filter of act_on_jobs()."""
 
 DONE = {
     "retry": "put back to run now",
@@ -62,11 +46,9 @@ def act(arguments: argparse.Namespace) -> int:
     """Do one thing to the jobs that ids or a filter name; return 1 if some are left."""
     what: str = arguments.act
     ids: list[int] = arguments.job_ids
-    chosen = _filter(arguments)
+    chosen = chosen_filter(arguments)
     if len(ids) == 1 and not chosen and not arguments.dry_run and what in ("retry", "cancel"):
         return _single(arguments, ids[0])
-    if getattr(arguments, "force", False):
-        raise UsageError("--force is for one job, named by its id")
     if not ids and not chosen:
         raise UsageError("say which jobs: ids, a filter such as --queue mail, or --all")
     given = _arguments(arguments)
@@ -99,7 +81,7 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
     with connected(arguments) as connection, acting(connection) as client:
         if arguments.act == "cancel":
             status = client.cancel_job(job_id, reason=arguments.reason)
-        elif changes:
+        elif changes.keys() - {"force"}:
             report = client.act_on_jobs("retry", {"ids": [job_id]}, changes)
             if report.conflicts:
                 raise CommandError(f"job {job_id}: {report.conflicts[0]['reason']}")
@@ -115,21 +97,6 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
     return 0
 
 
-def _filter(arguments: argparse.Namespace) -> dict[str, Any]:
-    chosen = {
-        key: getattr(arguments, option)
-        for option, key in FILTER.items()
-        if getattr(arguments, option)
-    }
-    if arguments.all:
-        chosen["all"] = True
-    if arguments.payload is not None:
-        chosen["payload"] = parse_payload(arguments.payload)
-    if arguments.header:
-        chosen["headers"] = dict(_pair(text, "--header") for text in arguments.header)
-    return chosen
-
-
 def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the act is given."""
     what, given = arguments.act, dict[str, Any]()
@@ -137,12 +104,14 @@ def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
         if arguments.set:
             given["merge"] = {
                 name: _value(text)
-                for name, text in (_pair(text, "--set") for text in arguments.set)
+                for name, text in (pair(text, "--set") for text in arguments.set)
             }
         if arguments.new_payload is not None:
             given["payload"] = parse_payload(arguments.new_payload)
         if arguments.max_attempts is not None:
             given["max_attempts"] = arguments.max_attempts
+        if arguments.force:
+            given["force"] = True
     elif what == "cancel" and arguments.reason:
         given["reason"] = arguments.reason
     elif what == "reschedule":
@@ -153,13 +122,6 @@ def _arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     elif what == "move":
         given["queue"] = arguments.to
     return given
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise UsageError(f"{option} is NAME=VALUE, got {text}")
-    return name, value
 
 
 def _value(text: str) -> Any:

@@ -22,7 +22,8 @@ def forward(arguments: argparse.Namespace) -> None:
     chosen = conninfos(arguments)
     if len(chosen) < 2:
         raise UsageError("name two databases at least: --database A --database B")
-    set_up_log(arguments.log_format, arguments.log_level)
+    log_format = "json" if arguments.json else arguments.log_format
+    set_up_log(log_format, arguments.log_level)
     run_forwarder(chosen)
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
-from psycopg.types.json import Jsonb
 
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError
+from .filters import chosen_filter, conditions, parse_payload
 from .output import (
     CommandError,
-    UsageError,
     acting,
     connected,
     print_findings,
@@ -45,34 +43,14 @@ def enqueue(arguments: argparse.Namespace) -> None:
         print(row.job_id if row.is_new else f"{row.job_id} (was there already)")
 
 
-def parse_payload(text: str) -> Any:
-    """Return what a JSON text says."""
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"the payload is not JSON: {error}") from None
-
-
-FILTERS: tuple[tuple[str, LiteralString], ...] = (
-    ("queue", "queue = %(queue)s"),
-    ("status", "status = %(status)s"),
-    ("job_type", "job_type = %(job_type)s"),
-    ("schedule", "definition = %(schedule)s"),
-    ("error", "last_error ilike '%%' || %(error)s || '%%'"),
-    ("error_type", "error_type = %(error_type)s"),
-    ("key", "%(key)s in (idempotency_key, ordering_key, limit_key)"),
-    ("payload", "payload @> %(payload)s"),
-    ("older_than", "created_at < rota.now() - %(older_than)s::interval"),
-    ("newer_than", "created_at > rota.now() - %(newer_than)s::interval"),
-    ("before", "id < %(before)s"),
-)
-"""The options of ``rota jobs``, and what each asks of a job."""
-
 LISTED: LiteralString = """
     select
         id, queue, job_type, status, attempts, max_attempts, run_at, created_at, finished_at,
         locked_by, error_type, last_error
-    from rota.job_runs where {} order by id desc limit %(limit)s
+    from rota.job_runs
+    where {} and (%(before)s::bigint is null or id < %(before)s)
+    order by id desc
+    limit %(limit)s
     """
 PATIENCE: LiteralString = "set statement_timeout = '10s'"
 """A rare job among millions is looked for, but not while a database has other work."""
@@ -80,17 +58,13 @@ PATIENCE: LiteralString = "set statement_timeout = '10s'"
 
 def jobs(arguments: argparse.Namespace) -> None:
     """List jobs, the newest first."""
-    values = {name: getattr(arguments, name) for name, _ in FILTERS}
-    if values["payload"] is not None:
-        values["payload"] = Jsonb(parse_payload(values["payload"]))
-    wanted = [condition for name, condition in FILTERS if values[name] is not None]
-    conditions = sql.SQL(" and ").join(map(sql.SQL, ["true", *wanted]))
+    wanted, values = conditions(chosen_filter(arguments))
     with connected(arguments) as connection:
         connection.execute(PATIENCE)
         try:
             rows = connection.execute(
-                sql.SQL(LISTED).format(conditions),
-                {**values, "limit": arguments.limit},
+                sql.SQL(LISTED).format(wanted),
+                {**values, "before": arguments.before, "limit": arguments.limit},
             ).fetchall()
         except psycopg.errors.QueryCanceled:
             raise CommandError(
@@ -164,7 +138,7 @@ def job(arguments: argparse.Namespace) -> None:
     )
     print("\nwhat happened")
     for moment, what in _happened(row, story["errors"], story["stages"]):
-        print(f"{moment.isoformat(sep=' ', timespec='seconds')}  {what}")
+        print(f"{moment.isoformat(sep=' ', timespec='seconds')}  {' '.join(what.split())}")
     for name in ("depends_on", "dependants"):
         if story[name]:
             print(f"\n{name.replace('_', ' ')}")
@@ -172,7 +146,9 @@ def job(arguments: argparse.Namespace) -> None:
     print("\nall there is to know")
     print_record({name: value for name, value in row.items() if value is not None})
     if story["errors"] and story["errors"][-1]["stack"]:
-        print(f"\n{story['errors'][-1]['stack']}")
+        print("")
+        for line in story["errors"][-1]["stack"].splitlines():
+            print(f"  {line}")
 
 
 def _happened(

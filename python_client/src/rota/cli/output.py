@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -15,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psycopg
 from psycopg import Connection
@@ -39,6 +41,60 @@ LOCK_TIMEOUT = "set local lock_timeout = '3s'"
 NAMES = ("DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 MAX_WIDTH = 48
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What moves the cursor, changes colours or turns the direction of writing."""
+
+
+def printable(text: str) -> str:
+    """Return a text with what a terminal would obey, or not show, as escapes."""
+    return UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class PlainText(io.TextIOBase):
+    """A stream that a terminal shows and does not obey, whatever texts come from jobs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.raw = stream
+
+    def write(self, text: str) -> int:
+        """Write it with escapes."""
+        self.raw.write(printable(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what is below."""
+        self.raw.flush()
+
+    def isatty(self) -> bool:
+        """Tell whether a terminal is below."""
+        return self.raw.isatty()
+
+    def fileno(self) -> int:
+        """Return the number of what is below."""
+        return self.raw.fileno()
+
+    def writable(self) -> bool:
+        """Tell that it can be written to."""
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Return that of what is below."""
+        return self.raw.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """Return how it deals with what its encoding lacks."""
+        return self.raw.errors
+
+
+def command_terminal(sequence: str) -> None:
+    """Send the terminal what it shall obey."""
+    getattr(sys.stdout, "raw", sys.stdout).write(sequence)
 
 
 class CommandError(Exception):
@@ -168,7 +224,8 @@ def print_record(row: Mapping[str, Any]) -> None:
     """Print one row as a list of names and values."""
     width = max(map(len, row))
     for name, value in row.items():
-        print(f"{name.ljust(width)}  {text_of(value)}".rstrip())
+        text = text_of(value).replace("\n", "\\n")
+        print(f"{name.ljust(width)}  {text}".rstrip())
 
 
 def print_findings(findings: Sequence[tuple[str, str, str | None]]) -> None:

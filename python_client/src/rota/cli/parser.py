@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from .._version import __version__
 from . import (
@@ -23,7 +23,9 @@ from . import (
     web,
     worker,
 )
-from .output import CommandError
+from .filters import add_filter
+from .numbers import count, job_id, seconds, whole
+from .output import CommandError, UsageError, command_terminal
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
 FOR_MANY = {
@@ -31,8 +33,10 @@ FOR_MANY = {
     *("retry", "cancel", "discard", "reschedule", "pause", "resume", "import"),
 }
 """Commands that take several databases."""
-STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
 DOCTOR = "Exit code: 0 all in order, 1 warnings, 2 critical, 3 could not ask."
+VERIFY = "Exit code: 0 all hold, 1 one is broken, 3 could not ask."
+STATUS = "Exit code: 0, or 2 if the doctor finds something critical; 1 could not ask."
+COULD_NOT_ASK = 3
 EPILOG = """\
 examples:
   rota install -d postgresql://localhost/shop
@@ -41,21 +45,27 @@ examples:
   rota jobs --status dead
   rota schedule add cleanup '0 2 * * *' clean_up --tz Europe/Warsaw
 
-The database is that of -d, a URL or a name, else that of DATABASE_URL, else what libpq finds
-(PGHOST, PGSERVICE, …).
-exit codes: 0 done, 1 failed, 2 used wrongly, 3 a worker left handlers that did not end
+The database is that of -d, a URL or a name, else that of DATABASE_URL, else
+what libpq finds (PGHOST, PGSERVICE, …).
+
+exit codes: 0 done, 1 failed, 2 used wrongly, 3 a worker left handlers that did
+not end, or doctor or verify could not ask
 """
 
 PAUSE = """\
 examples:
   rota pause mail --reason 'the mail server moves' --for '2 hours'
   rota pause --type charge_card --reason 'the bank is down'
-  rota pause --all --reason 'restored from production'
+  rota pause --all --reason 'restored from production' --yes
+
+It counts the jobs that wait there, and asks. A queue or type that is named is
+paused without a question where there is no terminal; --all then needs --yes.
 """
 ACTS = """\
-Jobs are named by their ids or by a filter, of which they have to meet all. It counts first,
-and asks; then it works through them in short steps, and may be stopped and called again.
-What stands in the way of one job is told, and stops no other.
+Jobs are named by their ids or by a filter, of which they have to meet all. It
+counts first, and asks; then it works through them in short steps, and may be
+stopped and called again. What stands in the way of one job is told, and stops
+no other.
 
 examples:
 {more}
@@ -91,9 +101,26 @@ examples:
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+class Misuse(Exception):
+    """The words make no command; *code* is what the command returns then."""
+
+    def __init__(self, message: str, usage: str, code: int) -> None:
+        super().__init__(message)
+        self.usage, self.code = usage, code
+
+
+class Parser(argparse.ArgumentParser):
+    """One that raises what is wrong, so that it can be told as JSON."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise it."""
+        code = self.get_default("failed") or UsageError.code
+        raise Misuse(message, self.format_usage(), code)
+
+
+def make_parser() -> Parser:
     """Return the parser; what it parses has the function to call as *run*."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rota",
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -120,7 +147,7 @@ def _add(
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=what, description=f"{what[0].upper()}{what[1:]}."
     )
-    parser.set_defaults(run=run, command=name)
+    parser.set_defaults(run=run, command=name, parser=parser)
     _add_database(parser, default=argparse.SUPPRESS)  # it may stand before the command, too
     if json:
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -135,29 +162,35 @@ def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
 
 
 def _add_schema_commands(commands: Any) -> None:
-    add = _add(commands, "install", schema.install, "install rota, or bring it up to date")
+    what = "install rota, or bring it up to date"
+    add = _add(commands, "install", schema.install, what, json=True)
     add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
     add.add_argument("--with-roles", action="store_true", help="create the four roles")
     add.add_argument("--with-cron", action="store_true", help="let pg_cron tick")
     what = "also where the database has a newer rota"
     add.add_argument("--force", action="store_true", help=what)
-    add = _add(commands, "uninstall", schema.uninstall, "remove rota and all its jobs")
+    what = "remove rota and all its jobs"
+    add = _add(commands, "uninstall", schema.uninstall, what, json=True)
     add.add_argument("--yes", action="store_true", help="do not ask")
     what = "count the promises again on the newest rows"
     add = _add(commands, "verify", questions.verify, what, json=True)
+    add.description = f"{add.description} {VERIFY}"
+    add.set_defaults(failed=COULD_NOT_ASK)
     what = "how many of each kind (default: %(default)s)"
-    add.add_argument("--max-rows", type=int, default=10000, metavar="N", help=what)
+    add.add_argument("--max-rows", type=count, default=10000, metavar="N", help=what)
     what = "say what is wrong with the queue and the database under it"
     add = _add(commands, "doctor", questions.doctor, what, json=True)
     add.description = f"{add.description} {DOCTOR}"
-    add.set_defaults(failed=3)
+    add.set_defaults(failed=COULD_NOT_ASK)
     add.add_argument("--check", action="store_true", help="print one line, for monitoring")
     add.add_argument("--all", action="store_true", help="also what is in order")
-    _add(commands, "status", status.status, "show queues, due jobs and workers", json=True)
+    what = "show queues, due jobs and workers"
+    add = _add(commands, "status", status.status, what, json=True)
+    add.description = f"{add.description} {STATUS}"
     add = _add(commands, "top", top.top, "show what happens now, live; q quits", json=True)
     add.add_argument("--once", action="store_true", help="show it once")
     add.add_argument(
-        "--every", type=float, default=2.0, metavar="SECONDS", help="show it anew (default 2)"
+        "--every", type=seconds, default=2.0, metavar="SECONDS", help="show it anew (default 2)"
     )
     add = _add(commands, "tick", tick.tick, "do the maintenance that is due", json=True)
     add.add_argument("--loop", action="store_true", help="again, until SIGTERM or Ctrl-C")
@@ -172,33 +205,24 @@ def _add_job_commands(commands: Any) -> None:
     add.add_argument("--queue")
     add.add_argument("--run-at", metavar="TIME", help="such as '2026-03-01 02:00 Europe/Paris'")
     add.add_argument("--delay", metavar="INTERVAL", help="such as '10 minutes'")
-    add.add_argument("--priority", type=int, help="lower runs first")
-    add.add_argument("--max-attempts", type=int)
+    add.add_argument("--priority", type=whole(-32768, 32767), help="lower runs first")
+    add.add_argument("--max-attempts", type=count)
     add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
     add.add_argument("--key", dest="idempotency_key", help="idempotency key")
     add = _add(commands, "jobs", jobs.jobs, "list jobs, the newest first", json=True)
-    add.add_argument("--queue")
-    add.add_argument("--status", choices=STATUSES)
-    add.add_argument("--type", dest="job_type")
-    add.add_argument("--schedule", metavar="NAME", help="that has made them")
-    add.add_argument("--error", metavar="TEXT", help="in their last error")
-    add.add_argument("--error-type", metavar="TYPE")
-    add.add_argument("--key", help="idempotency, ordering or limit key")
-    add.add_argument("--payload", metavar="JSON", help="has this in it: '{\"user_id\": 7}'")
-    add.add_argument("--older-than", metavar="AGE", help="such as '2 hours'")
-    add.add_argument("--newer-than", metavar="AGE", help="such as '1 day'")
-    add.add_argument("--before", type=int, metavar="ID", help="go on behind this job")
-    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    add_filter(add)
+    add.add_argument("--before", type=job_id, metavar="ID", help="go on behind this job")
+    add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
     what = "list the errors of failed attempts, those of one kind in one line"
     add = _add(commands, "errors", jobs.errors, what, json=True)
     add.add_argument("--queue")
     add.add_argument("--type", dest="job_type")
     what = "how far back (default: %(default)s)"
     add.add_argument("--since", default="1 day", metavar="AGE", help=what)
-    add.add_argument("--limit", type=int, default=20, help="(default: %(default)s)")
+    add.add_argument("--limit", type=count, default=20, help="(default: %(default)s)")
     what = "list effects of which nobody knows whether they happened"
     add = _add(commands, "effects", effects.effects, what, json=True)
-    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
     own = add.add_subparsers(title="commands", metavar="COMMAND")
     what = "say what became of an effect of which nobody knows"
     add = _add(own, "settle", effects.settle, what, json=True)
@@ -214,10 +238,10 @@ def _add_job_commands(commands: Any) -> None:
     )
     add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
     add = _add(commands, "job", jobs.job, "tell the story of a job", json=True)
-    add.add_argument("job_id", type=int)
+    add.add_argument("job_id", type=job_id)
     what = "say why a job does not run, and what would change that"
     add = _add(commands, "explain", questions.explain, what, json=True)
-    add.add_argument("job_id", type=int)
+    add.add_argument("job_id", type=job_id)
 
 
 def _add_queue_commands(commands: Any) -> None:
@@ -232,7 +256,7 @@ def _add_queue_commands(commands: Any) -> None:
     how.add_argument("--for", dest="length", metavar="INTERVAL", help=what)
     what = "list the limits in use, and how many jobs wait for them"
     add = _add(commands, "limits", queues.limits, what, json=True)
-    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
     what = "let the jobs of a queue, of a type, or all, be claimed again"
     _add_paused(_add(commands, "resume", queues.resume, what, json=True))
 
@@ -241,16 +265,18 @@ def _add_paused(add: argparse.ArgumentParser) -> None:
     add.add_argument("queue", nargs="?")
     add.add_argument("--type", dest="job_type", help="only this type, in the queue or in all")
     add.add_argument("--all", action="store_true", help="everything")
+    add.add_argument("--dry-run", action="store_true", help="count, change nothing")
+    add.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _add_acts(commands: Any) -> None:
     add = _add_act(commands, "retry", "retry", "run jobs again now: failed and dead ones")
-    what = "also if it is running: its worker loses it; for one job"
+    what = "also running ones: their workers lose them; of a filter with --status running"
     add.add_argument("--force", action="store_true", help=what)
     what = "change that of the payload; VALUE is JSON or a text; may be repeated"
     add.add_argument("--set", action="append", metavar="NAME=VALUE", help=what)
     add.add_argument("--new-payload", metavar="JSON", help="give them this payload")
-    add.add_argument("--max-attempts", type=int, metavar="N", help="give up after so many")
+    add.add_argument("--max-attempts", type=count, metavar="N", help="give up after so many")
     what = "cancel jobs that wait, and ask the workers of those that run to stop"
     add = _add_act(commands, "cancel", "cancel", what)
     add.add_argument("--reason")
@@ -263,7 +289,7 @@ def _add_acts(commands: Any) -> None:
     how.add_argument("--delay", metavar="INTERVAL", help="from now, such as '10 minutes'")
     add = _add_act(commands, "priority", "set_priority", "give jobs another priority")
     what = "the lower runs first"
-    add.add_argument("--to", type=int, required=True, metavar="N", help=what)
+    add.add_argument("--to", type=whole(-32768, 32767), required=True, metavar="N", help=what)
     add = _add_act(commands, "move", "move", "move jobs that wait to another queue")
     add.add_argument("--to", required=True, metavar="QUEUE")
     what = "delete jobs that have ended; dead ones only with --status dead"
@@ -272,11 +298,11 @@ def _add_acts(commands: Any) -> None:
     _add_act(commands, "erase", "erase", what)
     what = "list what operators did, the newest first"
     add = _add(commands, "audit", acts.audit, what, json=True)
-    add.add_argument("--job", type=int, metavar="ID", help="to this job")
+    add.add_argument("--job", type=job_id, metavar="ID", help="to this job")
     add.add_argument("--act", help="such as retry, pause or set_limit")
     add.add_argument("--by", metavar="NAME", help="of a role, or of who stood behind it")
     add.add_argument("--since", metavar="AGE", help="such as '1 day'")
-    add.add_argument("--limit", type=int, default=50, help="(default: %(default)s)")
+    add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
     what = "print what lets a shell complete commands and options"
     add = _add(commands, "completion", _print_completion, what)
     _teach(add, COMPLETION)
@@ -287,35 +313,13 @@ def _add_act(commands: Any, name: str, act: str, what: str) -> argparse.Argument
     add = _add(commands, name, acts.act, what, json=True)
     add.set_defaults(act=act)
     _teach(add, ACTS.format(name=name, more=EXAMPLES[act]))
-    add.add_argument("job_ids", nargs="*", type=int, metavar="ID")
-    which = add.add_argument_group("which jobs")
-    which.add_argument("--queue")
-    which.add_argument("--status", action="append", choices=STATUSES, help="may be repeated")
-    which.add_argument("--type", dest="job_type")
-    what = "whose last error is of that kind: numbers and ids do not matter"
-    which.add_argument("--error", metavar="TEXT", help=what)
-    which.add_argument("--error-type", metavar="TYPE")
-    what = "ended, or were created, before that, such as '2 hours'"
-    which.add_argument("--older-than", metavar="AGE", help=what)
-    which.add_argument("--newer-than", metavar="AGE", help="the same, since then")
-    which.add_argument("--payload", metavar="JSON", help="has this in it: '{\"user_id\": 7}'")
-    which.add_argument("--header", action="append", metavar="NAME=VALUE")
-    which.add_argument("--key", help="idempotency key")
-    which.add_argument("--ordering-key", metavar="KEY")
-    which.add_argument("--limit-key", metavar="KEY")
-    which.add_argument("--schedule", metavar="NAME", help="that has made them")
-    which.add_argument("--pipeline", metavar="NAME")
+    add.add_argument("job_ids", nargs="*", type=job_id, metavar="ID")
+    which = add_filter(add)
     which.add_argument("--all", action="store_true", help="all that the command is for")
-    which.add_argument("--limit", type=_number, metavar="N", help="not more than so many")
+    which.add_argument("--limit", type=count, metavar="N", help="not more than so many")
     add.add_argument("--dry-run", action="store_true", help="count and show, change nothing")
     add.add_argument("--yes", action="store_true", help="do not ask")
     return add
-
-
-def _number(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
 
 
 def _print_completion(arguments: argparse.Namespace) -> None:
@@ -324,7 +328,7 @@ def _print_completion(arguments: argparse.Namespace) -> None:
     except ImportError:
         hint = "Install it: pip install './python_client[cli]'"
         raise CommandError("completion needs the package shtab", hint) from None
-    print(shtab.complete(make_parser(), arguments.shell))
+    command_terminal(shtab.complete(make_parser(), arguments.shell) + "\n")  # as it is
 
 
 def _add_web(commands: Any) -> None:
@@ -332,7 +336,9 @@ def _add_web(commands: Any) -> None:
     add.epilog = WEB
     add.formatter_class = argparse.RawDescriptionHelpFormatter
     add.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
-    add.add_argument("--port", type=int, default=8025, help="(default: %(default)s)")
+    add.add_argument(
+        "--port", type=whole(0, 65535), default=8025, help="(default: %(default)s)"
+    )
     what = "let operators act: without it the page only shows"
     add.add_argument("--allow-acts", action="store_true", help=what)
     what = "let in who is in this file, by name and password"
@@ -409,6 +415,8 @@ def _add_databases(add: argparse.ArgumentParser) -> None:
 def _add_forward(commands: Any) -> None:
     what = "carry jobs of enqueue_to() between databases, and tick, until SIGTERM or Ctrl-C"
     add = _add(commands, "forward", forward.forward, what)
+    what = "write the log as JSON, as --log-format json does"
+    add.add_argument("--json", action="store_true", help=what)
     _add_databases(add)
     _add_log(add)
 
@@ -416,23 +424,25 @@ def _add_forward(commands: Any) -> None:
 SCHEDULE = """\
 examples:
   rota schedule next '0 2 * * MON-FRI' --tz Europe/Warsaw
-  rota schedule add nightly '0 2 * * *' clean_up '{"days": 30}' --tz Europe/Warsaw
+  rota schedule add nightly '0 2 * * *' clean_up '{"days": 30}' --tz Asia/Tokyo
   rota schedule list
   rota schedule import jobs.cron --dry-run
 
-A schedule has five fields (minute hour day month weekday), or six with the second in front; or
-it is @hourly, @daily, @weekly, @monthly or @yearly; or 'every 90 seconds', counted from its
-start; or 'after 10 minutes', counted from the end of its last run. Quote it for the shell.
+A schedule has five fields (minute hour day month weekday), or six with the
+second in front; or it is @hourly, @daily, @weekly, @monthly or @yearly; or
+'every 90 seconds', counted from its start; or 'after 10 minutes', counted from
+the end of its last run. Quote it for the shell.
 """
 ADD = """\
 examples:
   rota schedule add nightly '0 2 * * *' clean_up --tz Europe/Warsaw
-  rota schedule add report '0 9 * * MON#1' send_report '{"to": "board"}' --catch-up all
+  rota schedule add report '0 9 * * MON#1' send_report --catch-up all
   rota schedule add poll 'after 30 seconds' poll_inbox --queue mail
-  rota schedule add cache 'every 10 minutes' warm_cache --overlap skip --jitter '30 seconds'
+  rota schedule add cache 'every 10 minutes' warm_cache --overlap skip
 
-What is not given has its default, also if the schedule is there already. So each deployment may
-say it again: what is so already stays as it is, and its next run too.
+What is not given has its default, also if the schedule is there already. So
+each deployment may say it again: what is so already stays as it is, and its
+next run too.
 """
 NEXT = """\
 examples:
@@ -440,8 +450,9 @@ examples:
   rota schedule next 'every 90 seconds'
   rota schedule next --name nightly
 
-A time that the clocks skip is run at the first instant after the gap; one that comes twice is
-run the first time. Where minute or hour begin with a star, the wall clock is followed instead.
+A time that the clocks skip is run at the first instant after the gap; one that
+comes twice is run the first time. Where minute or hour begin with a star, the
+wall clock is followed instead.
 """
 IMPORT = """\
 a file:
@@ -449,11 +460,12 @@ a file:
   TZ=Europe/Warsaw
   0 2 * * *         clean_up
   0 9 * * MON-FRI   send_report  name=report catch_up=all {"to": "board"}
-  every 10 minutes  warm_cache   overlap=skip jitter='30 seconds'  # another comment
+  every 10 minutes  warm_cache   overlap=skip jitter='30 seconds'  # a comment
 
-A line is SCHEDULE JOB_TYPE, then if you like KEY=VALUE (the arguments of schedule_job), then a
-JSON payload. TZ= and CRON_TZ= are for the lines below them. All lines are put in, or none;
-schedules that are not in the file are left alone.
+A line is SCHEDULE JOB_TYPE, then if you like KEY=VALUE (the arguments of
+schedule_job), then a JSON payload. TZ= and CRON_TZ= are for the lines below
+them. All lines are put in, or none; schedules that are not in the file are
+left alone.
 """
 SYNC = """\
 in the code:
@@ -466,8 +478,9 @@ in the code:
 at each deployment:
   rota schedule sync shop.jobs:registry --prune
 
-What is new or changed is put in, all of it or nothing. Schedules belong to the registry of that
-name: others, and those that were put in without a registry, are never removed.
+What is new or changed is put in, all of it or nothing. Schedules belong to the
+registry of that name: others, and those that were put in without a registry,
+are never removed.
 """
 Add = Callable[..., argparse.ArgumentParser]
 
@@ -521,8 +534,8 @@ def _add_add(own: Any, add_command: Add) -> None:
     add.add_argument("payload", nargs="?", default="{}", help="JSON (default: {})")
     _add_zone(add, "whose clock counts, such as Europe/Warsaw")
     add.add_argument("--queue")
-    add.add_argument("--priority", type=int, help="lower runs first")
-    add.add_argument("--max-attempts", type=int)
+    add.add_argument("--priority", type=whole(-32768, 32767), help="lower runs first")
+    add.add_argument("--max-attempts", type=count)
     add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
     what = "a run that takes longer is stopped, such as '1 hour'"
     add.add_argument("--time-limit", metavar="INTERVAL", help=what)
@@ -530,7 +543,7 @@ def _add_add(own: Any, add_command: Add) -> None:
     add.add_argument("--catch-up", choices=("skip", "one", "all"), help=what)
     what = "older ones are left out, such as '3 hours'"
     add.add_argument("--catch-up-window", metavar="INTERVAL", help=what)
-    add.add_argument("--catch-up-max", type=int, metavar="N", help="at most so many at once")
+    add.add_argument("--catch-up-max", type=count, metavar="N", help="at most so many at once")
     what = "while the last job is live (default: allow)"
     add.add_argument("--overlap", choices=("allow", "skip", "queue"), help=what)
     add.add_argument("--jitter", metavar="INTERVAL", help="start up to so much later")

@@ -34,7 +34,10 @@ def doctor(arguments: argparse.Namespace) -> int:
         found = Client(connection).doctor()
     wrong = [row for row in found if row.severity != "ok"]
     worst = wrong[0].severity if wrong else "ok"
-    if arguments.json:
+    if arguments.json and arguments.check:
+        first = asdict(wrong[0]) if wrong else dict.fromkeys(("finding", "evidence", "remedy"))
+        print_json({**first, "severity": worst, "wrong": len(wrong)})
+    elif arguments.json:
         print_json([asdict(row) for row in found])
     elif arguments.check:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

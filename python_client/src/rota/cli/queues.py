@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from typing import LiteralString
 
-from .output import UsageError, acting, connected, print_json, print_list, short, text_of
+from .output import (
+    CommandError,
+    UsageError,
+    acting,
+    connected,
+    print_json,
+    print_list,
+    short,
+    text_of,
+)
 
 
-def pause(arguments: argparse.Namespace) -> None:
+def pause(arguments: argparse.Namespace) -> int:
     """Let no more jobs of a queue, of a type, or none at all, be claimed."""
     what = _what(arguments)
+    if not _is_wanted(arguments, f"pause {what}"):
+        return 0
     with connected(arguments) as connection, acting(connection) as client:
         ((until,),) = (
             row.values()
@@ -26,14 +39,17 @@ def pause(arguments: argparse.Namespace) -> None:
             client.pause_all(arguments.reason, until)
     if arguments.json:
         print_json({**_named(arguments), "is_paused": True, "until": until})
-        return
+        return 0
     how_long = f", until {short(until)}" if until else ""
     print(f"{what} is paused: running jobs go on, no more are claimed{how_long}")
+    return 0
 
 
-def resume(arguments: argparse.Namespace) -> None:
+def resume(arguments: argparse.Namespace) -> int:
     """Let jobs be claimed again."""
     what = _what(arguments)
+    if not _is_wanted(arguments, f"resume {what}"):
+        return 0
     with connected(arguments) as connection, acting(connection) as client:
         if arguments.job_type:
             client.resume_type(arguments.job_type, arguments.queue)
@@ -45,6 +61,38 @@ def resume(arguments: argparse.Namespace) -> None:
         print_json({**_named(arguments), "is_paused": False})
     else:
         print(f"{what} is open: its jobs are claimed")
+    return 0
+
+
+COUNTS: LiteralString = """
+    select coalesce(sum(j.jobs) filter (where j.is_due), 0)::bigint as due,
+        coalesce(sum(j.jobs) filter (where not j.is_due), 0)::bigint as later
+    from rota.job_counts() as j
+    where j.status in ('queued', 'failed')
+      and (%(queue)s::text is null or j.queue = %(queue)s)
+      and (%(job_type)s::text is null or j.job_type = %(job_type)s)
+    """
+
+
+def _is_wanted(arguments: argparse.Namespace, what: str) -> bool:
+    """Count the jobs that it is about; tell, or ask, and return whether to do it."""
+    is_asked = not arguments.yes and sys.stdin.isatty()
+    if arguments.all and not (arguments.yes or arguments.dry_run or is_asked):
+        raise UsageError(f"this would {what}: confirm it with --yes")
+    if not (arguments.dry_run or is_asked):
+        return True
+    with connected(arguments) as connection:
+        (jobs,) = connection.execute(COUNTS, vars(arguments)).fetchall()
+    told = f"{jobs['due']} due jobs and {jobs['later']} for later"
+    if arguments.dry_run:
+        if arguments.json:
+            print_json({**_named(arguments), **jobs, "is_dry_run": True})
+        else:
+            print(f"this would {what}, with {told} (dry run: nothing was done)")
+        return False
+    if input(f"{what}, with {told}? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise CommandError("nothing was done")
+    return True
 
 
 def _what(arguments: argparse.Namespace) -> str:

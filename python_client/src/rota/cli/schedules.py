@@ -21,7 +21,7 @@ from ..client.sync_client import Client
 from ..exceptions import BadScheduleError, RotaError, UnknownScheduleError
 from ..rows import ScheduleChange, UpcomingRun
 from .crontab import Crontab, read
-from .jobs import parse_payload
+from .filters import parse_payload
 from .output import (
     LOCK_TIMEOUT,
     CommandError,

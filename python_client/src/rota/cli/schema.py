@@ -7,7 +7,7 @@ import sys
 
 from ..client.sync_client import Client
 from ..schema import run_script, script_text
-from .output import CommandError, UsageError, connected
+from .output import CommandError, UsageError, connected, print_json
 
 
 def install(arguments: argparse.Namespace) -> None:
@@ -19,10 +19,15 @@ def install(arguments: argparse.Namespace) -> None:
     }
     with connected(arguments) as connection:
         if arguments.dry_run:
-            print(script_text(connection, "install.sql", options), end="")
+            text = script_text(connection, "install.sql", options)
+            print_json({"sql": text}) if arguments.json else print(text, end="")
             return
         run_script(connection, "install.sql", options)
-        print(f"rota {Client(connection).version()} is installed in {connection.info.dbname}")
+        version, database = Client(connection).version(), connection.info.dbname
+    if arguments.json:
+        print_json({"database": database, "version": version})
+    else:
+        print(f"rota {version} is installed in {database}")
 
 
 def uninstall(arguments: argparse.Namespace) -> int:
@@ -40,5 +45,8 @@ def uninstall(arguments: argparse.Namespace) -> int:
                 print("nothing was done")
                 return 1
         run_script(connection, "uninstall.sql", {})
+    if arguments.json:
+        print_json({"database": database, "version": None})
+    else:
         print(f"rota is gone from {database}")
     return 0

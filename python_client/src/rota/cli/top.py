@@ -12,7 +12,7 @@ from typing import Any, LiteralString
 
 from psycopg import Connection
 
-from .output import connected, print_json, shortened, span, table_lines
+from .output import command_terminal, connected, print_json, shortened, span, table_lines
 
 CLEAR = "\x1b[H\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
@@ -56,7 +56,8 @@ def top(arguments: argparse.Namespace) -> None:
             with _keys() as pressed:
                 while True:
                     lines = screen(ask(connection), connection.info.dbname)
-                    print(f"{CLEAR}{chr(10).join(lines)}\n\nq quits", end="", flush=True)
+                    command_terminal(CLEAR)
+                    print(f"{chr(10).join(lines)}\n\nq quits", end="", flush=True)
                     if pressed(arguments.every) in ("q", "Q", "\x03", ""):
                         break
 
@@ -160,8 +161,10 @@ def _keys() -> Iterator[Any]:
 
     try:
         tty.setcbreak(sys.stdin)
-        print(ENTER, end="", flush=True)
+        command_terminal(ENTER)
+        sys.stdout.flush()
         yield pressed
     finally:
-        print(LEAVE, end="", flush=True)
+        command_terminal(LEAVE)
+        sys.stdout.flush()
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,122 @@
+"""Which jobs a command is about: the same words for those that list and those that act.
+
+What is chosen is a filter as `act_on_jobs()` takes it.  A list asks for the same of each job,
+so that what was listed is what would be changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any, LiteralString
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from .output import UsageError
+
+STATUSES = ("blocked", "queued", "running", "failed", "succeeded", "dead", "cancelled")
+KEYS = {
+    "queue": "queue",
+    "status": "status",
+    "job_type": "job_type",
+    "error": "error",
+    "error_type": "error_type",
+    "worker": "worker",
+    "key": "idempotency_key",
+    "ordering_key": "ordering_key",
+    "limit_key": "limit_key",
+    "schedule": "definition",
+    "pipeline": "pipeline",
+    "older_than": "older_than",
+    "newer_than": "newer_than",
+}
+"""The options that say which jobs, and what they are called in a filter of act_on_jobs()."""
+
+CONDITIONS: dict[str, LiteralString] = {
+    "queue": "queue = %(queue)s",
+    "status": "status = any(%(status)s)",
+    "job_type": "job_type = %(job_type)s",
+    "error": "rota.fold_error(last_error) in (rota.fold_error(%(error)s), %(error)s)",
+    "error_type": "error_type = %(error_type)s",
+    "worker": "locked_by = %(worker)s",
+    "idempotency_key": "idempotency_key = %(idempotency_key)s",
+    "ordering_key": "ordering_key = %(ordering_key)s",
+    "limit_key": "limit_key = %(limit_key)s",
+    "definition": "definition = %(definition)s",
+    "pipeline": "pipeline = %(pipeline)s",
+    "older_than": "coalesce(finished_at, created_at) <= rota.now() - %(older_than)s::interval",
+    "newer_than": "coalesce(finished_at, created_at) > rota.now() - %(newer_than)s::interval",
+    "payload": "payload @> %(payload)s",
+    "headers": "headers @> %(headers)s",
+    "all": "true",
+}
+"""What each key of a filter asks of a row of job_runs, as act_on_jobs() does."""
+
+
+def add_filter(parser: argparse.ArgumentParser) -> Any:
+    """Add the options; return their group."""
+    which = parser.add_argument_group("which jobs")
+    which.add_argument("--queue")
+    which.add_argument("--status", action="append", choices=STATUSES, metavar="STATUS",
+                       help=f"{', '.join(STATUSES)}; may be repeated")  # fmt: skip
+    which.add_argument("--type", dest="job_type")
+    what = "whose last error is of that kind: numbers and ids do not matter"
+    which.add_argument("--error", metavar="TEXT", help=what)
+    which.add_argument("--error-type", metavar="TYPE")
+    what = "that has them, or had them last"
+    which.add_argument("--worker", metavar="NAME", help=what)
+    what = "ended, or if they live were created, before that, such as '2 hours'"
+    which.add_argument("--older-than", metavar="AGE", help=what)
+    which.add_argument("--newer-than", metavar="AGE", help="the same, since then")
+    which.add_argument("--payload", metavar="JSON", help="has this in it: '{\"user_id\": 7}'")
+    what = "has this header; may be repeated"
+    which.add_argument("--header", action="append", metavar="NAME=VALUE", help=what)
+    which.add_argument("--key", help="idempotency key")
+    which.add_argument("--ordering-key", metavar="KEY")
+    which.add_argument("--limit-key", metavar="KEY")
+    which.add_argument("--schedule", metavar="NAME", help="that has made them")
+    which.add_argument("--pipeline", metavar="NAME")
+    return which
+
+
+def chosen_filter(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what was chosen, as a filter of act_on_jobs()."""
+    chosen = {
+        key: getattr(arguments, option)
+        for option, key in KEYS.items()
+        if getattr(arguments, option) is not None
+    }
+    if getattr(arguments, "all", False):
+        chosen["all"] = True
+    if arguments.payload is not None:
+        chosen["payload"] = parse_payload(arguments.payload)
+    if arguments.header:
+        chosen["headers"] = dict(pair(text, "--header") for text in arguments.header)
+    return chosen
+
+
+def conditions(chosen: dict[str, Any]) -> tuple[sql.Composed, dict[str, Any]]:
+    """Return the same as a condition on job_runs, and its values."""
+    wanted = sql.SQL(" and ").join(sql.SQL(CONDITIONS[key]) for key in chosen)
+    values = {
+        key: Jsonb(value) if key in ("payload", "headers") else value
+        for key, value in chosen.items()
+    }
+    return (wanted if chosen else sql.Composed([sql.SQL("true")])), values
+
+
+def parse_payload(text: str) -> Any:
+    """Return what a JSON text says."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the payload is not JSON: {error}") from None
+
+
+def pair(text: str, option: str) -> tuple[str, str]:
+    """Return name and value of a NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise UsageError(f"{option} is NAME=VALUE, got {text}")
+    return name, value
