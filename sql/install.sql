@@ -112,6 +112,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir maintenance/pending.sql
 \ir maintenance/sweep.sql
 \ir maintenance/breakers.sql
+\ir maintenance/budgets.sql
 \ir maintenance/expiry.sql
 \ir maintenance/archive.sql
 \ir maintenance/statistics.sql

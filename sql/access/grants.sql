@@ -39,8 +39,8 @@ select 'observer', 'view', v.name
 from unnest(
     '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,error_groups,hourly_stats,workers,'
     'queues,pauses,job_errors,effects,dependencies,halted_keys,pipeline_stages,stage_runs,'
-    'audit_log,limits,retry_rules,breakers,job_definitions,occurrences,queue_grants,'
-    'limit_stats,unknown_effects,ticker_health}'::text[]) as v (name)
+    'audit_log,limits,retry_rules,breakers,retry_budgets,job_definitions,occurrences,'
+    'queue_grants,limit_stats,unknown_effects,ticker_health}'::text[]) as v (name)
 union all
 select 'observer', 'function', f.name
 from unnest(

@@ -23,6 +23,7 @@ begin
                 ('pauses', 'queue is null or queue = any(v.queues)'),
                 ('limits', 'queue = any(v.queues)'),
                 ('retry_rules', $q$queue in ('', '*') or queue = any(v.queues)$q$),
+                ('retry_budgets', 'queue = any(v.queues)'),
                 ('breakers', $q$queue in ('', '*') or queue = any(v.queues)$q$),
                 ('workers', 'queues && v.queues'),
                 ('occurrences',

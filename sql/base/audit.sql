@@ -35,6 +35,7 @@ begin
     perform rota._audit(
         case tg_table_name
             when 'queues' then 'set_queue'
+            when 'retry_budgets' then 'set_queue'
             when 'limits' then 'set_limit'
             when 'retry_rules' then 'set_retry_rule'
             when 'breakers' then 'set_breaker'

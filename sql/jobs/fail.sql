@@ -169,7 +169,12 @@ begin
     if v_cancelled_ids <> '{}' then
         perform rota._end_jobs(v_cancelled_ids, v_cancelled_tokens, 'running', 'cancelled');
     end if;
-    if v_failed_ids <> '{}' then perform rota._enter_lanes(v_failed_ids, v_held_limits); end if;
+    if v_failed_ids <> '{}' then
+        if exists (select from rota.retry_budgets) then
+            v_failed_ids := rota._hold_retries(v_failed_ids);
+        end if;
+        perform rota._enter_lanes(v_failed_ids, v_held_limits);
+    end if;
     if v_soon_ids <> '{}' then perform rota._notify_for(v_soon_ids); end if;
     if v_paused <> '{}' then perform rota._add_checks('error', v_paused); end if;
 end;

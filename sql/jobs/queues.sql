@@ -14,6 +14,7 @@ create or replace function rota.set_queue(
     keep_dead interval default null,
     ageing interval default null,
     time_limit interval default null,
+    retry_budget jsonb default null,
     reset boolean default false
 )
     returns void language plpgsql security definer
@@ -32,6 +33,7 @@ begin
     perform rota._check_interval('keep_finished', keep_finished, '0', '100 years', true);
     perform rota._check_interval('keep_dead', keep_dead, '0', '100 years', true);
     perform rota._check_interval('ageing', ageing, '1 second', '30 days', true);
+    perform rota._check_retry_budget('retry_budget', retry_budget);
     perform rota._check_given('reset', reset is not null);
 
     insert into rota.queues as q (queue, lease, max_attempts, backoff, keep_finished, keep_dead,
@@ -50,6 +52,17 @@ begin
         ageing = coalesce(excluded.ageing, case when not reset then q.ageing end),
         time_limit = coalesce(excluded.time_limit, case when not reset then q.time_limit end),
         updated_at = rota.now();
+    if retry_budget is not null then
+        insert into rota.retry_budgets as b (queue, per_minute, percent)
+        values (set_queue.queue, (retry_budget ->> 'per_minute')::numeric::integer,
+            coalesce((retry_budget ->> 'percent')::numeric::integer, 0))
+        on conflict on constraint retry_budgets_pkey do update
+        set per_minute = excluded.per_minute, percent = excluded.percent,
+            updated_at = rota.now();
+    elsif reset then
+        update rota.retry_budgets as b set per_minute = null, updated_at = rota.now()
+        where b.queue = set_queue.queue and b.per_minute is not null;
+    end if;
     if ageing is not null or reset then
         -- Jobs that wait take the places that the new setting gives them.
         perform rota._add_checks('queue', array[queue]);
@@ -60,3 +73,28 @@ $$;
 comment on function rota.set_queue is
     'Change settings of a queue: null leaves one as it is, reset puts the others back to their '
     'defaults; raises 22023 for a bad argument.';
+
+/* An object of whole numbers: per_minute, and perhaps percent. */
+create or replace function rota._check_retry_budget(argument text, budget jsonb)
+    returns void language plpgsql as $$
+declare
+    c_is_object constant boolean := jsonb_typeof(budget) = 'object';
+begin
+    if budget is null then
+        return;
+    elsif c_is_object is not true or not budget ? 'per_minute'
+      or budget - '{per_minute,percent}'::text[] <> '{}' then
+        perform rota._refuse(argument,
+            'must be an object with per_minute, and perhaps percent');
+    elsif not jsonb_path_exists(budget, 'strict $.per_minute ? (@.type() == "number"
+        && @ >= 1 && @ <= 1000000 && @.floor() == @)') then
+        perform rota._refuse(argument || '.per_minute', format(
+            'must be a whole number of 1 to 1000000, got %s',
+            left(budget ->> 'per_minute', 80)));
+    elsif budget ? 'percent' and not jsonb_path_exists(budget, 'strict $.percent ?
+        (@.type() == "number" && @ >= 0 && @ <= 1000 && @.floor() == @)') then
+        perform rota._refuse(argument || '.percent', format(
+            'must be a whole number of 0 to 1000, got %s', left(budget ->> 'percent', 80)));
+    end if;
+end;
+$$;

@@ -6,6 +6,9 @@
  * one look at an empty table.  A rule that pauses the type leaves a check: maintenance writes
  * the pause (maintenance/breakers.sql), so that those who fail do not wait for each other.
  *
+ * A retry budget of a queue holds what has failed there until maintenance lets it in
+ * (maintenance/budgets.sql).
+ *
  * A breaker pauses a job type of a queue when too much of it fails.  It costs claims and ends
  * nothing: maintenance counts what is written anyhow (maintenance/breakers.sql).
  */
@@ -71,6 +74,27 @@ begin
       and r.job_type in (_retry_rule.job_type, '*') and r.queue in (_retry_rule.queue, '*')
     order by r.job_type = '*', r.queue = '*' limit 1;
     return v_rule;
+end;
+$$;
+
+/* Hold those of these failed jobs whose queue has a retry budget; returns the others. */
+create or replace function rota._hold_retries(job_ids bigint[])
+    returns bigint[] language plpgsql as $$
+declare
+    v_held bigint[];
+begin
+    with held as (
+        update rota.jobs as j
+        set hold = 'retries ' || j.queue, own_lane = null, own_place = null
+        from rota.retry_budgets as b
+        where j.id = any(_hold_retries.job_ids) and j.status = any('{failed}'::text[])
+          and b.queue = j.queue and b.per_minute is not null
+        returning j.id
+    )
+    select array_agg(h.id) into v_held from held as h;
+    if v_held is null then return job_ids; end if;
+    return array(
+        select i.id from unnest(_hold_retries.job_ids) as i (id) where i.id <> all(v_held));
 end;
 $$;
 

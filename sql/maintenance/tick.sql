@@ -80,6 +80,12 @@ begin
             raise warning 'breakers failed and will be tried again: %', sqlerrm;
     end;
     begin
+        perform rota._spend_budgets();
+    exception
+        when others then
+            raise warning 'retry budgets failed and will be tried again: %', sqlerrm;
+    end;
+    begin
         checks_done := rota._enter_due(1000) + rota._do_checks(1000);
     exception
         when others then
@@ -154,7 +160,8 @@ begin
     return rota._has_stale_leases() or rota._has_expired() or exists (
         select from rota.job_definitions as d where d.next_run_at <= v_now
     ) or rota._has_checks(true) or rota._has_later_due() or rota._has_uncounted(true)
-      or exists (select from rota.breakers) or rota._has_count_due() or exists (
+      or exists (select from rota.breakers) or rota._has_retries_due()
+      or rota._has_count_due() or exists (
         select from rota.maintenance as u join rota.maintenance as r on r.task = 'retention'
         where u.task = 'tick'
           and (r.has_more or u.done_at not between v_now - case

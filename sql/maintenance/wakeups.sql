@@ -343,6 +343,20 @@ begin
             where l.queue = any(_next_check_at.queues)
         ),
         (
+            select min(f.run_at) from rota.retry_budgets as b
+            cross join lateral rota._kinds_of_retries(b.queue) as k
+            cross join lateral (
+                select j.run_at from rota.jobs as j
+                where j.hold = 'retries ' || b.queue and j.hold <> 'time'
+                  and j.queue = b.queue and j.job_type = k.job_type
+                  and coalesce(j.own_lane, j.priority) = k.lane
+                  and j.status in ('queued', 'failed')
+                  and coalesce(j.own_place, j.run_at) > _next_check_at.since
+                order by coalesce(j.own_place, j.run_at) limit 1
+            ) as f
+            where b.queue = any(_next_check_at.queues)
+        ),
+        (
             select min(c.due_at)
             from (
                 select p.due_at, p.subject from rota.pending_checks as p where p.kind = 'limit'

@@ -112,6 +112,8 @@ begin
         return query
         select 'needs_tick', format('it has been due for %s, and the next tick lets it in',
             rota._span(c_now - job.run_at)), 'select * from rota.tick();';
+    elsif job.hold like 'retries %' then
+        return query select b.* from rota._explain_budget(job) as b;
     end if;
     return query
     select
@@ -131,6 +133,52 @@ begin
         select 'needs_tick', 'it was held by a pause that is over: the next tick lets it in',
             'select * from rota.tick();';
     end if;
+end;
+$$;
+
+/* Its retry is due, and waits for the retry budget of its queue. */
+create or replace function rota._explain_budget(job rota.jobs)
+    returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
+declare
+    c_max_ahead constant integer := 1000;
+    c_budget constant rota.retry_budgets := (
+        select b from rota.retry_budgets as b where b.queue = job.queue);
+    v_state record;
+    v_ahead bigint;
+    v_wait interval;
+begin
+    v_state := rota._budget_state(c_budget);
+    v_ahead := (
+        select count(*)
+        from (
+            select from rota._kinds_of_retries(job.queue) as k
+            cross join lateral (
+                select from rota.jobs as j
+                where j.hold = job.hold and j.hold <> 'time' and j.queue = job.queue
+                  and j.job_type = k.job_type and coalesce(j.own_lane, j.priority) = k.lane
+                  and j.status in ('queued', 'failed')
+                  and (coalesce(j.own_place, j.run_at), j.id) < (job.run_at, job.id)
+                limit c_max_ahead
+            ) as a
+            limit c_max_ahead
+        ) as a
+    );
+    v_wait := make_interval(
+        secs => greatest(0, v_ahead + 1 - v_state.tokens) / v_state.per_minute * 60);
+    return query
+    select 'retry_budget', format('its retry has been due for %s, and the retry budget of '
+            'queue %s is spent: it lets %s retries begin in a minute (%s, and %s %% of first '
+            'attempts), %s before it, so this one is let in in about %s, at %s',
+            rota._span(rota.now() - job.run_at), job.queue,
+            round(v_state.per_minute::numeric, 1), c_budget.per_minute, c_budget.percent,
+            rota._jobs_words(v_ahead::integer, c_max_ahead), rota._span(v_wait),
+            rota._moment(rota.now() + v_wait)),
+        format('select rota.retry_job(%s);', job.id)
+    where v_wait > interval '1 second';
+    return query
+    select 'needs_tick', format('its retry has been due for %s, and the next tick lets it in',
+        rota._span(rota.now() - job.run_at)), 'select * from rota.tick();'
+    where v_wait <= interval '1 second';
 end;
 $$;
 
@@ -161,7 +209,8 @@ create or replace function rota._explain_limits(job rota.jobs)
 declare
     c_now constant timestamptz := rota.now();
     c_hold constant text := case
-        when job.hold not in ('time', 'expired') and job.hold not like 'pause %' then job.hold
+        when job.hold not in ('time', 'expired') and job.hold not like 'pause %'
+          and job.hold not like 'retries %' then job.hold
     end;
     v_bound rota.limits;
     v_argument text;

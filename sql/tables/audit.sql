@@ -46,7 +46,10 @@ create trigger job_definitions_audited
     on rota.job_definitions for each row execute function rota._audit_setting();
 create trigger retry_rules_audited after insert or update or delete on rota.retry_rules
     for each row execute function rota._audit_setting();
--- Not how it stands.
+-- Not how they stand.
+create trigger retry_budgets_audited
+    after insert or delete or update of per_minute, percent
+    on rota.retry_budgets for each row execute function rota._audit_setting();
 create trigger breakers_audited
     after insert or delete or update of max_failures, failed_percent, min_attempts, span,
         error_type, pause_for, probes

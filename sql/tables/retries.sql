@@ -65,3 +65,24 @@ comment on column rota.breakers.retry_at is
     'When it tries again, or since when it does; null while it is closed and all may run.';
 comment on column rota.breakers.probed_at is
     'Since when jobs are let through to try; null while it is closed, or open.';
+
+create table rota.retry_budgets (
+    queue text collate "C" not null,
+    per_minute integer,
+    percent integer not null,
+    tokens float8 not null default 1000000,
+    filled_at timestamptz not null default rota.now(),
+    updated_at timestamptz not null default rota.now(),
+
+    constraint retry_budgets_pkey primary key (queue),
+    constraint retry_budgets_per_minute_check check (per_minute between 1 and 1000000),
+    constraint retry_budgets_percent_check check (percent between 0 and 1000)
+);
+
+comment on table rota.retry_budgets is 'How many retries of a queue may begin.';
+comment on column rota.retry_budgets.per_minute is
+    'So many in a minute in any case; null where the budget was taken away.';
+comment on column rota.retry_budgets.percent is
+    'So many more for a hundred first attempts that ended in the last minute.';
+comment on column rota.retry_budgets.tokens is
+    'So many could begin at filled_at; what is more than ten seconds'' worth does not count.';

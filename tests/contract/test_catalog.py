@@ -19,6 +19,7 @@ PARTS = sorted({*SQL.glob("*/*.sql")} - {*SQL.glob("upgrades/*.sql")})
 # Arguments that mean no column.  All others are named as the column that they mean, or as
 # its plural for a list; and job_id is what every table but jobs itself calls the job.
 WORDS = {
+    "retry_budget": "jsonb",
     "access": "text",
     "after_id": "bigint",
     "arguments": "jsonb",
@@ -89,6 +90,8 @@ UNGUARDED = {
     "_check_pause": "takes waiting rows that it has just locked",
     "_open_breaker": "takes waiting rows that it has just locked",
     "_let_probes": "takes waiting rows that it has just locked",
+    "_hold_retries": "takes jobs that have just failed, whose rows the caller has locked",
+    "_spend_budget": "takes waiting rows that it has just locked",
     "_expire": "takes waiting rows that the caller has locked",
     "_settle_limit": "changes what the job counts for, and nothing that the worker relies on",
     "_act": "changes rows that it has just locked in a status that the act is for",

@@ -913,6 +913,7 @@ class AsyncClient:
         keep_dead: timedelta | Unset | None = UNSET,
         ageing: timedelta | Unset | None = UNSET,
         time_limit: timedelta | Unset | None = UNSET,
+        retry_budget: Mapping[str, int] | Unset | None = UNSET,
         reset: bool | Unset = UNSET,
     ) -> None:
         """Change the settings of a queue."""
@@ -926,6 +927,7 @@ class AsyncClient:
             keep_dead=keep_dead,
             ageing=ageing,
             time_limit=time_limit,
+            retry_budget=to_jsonb("retry_budget", retry_budget),
             reset=reset,
         )
 

@@ -1,0 +1,177 @@
+/*
+ * maintenance/budgets.sql -- let retries begin within the budget of their queue.
+ *
+ * When a job of a queue with a retry budget has failed, hold is the word retries and the name
+ * of the queue (jobs/retries.sql), so no claim finds it.  Each tick lets those whose time has
+ * come into their lanes, the oldest first, as long as the budget has tokens: it fills with
+ * per_minute and percent of the first attempts that ended in the last minute, and keeps ten
+ * seconds' worth.  So while a provider is down, first attempts make retries possible in
+ * proportion, and a thousand jobs that come back together do not hammer it.
+ *
+ * No claim, enqueue or end of a job writes the row of a budget, and a tick that finds it locked
+ * goes on without it.  While no retry is due nothing is counted and nothing written.  The row
+ * stays when the budget is taken away: a transaction that has not seen that may still commit
+ * jobs that are held.
+ */
+
+/* Let in what the budgets allow; returns how many jobs. */
+create or replace function rota._spend_budgets()
+    returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set jit = off as $$
+declare
+    v_budget rota.retry_budgets;
+    v_let_in integer := 0;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
+    for v_budget in select b.* from rota.retry_budgets as b order by b.queue loop
+        if rota._first_retries(v_budget.queue, 1) <> '{}'
+          and not rota._is_paused(v_budget.queue, rota.now()) then
+            v_let_in := v_let_in + rota._spend_budget(v_budget.queue);
+        end if;
+    end loop;
+    return v_let_in;
+end;
+$$;
+
+create or replace function rota._spend_budget(queue text)
+    returns integer language plpgsql as $$
+declare
+    v_budget rota.retry_budgets;
+    v_state record;
+    v_ids bigint[];
+begin
+    select b.* into v_budget from rota.retry_budgets as b
+    where b.queue = _spend_budget.queue for update skip locked;
+    if not found then return 0; end if;
+    v_state := rota._budget_state(v_budget);
+    v_ids := rota._first_retries(queue, least(floor(v_state.tokens), 1000)::integer);
+    v_ids := array(
+        select j.id from rota.jobs as j
+        where j.id = any(v_ids) and j.hold = 'retries ' || _spend_budget.queue
+          and j.hold <> 'time' and j.status in ('queued', 'failed')
+        for update skip locked
+    );
+    update rota.retry_budgets as b
+    set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
+    where b.queue = _spend_budget.queue;
+    update rota.jobs as j set hold = null where j.id = any(v_ids);
+    perform rota._enter_lanes(v_ids);
+    perform rota._notify_for(v_ids);
+    return cardinality(v_ids);
+end;
+$$;
+
+/* How many retries of a queue may begin in a minute as it is now, and how many at once. */
+create or replace function rota._budget_state(
+    budget rota.retry_budgets, out per_minute float8, out tokens float8
+)
+    language plpgsql stable as $$
+begin
+    if budget.per_minute is null then
+        per_minute := float8 'infinity';
+        tokens := 1000::float8;
+        return;
+    end if;
+    per_minute := budget.per_minute::float8;
+    if budget.percent > 0 then
+        per_minute := per_minute
+            + budget.percent / 100.0::float8 * rota._first_attempts(budget.queue);
+    end if;
+    tokens := least(greatest(1, per_minute / 6), budget.tokens + per_minute / 60
+        * greatest(0, extract(epoch from rota.now() - budget.filled_at)));
+end;
+$$;
+
+/*
+ * How many first attempts of a queue ended in the last minute: of many, by the time that the
+ * newest 5000 took.  A first attempt that failed is among the failures, whatever came later.
+ */
+create or replace function rota._first_attempts(queue text)
+    returns float8 language plpgsql stable as $$
+declare
+    c_max constant integer := 5000;
+    c_now constant timestamptz := rota.now();
+begin
+    return (
+        select sum(a.attempts * 60 / case
+            when a.rows < c_max then 60
+            else greatest(1, extract(epoch from c_now - a.since))::float8 end)
+        from (
+            select count(*) filter (where f.attempts = 1 and f.status = 'succeeded')
+                as attempts, count(*) as rows, min(f.finished_at) as since
+            from (
+                select i.attempts, i.status, i.finished_at from rota.finished_jobs_done as i
+                where i.queue = _first_attempts.queue
+                  and i.finished_at > c_now - interval '1 minute'
+                order by i.finished_at desc limit c_max
+            ) as f
+            union all
+            select count(*) filter (where e.attempt = 1 and e.queue = _first_attempts.queue),
+                count(*), min(e.failed_at)
+            from (
+                select i.attempt, i.queue, i.failed_at from rota.job_errors as i
+                where i.failed_at > c_now - interval '1 minute'
+                order by i.failed_at desc limit c_max
+            ) as e
+        ) as a
+    );
+end;
+$$;
+
+/* The job types and priorities of the retries of a queue that are held, up to 100 of these. */
+create or replace function rota._kinds_of_retries(queue text)
+    returns table (job_type text, lane smallint) language plpgsql stable as $$
+begin
+    return query
+    with recursive kinds (job_type, lane, number) as (
+        (
+            select j.job_type, coalesce(j.own_lane, j.priority), 1 from rota.jobs as j
+            where j.hold = 'retries ' || _kinds_of_retries.queue and j.hold <> 'time'
+              and j.queue = _kinds_of_retries.queue and j.status in ('queued', 'failed')
+            order by j.job_type, coalesce(j.own_lane, j.priority) limit 1
+        )
+        union all
+        select n.job_type, n.lane, k.number + 1
+        from kinds as k
+        cross join lateral (
+            select j.job_type, coalesce(j.own_lane, j.priority) as lane from rota.jobs as j
+            where j.hold = 'retries ' || _kinds_of_retries.queue and j.hold <> 'time'
+              and j.queue = _kinds_of_retries.queue and j.status in ('queued', 'failed')
+              and (j.job_type, coalesce(j.own_lane, j.priority)) > (k.job_type, k.lane)
+            order by j.job_type, coalesce(j.own_lane, j.priority) limit 1
+        ) as n
+        where k.number < 100
+    )
+    select k.job_type, k.lane from kinds as k;
+end;
+$$;
+
+/* The first retries of a queue that are held and due, the oldest first. */
+create or replace function rota._first_retries(queue text, max_jobs integer)
+    returns bigint[] language plpgsql stable as $$
+begin
+    return array(
+        select d.id from rota._kinds_of_retries(_first_retries.queue) as k
+        cross join lateral (
+            select j.id, j.run_at from rota.jobs as j
+            where j.hold = 'retries ' || _first_retries.queue and j.hold <> 'time'
+              and j.queue = _first_retries.queue and j.job_type = k.job_type
+              and coalesce(j.own_lane, j.priority) = k.lane
+              and j.status in ('queued', 'failed')
+              and coalesce(j.own_place, j.run_at) <= rota.now()
+            order by coalesce(j.own_place, j.run_at), j.id limit _first_retries.max_jobs
+        ) as d
+        order by d.run_at, d.id limit _first_retries.max_jobs
+    );
+end;
+$$;
+
+/* Whether the time of a retry has come that waits for a budget. */
+create or replace function rota._has_retries_due()
+    returns boolean language plpgsql stable as $$
+begin
+    return exists (
+        select from rota.retry_budgets as b where rota._first_retries(b.queue, 1) <> '{}'
+    );
+end;
+$$;
