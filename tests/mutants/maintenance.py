@@ -68,6 +68,22 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "budget-of-no-tokens",
+        "A retry that begins takes no token out of the budget.",
+        "sql/maintenance/test_budgets.py",
+        sql("maintenance/budgets", "v_state.tokens - cardinality(v_ids)", "v_state.tokens"),
+    ),
+    mutant(
+        "budget-spent-in-a-pause",
+        "Retries of a paused queue are let in, and their tokens are gone.",
+        "sql/maintenance/test_budgets.py",
+        sql(
+            "maintenance/budgets",
+            "and not rota._is_paused(v_budget.queue, rota.now())",
+            "and true",
+        ),
+    ),
+    mutant(
         "breaker-over-the-operator",
         "A breaker goes on with a type that an operator has resumed.",
         "sql/jobs/test_retries.py",
