@@ -49,7 +49,7 @@ def act(http: httpx.Client, path: str, **more: str) -> httpx.Response:
     assert form.status_code == 200, form.text
     found = re.findall(r'<input type="hidden" name="([\w.]+)" value="([^"]*)"', form.text)
     given = {name: html.unescape(value) for name, value in found}
-    return http.post(path.partition("?")[0], data={**given, **more})
+    return http.post(path.partition("?")[0], data={**given, **more}, follow_redirects=True)
 
 
 def test_nothing_acts_on_get(http: httpx.Client, db_of_page: Db) -> None:
@@ -76,9 +76,132 @@ def test_a_job_is_cancelled_retried_and_moved_in_time(
     answer = act(http, f"/act/cancel_job?job_id={job_id}", reason=HOSTILE)
     assert "Done" in answer.text
     assert status_of(db_of_page, job_id)[0] == "cancelled"
-    (undo,) = re.findall(r'href="(/act/retry_job[^"]*)"', answer.text)
-    act(http, undo)
-    assert status_of(db_of_page, job_id)[0] == "queued"
+    assert "Done: 1 changed" in undone(http, answer).text
+    # Planned for later, as it was.
+    assert status_of(db_of_page, job_id) == ("queued", 7, True)
+
+
+def undone(http: httpx.Client, answer: httpx.Response) -> httpx.Response:
+    """Take back what an answer tells of."""
+    (path,) = re.findall(r'href="(/undo[^"]*)"', answer.text)
+    return act(http, html.unescape(path))
+
+
+def test_a_cancel_is_taken_back_for_its_own_jobs_alone(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    before, mine, retried = (enqueue(db_of_page, "undone", delay="1 day") for _ in range(3))
+    run_at = "select run_at from rota.job_runs where id = %s"
+    planned = db_of_page.execute(run_at, [mine]).fetchone()
+    db_of_page.execute("select rota.cancel_job(%s)", [before])
+    answer = act(http, "/all/cancel?type=undone")
+    db_of_page.execute("select rota.retry_job(%s)", [retried])
+
+    form = http.get(html.unescape(re.findall(r'href="(/undo[^"]*)"', answer.text)[0])).text
+    assert "1 of 2 jobs are as it left them" in form
+    assert status_of(db_of_page, mine)[0] == "cancelled"
+    assert "Done: 1 changed" in undone(http, answer).text
+    assert [status_of(db_of_page, i)[0] for i in (before, mine, retried)] == [
+        "cancelled", "queued", "queued"
+    ]  # fmt: skip
+    assert db_of_page.execute(run_at, [mine]).fetchone() == planned
+    again = http.get(html.unescape(re.findall(r'href="(/undo[^"]*)"', answer.text)[0])).text
+    assert "There is nothing to take back" in again
+    assert 'method="post"' not in again
+
+
+def test_what_a_job_had_before_is_given_back(http: httpx.Client, db_of_page: Db) -> None:
+    job_id = enqueue(db_of_page, "given_back", delay="1 day", priority=4)
+    had = "select queue, priority, run_at from rota.jobs where id = %s"
+    before = db_of_page.execute(had, [job_id]).fetchone()
+    for path, more in (
+        (f"/act/set_priority?job_id={job_id}", {"priority": "9"}),
+        (f"/act/reschedule_job?job_id={job_id}", {"delay": "0"}),
+        (f"/all/move?id={job_id}", {"to.queue": "elsewhere"}),
+        (f"/all/set_priority?id={job_id}", {"to.priority": "9"}),
+    ):
+        answer = act(http, path, **more)
+        assert db_of_page.execute(had, [job_id]).fetchone() != before
+        assert "Done: 1 changed" in undone(http, answer).text, path
+        assert db_of_page.execute(had, [job_id]).fetchone() == before
+
+
+def test_what_a_setting_was_before_it_is_again(http: httpx.Client, db_of_page: Db) -> None:
+    enqueue(db_of_page)
+    schedule = (
+        "select rota.schedule_job(name => 'undone', schedule => '0 2 * * *',"
+        " job_type => 'clean', queue => 'acts', payload => %s)"
+    )
+    db_of_page.execute(schedule, [f'{{"n": {BIG}}}'])
+    db_of_page.execute(
+        "select rota.set_limit(job_type => 'undone', max_running => 3, max_starts => 9)"
+    )
+    db_of_page.execute("select rota.pause_queue('acts', 'the reason', '2999-01-01 UTC')")
+    changing = "{paused_at,paused_by,updated_at,is_settled,settled_xid,disabled_at,anchored_at,created_at}"
+
+    def settings() -> Any:
+        return db_of_page.execute(
+            "select jsonb_agg(to_jsonb(p) - %(no)s::text[] order by p.pause_name) from"
+            " rota.pauses as p union all select jsonb_agg(to_jsonb(d) - %(no)s::text[]) from"
+            " rota.job_definitions as d where d.name = 'undone' union all"
+            " select jsonb_agg(to_jsonb(l) - %(no)s::text[] order by l.limit_name)"
+            " from rota.limits as l",
+            {"no": changing},
+        ).fetchall()
+
+    before = settings()
+    try:
+        for path, more in (
+            ("/act/resume_queue?queue=acts", {}),
+            ("/act/pause_queue?queue=acts", {"reason": "another"}),
+            ("/act/pause_type?job_type=undone", {"reason": "x", "queue": "acts"}),
+            ("/act/pause_all", {"reason": "x"}),
+            ("/act/disable_schedule?name=undone", {}),
+            ("/act/schedule_job?name=undone", {"schedule": "0 3 * * *"}),
+            ("/act/unschedule_job?name=undone", {}),
+            ("/act/set_limit", {"job_type": "undone", "max_running": "5"}),
+            ("/act/set_limit", {"job_type": "undone_new", "max_running": "5"}),
+        ):
+            form = fields_of(http.get(path).text)
+            answer = act(http, path, **{**form, **more})
+            assert settings() != before, path
+            assert "Done: 1 changed" in undone(http, answer).text, path
+            assert settings() == before, path
+        answer = act(http, "/act/resume_queue?queue=acts")
+        db_of_page.execute("select rota.pause_queue('acts', 'somebody else')")
+        path = html.unescape(re.findall(r'href="(/undo[^"]*)"', answer.text)[0])
+        assert "There is nothing to take back" in http.get(path).text
+    finally:
+        db_of_page.execute("select rota.resume_all()")
+        db_of_page.execute("select rota.resume_queue('acts')")
+
+
+def test_no_undo_is_offered_where_there_is_none(http: httpx.Client, db_of_page: Db) -> None:
+    job_id = enqueue(db_of_page, delay="1 day")
+    assert "/undo" not in act(http, f"/act/retry_job?job_id={job_id}").text
+    assert "/undo" not in act(http, "/act/tick").text
+    for priority in (1, 2):
+        enqueue(db_of_page, "mixed", priority=priority)
+    answer = act(http, "/all/set_priority?type=mixed", **{"to.priority": "5"})
+    assert "Done: 2 changed" in answer.text
+    assert "/undo" not in answer.text
+
+
+def test_an_answer_can_be_loaded_again_and_does_nothing_again(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    job_id = enqueue(db_of_page, delay="1 day")
+    answer = act(http, f"/act/set_priority?job_id={job_id}", priority="7")
+    assert [one.status_code for one in answer.history] == [303]
+    assert answer.request.method == "GET"
+    assert "Done" in http.get(str(answer.url)).text
+    rows = db_of_page.execute(
+        "select count(*) from rota.audit_log where job_ids @> array[%s::bigint]", [job_id]
+    ).fetchone()
+    assert rows == (1,)
+    gone = http.get("/act/set_priority?result=x")
+    assert gone.status_code == 404
+    assert "in the audit" in gone.text
 
 
 def test_what_cannot_be_done_is_told_and_the_rest_is_done(
@@ -90,7 +213,9 @@ def test_what_cannot_be_done_is_told_and_the_rest_is_done(
     token = re.findall(r'name="token" value="(\w+)"', form.text)[0]
 
     answer = http.post(
-        "/act/set_priority", data={"token": token, "id": [str(one), str(two)], "priority": "3"}
+        "/act/set_priority",
+        data={"token": token, "id": [str(one), str(two)], "priority": "3"},
+        follow_redirects=True,
     )
 
     assert "Done for 1 of 2" in answer.text
@@ -150,7 +275,11 @@ def test_a_schedule_is_edited_after_a_look_at_what_comes(
     row = "select schedule from rota.job_definitions where name = 'shop/weekly'"
     assert db_of_page.execute(row).fetchone() == ("0 2 * * SUN",)
 
-    done = http.post("/act/schedule_job", data={**given, "schedule": "0 3 * * MON"})
+    done = http.post(
+        "/act/schedule_job",
+        data={**given, "schedule": "0 3 * * MON"},
+        follow_redirects=True,
+    )
     assert "0 3 * * MON" in done.text
     assert db_of_page.execute(row).fetchone() == ("0 3 * * MON",)
     # All that the form did not change is as it was.
@@ -187,7 +316,8 @@ def test_a_payload_is_edited_and_the_job_retried(http: httpx.Client, db_of_page:
 
     given = fields_of(http.get(f"/all/retry?id={job_id}").text)
     edited = given["to.payload"].replace("XX", "EUR")
-    done = http.post("/all/retry", data={**given, "to.payload": edited}).text
+    sent = {**given, "to.payload": edited}
+    done = http.post("/all/retry", data=sent, follow_redirects=True).text
 
     assert "EUR" in html.unescape(done)
     row = db_of_page.execute(
@@ -279,7 +409,11 @@ def test_thousands_are_done_in_steps_that_tell_how_far_they_are(
     while "data-goes-on" in pages[-1] or len(pages) == 1:
         found = re.findall(r'<input type="hidden" name="([\w.]+)" value="([^"]*)"', pages[-1])
         pages.append(
-            http.post(path, data={name: html.unescape(value) for name, value in found}).text
+            http.post(
+                path,
+                data={name: html.unescape(value) for name, value in found},
+                follow_redirects=True,
+            ).text
         )
 
     told = [re.findall(r'role="status">([^<]*)', page) for page in pages[1:]]
@@ -287,6 +421,19 @@ def test_thousands_are_done_in_steps_that_tell_how_far_they_are(
     assert told[-1] == ["Done: 2\u202f500 changed"]
     assert db_of_page.execute(
         "select count(*) from rota.jobs where queue = 'many'"
+    ).fetchone() == (0,)
+
+
+def test_the_sql_does_the_same_to_all_of_them(http: httpx.Client, db_of_page: Db) -> None:
+    db_of_page.execute(
+        "select rota.enqueue_many((select jsonb_agg(jsonb_build_object('job_type', 'copied',"
+        " 'queue', 'it''s $$', 'delay', '1 day')) from generate_series(1, 1500)))"
+    )
+    page = http.get("/all/cancel", params={"queue": "it's $$", "to.reason": "{x} $act0$"}).text
+    (code,) = re.findall(r'<div class="sql"><code>(do .*?)</code>', page, re.S)
+    db_of_page.execute(html.unescape(code))
+    assert db_of_page.execute(
+        "select count(*) from rota.jobs where job_type = 'copied'"
     ).fetchone() == (0,)
 
 

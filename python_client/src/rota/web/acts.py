@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from ..client.connecting import one_line
 from . import queries
@@ -27,6 +27,7 @@ from .access import RefusedError
 from .database import Row, TooSlowError
 from .filters import BadFilterError, Filter, acted, check_masked, json_object, json_text
 from .site import Answer, Site, site_of
+from .undo import MAX_ROWS, Undo, numbers, undo_of
 from .words import WORDS
 
 MAX_BODY = 2 << 20
@@ -39,6 +40,7 @@ COUNTED_WITH = {
     "reschedule": '{"delay": "0"}',
 }
 SAMPLES = 20
+STEP_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Act:
-    """A stored function: what it is about, what else it takes, and what undoes it.
+    """A stored function: what it is about, and what else it takes.
 
     One that *looks* begins with what there is, and shows what would come before it is done.
     """
@@ -62,7 +64,6 @@ class Act:
     about: tuple[str, ...]
     fields: tuple[Field, ...] = ()
     is_danger: bool = False
-    undo: str | None = None
     looks: bool = False
 
 
@@ -73,20 +74,15 @@ def _acts(*acts: Act) -> dict[str, Act]:
 JOB = ("job_id",)
 ACTS = _acts(
     Act("retry_job", JOB, (Field("force", "flag"), Field("with_dependants", "flag"))),
-    Act("cancel_job", JOB, (Field("reason"),), is_danger=True, undo="retry_job"),
+    Act("cancel_job", JOB, (Field("reason"),), is_danger=True),
     Act("reschedule_job", JOB, (Field("delay"), Field("run_at"))),
     Act("set_priority", JOB, (Field("priority", "number", is_needed=True),)),
-    Act("pause_queue", ("queue",), (Field("reason"), Field("until")), undo="resume_queue"),
-    Act("resume_queue", ("queue",), undo="pause_queue"),
-    Act(
-        "pause_type",
-        ("job_type",),
-        (Field("queue"), Field("reason"), Field("until")),
-        undo="resume_type",
-    ),
-    Act("resume_type", ("job_type",), (Field("queue"),), undo="pause_type"),
-    Act("pause_all", (), (Field("reason"), Field("until")), is_danger=True, undo="resume_all"),
-    Act("resume_all", (), undo="pause_all"),
+    Act("pause_queue", ("queue",), (Field("reason"), Field("until"))),
+    Act("resume_queue", ("queue",)),
+    Act("pause_type", ("job_type",), (Field("queue"), Field("reason"), Field("until"))),
+    Act("resume_type", ("job_type",), (Field("queue"),)),
+    Act("pause_all", (), (Field("reason"), Field("until")), is_danger=True),
+    Act("resume_all", ()),
     Act(
         "schedule_job",
         ("name",),
@@ -114,8 +110,8 @@ ACTS = _acts(
         looks=True,
     ),
     Act("run_schedule_now", ("name",)),
-    Act("disable_schedule", ("name",), undo="enable_schedule"),
-    Act("enable_schedule", ("name",), undo="disable_schedule"),
+    Act("disable_schedule", ("name",)),
+    Act("enable_schedule", ("name",)),
     Act("unschedule_job", ("name",), is_danger=True),
     Act("resume_ordering_key", ("ordering_key",), is_danger=True),
     Act(
@@ -139,6 +135,7 @@ ACTS = _acts(
             Field("per"),
             Field("burst", "number"),
             Field("weight", "number"),
+            Field("reset", "flag"),
         ),
     ),
     Act("tick", ()),
@@ -218,6 +215,8 @@ async def act(request: Request) -> Response:
         raise HTTPException(404)
     if not await site.may_act(request):
         raise HTTPException(403, WORDS["read_only_text"])
+    if (told_before := _told_before(site, request)) is not None:
+        return told_before
     if request.method != "POST":
         pairs = request.query_params.multi_items()
     else:
@@ -233,14 +232,16 @@ async def act(request: Request) -> Response:
     done: list[Row] = []
     failed: list[tuple[dict[str, Any], str]] = []
     is_done = request.method == "POST" and not is_look and problem is None
+    rows: list[int] = []
     if is_done:
+        last = await _last_of_audit(site)
         done, failed = await _do(site, request, call)
+        rows = await _audited_since(site, request, last)
     jobs = Answer()
     if wanted.about == JOB and call.about:
         ids = {"id": [one["job_id"] for one in call.about[:SAMPLES]], "limit": SAMPLES}
         jobs = await site.ask(queries.listed(["id"], payload=False), ids)
-    undo = ACTS.get(wanted.undo or "")
-    return await site.render(
+    answer = await site.render(
         request,
         "act.html",
         200 if problem is None or request.method != "POST" else 422,
@@ -255,9 +256,10 @@ async def act(request: Request) -> Response:
         jobs=jobs.rows,
         jobs_problem=jobs.problem,
         statements=[told(one) for one in call.statements()[:SAMPLES]],
-        undo=_undo(undo, call) if undo else None,
+        undo=await _undo(site, rows),
         back=_back(wanted, call),
     )
+    return _kept(site, request, answer) if is_done else answer
 
 
 async def _as_it_is(site: Site, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -356,6 +358,8 @@ class Progress:
     after_id: int | None = 0
     conflicts: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    """Those of the audit that it has left."""
 
     def add(self, row: Row) -> None:
         """Add what one call has done."""
@@ -401,6 +405,8 @@ async def act_on_all(request: Request) -> Response:
         raise HTTPException(404)
     if not await site.may_act(request):
         raise HTTPException(403, WORDS["read_only_text"])
+    if (told_before := _told_before(site, request)) is not None:
+        return told_before
     if request.method == "POST":
         pairs = await checked_form(request)
     else:
@@ -425,7 +431,11 @@ async def act_on_all(request: Request) -> Response:
     if is_step:
         progress = _so_far(pairs)
     if problem is None:
+        last = await _last_of_audit(site) if is_step else None
         problem = await _run(site, request, progress, (name, asked, arguments), is_step=is_step)
+        if is_step:
+            progress.rows += await _audited_since(site, request, last)
+    is_over = is_step and progress.after_id is None and problem is None
     total = _number(pairs, "total") or progress.matched
     fields = BULK[name]
     if name == "retry" and len(wanted.values.get("id", ())) == 1:
@@ -433,7 +443,7 @@ async def act_on_all(request: Request) -> Response:
             values |= await _payload(site, wanted)
         if "payload" in values:
             fields = fields[1:]  # the whole payload is there to be edited
-    return await site.render(
+    answer = await site.render(
         request,
         "bulk.html",
         422 if problem and request.method == "POST" else 200,
@@ -448,9 +458,13 @@ async def act_on_all(request: Request) -> Response:
         total=total,
         is_step=is_step,
         is_sent=request.method == "POST",
-        is_over=is_step and progress.after_id is None and problem is None,
-        sql=told(_bulk(name, asked, arguments, None, None)),
+        is_over=is_over,
+        undo=await _undo(site, progress.rows) if is_over else None,
+        sql=_bulk_sql(
+            name, asked, arguments, is_one=max(total, progress.matched) <= MAX_SELECTED
+        ),
     )
+    return _kept(site, request, answer) if is_over else answer
 
 
 async def _payload(site: Site, wanted: Filter) -> dict[str, str]:
@@ -489,6 +503,29 @@ def _bulk(
     if after_id is not None:
         call |= {"after_id": after_id, "dry_run": dry_run}
     return statement("act_on_jobs", call)
+
+
+LOOP = """\
+do {tag}
+declare
+    next bigint := 0;
+begin
+    while next is not null loop
+        select a.next_after_id into next from {call}, after_id => next) as a;
+        commit;
+    end loop;
+end;
+{tag};"""
+
+
+def _bulk_sql(act: str, asked: str, arguments: str, *, is_one: bool) -> str:
+    """Return what does the same by hand, in steps of a thousand where there may be more."""
+    call = _bulk(act, asked, arguments, None, None)
+    if is_one:
+        return told(call)
+    text = call.as_string(None).removeprefix("select * from ").removesuffix(")")
+    tags = ("$$", *(f"$act{number}$" for number in range(len(text))))
+    return LOOP.format(tag=next(tag for tag in tags if tag not in text), call=text)
 
 
 async def _run(
@@ -536,6 +573,7 @@ def _so_far(pairs: Sequence[tuple[str, str]]) -> Progress:
         failed=_number(pairs, "failed"),
         after_id=_number(pairs, "after_id"),
         conflicts=conflicts,
+        rows=numbers(pairs),
     )
 
 
@@ -569,9 +607,101 @@ async def _form(request: Request) -> list[tuple[str, str]]:
         raise HTTPException(400, WORDS["act_nothing"]) from None
 
 
-def _undo(act: Act, call: Call) -> str:
-    pairs = [(name, str(value)) for one in call.about for name, value in one.items()]
-    return f"/act/{act.function}?{urlencode(pairs)}"
+async def _last_of_audit(site: Site) -> int | None:
+    """Return the newest row of the audit, if its rows may be read."""
+    found = await site.ask(queries.LAST_OF_AUDIT)
+    return found.rows[0]["id"] if found.rows else None
+
+
+async def _audited_since(site: Site, request: Request, last: int | None) -> list[int]:
+    """Return the rows of the audit that this user has left since."""
+    if last is None:
+        return []
+    given = {"since": last, "actor": request.state.user.name}
+    return [row["id"] for row in (await site.ask(queries.AUDIT_SINCE, given)).rows]
+
+
+async def _undo(site: Site, rows: Sequence[int]) -> str | None:
+    """Return where an act can be taken back, by the rows of the audit that it has left."""
+    if not 0 < len(rows) <= MAX_ROWS:
+        return None
+    found = await site.ask(queries.UNDOABLE, {"ids": list(rows[:1]), "limit": 1})
+    if not any(undo_of(row, site.json).statements for row in found.rows):
+        return None
+    return f"/undo?audit={','.join(map(str, rows))}"
+
+
+async def undo(request: Request) -> Response:
+    """Show what would take acts back; when its form is sent, do it, in steps."""
+    site = site_of(request)
+    if not await site.may_act(request):
+        raise HTTPException(403, WORDS["read_only_text"])
+    if (told_before := _told_before(site, request)) is not None:
+        return told_before
+    is_step = request.method == "POST"
+    pairs = await checked_form(request) if is_step else request.query_params.multi_items()
+    ids, until = numbers(pairs), time.monotonic() + STEP_TIME
+    progress = _so_far(pairs) if is_step else Progress()
+    undos: list[Undo] = []
+    problem: str | None = None
+    while ids and problem is None:
+        some = ids[-STEP_ROWS:] if is_step else ids[-SAMPLES:]
+        found = await site.ask(queries.UNDOABLE, {"ids": some, "limit": len(some)})
+        problem = found.problem
+        undos = [undo_of(row, site.json) for row in found.rows]
+        if not is_step:
+            break
+        ids = ids[: -len(some)]
+        for one in undos:
+            await _take_back(site, request, one, progress)
+        if time.monotonic() > until:
+            break
+    is_over = is_step and not ids
+    answer = await site.render(
+        request,
+        "undo.html",
+        ids=ids,
+        undos=undos,
+        problem=problem,
+        progress=progress,
+        so_far=json.dumps(progress.conflicts),
+        is_step=is_step,
+        is_over=is_over,
+        statements=[told(call) for one in undos for call in one.calls][:SAMPLES],
+    )
+    return _kept(site, request, answer) if is_over else answer
+
+
+async def _take_back(site: Site, request: Request, undo: Undo, progress: Progress) -> None:
+    """Take one act back, as far as that can be."""
+    try:
+        for call in undo.calls:
+            async with site.database.acting(request.state.user.name) as connection:
+                for row in await (await connection.execute(call)).fetchall():
+                    if "conflicts" in row:
+                        progress.add(row)
+            progress.changed += undo.row["job_ids"] is None
+    except (psycopg.DatabaseError, TooSlowError) as error:
+        reason = WORDS["act_slow"] if isinstance(error, TooSlowError) else one_line(error)
+        progress.failed += 1
+        progress.conflicts = [*progress.conflicts, {"reason": reason}][:MAX_TOLD]
+
+
+def _told_before(site: Site, request: Request) -> Response | None:
+    """Return what an act has answered, to the address that its form was sent on to."""
+    key = request.query_params.get("result") if request.method == "GET" else None
+    if key is None:
+        return None
+    kept = site.results.get(key, request.state.user)
+    if kept is None:
+        raise HTTPException(404, WORDS["result_gone"])
+    return kept
+
+
+def _kept(site: Site, request: Request, answer: Response) -> Response:
+    """Send on to the answer of an act, so that to load it again does not do it again."""
+    key = site.results.keep(request.state.user, answer)
+    return RedirectResponse(f"{request.url.path}?result={key}", 303) if key else answer
 
 
 def _back(act: Act, call: Call) -> str:

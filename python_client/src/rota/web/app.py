@@ -14,7 +14,7 @@ from .access import Authenticate, PasswordFile, Tokens, TrustedHeader, only_this
 from .database import READ_TIME, Database
 from .live import Pulse, events
 from .show import MASKED_KEYS, Json, Payloads
-from .site import Guard, Site
+from .site import Guard, Results, Site
 
 HERE = Path(__file__).parent
 
@@ -67,6 +67,7 @@ def app(
         authenticate=authenticate or only_this_machine,
         allow_acts=allow_acts,
         pulse=Pulse(database),
+        results=Results(is_only_process=secret is None),
         addresses=acts.address_of,
     )
     made = Starlette(
@@ -74,6 +75,7 @@ def app(
             *(Route(path, endpoint, name=endpoint.__name__) for path, endpoint in pages.ROUTES),
             Route("/act/{function}", acts.act, methods=["GET", "POST"]),
             Route("/all/{act}", acts.act_on_all, methods=["GET", "POST"]),
+            Route("/undo", acts.undo, methods=["GET", "POST"]),
             Route("/events", events),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],

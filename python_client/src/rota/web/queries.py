@@ -307,6 +307,47 @@ AUDIT: LiteralString = """
     order by id desc limit %(limit)s
     """
 
+LAST_OF_AUDIT: LiteralString = """
+    select coalesce(max(n.id), 0) as id
+    from (select i.id from rota.audit_log as i order by i.id desc limit 1) as n
+    """
+
+AUDIT_SINCE: LiteralString = """
+    select i.id from rota.audit_log as i
+    where i.id > %(since)s and i.actor is not distinct from nullif(left(%(actor)s, 255), '')
+    order by i.id limit 1000
+    """
+
+# What an act has left, and what of it no later act has changed.
+UNDOABLE: LiteralString = """
+    select a.id, a.acted_at, a.role, a.actor, a.act, a.filter::text as filter, a.jobs,
+        a.job_ids[:1] as job_ids,
+        (
+            select jsonb_object_agg(e.key, e.value::text) from jsonb_each(a.before) as e
+        ) as before,
+        (
+            select jsonb_object_agg(e.key, e.value::text) from jsonb_each(a.after) as e
+        ) as after,
+        a.job_ids is null and exists (
+            select from rota.audit_log as l
+            where l.id > a.id and l.job_ids is null and l.filter is not distinct from a.filter
+              and case l.act when 'unschedule' then 'schedule' when 'resume' then 'pause'
+                else l.act end = case a.act when 'unschedule' then 'schedule'
+                when 'resume' then 'pause' else a.act end
+        ) as is_changed_since,
+        array(
+            select r.id from rota.job_runs as r
+            where r.id = any(a.job_ids)
+              and case when a.act = 'cancel' then r.status = 'cancelled'
+                else r.finished_at is null end
+              and not exists (
+                select from rota.audit_log as l where l.job_ids @> array[r.id] and l.id > a.id
+              )
+            order by r.id limit 1000
+        ) as left_ids
+    from rota.audit_log as a where a.id = any(%(ids)s) order by a.id desc limit %(limit)s
+    """
+
 STATISTICS: LiteralString = """
     select starts_at, succeeded, failures, dead, cancelled, wait_p50, wait_p95, run_p50, run_p95
     from rota.job_stats(

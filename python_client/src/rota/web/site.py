@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ HEADERS = {
 }
 
 
+KEPT_FOR, MAX_KEPT = 3600.0, 200
 ESSENTIAL = 0.7
 """Seconds for that without which there is no page: a question of no table."""
 
@@ -62,6 +65,30 @@ class Answer:
     looked_to: int | None = None
 
 
+class Results:
+    """What acts have answered, for a while, so that their addresses can be loaded again."""
+
+    def __init__(self, *, is_only_process: bool) -> None:
+        self._is_only = is_only_process
+        self._kept: dict[str, tuple[float, User, Response]] = {}
+
+    def keep(self, user: User, answer: Response) -> str | None:
+        """Return a key for an answer; None where another process may be asked for it."""
+        if not self._is_only:
+            return None
+        old = time.monotonic() - KEPT_FOR
+        newest = list(self._kept.items())[-MAX_KEPT:]
+        self._kept = {key: one for key, one in newest if one[0] > old}
+        key = secrets.token_urlsafe(12)
+        self._kept[key] = (time.monotonic(), user, answer)
+        return key
+
+    def get(self, key: str, user: User) -> Response | None:
+        """Return an answer to the user that it was given to."""
+        _, of, answer = self._kept.get(key, (0.0, None, None))
+        return answer if of == user else None
+
+
 @dataclass
 class Site:
     """A page with its database and its rules."""
@@ -72,6 +99,7 @@ class Site:
     authenticate: Authenticate
     allow_acts: bool
     pulse: Pulse
+    results: Results
 
     addresses: Callable[[str | None], str | None]
 

@@ -1,0 +1,155 @@
+"""Take acts back, by the rows of the audit that they left.
+
+What an act has replaced stands in its row.  A job that a later act was about is left alone, and
+so is a setting that was changed since: what is taken back is this act, and no other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg import sql
+
+from .database import Row
+from .show import Json
+
+MAX_ROWS = 500
+"""How many rows of the audit are taken back at once, of up to a thousand jobs each."""
+OF_JOBS = {"set_priority": "priority", "move": "queue", "reschedule": "run_at"}
+AS_JSON = ("payload", "headers", "backoff")
+OF_SCHEDULE = (
+    "name", "schedule", "job_type", "queue", "payload", "priority", "max_attempts", "lease",
+    "time_limit", "headers", "backoff", "time_zone", "catch_up", "catch_up_window",
+    "catch_up_max", "overlap", "jitter", "starts_at", "ends_at", "source",
+)  # fmt: skip
+OF_LIMIT = ("max_running", "max_starts", "per", "burst", "weight")
+
+Statement = tuple[str, dict[str, Any]]
+
+
+@dataclass
+class Undo:
+    """A row of the audit, and what would take it back; nothing where that cannot be."""
+
+    row: Row
+    statements: list[Statement] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[sql.Composed]:
+        """Return the statements to be shown and sent."""
+        from .acts import statement
+
+        return [statement(function, given) for function, given in self.statements]
+
+
+def undo_of(row: Row, shown: Json) -> Undo:
+    """Return what takes back an act, as its row and what was done since allow."""
+    before, after = _values(row["before"]), _values(row["after"])
+    undo = Undo(row)
+    if row["job_ids"] is not None:
+        undo.statements = _of_jobs(row, before)
+    elif not row["is_changed_since"]:
+        undo.statements = _of_setting(row["act"], before, after, shown)
+    return undo
+
+
+def may_be_undone(row: Row) -> bool:
+    """Whether it is worth a look if an act can be taken back."""
+    act, before = row["act"], _parsed(row["before"])
+    if act == "cancel":
+        return True
+    if act in OF_JOBS:
+        return _only(before.get(OF_JOBS[act])) is not None
+    if act == "resume":
+        return before.get("set_by") == "operator"
+    return act in ("pause", "schedule", "unschedule", "set_limit")
+
+
+def _of_jobs(row: Row, before: Mapping[str, Any]) -> list[Statement]:
+    ids, act = row["left_ids"], row["act"]
+    if not ids:
+        return []
+    call = {"act": act, "filter": json.dumps({"ids": ids})}
+    if act == "cancel":
+        call["act"] = "retry"
+        return [("act_on_jobs", {**call, "arguments": '{"keep_run_at": true}'})]
+    if act not in OF_JOBS or (value := _only(before.get(OF_JOBS[act]))) is None:
+        return []
+    name = OF_JOBS[act]
+    if name == "priority":
+        value = int(value)
+    return [("act_on_jobs", {**call, "arguments": json.dumps({name: value})})]
+
+
+def _only(value: Any) -> Any:
+    """Return the one value that all of the jobs had before, if it was one."""
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"first", "last"}:
+        return value["first"] if value["first"] == value["last"] else None
+    return next(iter(value)) if len(value) == 1 and "(others)" not in value else None
+
+
+def _of_setting(
+    act: str, before: Mapping[str, Any], after: Mapping[str, Any], shown: Json
+) -> list[Statement]:
+    match act:
+        case "pause" | "resume" if act == "pause" or before.get("set_by") == "operator":
+            row = before or after
+            names = ("job_type", "queue") if "job_type" in row else ("queue",)
+            about = {name: row[name] for name in names if name in row}
+            what = "type" if "job_type" in row else "queue" if "queue" in row else "all"
+            if act == "pause" and not before:
+                return [(f"resume_{what}", about)]
+            more = {name: before[name] for name in ("reason", "until") if name in before}
+            return [(f"pause_{what}", {**about, **more})]
+        case "schedule" if not before:
+            return [("unschedule_job", {"name": after["name"]})]
+        case "schedule" | "unschedule":
+            return _schedule(before, after, shown)
+        case "set_limit":
+            row = before or after
+            about = {n: row[n] for n in ("queue", "job_type", "limit_key") if n in row}
+            had = {n: before[n] for n in OF_LIMIT if n in before}
+            return [("set_limit", {**about, **had, "reset": True})]
+    return []
+
+
+def _schedule(
+    before: Mapping[str, Any], after: Mapping[str, Any], shown: Json
+) -> list[Statement]:
+    """Return what makes a schedule again what it was, if all of it may be seen."""
+    name = {"name": before["name"]}
+    found: list[Statement] = []
+    if not after or any(before.get(n) != after.get(n) for n in OF_SCHEDULE):
+        if any(shown.editable(before[n]) is None for n in AS_JSON if n in before):
+            return []
+        given = {n: before[n] for n in OF_SCHEDULE if n in before and n != "name"}
+        found.append(("schedule_job", {**name, **given}))
+    was_enabled, is_enabled = before.get("is_enabled"), after.get("is_enabled", True)
+    if was_enabled != is_enabled:
+        found.append(("enable_schedule" if was_enabled else "disable_schedule", name))
+    return found
+
+
+def _values(row: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return a row of values, each of which is JSON; what is JSON for us too stays a text."""
+    return {
+        name: text if name in AS_JSON else json.loads(text)
+        for name, text in (row or {}).items()
+    }
+
+
+def _parsed(text: str | None) -> dict[str, Any]:
+    found = json.loads(text) if text else {}
+    return found if isinstance(found, dict) else {}
+
+
+def numbers(pairs: Iterable[tuple[str, str]], name: str = "audit") -> list[int]:
+    """Return the rows of the audit that are named in an address or a form."""
+    told = [part for key, value in pairs if key == name for part in value.split(",")]
+    good = [int(part) for part in told if part.isdecimal() and int(part) < 1 << 63]
+    return list(dict.fromkeys(good))[:MAX_ROWS]
