@@ -427,9 +427,11 @@ def test_thousands_are_done_in_steps_that_tell_how_far_they_are(
 def test_the_sql_does_the_same_to_all_of_them(http: httpx.Client, db_of_page: Db) -> None:
     db_of_page.execute(
         "select rota.enqueue_many((select jsonb_agg(jsonb_build_object('job_type', 'copied',"
-        " 'queue', 'it''s $$', 'delay', '1 day')) from generate_series(1, 1500)))"
+        " 'queue', 'copied', 'delay', '1 day')) from generate_series(1, 1500)))"
     )
-    page = http.get("/all/cancel", params={"queue": "it's $$", "to.reason": "{x} $act0$"}).text
+    page = http.get(
+        "/all/cancel", params={"type": "copied", "to.reason": "it's {x} $$ $act0$"}
+    ).text
     (code,) = re.findall(r'<div class="sql"><code>(do .*?)</code>', page, re.S)
     db_of_page.execute(html.unescape(code))
     assert db_of_page.execute(
