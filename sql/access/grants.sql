@@ -26,10 +26,10 @@ union all
 select 'operator', 'function', f.name
 from unnest(
     '{retry_job,cancel_job,set_priority,reschedule_job,pause_queue,resume_queue,pause_type,'
-    'resume_type,pause_all,resume_all,set_queue,set_limit,resume_ordering_key,define_pipeline,'
-    'drop_pipeline,restart_pipeline,schedule_job,unschedule_job,enable_schedule,'
-    'disable_schedule,run_schedule_now,tick,start_ticker,stop_ticker,sweep_stale_leases,'
-    'settle_effect,act_on_jobs,set_archive,set_retry_rule,set_breaker,'
+    'resume_type,pause_all,resume_all,set_queue,set_type,set_limit,resume_ordering_key,'
+    'define_pipeline,drop_pipeline,restart_pipeline,schedule_job,unschedule_job,'
+    'enable_schedule,disable_schedule,run_schedule_now,tick,start_ticker,stop_ticker,'
+    'sweep_stale_leases,settle_effect,act_on_jobs,set_archive,set_retry_rule,set_breaker,'
     'grant_statements}'::text[]) as f (name)
 union all
 select a.access, 'procedure', 'tick_loop'
@@ -38,9 +38,9 @@ union all
 select 'observer', 'view', v.name
 from unnest(
     '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,error_groups,hourly_stats,workers,'
-    'queues,pauses,job_errors,effects,dependencies,halted_keys,pipeline_stages,stage_runs,'
-    'audit_log,limits,retry_rules,breakers,retry_budgets,job_definitions,occurrences,'
-    'queue_grants,limit_stats,unknown_effects,ticker_health}'::text[]) as v (name)
+    'queues,job_types,pauses,job_errors,effects,dependencies,halted_keys,pipeline_stages,'
+    'stage_runs,audit_log,limits,retry_rules,breakers,retry_budgets,job_definitions,'
+    'occurrences,queue_grants,limit_stats,unknown_effects,ticker_health}'::text[]) as v (name)
 union all
 select 'observer', 'function', f.name
 from unnest(

@@ -2,9 +2,9 @@
  * base/configured.sql -- whether anything is set for a queue, a job type or for roles.
  *
  * Most jobs are plain: nobody has set anything for their queue and their type.  Settings stand
- * in five tables (queues, limits, fair_queues, pauses, queue_grants), and to ask all costs more
- * than to write a job.  So triggers of these tables keep a list of the names that something is
- * set for, and a call asks that one list.  Whoever is told yes asks the tables.
+ * in six tables (queues, job_types, limits, fair_queues, pauses, queue_grants), and to ask all
+ * costs more than to write a job.  So triggers of these tables keep a list of the names that
+ * something is set for, and a call asks that one list.  Whoever is told yes asks the tables.
  *
  * A name is in the list of whoever sees the setting, since one transaction writes both.  The
  * list stays short, so it does no harm if a plan reads it whole.
@@ -23,6 +23,7 @@ as $$
 declare
     v_row constant jsonb := to_jsonb(case when tg_op = 'DELETE' then old else new end);
     v_name constant text := case tg_table_name
+        when 'job_types' then 'type ' || (v_row ->> 'job_type')
         when 'queue_grants' then 'access ' || (v_row ->> 'access')
         when 'pauses' then coalesce(v_row ->> 'queue', 'access worker')
         else coalesce(v_row ->> 'queue', v_row ->> 'limit_name')

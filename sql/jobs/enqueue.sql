@@ -47,7 +47,8 @@ create or replace function rota.enqueue(
     limit_key text default null,
     time_limit interval default null,
     expires_at timestamptz default null,
-    headers jsonb default null
+    headers jsonb default null,
+    expires_after interval default null
 )
     returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -75,12 +76,15 @@ begin
         and on_conflict = 'keep' and not skip_dead and if_parent_dead = 'cancel'
         and num_nonnulls(run_at, delay, max_attempts, lease, backoff, unique_for, updated_at,
             max_wait, ordering_key, depends_on, blocks, limit_key, time_limit, expires_at,
-            headers) = 0) is not true then
+            headers, expires_after) = 0) is not true then
         perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
-            max_attempts, lease, backoff, idempotency_key, time_limit, expires_at, headers);
+            max_attempts, lease, backoff, idempotency_key, time_limit, expires_at, headers,
+            expires_after);
         v_lease := rota._exact(lease);
         v_time_limit := rota._exact(time_limit);
         v_run_at := coalesce(run_at, v_now + rota._exact(delay));
+        expires_at := coalesce(expires_at,
+            coalesce(v_run_at, v_now) + rota._exact(expires_after));
         v_is_special := (enqueue.on_conflict, enqueue.skip_dead, enqueue.if_parent_dead)
           is distinct from ('keep', false, 'cancel') or num_nonnulls(enqueue.unique_for,
             enqueue.updated_at, enqueue.max_wait, enqueue.ordering_key, enqueue.depends_on,
@@ -115,6 +119,11 @@ begin
         perform rota._check_queues('producer', array[queue]);
         v_max_attempts := (
             select q.max_attempts from rota.queues as q where q.queue = enqueue.queue);
+        v_time_limit := coalesce(v_time_limit, (
+            select t.time_limit from rota.job_types as t where t.job_type = enqueue.job_type
+        ));
+        expires_at := coalesce(expires_at,
+            rota._default_expiry(job_type, queue, coalesce(v_run_at, v_now)));
     end if;
     if current_setting('rota.ids_guarded', true) is distinct from 'on' then
         perform rota._guard_ids();
@@ -340,7 +349,7 @@ begin
         perform rota._check_new_job(format('jobs[%s].', n.ordinality), n.job_type,
             coalesce(n.payload, '{}'), coalesce(n.queue, 'default'), n.run_at, r.delay,
             coalesce(n.priority, 0::smallint), n.max_attempts, n.lease, n.backoff,
-            n.idempotency_key, n.time_limit, n.expires_at, n.headers),
+            n.idempotency_key, n.time_limit, n.expires_at, n.headers, r.expires_after),
             rota._check_key_rule(format('jobs[%s].', n.ordinality), n.idempotency_key,
                 r.unique_for, r.on_conflict, r.updated_at, r.max_wait, n.expires_at),
             rota._check_waits(format('jobs[%s].', n.ordinality), n.ordering_key,
@@ -362,13 +371,17 @@ begin
             raise;
     end;
     for v_rule in
-        select r.ordinal, r.delay, r.depends_on from rota._rules_of(_read_jobs.jobs) as r
-        where num_nonnulls(r.delay, r.depends_on) > 0
+        select r.ordinal, r.delay, r.depends_on, r.expires_after
+        from rota._rules_of(_read_jobs.jobs) as r
+        where num_nonnulls(r.delay, r.depends_on, r.expires_after) > 0
     loop
         new_jobs[v_rule.ordinal] := jsonb_populate_record(new_jobs[v_rule.ordinal],
             jsonb_strip_nulls(jsonb_build_object(
                 -- Of one instant, or the pause would not be exactly the delay.
                 'run_at', v_now + rota._exact(v_rule.delay),
+                'expires_at', coalesce((new_jobs[v_rule.ordinal]).run_at,
+                    v_now + coalesce(rota._exact(v_rule.delay), '0'))
+                    + rota._exact(v_rule.expires_after),
                 'created_at', case when v_rule.delay is not null then v_now end,
                 'status', case when v_rule.depends_on is not null then 'blocked' end)));
     end loop;
@@ -381,7 +394,7 @@ create or replace function rota._check_keys_of(jobs jsonb, plain_keys text[])
 declare
     c_keys constant text[] := plain_keys || array['delay', 'unique_for', 'on_conflict',
         'updated_at', 'max_wait', 'ordering_key', 'skip_dead', 'depends_on', 'blocks',
-        'if_parent_dead', 'limit_key'];
+        'if_parent_dead', 'limit_key', 'expires_after'];
     v_ordinal bigint;
     v_job jsonb;
 begin
@@ -438,7 +451,7 @@ declare
 begin
     case _cast_problem.argument
         when 'run_at', 'updated_at', 'expires_at' then perform v_text::timestamptz;
-        when 'delay', 'lease', 'time_limit', 'unique_for', 'max_wait' then
+        when 'delay', 'lease', 'time_limit', 'unique_for', 'max_wait', 'expires_after' then
             perform v_text::interval;
         when 'max_attempts' then perform v_text::integer;
         when 'priority' then
@@ -483,7 +496,7 @@ create or replace function rota._check_new_job(
     prefix text, job_type text, payload jsonb, queue text, run_at timestamptz, delay interval,
     priority integer, max_attempts integer, lease interval, backoff jsonb, idempotency_key text,
     time_limit interval default null, expires_at timestamptz default null,
-    headers jsonb default null
+    headers jsonb default null, expires_after interval default null
 )
     returns void language plpgsql as $$
 begin
@@ -513,7 +526,14 @@ begin
     end if;
     perform rota._check_lease(prefix || 'lease', lease);
     perform rota._check_backoff(prefix || 'backoff', backoff);
-    if num_nonnulls(time_limit, expires_at, headers) = 0 then return; end if;
+    if num_nonnulls(time_limit, expires_at, headers, expires_after) = 0 then return; end if;
+    if expires_after is not null then
+        perform rota._check_expires_after(prefix || 'expires_after', expires_after);
+        if expires_at is not null then
+            perform rota._refuse(prefix || 'expires_after',
+                'and expires_at must not both be given');
+        end if;
+    end if;
     perform rota._check_lease(prefix || 'time_limit', time_limit);
     if expires_at is not null then
         perform rota._check_run_at(prefix || 'expires_at', expires_at);

@@ -34,7 +34,8 @@ create or replace function rota.enqueue_to(
     limit_key text default null,
     time_limit interval default null,
     expires_at timestamptz default null,
-    headers jsonb default null
+    headers jsonb default null,
+    expires_after interval default null
 )
     returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -49,11 +50,14 @@ begin
         return rota.enqueue(job_type, payload, queue, run_at, delay, priority, max_attempts,
             lease, backoff, idempotency_key, unique_for, on_conflict, updated_at, max_wait,
             ordering_key, skip_dead, limit_key => limit_key, time_limit => time_limit,
-            expires_at => expires_at, headers => headers);
+            expires_at => expires_at, headers => headers, expires_after => expires_after);
     end if;
     -- What the other database would refuse is refused here, as far as it can be known.
     perform rota._check_new_job('', job_type, payload, queue, run_at, delay, priority,
-        max_attempts, lease, backoff, idempotency_key, time_limit, expires_at, headers);
+        max_attempts, lease, backoff, idempotency_key, time_limit, expires_at, headers,
+        expires_after);
+    expires_at := coalesce(expires_at, coalesce(run_at,
+        rota.now() + coalesce(rota._exact(delay), '0')) + rota._exact(expires_after));
     perform rota._check_key_rule('', idempotency_key, unique_for, on_conflict, updated_at,
         max_wait, expires_at);
     perform rota._check_waits('', ordering_key, skip_dead, null, null, 'cancel', limit_key);

@@ -38,8 +38,19 @@ begin
                 where q.queue = coalesce(n.queue, 'default')
             ) end, 10),
             case when n.lease is not null then rota._exact(n.lease) end,
-            case when n.time_limit is not null then rota._exact(n.time_limit) end,
-            n.expires_at, n.headers, n.backoff, n.idempotency_key, n.ordering_key,
+            case
+                when n.time_limit is not null then rota._exact(n.time_limit)
+                when v_is_configured and not v.is_back then (
+                    select t.time_limit from rota.job_types as t where t.job_type = n.job_type)
+            end,
+            case
+                when n.expires_at is not null then n.expires_at
+                -- A run ends with its last stage, which is of another type.
+                when v_is_configured and not v.is_back and n.pipeline is null
+                    then rota._default_expiry(n.job_type, coalesce(n.queue, 'default'),
+                        coalesce(n.run_at, v_now))
+            end,
+            n.headers, n.backoff, n.idempotency_key, n.ordering_key,
             case when n.ordering_key is not null then coalesce(n.skip_dead, false) end,
             case when n.status = 'blocked' or n.status is null and n.ordering_key is not null
                 then coalesce(n.if_parent_dead, 'cancel') end,
@@ -50,6 +61,9 @@ begin
             coalesce(n.run_at, v_now), coalesce(n.lease_token, 0), n.last_error, n.error_type,
             n.failed_at, coalesce(n.created_at, v_now), v_now
         from unnest(_insert_jobs.new_jobs) with ordinality as n
+        -- Whether it comes back from the history, with what it had.
+        cross join lateral (
+            select num_nonnulls(n.created_at, n.lease_token) = 2 as is_back) as v
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing
         returning j.id, j.limit_key
@@ -97,17 +111,18 @@ $$;
 create or replace function rota._rules_of(jobs jsonb)
     returns table (
         ordinal bigint, delay interval, unique_for interval, on_conflict text,
-        updated_at timestamptz, max_wait interval, depends_on bigint[], blocks bigint
+        updated_at timestamptz, max_wait interval, depends_on bigint[], blocks bigint,
+        expires_after interval
     ) language plpgsql stable as $$
 begin
     return query
     select r.ordinal, r.delay, r.unique_for, coalesce(r.on_conflict, 'keep'), r.updated_at,
-        r.max_wait, r.depends_on, r.blocks
+        r.max_wait, r.depends_on, r.blocks, r.expires_after
     from rows from (
         jsonb_to_recordset(_rules_of.jobs) as (delay interval, unique_for interval,
             on_conflict text, updated_at timestamptz, max_wait interval, depends_on bigint[],
-            blocks bigint)
+            blocks bigint, expires_after interval)
     ) with ordinality as r (delay, unique_for, on_conflict, updated_at, max_wait, depends_on,
-        blocks, ordinal);
+        blocks, expires_after, ordinal);
 end;
 $$;

@@ -188,7 +188,8 @@ begin
     set payload = case when j.status = 'running' then j.payload else v_payload end,
         priority = case when j.status = 'running' then j.priority else v_priority end,
         expires_at = case when j.status = 'running' then j.expires_at
-            else new_job.expires_at end,
+            else coalesce(new_job.expires_at,
+                rota._default_expiry(j.job_type, j.queue, v_run_at)) end,
         headers = case when j.status = 'running' then j.headers else new_job.headers end,
         run_at = case
             when j.status = 'running' then j.run_at

@@ -1,8 +1,9 @@
 /*
- * jobs/queues.sql -- settings of a queue.
+ * jobs/queues.sql -- settings of a queue, and of a job type.
  *
  * A queue needs no row: it exists as soon as somebody enqueues to it, with the defaults.  A
- * row holds what differs.
+ * row holds what differs.  What is set for a type is written to its jobs as they come in, and
+ * goes before what is set for their queue.
  */
 
 create or replace function rota.set_queue(
@@ -15,6 +16,7 @@ create or replace function rota.set_queue(
     ageing interval default null,
     time_limit interval default null,
     retry_budget jsonb default null,
+    expires_after interval default null,
     reset boolean default false
 )
     returns void language plpgsql security definer
@@ -33,14 +35,16 @@ begin
     perform rota._check_interval('keep_finished', keep_finished, '0', '100 years', true);
     perform rota._check_interval('keep_dead', keep_dead, '0', '100 years', true);
     perform rota._check_interval('ageing', ageing, '1 second', '30 days', true);
+    perform rota._check_expires_after('expires_after', expires_after);
     perform rota._check_retry_budget('retry_budget', retry_budget);
     perform rota._check_given('reset', reset is not null);
 
     insert into rota.queues as q (queue, lease, max_attempts, backoff, keep_finished, keep_dead,
-        ageing, time_limit)
+        ageing, time_limit, expires_after)
     values (set_queue.queue, rota._exact(set_queue.lease), set_queue.max_attempts,
         set_queue.backoff, set_queue.keep_finished, set_queue.keep_dead,
-        rota._exact(set_queue.ageing), rota._exact(set_queue.time_limit))
+        rota._exact(set_queue.ageing), rota._exact(set_queue.time_limit),
+        rota._exact(set_queue.expires_after))
     on conflict on constraint queues_pkey do update
     set lease = coalesce(excluded.lease, case when not reset then q.lease end),
         max_attempts = coalesce(excluded.max_attempts,
@@ -51,6 +55,8 @@ begin
         keep_dead = coalesce(excluded.keep_dead, case when not reset then q.keep_dead end),
         ageing = coalesce(excluded.ageing, case when not reset then q.ageing end),
         time_limit = coalesce(excluded.time_limit, case when not reset then q.time_limit end),
+        expires_after = coalesce(excluded.expires_after,
+            case when not reset then q.expires_after end),
         updated_at = rota.now();
     if retry_budget is not null then
         insert into rota.retry_budgets as b (queue, per_minute, percent)
@@ -73,6 +79,65 @@ $$;
 comment on function rota.set_queue is
     'Change settings of a queue: null leaves one as it is, reset puts the others back to their '
     'defaults; raises 22023 for a bad argument.';
+
+create or replace function rota.set_type(
+    job_type text,
+    time_limit interval default null,
+    expires_after interval default null,
+    reset boolean default false
+)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_name('job_type', job_type);
+    perform rota._check_queues('operator', '{*}');
+    perform rota._check_lease('time_limit', time_limit);
+    perform rota._check_expires_after('expires_after', expires_after);
+    perform rota._check_given('reset', reset is not null);
+    if num_nonnulls(time_limit, expires_after) = 0 then
+        if not reset then
+            perform rota._refuse('time_limit', 'or expires_after or reset must be given');
+        end if;
+        -- Without a row nobody looks for one.
+        delete from rota.job_types as t where t.job_type = set_type.job_type;
+        return;
+    end if;
+
+    insert into rota.job_types as t (job_type, time_limit, expires_after)
+    values (set_type.job_type, rota._exact(set_type.time_limit),
+        rota._exact(set_type.expires_after))
+    on conflict on constraint job_types_pkey do update
+    set time_limit = coalesce(excluded.time_limit, case when not reset then t.time_limit end),
+        expires_after = coalesce(excluded.expires_after,
+            case when not reset then t.expires_after end),
+        updated_at = rota.now();
+end;
+$$;
+
+comment on function rota.set_type is
+    'Change the defaults of new jobs of a job_type, which go before those of their queue: null '
+    'leaves one as it is, reset takes the others away; raises 22023 for a bad argument.';
+
+create or replace function rota._check_expires_after(argument text, expires_after interval)
+    returns void language plpgsql as $$
+begin
+    perform rota._check_interval(argument, expires_after, '1 millisecond', '100 years', true);
+end;
+$$;
+
+/* Until when a new job may start, by what is set for its type or queue; null means for ever. */
+create or replace function rota._default_expiry(
+    job_type text, queue text, run_at timestamptz
+)
+    returns timestamptz language plpgsql stable as $$
+begin
+    return run_at + coalesce(
+        (select t.expires_after from rota.job_types as t
+            where t.job_type = _default_expiry.job_type),
+        (select q.expires_after from rota.queues as q where q.queue = _default_expiry.queue));
+end;
+$$;
 
 /* An object of whole numbers: per_minute, and perhaps percent. */
 create or replace function rota._check_retry_budget(argument text, budget jsonb)

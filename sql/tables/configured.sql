@@ -20,6 +20,8 @@ comment on column rota.configured_names.source is
 
 create trigger queues_configured after insert or delete on rota.queues
     for each row execute function rota._list_configured();
+create trigger job_types_configured after insert or delete on rota.job_types
+    for each row execute function rota._list_configured();
 create trigger limits_configured after insert or delete on rota.limits
     for each row execute function rota._list_configured();
 create trigger fair_queues_configured after insert or delete on rota.fair_queues

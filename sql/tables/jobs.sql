@@ -215,6 +215,7 @@ create table rota.queues (
     keep_finished interval,
     keep_dead interval,
     ageing interval,
+    expires_after interval,
     created_at timestamptz not null default rota.now(),
     updated_at timestamptz not null default rota.now(),
 
@@ -230,7 +231,9 @@ create table rota.queues (
     constraint queues_keep_dead_check
         check (keep_dead between interval '0' and interval '100 years'),
     constraint queues_ageing_check
-        check (ageing between interval '1 second' and interval '30 days')
+        check (ageing between interval '1 second' and interval '30 days'),
+    constraint queues_expires_after_check
+        check (expires_after between interval '1 millisecond' and interval '100 years')
 );
 
 comment on table rota.queues is
@@ -245,6 +248,26 @@ comment on column rota.queues.keep_finished is
 comment on column rota.queues.keep_dead is 'How long dead jobs are kept; null means 90 days.';
 comment on column rota.queues.ageing is
     'A waiting job gains one priority each time this has passed; null means never.';
+comment on column rota.queues.expires_after is
+    'How long after its time a new job may start that does not say it; null means for ever.';
+
+create table rota.job_types (
+    job_type text collate "C" not null,
+    time_limit interval,
+    expires_after interval,
+    updated_at timestamptz not null default rota.now(),
+
+    constraint job_types_pkey primary key (job_type),
+    constraint job_types_time_limit_check
+        check (time_limit between interval '1 millisecond' and interval '30 days'),
+    constraint job_types_expires_after_check
+        check (expires_after between interval '1 millisecond' and interval '100 years')
+);
+
+comment on table rota.job_types is
+    'Defaults of new jobs of a type, which go before those of their queue.';
+comment on column rota.job_types.time_limit is 'Null means that of the queue.';
+comment on column rota.job_types.expires_after is 'Null means that of the queue.';
 
 create table rota.pauses (
     pause_name text primary key,

@@ -236,7 +236,9 @@ begin
             stage_queued_at = v_now, job_type = n.job_type, queue = n.queue,
             priority = coalesce(n.priority, j.priority),
             max_attempts = coalesce(n.max_attempts, q.max_attempts, 10), lease = n.lease,
-            time_limit = n.time_limit,
+            time_limit = coalesce(n.time_limit, (
+                select t.time_limit from rota.job_types as t where t.job_type = n.job_type
+            )),
             backoff = n.backoff, status = 'queued', run_at = v_now, attempts = 0,
             lease_token = least(j.lease_token, 9223372036854775806) + 1, locked_by = null,
             locked_until = null, held_limits = null, progress_percent = null,
@@ -313,7 +315,12 @@ begin
             max_attempts = coalesce(v_stage.max_attempts,
                 (select q.max_attempts from rota.queues as q where q.queue = v_stage.queue),
                 10),
-            lease = v_stage.lease, time_limit = v_stage.time_limit, backoff = v_stage.backoff,
+            lease = v_stage.lease,
+            time_limit = coalesce(v_stage.time_limit, (
+                select t.time_limit from rota.job_types as t
+                where t.job_type = v_stage.job_type
+            )),
+            backoff = v_stage.backoff,
             last_error = null,
             error_type = null, failed_at = null
         where f.id = v_job.id and f.lease_token = v_job.lease_token;

@@ -219,6 +219,21 @@ def test_options_of_the_task_are_defaults_and_those_of_a_call_go_first(
     ]
 
 
+def test_a_task_and_a_call_say_for_how_long_a_job_may_start(client: Client) -> None:
+    registry = Registry()
+
+    @registry.task("send_code", expires_after=timedelta(minutes=5))
+    def send_code(number: str) -> None: ...
+
+    send_code.enqueue(client, "1")
+    send_code.options(expires_after=timedelta(hours=1)).enqueue(client, "2")
+    send_code.options(expires_after=None).enqueue(client, "3")
+    kept = client.connection.execute(
+        "select round(extract(epoch from expires_at - run_at))::int from rota.jobs order by id"
+    ).fetchall()
+    assert kept == [(300,), (3600,), (None,)]
+
+
 def test_job_of_a_former_name_is_run_by_the_renamed_task(client: Client, drain: Drain) -> None:
     registry = Registry()
 

@@ -133,6 +133,7 @@ PLAIN: dict[str, list[str]] = {
     "stack": texts("in f"),
     "stage": texts("check", "charge", "ship"),
     "starts_at": moments(*SOON),
+    "expires_after": spans("1 second", "1 hour"),
     "time_limit": spans("1 second", "1 hour"),
     "time_zone": ZONES[:5],
     "unique_for": spans("1 day"),
@@ -169,6 +170,7 @@ MEMBERS: dict[str, tuple[str, ...]] = {
     "queue": tuple(f'"{queue}"' for queue in QUEUES),
     "run_at": ('"2026-01-12T10:00:00Z"', '"2026-01-12 11:00+01"'),
     "skip_dead": ("false", "true"),
+    "expires_after": ("5", '"1 minute"'),
     "time_limit": ("5", '"1 minute"'),
     "stage": ('"check"', '"charge"', '"ship"', '"pack"'),
     "unique_for": ("3600", '"1 day"'),
@@ -193,7 +195,7 @@ MAY_HAVE: dict[tuple[str, ...], tuple[str, ...]] = {
         ),
         *("idempotency_key", "unique_for", "on_conflict", "updated_at", "max_wait"),
         *("ordering_key", "skip_dead", "depends_on", "blocks", "if_parent_dead", "limit_key"),
-        *("time_limit", "expires_at", "headers"),
+        *("time_limit", "expires_at", "headers", "expires_after"),
     ),
 }
 

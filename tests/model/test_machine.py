@@ -26,7 +26,7 @@ LEFT_OUT = {
     *("set_database_number", "enqueue_to", "take_forwards", "end_forwards", "receive_jobs"),
     # They have tests of races, and what they do to one job is played by the functions for one.
     *("act_on_jobs", "pause_type", "resume_type", "wait_for_result"),
-    *("set_retry_rule", "set_breaker", "set_archive"),
+    *("set_retry_rule", "set_breaker", "set_type", "set_archive"),
 }
 
 

@@ -105,6 +105,7 @@ OPERATIONS = {
     "limit type": f"select rota.set_limit(job_type => 't', max_running => 1){ANSWER}",
     "limit no more": f"select rota.set_limit(limit_key => 'c:*', reset => true){ANSWER}",
     "archive": f"select rota.set_archive(){ANSWER}",
+    "set type": f"select rota.set_type('t', expires_after => '1 day'){ANSWER}",
     "retry rule": f"select rota.set_retry_rule('E', fatal => true){ANSWER}",
     "breaker": f"select rota.set_breaker('t', 'q', max_failures => 1000){ANSWER}",
     "resume key": "select rota.resume_ordering_key('o') as job_id",

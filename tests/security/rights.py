@@ -76,6 +76,7 @@ _CALLS = """
     set_priority          .       .         x         .
     set_queue             .       .         x         .
     set_retry_rule        .       .         x         .
+    set_type              .       .         x         .
     settle_effect         .       .         x         .
     start_ticker          .       .         x         .
     stop_ticker           .       .         x         .
@@ -131,6 +132,7 @@ _READS = """
     queue_grants          .       .         x         x
     queue_stats           .       .         x         x
     queues                .       .         x         x
+    job_types             .       .         x         x
     pauses                .       .         x         x
     archive               .       .         .         .
     retry_rules           .       .         x         x

@@ -95,6 +95,7 @@ CALLS = {
     "set_progress": "select rota.set_progress(%(job_id)s, %(token)s, 50, %(error)s)",
     "set_queue": """select rota.set_queue('q', backoff => '{"kind": "fixed"}',
         ageing => '1 hour')""",
+    "set_type": "select rota.set_type('t', expires_after => '1 hour')",
     "settle_effect": "select rota.settle_effect('sms', %(key)s, 'done', %(payload)s)",
     "snooze_job": "select rota.snooze_job(%(job_id)s, %(token)s, '1 minute')",
     "wait_for_result": "select * from rota.wait_for_result(%(waiting)s, false)",

@@ -63,6 +63,7 @@ class TaskOptions(TypedDict, total=False):
     limit_key: str | None
     if_parent_dead: str
     time_limit: timedelta | None
+    expires_after: timedelta | None
     headers: Mapping[str, str] | None
 
 

@@ -69,6 +69,7 @@ BAD = [
     *(("headers", Jsonb(x)) for x in ([], "text", {"a": 1}, {"a": None}, {"a": {}})),
     ("headers", Jsonb({"a": "b" * 8192})),
     *(("expires_at", x) for x in ("infinity", "-infinity", "1969-12-31")),
+    *(("expires_after", x) for x in ("0", "-1 s", "999 microseconds", "101 years")),
 ]
 
 
@@ -329,7 +330,7 @@ def test_enqueue_many_is_enqueue_for_each_element(db, clock):
 def test_enqueue_many_reads_null_as_left_out_and_a_number_as_seconds(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     optional = ["payload", "queue", "run_at", "priority", "max_attempts", "lease", "backoff"]
-    optional += ["time_limit", "expires_at", "headers"]
+    optional += ["time_limit", "expires_at", "headers", "expires_after"]
 
     answers = many(
         db,

@@ -72,6 +72,7 @@ class Client:
         time_limit: timedelta | Unset | None = UNSET,
         expires_at: datetime | Unset | None = UNSET,
         headers: Mapping[str, str] | Unset | None = UNSET,
+        expires_after: timedelta | Unset | None = UNSET,
     ) -> rows.EnqueuedJob:
         """Add a job in the caller's transaction; say its id and whether it is new."""
         job = given(
@@ -99,6 +100,7 @@ class Client:
                 "time_limit": time_limit,
                 "expires_at": expires_at,
                 "headers": headers,
+                "expires_after": expires_after,
             }
         )
         with of_one_job():
@@ -136,6 +138,7 @@ class Client:
         time_limit: timedelta | Unset | None = UNSET,
         expires_at: datetime | Unset | None = UNSET,
         headers: Mapping[str, str] | Unset | None = UNSET,
+        expires_after: timedelta | Unset | None = UNSET,
     ) -> int:
         """Add a job to the database of that number, in the caller's transaction here.
 
@@ -166,6 +169,7 @@ class Client:
                 time_limit=time_limit,
                 expires_at=expires_at,
                 headers=to_jsonb("headers", out.jobs[0].get("headers", UNSET)),
+                expires_after=expires_after,
             )
             out.ids = [value]
         return value
@@ -914,6 +918,7 @@ class Client:
         ageing: timedelta | Unset | None = UNSET,
         time_limit: timedelta | Unset | None = UNSET,
         retry_budget: Mapping[str, int] | Unset | None = UNSET,
+        expires_after: timedelta | Unset | None = UNSET,
         reset: bool | Unset = UNSET,
     ) -> None:
         """Change the settings of a queue."""
@@ -928,6 +933,23 @@ class Client:
             ageing=ageing,
             time_limit=time_limit,
             retry_budget=to_jsonb("retry_budget", retry_budget),
+            expires_after=expires_after,
+            reset=reset,
+        )
+
+    def set_type(
+        self,
+        job_type: str,
+        time_limit: timedelta | Unset | None = UNSET,
+        expires_after: timedelta | Unset | None = UNSET,
+        reset: bool | Unset = UNSET,
+    ) -> None:
+        """Change the defaults of new jobs of a type."""
+        self._value(
+            "set_type",
+            job_type=job_type,
+            time_limit=time_limit,
+            expires_after=expires_after,
             reset=reset,
         )
 
