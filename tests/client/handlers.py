@@ -83,3 +83,34 @@ def compute(started: str) -> None:
     Path(started).write_text(str(os.getpid()))
     while True:
         time.sleep(1)
+
+
+@registry.handler("charge")
+def charge(job: rota.Job) -> None:
+    """Charge once, which takes until it may go on, and write in the end."""
+    with job.effect("charge", str(job.job_id)) as effect:
+        if effect.is_due:
+            _tell(job, "charged")
+            _tell(job, "began")
+            while not Path(job.payload["go"]).exists():
+                time.sleep(0.02)
+    with job.transaction() as connection:
+        connection.execute("insert into public.marks values (%s)", [job.job_id])
+
+
+@registry.handler("async_charge")
+async def async_charge(job: rota.AsyncJob) -> None:
+    """Charge once, which takes until it may go on, and write in the end."""
+    async with job.effect("charge", str(job.job_id)) as effect:
+        if effect.is_due:
+            _tell(job, "charged")
+            _tell(job, "began")
+            while not Path(job.payload["go"]).exists():
+                await asyncio.sleep(0.02)
+    async with job.transaction() as connection:
+        await connection.execute("insert into public.marks values (%s)", [job.job_id])
+
+
+def _tell(job: rota.Job | rota.AsyncJob, what: str) -> None:
+    with Path(job.payload[what]).open("a") as file:
+        file.write(f"{job.job_id}\n")

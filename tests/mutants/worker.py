@@ -406,15 +406,42 @@ WORKER = (
         "A handler gets the session of another with all its settings.",
         "client/test_transaction.py",
         client(
-            "worker/connection",
-            "                    connection.execute(_RESET)\n",
+            "worker/lending",
+            "                        use.connection.execute(_RESET)\n",
             "",
         ),
         client(
-            "worker/connection",
-            "                        await connection.execute(_RESET)\n",
+            "worker/lending",
+            "                        await use.connection.execute(_RESET)\n",
             "",
         ),
+    ),
+    mutant(
+        "call-without-limit",
+        "A handler waits as long as a server hangs that it calls.",
+        "client/test_frozen.py",
+        client("worker/lending", "        if now >= use.until:\n", "        if False:\n"),
+    ),
+    mutant(
+        "lent-past-its-lease",
+        "A handler waits for a server that hangs, though its lease is over.",
+        "client/test_frozen.py",
+        client(
+            "worker/lending",
+            "        if (reason := _reason(job)) is not None:\n",
+            "        if (reason := None) is not None:\n",
+        ),
+        client(
+            "worker/executor",
+            "            if self._job_context.connections.cut(job):\n",
+            "            if False:\n",
+        ),
+    ),
+    mutant(
+        "lent-without-bound",
+        "A handler opens as many sessions as it makes calls at once.",
+        "client/test_lending.py",
+        client("worker/lending", "            if self._free:\n", "            if True:\n"),
     ),
     mutant(
         "refused-mail-is-unknown",

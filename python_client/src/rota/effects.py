@@ -80,12 +80,7 @@ class Recording:
 
     async def __aenter__(self) -> Effect:
         """Record the effect."""
-        async with self._context.connections.lend_async() as connection:
-            client = AsyncClient(connection)
-            is_due = await client.record_effect(**self._names, **self._choice)
-            earlier: EffectResult | None = None
-            if not is_due:
-                earlier = await client.effect_result(self._names["scope"], self._names["key"])
+        is_due, earlier = await self._context.connections.call(self._job, self._record)
         self._effect = Effect(is_due, earlier)
         if not is_due and not self._effect.is_done:
             logger.warning(
@@ -114,14 +109,19 @@ class Recording:
                 type(error).__name__,
             )
 
+    async def _record(self, client: AsyncClient) -> tuple[bool, EffectResult | None]:
+        if await client.record_effect(**self._names, **self._choice):
+            return True, None
+        return False, await client.effect_result(self._names["scope"], self._names["key"])
+
     async def _repeat(self, action: Callable[[AsyncClient], Awaitable[object]]) -> None:
         retry = Retry("storing what became of an effect", self._context.connections.state)
         while True:
             try:
-                async with self._context.connections.lend_async() as connection:
-                    await action(AsyncClient(connection))
-                    return
+                await self._context.connections.call(self._job, action)
+                return
             except PASSING as error:
                 if self._job.is_lost:
                     raise
-                await retry.wait(error)
+                pause = min(retry.fail(error), max(self._job.seconds_left, 0.0))
+                await self._context.connections.state.sleep(pause)

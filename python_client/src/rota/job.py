@@ -30,7 +30,8 @@ from .client.values import storable
 from .effects import WITHDRAW_ON, Effect, Errors, Recording
 from .exceptions import JobCancelled, JobFinishedError, LeaseLostError, TimeLimitExceeded
 from .rows import ClaimedJob
-from .worker.connection import PASSING, JobConnections, is_lost, time_limit
+from .worker.connection import PASSING, is_lost
+from .worker.lending import JobConnections
 from .worker.processes import Processes
 
 logger = logging.getLogger("rota")
@@ -134,6 +135,7 @@ class BaseJob:
         self.claimed_at = self.confirmed_at = claimed_at
         """When the lease was last given, on the monotonic clock."""
         self.state = State.HELD
+        self._has_transaction = False
         self._context = context
 
     def __repr__(self) -> str:
@@ -200,12 +202,13 @@ class BaseJob:
     async def _store_progress(self, percent: float, message: str | None) -> None:
         """Store the progress, if the database can be reached."""
         try:
-            async with (
-                time_limit(PROGRESS_TIMEOUT),
-                self._context.connections.lend_async() as connection,
-            ):
-                client = AsyncClient(connection)
-                await client.set_progress(self.job_id, self.lease_token, percent, message)
+            await self._context.connections.call(
+                self,
+                lambda client: client.set_progress(
+                    self.job_id, self.lease_token, percent, message
+                ),
+                PROGRESS_TIMEOUT,
+            )
         except LeaseLostError:
             self.is_told_lost = True
             raise
@@ -224,6 +227,18 @@ class BaseJob:
             self.state = State.RUNNING
             raise
         self.state = State.FINISHED
+
+    @contextmanager
+    def _only_transaction(self) -> Iterator[None]:
+        """Lend a job no second connection while it has one, for which it might wait forever."""
+        self._check_unfinished()
+        if self._has_transaction:
+            raise RuntimeError(f"job {self.job_id} has a transaction already: use that")
+        self._has_transaction = True
+        try:
+            yield
+        finally:
+            self._has_transaction = False
 
     @contextmanager
     def _joining(self) -> Iterator[None]:
@@ -269,13 +284,15 @@ class Job(BaseJob):
         Business writes and finish are committed together or not at all; a lost lease raises
         LeaseLostError and rolls both back.
         """
-        with (
-            self._context.connections.lend() as connection,
-            self._finishing(),
-            connection.transaction(),
-        ):
-            yield connection
-            self._end_finish(Client(connection).finish_job(**self._begin_finish()))
+        with self._only_transaction(), self._context.connections.lend(self) as use:
+            connection = use.connection
+            with self._finishing():
+                use.expect()
+                with connection.transaction():
+                    use.allow()
+                    yield connection
+                    use.expect()
+                    self._end_finish(Client(connection).finish_job(**self._begin_finish()))
 
     def finish_in(self, connection: Caller) -> None:
         """Finish the job, with `result`, in the transaction of your own connection or session.
@@ -327,12 +344,17 @@ class AsyncJob(BaseJob):
         Business writes and finish are committed together or not at all; a lost lease raises
         LeaseLostError and rolls both back.
         """
-        async with self._context.connections.lend_async() as connection:
-            with self._finishing():
-                async with connection.transaction():
-                    yield connection
-                    client = AsyncClient(connection)
-                    self._end_finish(await client.finish_job(**self._begin_finish()))
+        with self._only_transaction():
+            async with self._context.connections.lend_async(self) as use:
+                connection = use.connection
+                with self._finishing():
+                    use.expect()
+                    async with connection.transaction():
+                        use.allow()
+                        yield connection
+                        use.expect()
+                        client = AsyncClient(connection)
+                        self._end_finish(await client.finish_job(**self._begin_finish()))
 
     @overload
     def finish_in(self, connection: AsyncCaller) -> Coroutine[Any, Any, None]: ...

@@ -40,7 +40,7 @@ from ..registry import Registry
 from ..rows import ClaimedJob
 from ..tasks import Task
 from ..worker.completer import NOT_COMMITTED
-from ..worker.connection import JobConnections
+from ..worker.lending import JobConnections
 from ..worker.outcomes import Failed, Outcome, Snoozed, Succeeded, failure, run_async, run_sync
 from .session import NoDatabase, NoDatabaseError, Session, session_of
 

@@ -9,7 +9,7 @@ transaction.  Only one of the three is in use at a time, because jobs run one by
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -21,7 +21,9 @@ from ..client.adapters import adapt, is_async
 from ..client.async_client import AsyncClient
 from ..client.connecting import connect, named
 from ..client.sync_client import Client
-from ..worker.connection import ConnectionState, JobConnections
+from ..job import BaseJob
+from ..worker.connection import ConnectionState
+from ..worker.lending import JobConnections, Use
 
 JOB = b"savepoint rota_job"
 END = b"savepoint rota_end"
@@ -29,6 +31,7 @@ PAGE = "see docs/pytest.md of rota"
 
 Driver = Connection[Any] | AsyncConnection[Any]
 C = TypeVar("C", Connection[Any], AsyncConnection[Any])
+T = TypeVar("T")
 
 
 class NoDatabaseError(psycopg.OperationalError):
@@ -39,7 +42,7 @@ class Session(JobConnections):
     """Lends the test's own session to handlers, as if these were connections of a worker."""
 
     def __init__(self, driver: Driver) -> None:
-        super().__init__("", 0, ConnectionState())
+        super().__init__("", 1, ConnectionState())
         self._driver = driver
         self._plain = _second(Connection, driver)
         self.async_connection = _second(AsyncConnection, driver)
@@ -57,16 +60,26 @@ class Session(JobConnections):
         return Client(self.connection)
 
     @contextmanager
-    def lend(self) -> Iterator[Connection[Any]]:
+    def lend(self, job: BaseJob) -> Iterator[Use[Connection[Any]]]:
         """Lend the session to a plain function."""
-        yield self.connection
+        yield Use(job, self.connection)
 
     @asynccontextmanager
-    async def lend_async(self) -> AsyncIterator[AsyncConnection[Any]]:
+    async def lend_async(self, job: BaseJob) -> AsyncIterator[Use[AsyncConnection[Any]]]:
         """Lend the session to an async function."""
         if self._is_free(self.async_connection):
             await self.async_connection.set_autocommit(self._driver.autocommit)
-        yield self.async_connection
+        yield Use(job, self.async_connection)
+
+    async def call(
+        self,
+        job: BaseJob,
+        action: Callable[[AsyncClient], Awaitable[T]],
+        seconds: float | None = None,
+    ) -> T:
+        """Run *action* over the session."""
+        async with self.lend_async(job) as use:
+            return await action(AsyncClient(use.connection))
 
     @contextmanager
     def savepoint(self, what: str) -> Iterator[None]:
@@ -125,17 +138,26 @@ class NoDatabase(JobConnections):
     """Stands for the connections of a job that is run without any."""
 
     def __init__(self) -> None:
-        super().__init__("", 0, ConnectionState())
+        super().__init__("", 1, ConnectionState())
 
     @contextmanager
-    def lend(self) -> Iterator[Connection[Any]]:
+    def lend(self, job: BaseJob) -> Iterator[Use[Connection[Any]]]:
         """Raise NoDatabaseError."""
         yield _refuse()
 
     @asynccontextmanager
-    async def lend_async(self) -> AsyncIterator[AsyncConnection[Any]]:
+    async def lend_async(self, job: BaseJob) -> AsyncIterator[Use[AsyncConnection[Any]]]:
         """Raise NoDatabaseError."""
         yield _refuse()
+
+    async def call(
+        self,
+        job: BaseJob,
+        action: Callable[[AsyncClient], Awaitable[T]],
+        seconds: float | None = None,
+    ) -> T:
+        """Raise NoDatabaseError."""
+        raise _refuse()
 
 
 @contextmanager

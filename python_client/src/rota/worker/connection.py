@@ -1,9 +1,9 @@
 """The worker's connections: one name for each, and a time limit for every call.
 
 A `Connection` is opened when it is needed, and again after an error or a call without answer.
-`JobConnections` are lent to handlers.  What all of them know together, that the database is
-lost or back, is the `ConnectionState` of the worker: it is logged once, however many calls
-fail, and all that wait for their next try are woken when the database is back.
+What all of them know together, that the database is lost or back, is the `ConnectionState` of
+the worker: it is logged once, however many calls fail, and all that wait for their next try are
+woken when the database is back.  What handlers are lent is in lending.py.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import random
 import selectors
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, IsolationLevel
-from psycopg.pq import TransactionStatus
 
 from ..client.async_client import AsyncClient
-from ..client.connecting import connect, connect_async, one_line
+from ..client.connecting import connect_async, one_line
 from ..exceptions import IsolationLevelError
 
 logger = logging.getLogger("rota")
@@ -37,23 +35,10 @@ MAX_DOUBLINGS = 4
 """So many times in a row a call that had no answer is given twice the time."""
 CANCEL_TIMEOUT = 1.0
 """Seconds that the server has to confirm the end of a call that was cancelled."""
-MAX_IDLE_TIME = 60.0
-"""Seconds after which an idle connection for handlers is not lent out any more."""
 UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 """Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
 PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 """What a call raises that may go through later; in a failover the database is read-only."""
-
-_SETTINGS = (
-    "autocommit", "isolation_level", "read_only", "deferrable", "prepare_threshold",
-    "row_factory", "cursor_factory", "server_cursor_factory",
-)  # fmt: skip
-"""What a handler may change in a connection itself; then nobody else gets it."""
-# As discard all, but for the plans of our functions, which would cost more than the rest.
-_RESET = (
-    "close all; set session authorization default; reset all; deallocate all; unlisten *;"
-    " select pg_advisory_unlock_all(); discard temp; discard sequences"
-)
 
 
 class NoAnswerError(psycopg.OperationalError):
@@ -275,7 +260,7 @@ class Connection:
             self._connection = await connect_async(self._conninfo, self._name)
             await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             self.database = self._connection.info.dbname
-            if await _is_direct(self._connection):
+            if await is_direct(self._connection):
                 self._connection.prepare_threshold = 2
         return self._connection
 
@@ -286,111 +271,15 @@ class Connection:
             await connection.close()
 
 
-async def _is_direct(connection: AsyncConnection[Any]) -> bool:
+async def is_direct(connection: AsyncConnection[Any]) -> bool:
     """Return whether the server's session is ours alone: a pooler tells a number of its own."""
     cursor = await connection.execute("select pg_backend_pid()")
     row = await cursor.fetchone()
     return row is not None and row[0] == connection.info.backend_pid
 
 
-class JobConnections:
-    """Connections that are lent to handlers; at most *max_idle* of each kind are kept open.
-
-    What a handler has set in its session is gone before another gets the connection.
-    """
-
-    def __init__(self, conninfo: str, max_idle: int, state: ConnectionState) -> None:
-        self.state = state
-        self._conninfo = conninfo
-        self._max_idle = max_idle
-        self._idle: deque[tuple[psycopg.Connection[Any], float]] = deque()
-        self._idle_async: deque[tuple[AsyncConnection[Any], float]] = deque()
-        state.on_back(self._close_idle)  # an old one may lead to a standby
-
-    @contextmanager
-    def lend(self) -> Iterator[psycopg.Connection[Any]]:
-        """Lend a connection to a handler in a thread."""
-        connection = _take(self._idle) or connect(self._conninfo, "rota job")
-        settings = _settings_of(connection)
-        try:
-            yield connection
-        finally:
-            is_kept = False
-            with suppress(psycopg.Error):
-                if self._may_keep(connection, settings):
-                    connection.execute(_RESET)
-                    is_kept = _keep(connection, self._idle, self._max_idle)
-            if not is_kept:
-                connection.close()
-
-    @asynccontextmanager
-    async def lend_async(self) -> AsyncIterator[AsyncConnection[Any]]:
-        """Lend a connection to a handler in the loop."""
-        connection = _take(self._idle_async)
-        if connection is None:
-            connection = await connect_async(self._conninfo, "rota job")
-        settings = _settings_of(connection)
-        is_kept = False
-        try:
-            yield connection
-        finally:
-            try:
-                with suppress(psycopg.Error):
-                    if self._may_keep(connection, settings):
-                        await connection.execute(_RESET)
-                        is_kept = _keep(connection, self._idle_async, self._max_idle)
-            finally:
-                if not is_kept:
-                    await connection.close()
-
-    def close(self) -> None:
-        """Close the idle connections, and the others when they come back."""
-        self._max_idle = 0
-        self._close_idle()
-
-    def _close_idle(self) -> None:
-        for idle in (self._idle, self._idle_async):
-            with suppress(IndexError):
-                while True:
-                    connection, _ = idle.pop()
-                    connection.pgconn.finish()
-
-    def _may_keep(
-        self, connection: psycopg.Connection[Any] | AsyncConnection[Any], settings: list[Any]
-    ) -> bool:
-        """Whether a connection is as it was when it was lent, but for its session."""
-        is_idle = connection.info.transaction_status is TransactionStatus.IDLE
-        return is_idle and not connection.closed and _settings_of(connection) == settings
-
-
-C = TypeVar("C", psycopg.Connection[Any], AsyncConnection[Any])
-
-
-def _settings_of(connection: psycopg.Connection[Any] | AsyncConnection[Any]) -> list[Any]:
-    return [getattr(connection, name) for name in _SETTINGS]
-
-
-def _keep(connection: C, idle: deque[tuple[C, float]], max_idle: int) -> bool:
-    if len(idle) >= max_idle:
-        return False
-    idle.append((connection, time.monotonic()))
-    return True
-
-
-def _take(idle: deque[tuple[C, float]]) -> C | None:
-    """Return an idle connection that still works, as far as can be told without asking."""
-    while idle:
-        with suppress(IndexError):  # another thread was quicker
-            connection, since = idle.pop()
-            is_young = time.monotonic() - since < MAX_IDLE_TIME
-            # A session that was ended has said so, and nothing else is to be read here.
-            if not connection.closed and is_young and not _is_readable(connection.fileno()):
-                return connection
-            connection.pgconn.finish()
-    return None
-
-
-def _is_readable(fileno: int) -> bool:
+def is_readable(fileno: int) -> bool:
+    """Return whether a socket has something to read, or is at its end."""
     with selectors.DefaultSelector() as selector:
         selector.register(fileno, selectors.EVENT_READ)
         return bool(selector.select(0))

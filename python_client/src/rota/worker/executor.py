@@ -34,6 +34,8 @@ RELEASE_PATIENCE = 2.0
 """Seconds that a release may take: a worker that leaves cannot wait for ever."""
 LAST_WORDS = 1.0
 """Seconds that a handler has to end after it was told that the grace period is over."""
+CUT_PAUSE = 0.05
+"""Seconds that a handler has to end by itself when its connections are cut."""
 MAX_BATCH = 1000
 AHEAD = 0.2
 """Seconds for which there shall be work at hand."""
@@ -76,6 +78,7 @@ class Executor:
         self._on_free = on_free
         self._held: deque[BaseJob] = deque()
         self._running: dict[BaseJob, asyncio.Task[Any] | None] = {}
+        self._cut: set[BaseJob] = set()
         self._releases: set[asyncio.Task[None]] = set()
         self._lease_check: asyncio.TimerHandle | None = None
         self._at_rest = asyncio.Event()
@@ -124,9 +127,22 @@ class Executor:
             loop.call_later(self._prefetch.max_wait, self._give_back_late, self._held[-1])
 
     def cancel(self, job: BaseJob) -> None:
-        """Cancel an async handler, once; a thread sees the flags of its job."""
+        """Cancel an async handler, and once more when its lease or its time is over.
+
+        A thread sees the flags of its job.  What it waits for of the database ends by itself,
+        and so that comes first: the driver asks a server that hangs before it lets go.
+        """
         task = self._running.get(job)
-        if task is not None and not task.cancelling():
+        if task is None or job in self._cut:
+            return
+        is_over = job.is_lost or job.is_overdue
+        if is_over:
+            self._cut.add(job)
+            job.is_told_lost = job.is_lost  # a heartbeat that comes through is too late
+            if self._job_context.connections.cut(job):
+                asyncio.get_running_loop().call_later(CUT_PAUSE, task.cancel)
+                return
+        if is_over or not task.cancelling():
             task.cancel()
 
     def close(self) -> None:
@@ -156,6 +172,8 @@ class Executor:
         await self.wait(LAST_WORDS, asyncio.Event())
         left = dict(self._running)
         self._running.clear()  # how they end is of no interest any more
+        for job in left:  # what they have not committed is for those who run them next
+            self._job_context.connections.cut(job)
         for task in (*left.values(), *self._releases):
             if task is not None:
                 task.cancel()
@@ -266,6 +284,7 @@ class Executor:
         """Wait no more for a handler that goes on after its time limit and its lease."""
         self.cancel(job)
         del self._running[job]
+        self._cut.discard(job)
         self._heartbeat.remove([job])
         self.hung += 1
         logger.error(
@@ -283,6 +302,7 @@ class Executor:
         if job not in self._running:
             return  # given back
         del self._running[job]
+        self._cut.discard(job)
         self._prefetch.count()
         try:
             self._completer.put(job, time.monotonic() - began_at, outcome)

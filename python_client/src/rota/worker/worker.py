@@ -31,13 +31,14 @@ from ..exceptions import RotaError, to_duration
 from ..job import BaseJob, JobContext
 from ..registry import Registry
 from ..rows import ClaimedJob
-from .connection import Connection, ConnectionState, JobConnections, Retry, end_task
+from .connection import Connection, ConnectionState, Retry, end_task
 from .events import log_start, log_stop
 from .executor import MAX_BATCH, Executor, Prefetch
 from .fetcher import Fetcher, Poller
 from .forwarder import Forwarder
 from .health import serve_health
 from .heartbeat import Heartbeat
+from .lending import JobConnections
 from .maintenance import Maintenance
 from .notifier import Notifier
 from .places import Places, Share

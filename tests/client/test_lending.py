@@ -1,0 +1,180 @@
+"""How many connections a worker lends, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+import rota
+from rota import AsyncJob, Client, Job, Registry
+from rota.worker.lending import CALLS
+
+pytestmark = pytest.mark.own_session
+
+Drain = Callable[..., None]
+
+
+class Peak:
+    """Counts, again and again, how many sessions of handlers there are."""
+
+    def __init__(self, dsn: str) -> None:
+        self.most = 0
+        self._dsn = dsn
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            while not self._is_over.is_set():
+                (count,) = connection.execute(
+                    "select count(*) from pg_stat_activity where datname = current_database()"
+                    " and application_name = 'rota job'"
+                ).fetchone() or (0,)
+                self.most = max(self.most, count)
+
+
+@pytest.fixture
+def peak(dsn: str) -> Iterator[Peak]:
+    watching = Peak(dsn)
+    with watching.watched():
+        yield watching
+
+
+def test_calls_of_handlers_take_turns_also_within_a_transaction(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, peak: Peak
+) -> None:
+    """Both have a transaction while both record progress and effects, forty at once."""
+    registry, both = Registry(), threading.Barrier(2)
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.transaction():
+            await asyncio.to_thread(both.wait, 10)
+            await asyncio.gather(*[job.set_progress(n) for n in range(40)])
+            await asyncio.gather(*[effect(job, n) for n in range(40)])
+
+    async def effect(job: AsyncJob, number: int) -> None:
+        async with job.effect(str(job.job_id), str(number)):
+            pass
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        with job.transaction():
+            both.wait(10)
+            threads = [threading.Thread(target=job.set_progress, args=[n]) for n in range(40)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    for kinds in (["async", "async"], ["plain", "plain"], ["async", "plain"]):
+        client.enqueue_many([{"job_type": kind} for kind in kinds])
+        drain(registry, concurrency=2)
+
+    assert db.execute("select count(*) from rota.finished_jobs").fetchone() == (6,)
+    assert db.execute("select count(*) from rota.effects").fetchone() == (120,)
+    assert 2 < peak.most <= 4
+
+
+def test_idle_connections_of_the_other_kind_make_room(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, peak: Peak
+) -> None:
+    registry, four = Registry(), threading.Barrier(4)
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.transaction():
+            await asyncio.to_thread(four.wait, 10)
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        with job.transaction():
+            four.wait(10)
+
+    for kind in ("async", "plain", "async", "plain"):
+        client.enqueue_many([{"job_type": kind}] * 4)
+    drain(registry, concurrency=4, batch=4)
+
+    assert db.execute("select count(*) from rota.finished_jobs").fetchone() == (16,)
+    # One that closes may be there for a moment after the next has come.
+    assert 4 <= peak.most <= 8
+
+
+def test_many_places_share_few_connections_for_their_calls(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, peak: Peak
+) -> None:
+    registry = Registry()
+
+    @registry.handler("x")
+    async def handle(job: AsyncJob) -> None:
+        await asyncio.gather(*[job.set_progress(n) for n in range(5)])
+
+    client.enqueue_many([{"job_type": "x"}] * 40)
+    drain(registry, concurrency=40)
+
+    assert db.execute("select count(*) from rota.finished_jobs").fetchone() == (40,)
+    assert 2 <= peak.most <= CALLS
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_job_has_one_transaction_at_a_time(
+    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+) -> None:
+    """A second one would wait for a connection that the first has."""
+    registry = Registry()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        with job.transaction(), job.transaction():
+            pass
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        async with job.transaction(), job.transaction():
+            pass
+
+    client.enqueue(kind, max_attempts=1)
+    drain(registry, concurrency=1)
+
+    rows = db.execute("select status, last_error from rota.finished_jobs").fetchall()
+    assert rows == [("dead", "job 1 has a transaction already: use that")]
+
+
+def test_a_call_that_waits_for_its_turn_waits_no_longer_than_it_may(
+    client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain
+) -> None:
+    """The row of the first is locked, so its call has the only connection for long."""
+    registry = Registry()
+    seconds: list[float] = []
+
+    @registry.handler("x")
+    async def handle(job: AsyncJob) -> None:
+        with psycopg.connect(dsn) as other:
+            other.execute("select from rota.jobs where id = %s for update", [job.job_id])
+            began = time.monotonic()
+            with pytest.raises((rota.RotaError, psycopg.Error)):
+                async with job.effect("mail", "k"):
+                    pass
+            seconds.append(time.monotonic() - began)
+
+    client.enqueue("x", lease=1)
+    drain(registry, concurrency=1)
+
+    assert len(seconds) == 1
+    assert 0.5 < seconds[0] < 3
