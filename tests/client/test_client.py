@@ -17,6 +17,7 @@ import pytest
 
 import rota
 from rota import AsyncClient, Client, InvalidArgumentError
+from rota.exceptions import ACCESS
 
 PACKAGE = Path(rota.__file__).parent
 NOT_OF_THE_CLIENT = {"now"}
@@ -299,3 +300,48 @@ def test_objects_in_the_place_of_their_ids_and_names_are_refused_with_what_helps
     zone: Any = ZoneInfo("Europe/Warsaw")
     with pytest.raises(InvalidArgumentError, match=r"time_zone .* 'Europe/Warsaw'"):
         client.schedule_job("n", "@daily", "a", time_zone=zone)
+
+
+def test_a_role_without_a_grant_is_told_the_statement_that_gives_it(
+    db: psycopg.Connection[Any], dsn: str
+) -> None:
+    """As a worker that wants to enqueue, and as one that has no access at all."""
+    role = f"works_{db.info.dbname}"
+    db.execute(f"create role {role}")  # type: ignore[arg-type]
+    for (grant,) in db.execute("select rota.grant_statements('worker', %s)", [role]).fetchall():
+        db.execute(grant)
+    remedy = (
+        "let the owner of the schema execute what "
+        "select rota.grant_statements('{}', 'ROLE') returns"
+    )
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"set role {role}")  # type: ignore[arg-type]
+        works = Client(connection)
+        works.claim_jobs("w")
+        with pytest.raises(rota.NotGrantedError) as enqueue:
+            works.enqueue_many([{"job_type": "x"}])
+        with pytest.raises(rota.NotGrantedError, match="for the owner of the schema"):
+            works.grant_queue(role, "default")
+        connection.execute("reset role")
+        connection.execute(f"revoke usage on schema rota from {role}")  # type: ignore[arg-type]
+        connection.execute(f"set role {role}")  # type: ignore[arg-type]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as claim:
+            works.claim_jobs("w")
+    db.execute(f"drop owned by {role}; drop role {role}")  # type: ignore[arg-type]
+
+    assert str(enqueue.value) == (
+        f"permission denied for function enqueue_many: {remedy.format('producer')}"
+    )
+    assert str(claim.value) == f"permission denied for schema rota: {remedy.format('worker')}"
+
+
+def test_the_client_knows_which_access_each_function_needs(
+    db: psycopg.Connection[Any],
+) -> None:
+    found = db.execute(
+        "select name, array_agg(access) from rota._access() where kind = 'function' group by 1"
+    )
+    needed = dict(found.fetchall())
+
+    assert ACCESS.keys() == needed.keys()
+    assert [name for name, access in ACCESS.items() if access not in needed[name]] == []

@@ -47,14 +47,22 @@ class Frozen:
             [self._name],
         ).fetchall()
         for (pid,) in found:
-            if pid not in self._pids:
-                os.kill(pid, signal.SIGSTOP)
-                self._pids.add(pid)
+            self._stop(pid)
+
+    def freeze_all(self) -> None:
+        """Stop the server, but for the session of the test, so that no new one is begun."""
+        (directory,) = self._db.execute("show data_directory").fetchone() or ("",)
+        self._stop(int((Path(directory) / "postmaster.pid").read_text().split()[0]))
+        self.freeze()
 
     def thaw(self) -> None:
         for pid in self._pids:
             os.kill(pid, signal.SIGCONT)
         self._pids.clear()
+
+    def _stop(self, pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        self._pids.add(pid)
 
 
 @pytest.fixture
@@ -189,21 +197,16 @@ def test_a_lease_that_ends_while_the_server_hangs_ends_what_the_handler_waits_fo
     kind: str,
     act: str,
 ) -> None:
-    """Each new session is stopped as well, so no heartbeat comes through."""
+    """No session can be begun either, so no heartbeat comes through."""
     gate = Gate()
     client.enqueue(kind, lease=LEASE, backoff={"kind": "fixed", "base_seconds": 0.1})
     background(_registry(gate, act))
     assert gate.is_reached.wait(10)
 
     sessions = frozen("rota %")
-    sessions.freeze()
+    sessions.freeze_all()
     gate.is_open.set()
-
-    def has_ended() -> bool:
-        sessions.freeze()
-        return gate.seconds is not None
-
-    wait_until(has_ended, "the end of the handler", BOUND)
+    wait_until(lambda: gate.seconds is not None, "the end of the handler", BOUND)
     sessions.thaw()
 
     done = "select count(*) from rota.finished_jobs where status = 'succeeded'"
@@ -231,18 +234,18 @@ def test_a_second_worker_goes_on_where_the_sessions_of_the_first_hang(
     told = {"began": str(began), "go": str(go), "charged": str(charged)}
     lease = timedelta(seconds=3)
     ids = [client.enqueue(f"{kind}charge", told, lease=lease).job_id for kind in ("", "async_")]
-    sessions = frozen("one")
-    workers = [WorkerProcess(make_conninfo(dsn, application_name="one"), tmp_path / "1.log")]
+    role, sessions = f"first_{db.info.dbname}", frozen("one")
+    db.execute(f"create role {role} login superuser password 'x'")  # type: ignore[arg-type]
+    first = make_conninfo(dsn, application_name="one", user=role, password="x")
+    workers = [WorkerProcess(first, tmp_path / "1.log")]
     try:
         wait_until(lambda: began.exists() and len(began.read_text().split()) == 2, "both")
+        db.execute(f"alter role {role} nologin")  # type: ignore[arg-type]
         sessions.freeze()
         go.touch()
-        workers.append(
-            WorkerProcess(make_conninfo(dsn, application_name="two"), tmp_path / "2.log")
-        )
+        workers.append(WorkerProcess(dsn, tmp_path / "2.log"))
 
         def are_done() -> bool:
-            sessions.freeze()
             done = "select count(*) from rota.finished_jobs where status = 'succeeded'"
             return db.execute(done).fetchone() == (2,) and len(workers[0].lines("lost")) == 2
 
@@ -255,6 +258,8 @@ def test_a_second_worker_goes_on_where_the_sessions_of_the_first_hang(
         sessions.thaw()
         for worker in workers:
             worker.process.kill()
+            worker.wait()
+        db.execute(f"drop role {role}")  # type: ignore[arg-type]
 
     assert sorted(map(int, charged.read_text().split())) == ids
     assert sorted(i for (i,) in db.execute("select job_id from public.marks")) == ids

@@ -862,3 +862,35 @@ def test_worker_refuses_arguments_out_of_range() -> None:
     with pytest.raises(TypeError, match="lease must be a timedelta or seconds"):
         Worker("", registry, lease="60")  # type: ignore[arg-type]
     Worker("", registry, lease=60)
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_sees_that_the_worker_leaves_and_gives_its_job_back(
+    client: Client, db: psycopg.Connection[Any], background: Background, kind: str
+) -> None:
+    """Long before the end of the grace period; the job has lost no attempt."""
+    registry, begun = Registry(), threading.Event()
+
+    @registry.handler("plain")
+    def plain(job: Job) -> None:
+        begun.set()
+        while not job.is_leaving:
+            time.sleep(0.02)
+        job.check()
+        raise rota.JobCancelled("saved")
+
+    @registry.handler("async")
+    async def in_loop(job: AsyncJob) -> None:
+        begun.set()
+        while not job.is_leaving:
+            await asyncio.sleep(0.02)
+        raise rota.JobCancelled("saved")
+
+    client.enqueue(kind)
+    worker = background(registry, grace_period=30)
+    assert begun.wait(10)
+    began = time.monotonic()
+    worker.stop()
+
+    assert time.monotonic() - began < 1
+    assert db.execute("select status, attempts from rota.jobs").fetchone() == ("queued", 0)

@@ -18,7 +18,8 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  ├ NoDatabaseNumberError   RT015  the database has no number
  └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
 
-Any other database error passes through as psycopg raised it.
+A role without the grant for a function gets NotGrantedError (42501), which names the statement
+that gives it.  Any other database error passes through as psycopg raised it.
 
 A handler raises Snooze, RetryIn or FatalError to say how its job goes on, and gets to see
 JobCancelled in turn.
@@ -28,6 +29,39 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import ClassVar
+
+import psycopg
+
+_PRODUCER = "enqueue enqueue_many enqueue_to start_pipeline wait_for_result"
+_WORKER = (
+    "claim_jobs finish_job finish_jobs finish_and_claim end_jobs fail_job snooze_job "
+    "release_jobs heartbeat heartbeat_jobs set_progress record_effect complete_effect "
+    "withdraw_effect effect_result report_worker deregister_worker wait_for_jobs stop_waiting "
+    "untaken_jobs sweep_stale_leases tick waiting_forwards take_forwards end_forwards "
+    "receive_jobs"
+)
+_OBSERVER = (
+    "explain_job doctor verify fold_error job_stats job_counts rising_failures visible_queues "
+    "version now next_run upcoming_runs describe_schedule database_number database_number_of"
+)
+_OPERATOR = (
+    "retry_job cancel_job set_priority reschedule_job pause_queue resume_queue pause_type "
+    "resume_type pause_all resume_all set_queue set_limit resume_ordering_key define_pipeline "
+    "drop_pipeline restart_pipeline schedule_job unschedule_job enable_schedule "
+    "disable_schedule run_schedule_now start_ticker stop_ticker settle_effect act_on_jobs "
+    "set_archive set_retry_rule set_breaker grant_statements"
+)
+ACCESS = {
+    function: access
+    for access, functions in (
+        ("operator", _OPERATOR),
+        ("observer", _OBSERVER),
+        ("worker", _WORKER),
+        ("producer", _PRODUCER),
+    )
+    for function in functions.split()
+}
+"""Which access a role needs for a function; all others are for the owner of the schema."""
 
 
 class RotaError(Exception):
@@ -133,6 +167,12 @@ class InvalidArgumentError(RotaError, ValueError):
     sqlstate = "22023"
 
 
+class NotGrantedError(RotaError, psycopg.errors.InsufficientPrivilege):
+    """The role may not do this; the message says which statement lets it."""
+
+    sqlstate = "42501"  # type: ignore[misc]  # which psycopg has in the instance
+
+
 class Snooze(Exception):
     """Run the job again after *delay* (seconds or timedelta); no attempt is used."""
 
@@ -180,6 +220,7 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         RunInProgressError,
         NoDatabaseNumberError,
         InvalidArgumentError,
+        NotGrantedError,
     )
 }
 
@@ -206,14 +247,30 @@ def text_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose text cannot be had"
 
 
-def translate(error: Exception) -> Exception:
-    """Return the exception for an error of a driver: one of ours, or the error itself."""
+def translate(error: Exception, function: str) -> Exception:
+    """Return the exception for an error of a driver: one of ours, or the error itself.
+
+    *function* is what was called.
+    """
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     ours = _BY_SQLSTATE.get(state)
     if ours is None:
         return error
     told = getattr(error, "diag", error)  # asyncpg has no diag
     message = getattr(told, "message_primary", None) or getattr(told, "message", None)
-    translated = ours(message or str(error))
+    text = message or str(error)
+    if ours is NotGrantedError and getattr(told, "context", None) is None:
+        text = f"{text}: {_remedy(function)}"  # of Postgres, which says no more than that
+    translated = ours(text)
     translated.hint = getattr(told, "message_hint", None) or getattr(told, "hint", None)
     return translated
+
+
+def _remedy(function: str) -> str:
+    access = ACCESS.get(function)
+    if access is None:
+        return f"rota.{function}() is for the owner of the schema"
+    return (
+        f"let the owner of the schema execute what select rota.grant_statements({access!r}, "
+        "'ROLE') returns"
+    )

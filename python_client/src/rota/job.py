@@ -122,6 +122,8 @@ class BaseJob:
         """Where its run of a pipeline goes on to: None is the next in order, ``end`` none."""
         self.is_cancel_requested = False
         """Somebody called ``cancel_job()``."""
+        self.is_leaving = False
+        """The worker is leaving: who ends now, or raises JobCancelled, is not stopped later."""
         self.is_stopping = False
         """The worker is leaving, and its grace period is over."""
         self.is_told_lost = False

@@ -1092,7 +1092,7 @@ class Client:
                 return _fetch(driver, row, call(function, arguments, row), arguments)
             return driver.fetch(row, function, arguments)
         except Exception as error:
-            told = translate(error)
+            told = translate(error, function)
             if told is not error:
                 raise told from error
             if not isinstance(error, psycopg.OperationalError):

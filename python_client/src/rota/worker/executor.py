@@ -146,8 +146,10 @@ class Executor:
             task.cancel()
 
     def close(self) -> None:
-        """Start no more jobs."""
+        """Start no more jobs, and tell those that run that the worker leaves."""
         self._is_open = False
+        for job in self._running:
+            job.is_leaving = True
 
     async def give_back_held(self) -> None:
         """Release the jobs that have not been started."""

@@ -112,7 +112,7 @@ def outcome_of(job: BaseJob, error: BaseException) -> Outcome:
         if job.is_ended_by(error) and not job.is_cancel_requested:
             if job.is_overdue:
                 return _overdue(job, error)
-            if job.is_stopping:
+            if job.is_leaving:
                 return Stopped()
     except BaseException:
         return failure(error)
