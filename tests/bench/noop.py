@@ -9,5 +9,5 @@ registry = rota.Registry()
 
 @registry.handler("part")
 @registry.handler("report")
-async def nothing(job: rota.Job) -> None:
+async def nothing(job: rota.AsyncJob) -> None:
     """Do nothing."""

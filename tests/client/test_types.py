@@ -15,9 +15,15 @@ import rota
 PYRIGHT_SETTINGS = '{"pythonVersion": "3.11", "typeCheckingMode": "standard"}'
 
 USES = """
+from collections.abc import Iterator
+from typing import TypedDict
+
 import rota
 
 registry = rota.Registry()
+
+class Answer(TypedDict):
+    sent: int
 
 @registry.handler("plain")
 def plain(job: rota.Job) -> int:
@@ -36,6 +42,38 @@ registry.add("nothing", lambda job: None)
 
 @registry.handler("number")  # wrong
 def number(job: int) -> None: ...
+
+@registry.handler("async_with_job")  # wrong
+async def async_with_job(job: rota.Job) -> None: ...
+
+@registry.handler("plain_with_async_job")  # wrong
+def plain_with_async_job(job: rota.AsyncJob) -> None: ...
+
+@registry.handler("async_number")  # wrong
+async def async_number(job: int) -> None: ...
+
+@registry.handler("generator")  # wrong
+def generator(job: rota.Job) -> Iterator[int]:
+    yield 1
+
+@registry.handler("second_name")
+@registry.handler("first_name")
+async def of_two_names(job: rota.Job | rota.AsyncJob) -> dict[str, int]:
+    return {}
+
+@registry.handler("returns_its_error")
+def returns_its_error(job: rota.Job) -> rota.RotaError | list[str]:
+    return rota.RotaError("no")
+
+class Sender:
+    async def send(self, job: rota.AsyncJob) -> Answer:
+        return {"sent": 1}
+
+    def count(self, job: rota.Job) -> Answer:
+        return {"sent": 1}
+
+registry.handler("method")(Sender().send)
+registry.handler("plain_method")(Sender().count)
 
 @registry.handler(plain)  # wrong
 def bare(job: rota.Job) -> None: ...
@@ -216,7 +254,7 @@ def test_mypy_refuses_wrong_uses_and_takes_right_ones(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pyright_refuses_wrong_uses_and_takes_right_ones(tmp_path: Path) -> None:
     (tmp_path / "pyrightconfig.json").write_text(PYRIGHT_SETTINGS)
-    uses = {"tasks": TASKS, "connections": CONNECTIONS}
+    uses = {"handlers": USES, "tasks": TASKS, "connections": CONNECTIONS}
 
     assert_refused(uses, tmp_path, "pyright", "--pythonpath", sys.executable)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -12,14 +12,20 @@ from contextlib import (
     contextmanager,
 )
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from .client.values import check_name
 from .codec import Codec
 from .job import AsyncJob, BaseJob, Job, JobEnd
 from .tasks import Errors, Handler, Task, TaskDecorator, TaskOptions, job_kinds
 
-H = TypeVar("H", bound=Handler)
+Result = Mapping[Any, Any] | Sequence[Any] | float | str | Exception | None
+"""What a plain handler may return: JSON, or an exception that counts as raised.
+
+A type checker sees by it that an ``async def`` function with a `Job` is none.
+"""
+PlainHandler = TypeVar("PlainHandler", bound=Callable[[Job], Result])
+AsyncHandler = TypeVar("AsyncHandler", bound=Callable[[AsyncJob], Coroutine[Any, Any, object]])
 S = TypeVar("S")
 Resources = Callable[[], AsyncIterator[Mapping[str, Any] | None]]
 Middleware = Callable[[Any], Iterator[None]]
@@ -27,6 +33,16 @@ EndFunction = Callable[[Any, JobEnd], object]
 L = TypeVar("L", bound=Resources)
 M = TypeVar("M", bound=Middleware)
 E = TypeVar("E", bound=EndFunction)
+
+
+class HandlerDecorator(Protocol):
+    """What ``registry.handler(...)`` returns: it registers a function and returns it."""
+
+    @overload
+    def __call__(self, function: AsyncHandler, /) -> AsyncHandler: ...
+
+    @overload
+    def __call__(self, function: PlainHandler, /) -> PlainHandler: ...
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -77,12 +93,12 @@ class Registry:
         self._middlewares: list[Callable[[BaseJob], AbstractContextManager[None]]] = []
         self._end_functions: list[EndFunction] = []
 
-    def handler(self, job_type: str) -> Callable[[H], H]:
+    def handler(self, job_type: str) -> HandlerDecorator:
         """Register the decorated function for a job type."""
         if not isinstance(job_type, str):  # without a name the function would be lost silently
             raise TypeError('use @registry.handler("job_type")')
 
-        def register(function: H) -> H:
+        def register(function: Any) -> Any:
             self.add(job_type, function)
             return function
 

@@ -36,7 +36,7 @@ _results: WeakKeyDictionary[Any, TaskResult] = WeakKeyDictionary()
 
 
 @registry.handler(JOB_TYPE)
-def run_task(job: Job) -> object:
+def run_task(job: Job) -> Any:
     """Run a Task of Django."""
     result = _results[job] = _started(job)
     task = result.task
