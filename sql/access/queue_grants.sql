@@ -12,6 +12,10 @@ as $$
 #variable_conflict use_column
 begin
     perform rota._check_queue_grant(role, queue, access);
+    if access = 'producer' and queue ~ '^forward:[0-9]+$' then
+        perform rota._refuse('queue', format('must not be %s: it would carry jobs of all queues; '
+            'enqueue_to() asks for the right to the queue there', queue));
+    end if;
 
     insert into rota.queue_grants as g (role, access, queue, granted_at)
     values (to_regrole(quote_ident(grant_queue.role)), grant_queue.access, grant_queue.queue,

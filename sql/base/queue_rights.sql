@@ -100,12 +100,12 @@ begin
 end;
 $$;
 
-/* The same for those who enqueue jobs in the form of enqueue_many(). */
-create or replace function rota._check_queues_of(jobs jsonb)
+/* The same for those who enqueue or receive jobs in the form of enqueue_many(). */
+create or replace function rota._check_queues_of(jobs jsonb, access text default 'producer')
     returns void language plpgsql as $$
 begin
-    if rota._allowed_queues('producer') is not null then
-        perform rota._check_queues('producer', array(
+    if rota._allowed_queues(access) is not null then
+        perform rota._check_queues(access, array(
             select distinct coalesce(j.job ->> 'queue', 'default')
             from jsonb_array_elements(_check_queues_of.jobs) as j (job)
         ));

@@ -94,6 +94,10 @@ begin
         if v_start is null or max_jobs between 1 and 1000 is not true
           or current_setting('transaction_isolation') <> 'read committed' then
             perform rota._check_claim(worker, queues, max_jobs, lease, job_types);
+            if array_to_string(queues, ' ') ~ '(^| )forward:[0-9]+( |$)' then
+                perform rota._refuse('queues',
+                    'must not have one whose jobs travel: take_forwards() takes these');
+            end if;
         end if;
         select d.locked_rows, d.held_limits into v_rows, v_held_limits
         from rota._lock_due(v_call, v_start, claim_jobs.queues, claim_jobs.max_jobs,

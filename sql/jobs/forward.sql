@@ -8,6 +8,10 @@
  * here all is as before, and what had arrived there has a receipt, so that it is not enqueued
  * again when it is sent again.
  *
+ * A receipt is known by the id of the job that carried it and by when that was enqueued: a
+ * source that was restored from a dump gives ids again.  A batch is bounded by its bytes too.
+ * Whether a forwarder is there that knows a database is told by workers, where each reports.
+ *
  * Jobs of one ordering key go in the order of their ids: they wait here behind each other, and
  * the first is carried together with those next behind it.  These stay blocked, and are locked
  * while they travel; so whoever else wants to end them waits, and finds them gone.
@@ -40,6 +44,8 @@ create or replace function rota.enqueue_to(
     returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_carrier rota.jobs;
 begin
     perform rota._check_number('database', database, 0, 1023);
     if rota.database_number() is null then
@@ -61,21 +67,31 @@ begin
     perform rota._check_key_rule('', idempotency_key, unique_for, on_conflict, updated_at,
         max_wait, expires_at);
     perform rota._check_waits('', ordering_key, skip_dead, null, null, 'cancel', limit_key);
-    return rota.enqueue('rota.forward',
-        jsonb_strip_nulls(jsonb_build_object('job_type', job_type, 'queue', queue, 'run_at',
+    v_carrier.job_type := 'rota.forward';
+    v_carrier.queue := rota._forward_queue(database);
+    v_carrier.payload := jsonb_strip_nulls(jsonb_build_object('job_type', job_type, 'queue', queue, 'run_at',
             coalesce(run_at, rota.now() + rota._exact(delay)), 'priority', priority,
             'max_attempts', max_attempts, 'lease', lease, 'backoff', backoff,
             'idempotency_key', idempotency_key, 'unique_for', unique_for, 'on_conflict',
             nullif(on_conflict, 'keep'), 'updated_at', updated_at, 'max_wait', max_wait,
             'ordering_key', ordering_key, 'skip_dead', nullif(skip_dead, false), 'limit_key',
             limit_key, 'time_limit', time_limit, 'expires_at', expires_at, 'headers', headers))
-            || jsonb_build_object('payload', payload),
-        rota._forward_queue(database), priority => priority, skip_dead => skip_dead,
+        || jsonb_build_object('payload', payload);
+    v_carrier.priority := priority;
+    if ordering_key is not null then
         -- A line of its own for each database.
-        ordering_key => case when ordering_key is not null
-            then format('forward:%s:%s', database, case when char_length(ordering_key) > 200
-                then md5(ordering_key) else ordering_key end)
-        end);
+        v_carrier.ordering_key := format('forward:%s:%s', database,
+            case when char_length(ordering_key) > 200 then md5(ordering_key)
+                else ordering_key end);
+        v_carrier.skip_dead := skip_dead;
+    end if;
+    if rota._allowed_queues('producer') is not null then
+        -- Who is confined has a right to the queue there, and to none of those that carry.
+        perform rota._check_queues('producer', array[queue]);
+        return rota._enqueue_carrier(v_carrier);
+    end if;
+    return rota.enqueue(v_carrier.job_type, v_carrier.payload, v_carrier.queue,
+        priority => priority, skip_dead => skip_dead, ordering_key => v_carrier.ordering_key);
 end;
 $$;
 
@@ -90,6 +106,7 @@ create or replace function rota.waiting_forwards()
     set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 declare
+    c_now constant timestamptz := rota.now();
     v_queue text := 'forward:';
 begin
     loop
@@ -100,18 +117,27 @@ begin
             order by j.queue limit 1
         );
         exit when v_queue is null;
-        return query select substr(v_queue, 9)::integer;
+        continue when rota._is_paused(v_queue, c_now);
+        return query
+        select substr(v_queue, 9)::integer
+        where exists (
+            select from rota.jobs as j
+            where j.queue = v_queue and j.hold is null and j.status in ('queued', 'failed')
+              and j.run_at <= c_now
+        );
     end loop;
 end;
 $$;
 
 comment on function rota.waiting_forwards is
-    'The numbers of the databases for which jobs wait here to be carried.';
+    'The numbers of the databases for which jobs wait here to be carried, and are not paused.';
 
 create or replace function rota.take_forwards(
-    worker text, database integer, max_jobs integer default 100
+    worker text, database integer, max_jobs integer default 100,
+    max_bytes integer default 8000000
 )
-    returns table (job_id bigint, lease_token bigint, job text) language plpgsql
+    returns table (job_id bigint, lease_token bigint, created_at timestamptz, job text)
+    language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
@@ -121,14 +147,13 @@ declare
     v_ids bigint[];
     v_head record;
     v_room integer;
+    v_taken integer;
+    v_left bigint[];
+    v_tokens bigint[];
 begin
     perform rota._check_number('database', database, 0, 1023);
-    v_ids := array(
-        select c.job_id
-        from rota.claim_jobs(take_forwards.worker,
-            array[rota._forward_queue(take_forwards.database)], take_forwards.max_jobs,
-            job_types => '{rota.forward}') as c
-    );
+    perform rota._check_number('max_bytes', max_bytes, 1, 2147483647);
+    v_ids := rota._claim_carriers(worker, rota._forward_queue(database), max_jobs);
     v_room := max_jobs - cardinality(v_ids);
     for v_head in
         select j.id, j.ordering_key, count(*) over () as heads from rota.jobs as j
@@ -139,15 +164,35 @@ begin
     end loop;
     return query
     -- As text: no client has to read it, and none can change a number in it.
-    select j.id, j.lease_token, j.payload::text from rota.jobs as j
-    where j.id = any(v_ids) order by j.id;
+    with taken as materialized (
+        select j.id, j.lease_token, j.created_at, j.payload::text as job from rota.jobs as j
+        where j.id = any(v_ids)
+    )
+    select s.id, s.lease_token, s.created_at, s.job
+    from (
+        select t.id, t.lease_token, t.created_at, t.job, row_number() over by_id as n,
+            sum(octet_length(t.job)) over by_id as bytes
+        from taken as t window by_id as (order by t.id)
+    ) as s
+    where s.n = 1 or s.bytes <= take_forwards.max_bytes order by s.id;
+
+    get diagnostics v_taken = row_count;
+    if v_taken < cardinality(v_ids) then
+        select array_agg(l.id), array_agg(l.lease_token) into v_left, v_tokens
+        from (
+            select j.id, j.lease_token, j.status from rota.jobs as j
+            where j.id = any(v_ids) order by j.id offset v_taken
+        ) as l
+        where l.status = 'running';
+        perform rota._give_back(v_left, v_tokens);
+    end if;
 end;
 $$;
 
 comment on function rota.take_forwards is
     'Claim jobs for the database of that number, with those behind them, in the order in which '
-    'they are to be sent; to be called in the transaction that ends them with end_forwards(); '
-    'raises 22023, RT009.';
+    'they are to be sent, and no more than so many bytes but for one job; to be called in the '
+    'transaction that ends them with end_forwards(); raises 22023, RT009.';
 
 create or replace function rota.end_forwards(
     job_ids bigint[],
@@ -216,7 +261,9 @@ comment on function rota.end_forwards is
     'succeeded or dead, and those behind a dead one stay; raises RT002 if one is lost, RT003, '
     'RT001, 22023.';
 
-create or replace function rota.receive_jobs(database integer, job_ids bigint[], jobs jsonb)
+create or replace function rota.receive_jobs(
+    database integer, job_ids bigint[], enqueue_times timestamptz[], jobs jsonb
+)
     returns table (ordinal integer, job_id bigint, error_code text, message text)
     language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -236,6 +283,10 @@ begin
             coalesce(receive_jobs.database::text, 'null')));
     end if;
     perform rota._check_job_refs(receive_jobs.job_ids, receive_jobs.job_ids);
+    if cardinality(receive_jobs.enqueue_times) is distinct from cardinality(receive_jobs.job_ids)
+      or array_position(receive_jobs.enqueue_times, null) is not null then
+        perform rota._refuse('enqueue_times', 'must be an array as long as job_ids');
+    end if;
     if jsonb_typeof(receive_jobs.jobs) is distinct from 'array'
       or jsonb_array_length(receive_jobs.jobs) <> cardinality(receive_jobs.job_ids) then
         perform rota._refuse('jobs', 'must be an array as long as job_ids');
@@ -245,19 +296,23 @@ begin
       <> cardinality(receive_jobs.job_ids) then
         perform rota._refuse('job_ids', 'must not hold one twice');
     end if;
+    perform rota._check_queues_of(receive_jobs.jobs, 'worker');
 
     select r.error_code, r.message into v_new
-    from rota._receive(receive_jobs.job_ids, receive_jobs.jobs) as r;
+    from rota._receive(receive_jobs.job_ids, receive_jobs.enqueue_times, receive_jobs.jobs) as r;
     if v_new.error_code is not null then
         -- One of them cannot be taken: each by itself, but none behind one that was not.
         for v_job in
-            select i.id, receive_jobs.jobs -> (i.n - 1)::integer as job, i.n
-            from unnest(receive_jobs.job_ids) with ordinality as i (id, n) order by i.n
+            select i.id, i.created_at, receive_jobs.jobs -> (i.n - 1)::integer as job, i.n
+            from unnest(receive_jobs.job_ids, receive_jobs.enqueue_times) with ordinality
+                as i (id, created_at, n)
+            order by i.n
         loop
             v_key := v_job.job ->> 'ordering_key';
             continue when v_key = any(v_halted);
             select r.error_code, r.message into v_new
-            from rota._receive(array[v_job.id], jsonb_build_array(v_job.job)) as r;
+            from rota._receive(array[v_job.id], array[v_job.created_at],
+                jsonb_build_array(v_job.job)) as r;
             continue when v_new.error_code is null;
             v_halted := v_halted || v_key;
             return query select v_job.n::integer, null::bigint, v_new.error_code, v_new.message;
@@ -265,8 +320,10 @@ begin
     end if;
     return query
     select i.n::integer, r.job_id, null::text, null::text
-    from unnest(receive_jobs.job_ids) with ordinality as i (id, n)
-    join rota.receipts as r on r.source_job_id = i.id;
+    from unnest(receive_jobs.job_ids, receive_jobs.enqueue_times) with ordinality
+        as i (id, created_at, n)
+    join rota.receipts as r
+        on r.source_job_id = i.id and r.source_created_at = i.created_at;
 end;
 $$;
 
@@ -274,46 +331,105 @@ comment on function rota.receive_jobs is
     'Enqueue jobs that were enqueued for this database in another, each once however often it '
     'is sent, and return by ordinal the job here or why it was refused; one behind a refused '
     'one of its ordering key has no row; raises 22023 if database is not the number of this '
-    'one.';
+    'one, 42501.';
 
 /*
  * Enqueue those that have no receipt, or none and say why.  An error that may pass is raised:
  * it says nothing about the jobs.
  */
 create or replace function rota._receive(
-    job_ids bigint[], jobs jsonb, out error_code text, out message text
+    job_ids bigint[], created_at timestamptz[], jobs jsonb, out error_code text,
+    out message text
 )
     language plpgsql as $$
 declare
     v_new_ids bigint[];
+    v_created_at timestamptz[];
+    v_table text;
     v_new_jobs jsonb;
 begin
     loop
-        select array_agg(i.id order by i.n),
+        select array_agg(i.id order by i.n), array_agg(i.created_at order by i.n),
             jsonb_agg(_receive.jobs -> (i.n - 1)::integer order by i.n)
-        into v_new_ids, v_new_jobs
-        from unnest(_receive.job_ids) with ordinality as i (id, n)
-        where not exists (select from rota.receipts as r where r.source_job_id = i.id);
+        into v_new_ids, v_created_at, v_new_jobs
+        from unnest(_receive.job_ids, _receive.created_at) with ordinality
+            as i (id, created_at, n)
+        where not exists (
+            select from rota.receipts as r
+            where r.source_job_id = i.id and r.source_created_at = i.created_at
+        );
         if v_new_ids is null then return; end if;
         begin
-            insert into rota.receipts as r (source_job_id, job_id)
-            select v_new_ids[m.ordinal], m.job_id from rota.enqueue_many(v_new_jobs) as m;
+            insert into rota.receipts as r (source_job_id, source_created_at, job_id)
+            select v_new_ids[m.ordinal], v_created_at[m.ordinal], m.job_id
+            from rota.enqueue_many(v_new_jobs) as m;
             return;
         exception
-            when unique_violation then
-                -- Sent by two at once; the other one's receipts are to be seen now.
-                if not exists (
-                    select from rota.receipts as r where r.source_job_id = any(v_new_ids)
-                ) then
+            when others then
+                get stacked diagnostics v_table = table_name;
+                if sqlstate = '23505' and v_table = 'receipts' then
+                    -- Sent by two at once; the other one's receipts are to be seen now.
+                    if exists (
+                        select from rota.receipts as r where r.source_job_id = any(v_new_ids)
+                    ) then
+                        continue;
+                    end if;
+                    raise;
+                elsif sqlstate = '42501' or left(sqlstate, 2)
+                  = any('{08,25,40,53,55,57,58,XX}') then
                     raise;
                 end if;
-            when others then
-                if left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then raise; end if;
                 error_code := sqlstate;
                 message := regexp_replace(sqlerrm, '^jobs\[1\]\.?', '');
                 return;
         end;
     end loop;
+end;
+$$;
+
+/*
+ * Claim jobs that carry others.  claim_jobs() refuses their queues, since a worker that had a
+ * handler for them would end them without the others being anywhere.
+ */
+create or replace function rota._claim_carriers(worker text, queue text, max_jobs integer)
+    returns bigint[] language plpgsql set enable_sort = off as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_call constant text := format('claim carriers %L', queue);
+    v_due record;
+    v_ids bigint[];
+begin
+    perform rota._check_claim(worker, array[queue], max_jobs, null, null);
+    select d.locked_rows, d.held_limits into v_due
+    from rota._lock_due(v_call, string_to_array(rota._scan_start(v_call), ' ')::bigint[],
+        array[_claim_carriers.queue], _claim_carriers.max_jobs, '{rota.forward}', v_now) as d;
+    with claimed as (
+        update rota.jobs as j
+        set status = 'running', attempts = least(j.attempts, 2147483646) + 1,
+            lease_token = greatest(least(j.lease_token, 9223372036854775806) + 1,
+                (extract(epoch from v_now) * 1000000)::bigint),
+            locked_by = _claim_carriers.worker, locked_until = v_now + interval '1 minute',
+            held_limits = nullif(array(
+                select jsonb_array_elements_text(v_due.held_limits -> j.id::text)
+            ), '{}'),
+            opened_for = null, started_at = v_now, updated_at = v_now
+        where j.ctid = any(v_due.locked_rows)
+        returning j.id
+    )
+    select coalesce(array_agg(c.id), '{}') into v_ids from claimed as c;
+    return v_ids;
+end;
+$$;
+
+/* enqueue() for a job that carries another, whatever queues the caller is confined to. */
+create or replace function rota._enqueue_carrier(carrier rota.jobs)
+    returns bigint language plpgsql set enable_seqscan = off as $$
+declare
+    v_ids constant bigint[] := rota._insert_jobs(array[carrier], rota._new_ids(1));
+begin
+    if carrier.ordering_key is not null then perform rota._jobs_came_in(v_ids); end if;
+    perform rota._notify_for(v_ids);
+    return v_ids[1];
 end;
 $$;
 

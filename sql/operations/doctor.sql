@@ -46,6 +46,7 @@ begin
             ('workers', 'each worker that has jobs is connected'),
             ('running_jobs', 'no attempt is over its time limit, or takes unusually long'),
             ('job_types', 'each type that has due jobs has a live worker'),
+            ('forwards', 'jobs that are to travel have a forwarder'),
             ('queues', 'nothing is paused, and no queue is late'),
             ('limits', 'each limit lets something run'),
             ('ordering_keys', 'no ordering key is halted'),
@@ -97,6 +98,7 @@ begin
         when 'workers' then return query select e.* from rota._examine_workers() as e;
         when 'running_jobs' then return query select e.* from rota._examine_running_jobs() as e;
         when 'job_types' then return query select e.* from rota._examine_job_types() as e;
+        when 'forwards' then return query select e.* from rota._examine_forwards() as e;
         when 'queues' then return query select e.* from rota._examine_queues() as e;
         when 'limits' then return query select e.* from rota._examine_limits() as e;
         when 'ordering_keys'
@@ -360,7 +362,9 @@ begin
         format('select * from rota.explain_job(%s);',
             (array_agg(t.job_id order by t.due_since))[1])
     from rota._untaken_jobs(rota._ready_queues()) as t
-    where not exists (select from rota._live_workers())
+    where not exists (
+        select from rota._live_workers() as l where l.queues[1] !~ '^forward:[0-9]+$'
+    )
     having count(*) > 0
     union all
     select case when t.due_since < c_now - interval '5 minutes' then 'critical'
@@ -371,7 +375,25 @@ begin
             t.job_type, t.queue),
         format('select * from rota.explain_job(%s);', t.job_id)
     from rota._untaken_jobs(rota._ready_queues()) as t
-    where exists (select from rota._live_workers());
+    where t.queue !~ '^forward:[0-9]+$'
+      and exists (
+        select from rota._live_workers() as l where l.queues[1] !~ '^forward:[0-9]+$'
+      );
+end;
+$$;
+
+create or replace function rota._examine_forwards()
+    returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    return query
+    select case when t.due_since < c_now - interval '5 minutes' then 'critical'
+            else 'warning' end,
+        format('%s: %s wait, the first for %s, such as job %s', rota._forwarder_words(t.queue),
+            rota._jobs_words(t.due_jobs, 500), rota._span(c_now - t.due_since), t.job_id),
+        format('select * from rota.explain_job(%s);', t.job_id)
+    from rota._untaken_jobs(rota._ready_queues()) as t where t.queue ~ '^forward:[0-9]+$';
 end;
 $$;
 
@@ -414,7 +436,8 @@ begin
     ) as e
     -- Those are told above, or of the type.
     where o.run_at < c_now - interval '5 minutes'
-      and e.reason not in ('queue_paused', 'type_paused', 'all_paused', 'no_worker')
+      and e.reason not in ('queue_paused', 'type_paused', 'all_paused', 'no_worker',
+        'waits_for_forwarder')
     order by o.run_at limit 20;
 end;
 $$;

@@ -404,7 +404,13 @@ begin
         select l.worker, l.job_types is null or job.job_type = any(l.job_types) as takes_type
         from rota._live_workers() as l where job.queue = any(l.queues)
     ) as w;
-    if v_takers > 0 then return; end if;
+    if v_takers > 0 then
+        return;
+    elsif job.queue ~ '^forward:[0-9]+$' then
+        return query
+        select 'waits_for_forwarder', rota._forwarder_words(job.queue), null::text;
+        return;
+    end if;
 
     v_gone := (
         select format('; %s did, and was last seen %s ago', w.worker,

@@ -88,6 +88,30 @@ begin
 end;
 $$;
 
+/* That no forwarder carries the jobs of this queue, and whether one ever did. */
+create or replace function rota._forwarder_words(queue text)
+    returns text language plpgsql stable as $$
+declare
+    c_number constant text := substr(queue, 9);
+begin
+    return format('no live forwarder carries jobs to database %s; %s. Run rota forward, or '
+        'rota worker, with this database and that one', c_number, coalesce(
+            (
+                select format('%s did, and was last seen %s ago', w.worker,
+                    rota._span(rota.now() - w.last_seen_at))
+                from rota.workers as w where _forwarder_words.queue = any(w.queues)
+                order by w.last_seen_at desc limit 1
+            ),
+            (
+                select format('forwarders are here, and none of them knows a database of that '
+                    'number, but those of %s', string_agg(distinct substr(q.queue, 9), ', '))
+                from rota._live_workers() as l cross join unnest(l.queues) as q (queue)
+                where q.queue ~ '^forward:[0-9]+$' having count(*) > 0
+            ),
+            'none was ever here that knows a database of that number'));
+end;
+$$;
+
 /* What is paused, by whom and why. */
 create or replace function rota._pause_words(pause rota.pauses)
     returns text language plpgsql stable as $$

@@ -2,13 +2,17 @@
  * tables/receipts.sql -- which jobs of other databases have come in.
  *
  * The row is written by the transaction that enqueues the job, so a job that is sent again,
- * by whoever does not know that it arrived, is not enqueued again.
+ * by whoever does not know that it arrived, is not enqueued again.  An id alone does not tell
+ * it: a source that was restored from a dump gives ids for the second time.
  */
 
 create table rota.receipts (
-    source_job_id bigint primary key,
+    source_job_id bigint not null,
+    source_created_at timestamptz not null,
     job_id bigint not null,
-    received_at timestamptz not null default rota.now()
+    received_at timestamptz not null default rota.now(),
+
+    constraint receipts_pkey primary key (source_job_id, source_created_at)
 );
 
 create index receipts_received_at_idx on rota.receipts (received_at);
@@ -17,4 +21,5 @@ comment on table rota.receipts is
     'Jobs that other databases have sent here, for 30 days.';
 comment on column rota.receipts.source_job_id is
     'The job there that carried it; ids tell their database.';
+comment on column rota.receipts.source_created_at is 'When that was enqueued.';
 comment on column rota.receipts.job_id is 'The job here.';

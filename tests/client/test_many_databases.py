@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -231,6 +232,45 @@ def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_
                 or ()
             )
     assert counts == [2, 2]
+
+
+def test_a_worker_that_is_idle_has_two_connections_to_each_database(make, tmp_path, admin):
+    """It is told of jobs that are to travel as quickly as of its own."""
+    urls = [make(f"many{n}") for n in (11, 12)]
+    for number, url in enumerate(urls, 11):
+        with psycopg.connect(url) as db:
+            db.execute("select rota.set_database_number(%s)", (number,))
+    (tmp_path / "jobs.py").write_text(JOBS)
+    both = [word for url in urls for word in ("--database", url)]
+    command = [sys.executable, "-m", "rota", "worker", "jobs:registry", *both]
+    query = (
+        "select datname::text, count(*)::int from pg_stat_activity"
+        " where datname in ('many11', 'many12') and pid <> pg_backend_pid() group by 1"
+    )
+    with subprocess.Popen([*command, "--poll-interval", "20"], cwd=tmp_path) as worker:
+        try:
+            with psycopg.connect(urls[0], autocommit=True) as db:
+                known = "select count(*)::int from rota.workers"
+                wait_until(lambda: db.execute(known).fetchone() == (2,))
+            wait_until(
+                lambda: dict(admin.execute(query).fetchall()) == {"many11": 2, "many12": 2},
+                seconds=30,
+            )
+            began = time.monotonic()
+            with psycopg.connect(urls[0], autocommit=True) as db:
+                db.execute("select rota.enqueue_to(12, 'ok')")
+            wait_until(lambda: finished(urls[1]) == 1)
+            took = time.monotonic() - began
+        finally:
+            worker.send_signal(signal.SIGTERM)
+
+    assert took < 10
+
+
+def finished(url: str) -> int:
+    with psycopg.connect(url) as db:
+        row = db.execute("select count(*)::int from rota.finished_jobs").fetchone()
+    return int(row[0]) if row else 0
 
 
 @pytest.mark.parametrize(

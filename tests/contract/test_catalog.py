@@ -62,6 +62,7 @@ MOMENTS = {("next_run", "after"), ("upcoming_runs", "after")}
 LISTS = {
     "depends_on": "bigint[]",
     "endings": "jsonb",
+    "enqueue_times": "timestamp with time zone[]",
     "job_ids": "bigint[]",
     "job_types": "text[]",
     "lease_tokens": "bigint[]",

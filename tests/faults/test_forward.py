@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,3 +71,45 @@ def test_a_forwarder_ticks_where_no_worker_does(urls):
         db.execute("select rota.schedule_job('s', 'every 1 second', 'x')")
 
         wait_until(lambda: ask(db, "select count(*) from rota.jobs where job_type = 'x'"))
+
+
+def transactions(url: str, seconds: float) -> int:
+    """How many transactions there are in a database in so many seconds."""
+    query = "select pg_stat_clear_snapshot()::text, xact_commit + xact_rollback"
+    query += " from pg_stat_database where datname = current_database()"
+    with psycopg.connect(url, autocommit=True) as db:
+        counts = []
+        for _ in range(2):
+            time.sleep(seconds)  # the server counts what is a second old
+            row = db.execute(query.encode()).fetchone()
+            counts.append(row[1] if row else 0)
+    return counts[1] - counts[0]
+
+
+@pytest.mark.parametrize("reason", ["away", "paused"])
+def test_where_nothing_can_go_a_forwarder_looks_as_if_there_was_nothing(urls, reason):
+    with psycopg.connect(urls[0], autocommit=True) as here, forwarding(urls):
+        wait_until(lambda: ask(here, "select count(*) from rota.workers") == 1)
+        if reason == "away":
+            with psycopg.connect(urls[1], autocommit=True) as there:
+                there.execute("drop function rota.receive_jobs")
+            here.execute("select rota.enqueue_to(2, 'x')")
+        else:
+            here.execute("select rota.pause_queue('forward:2') from rota.enqueue_to(2, 'x')")
+
+        looks = transactions(urls[0], 4.0)
+
+    assert looks < 60
+
+
+def test_a_database_that_gets_another_number_is_found_by_it(urls):
+    with psycopg.connect(urls[0], autocommit=True) as here, forwarding(urls):
+        here.execute("select rota.enqueue_to(2, 'x')")
+        wait_until_gone(urls[0])
+        with psycopg.connect(urls[1], autocommit=True) as there:
+            there.execute("select rota.set_database_number(9)")
+        here.execute("select rota.enqueue_to(2, 'y'), rota.enqueue_to(9, 'z')")
+
+        wait_until(lambda: ask(here, "select count(*) from rota.jobs") == 1)
+
+        assert ask(here, "select queue from rota.jobs") == "forward:2"

@@ -54,6 +54,38 @@ ONCE = (
         sql("base/ids", "(s.last_value / 1024 + 1) * 1024", "(s.last_value / 1024) * 1024"),
     ),
     mutant(
+        "receipt-of-an-id-given-twice",
+        "A job of a restored source gets the id of one that had arrived, and is lost.",
+        "sql/jobs/test_forward.py",
+        sql(
+            "jobs/forward",
+            "where r.source_job_id = i.id and r.source_created_at = i.created_at\n        );",
+            "where r.source_job_id = i.id\n        );",
+        ),
+    ),
+    mutant(
+        "carrier-claimed-by-a-worker",
+        "A worker claims a job that is to travel, and ends it though it was never sent.",
+        "sql/jobs/test_forward.py",
+        sql("jobs/claim", "~ '(^| )forward:[0-9]+( |$)'", "~ '^$'"),
+    ),
+    mutant(
+        "received-for-any-queue",
+        "A worker that is confined to a queue receives jobs of another.",
+        "sql/access/test_queue_grants.py",
+        sql("jobs/forward", "perform rota._check_queues_of(receive_jobs.jobs, 'worker');", ""),
+    ),
+    mutant(
+        "foreign-index-stops-a-pair",
+        "A job that breaks an index of the user's keeps all others from travelling.",
+        "sql/jobs/test_forward.py",
+        sql(
+            "jobs/forward",
+            "if sqlstate = '23505' and v_table = 'receipts' then",
+            "if sqlstate = '23505' then",
+        ),
+    ),
+    mutant(
         "received-behind-a-refused-one",
         "A job gets to another database though the one before it in its line was refused.",
         "sql/jobs/test_forward.py",

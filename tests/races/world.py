@@ -121,7 +121,7 @@ OPERATIONS = {
     "take forwards": "select f.job_id from rota.take_forwards('w', 6) as f",
     "end forwards": f"select rota.end_forwards('{{}}', '{{}}', '[]'){ANSWER}",
     "receive jobs": "select r.job_id from rota.receive_jobs(7, '{1030}',"
-    ' \'[{"job_type": "t"}]\') as r',
+    " '{2026-01-12}', '[{\"job_type\": \"t\"}]') as r",
     "database number": f"select rota.set_database_number(7){ANSWER}",
     "grant queue": f"select rota.grant_queue('{ROLE}', 'q') as answer",
     "revoke queue": f"select rota.revoke_queue('{ROLE}', 'q') as answer",

@@ -43,7 +43,7 @@ CALLS = {
     "waiting_forwards": "select * from rota.waiting_forwards()",
     "take_forwards": "select * from rota.take_forwards('w2', 6)",
     "end_forwards": "select rota.end_forwards('{}', '{}', '[]')",
-    "receive_jobs": """select * from rota.receive_jobs(5, '{1}',
+    "receive_jobs": """select * from rota.receive_jobs(5, '{1}', '{2026-01-12}',
         jsonb_build_array(jsonb_build_object('job_type', 't',
             'payload', %(payload)s::jsonb)))""",
     "enqueue_many": "select * from rota.enqueue_many(%(jobs)s)",

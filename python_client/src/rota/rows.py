@@ -100,6 +100,7 @@ class ForwardJob(NamedTuple):
 
     job_id: int
     lease_token: int
+    created_at: datetime
     job: str
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -256,6 +257,47 @@ def test_a_confined_producer_enqueues_to_its_queues_only(db, role, session, kind
     assert scalar(db, "select count(*) from rota.jobs") == 0
     enqueue(producer, queue="a", **NEW[kind])
     enqueue(session(role()), queue="b")
+
+
+def send(db: Db, **arguments: Any) -> Any:
+    return value(db, "enqueue_to", **{"database": 6, "job_type": "x", **arguments})
+
+
+def test_a_confined_producer_sends_jobs_to_its_queues_in_other_databases_only(
+    db, role, session
+):
+    value(db, "set_database_number", number=5)
+    producer = session(confined(db, role, "a", access="producer"))
+
+    for database in (5, 6):
+        with raises(FORBIDDEN):
+            send(producer, database=database, queue="b")
+    with raises(FORBIDDEN):
+        enqueue(producer, job_type="rota.forward", queue="forward:6", payload={"queue": "b"})
+    sent = [
+        send(producer, queue="a"),
+        *(send(producer, queue="a", ordering_key="k") for _ in "12"),
+    ]
+    with db.transaction():
+        taken = call(db, "take_forwards", worker="w", database=6)
+
+    assert [job.job_id for job in taken] == sent
+    with refused("queue"):
+        call(db, "grant_queue", role=role(), queue="forward:6", access="producer")
+
+
+def test_a_confined_worker_receives_jobs_of_its_queues_only(db, role, session):
+    value(db, "set_database_number", number=5)
+    worker = session(confined(db, role, "a"))
+
+    def receive(queue: str) -> Any:
+        jobs = Jsonb([{"job_type": "x", "queue": queue}])
+        return call(worker, "receive_jobs", database=5, job_ids=[6],
+            enqueue_times=[datetime(2026, 1, 12, tzinfo=UTC)], jobs=jobs)  # fmt: skip
+
+    with raises(FORBIDDEN):
+        receive("b")
+    assert len(receive("a")) == 1
 
 
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from sql.helpers import call, enqueue, one, raises, refused, rows, run, scalar, settle, value
 from support.waiting import wait_until
+
+
+NOW = datetime(2026, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +24,8 @@ def send(db, **arguments):
     return value(db, "enqueue_to", **{"database": 6, "job_type": "x", **arguments})
 
 
-def take(db, max_jobs=100):
-    return call(db, "take_forwards", worker="w", database=6, max_jobs=max_jobs)
+def take(db, max_jobs=100, **arguments):
+    return call(db, "take_forwards", worker="w", database=6, max_jobs=max_jobs, **arguments)
 
 
 def end(db, taken, endings):
@@ -34,10 +38,14 @@ def arrived(taken):
     return [{"job_id": number} for number, _ in enumerate(taken, 1)]
 
 
-def receive(db, *jobs, first=1006, database=5):
-    """Receive jobs here, as if they had been sent by another database."""
+def receive(db, *jobs, first=1006, database=5, day=12):
+    """Receive jobs here, as if they had been sent by another database on that day."""
     ids = [first + 1024 * n for n in range(len(jobs))]
-    return call(db, "receive_jobs", database=database, job_ids=ids, jobs=json.dumps(jobs))
+    times = [datetime(2026, 1, day, tzinfo=UTC)] * len(jobs)
+    return call(
+        db, "receive_jobs", database=database, job_ids=ids, enqueue_times=times,
+        jobs=json.dumps(jobs),
+    )  # fmt: skip
 
 
 def test_enqueue_to_makes_a_job_that_carries_all_that_was_given(db):
@@ -75,6 +83,79 @@ def test_enqueue_to_needs_a_number_here(db):
 
     with raises("RT015"):
         send(db)
+
+
+def test_jobs_that_travel_are_claimed_by_forwarders_alone(db):
+    send(db)
+    send(db, ordering_key="k")
+
+    for job_types in (None, ["rota.forward"]):
+        for queues in (["forward:6"], ["q", "forward:6"]):
+            with refused("queues"):
+                call(db, "claim_jobs", worker="w", queues=queues, job_types=job_types)
+    assert len(take(db)) == 2
+    with refused("queues"):
+        call(db, "claim_jobs", worker="w", queues=["forward:6"])
+
+
+def test_take_forwards_takes_no_more_bytes_than_told_but_one_job(db):
+    ids = [send(db, payload={"text": "x" * 300}) for _ in range(4)]
+    line = [send(db, ordering_key="k", payload={"text": "x" * 300}) for _ in range(3)]
+    taken = []
+    for max_bytes in (1, 1000, 2000):
+        with db.transaction():
+            batch = take(db, max_bytes=max_bytes)
+            end(db, batch, arrived(batch))
+        settle(db)
+        taken.append([job.job_id for job in batch])
+
+    assert taken == [ids[:1], ids[1:3], [ids[3], *line]]
+    assert scalar(db, "select count(*) from rota.jobs") == 0
+
+
+def test_what_is_left_for_its_bytes_is_as_it_was(db):
+    ids = [send(db) for _ in range(3)]
+    take(db, max_bytes=1)
+
+    assert {(run(db, job_id).status, run(db, job_id).attempts) for job_id in ids[1:]} == {
+        ("queued", 0)
+    }
+
+
+def test_take_forwards_refuses_bad_arguments(db):
+    for argument, bad in [("database", 1024), ("max_jobs", 0), ("max_bytes", 0)]:
+        with refused(argument):
+            call(db, "take_forwards", **{"worker": "w", "database": 6, argument: bad})
+
+
+def test_waiting_forwards_leaves_out_what_is_paused(db):
+    send(db, database=6)
+    send(db, database=700)
+    value(db, "pause_queue", queue="forward:6")
+
+    assert [row[0] for row in call(db, "waiting_forwards")] == [700]
+
+
+@pytest.mark.parametrize("known", [None, ["forward:7"], ["forward:6"]])
+def test_it_is_told_that_no_forwarder_knows_a_database(db, clock, known):
+    clock.set("2026-01-12 09:00+00")
+    job_id = send(db)
+    clock.advance("1 minute")
+    if known:
+        call(db, "report_worker", worker="f", host="h", pid=1, version="0.2.0", queues=known,
+            job_types=["rota.forward"])  # fmt: skip
+
+    reasons = {row.reason: row.explanation for row in call(db, "explain_job", job_id=job_id)}
+    found = {row.finding: row.evidence for row in call(db, "doctor") if row.severity != "ok"}
+
+    assert "no_worker" not in reasons
+    assert "job_types" not in found
+    assert ("waits_for_forwarder" in reasons) == (known != ["forward:6"])
+    assert ("forwards" in found) == (known != ["forward:6"])
+    if known == ["forward:7"]:
+        assert (
+            "none of them knows a database of that number, but those of 7" in found["forwards"]
+        )
 
 
 def test_waiting_forwards_names_databases_with_jobs_that_wait(db):
@@ -177,6 +258,18 @@ def test_receive_jobs_enqueues_each_once(db):
     ]
 
 
+def test_a_restored_source_that_gives_ids_again_loses_nothing(db):
+    """The dump is of before the job: the next job there gets its id, at another time."""
+    (before,) = receive(db, {"job_type": "a"}, day=12)
+
+    (after,) = receive(db, {"job_type": "b"}, day=13)
+
+    assert after.job_id != before.job_id
+    assert [r.job_type for r in rows(db, "select job_type from rota.jobs order by id")] == [
+        *"ab"
+    ]
+
+
 def test_receive_jobs_refuses_a_bad_one_alone_and_takes_nothing_behind_it(db):
     line = {"job_type": "x", "ordering_key": "k"}
 
@@ -196,9 +289,37 @@ def test_receive_jobs_refuses_what_is_for_another_database(db):
 
 def test_receive_jobs_refuses_what_does_not_fit_together(db):
     with refused("jobs"):
-        call(db, "receive_jobs", database=5, job_ids=[1], jobs="[]")
+        call(db, "receive_jobs", database=5, job_ids=[1], enqueue_times=[NOW], jobs="[]")
     with refused("job_ids"):
-        call(db, "receive_jobs", database=5, job_ids=[1, 1], jobs="[{}, {}]")
+        call(db, "receive_jobs", database=5, job_ids=[1, 1], enqueue_times=[NOW] * 2,
+            jobs="[{}, {}]")  # fmt: skip
+    for times in ([], [None], [NOW, NOW]):
+        with refused("enqueue_times"):
+            call(db, "receive_jobs", database=5, job_ids=[1], enqueue_times=times,
+                jobs="[{}]")  # fmt: skip
+
+
+def test_receive_jobs_refuses_a_job_that_breaks_a_unique_index_of_others(db):
+    """It never passes, and would keep all others back."""
+    db.execute("create unique index on rota.jobs ((payload ->> 'order')) where queue = 'q'")
+    job = {"job_type": "x", "queue": "q", "payload": {"order": 1}}
+    receive(db, job)
+
+    bad, good = sorted(receive(db, job, {"job_type": "y"}, first=99), key=lambda r: r.ordinal)
+
+    assert (bad.error_code, good.error_code) == ("23505", None)
+
+
+def test_receive_jobs_keeps_jobs_where_a_right_is_missing(db):
+    """A right can be given, and the jobs go then."""
+    db.execute(
+        "create function pg_temp.fail() returns trigger language plpgsql as"
+        " $$begin raise insufficient_privilege; end$$;"
+        " create trigger fail before insert on rota.jobs execute function pg_temp.fail()"
+    )
+
+    with raises("42501"):
+        receive(db, {"job_type": "x"})
 
 
 def test_receive_jobs_raises_what_may_pass(db):

@@ -44,7 +44,11 @@ def work(arguments: argparse.Namespace) -> int:
     databases = _databases(arguments)
     forwarder = None
     if len(databases) > 1 and not (arguments.drain or arguments.once or arguments.no_forward):
-        forwarder = Forwarder(databases, poll_interval=arguments.poll_interval)
+        forwarder = Forwarder(
+            databases,
+            poll_interval=arguments.poll_interval,
+            lent=[worker.idle_connections for worker in workers[: len(databases)]],
+        )
     try:
         run_together(
             workers,

@@ -179,7 +179,11 @@ class AsyncClient:
         return await self._execute(None, "waiting_forwards", {})
 
     async def take_forwards(
-        self, worker: str, database: int, max_jobs: int | Unset = UNSET
+        self,
+        worker: str,
+        database: int,
+        max_jobs: int | Unset = UNSET,
+        max_bytes: int | Unset = UNSET,
     ) -> list[rows.ForwardJob]:
         """Take jobs for the database of that number, to be ended in the same transaction."""
         return await self._rows(
@@ -188,6 +192,7 @@ class AsyncClient:
             worker=worker,
             database=database,
             max_jobs=max_jobs,
+            max_bytes=max_bytes,
         )
 
     async def end_forwards(
@@ -205,7 +210,11 @@ class AsyncClient:
         )
 
     async def receive_jobs(
-        self, database: int, job_ids: Sequence[int], jobs: Sequence[Mapping[str, Any]] | str
+        self,
+        database: int,
+        job_ids: Sequence[int],
+        enqueue_times: Sequence[datetime],
+        jobs: Sequence[Mapping[str, Any]] | str,
     ) -> list[rows.ReceivedJob]:
         """Enqueue jobs that were taken from another database, each once.
 
@@ -216,6 +225,7 @@ class AsyncClient:
             "receive_jobs",
             database=database,
             job_ids=_array(job_ids),
+            enqueue_times=list(enqueue_times),
             jobs=to_job_array(jobs),
         )
 

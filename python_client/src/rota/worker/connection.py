@@ -208,7 +208,11 @@ class Connection:
         self._is_default_refused = False
 
     async def call(
-        self, action: Callable[[AsyncClient], Awaitable[T]], timeout: float = CALL_TIMEOUT
+        self,
+        action: Callable[[AsyncClient], Awaitable[T]],
+        timeout: float = CALL_TIMEOUT,
+        *,
+        max_doublings: int = MAX_DOUBLINGS,
     ) -> T:
         """Run *action*; after a database error the next call opens a new connection.
 
@@ -220,7 +224,7 @@ class Connection:
         async with self._turn:
             try:
                 # A call that takes long would never end if it were cut off in time each time.
-                async with time_limit(timeout * 2.0 ** min(self._unanswered, MAX_DOUBLINGS)):
+                async with time_limit(timeout * 2.0 ** min(self._unanswered, max_doublings)):
                     value = await action(AsyncClient(await self.open()))
             except (psycopg.Error, asyncio.CancelledError) as error:
                 if isinstance(error, NoAnswerError):

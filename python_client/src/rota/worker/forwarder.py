@@ -4,7 +4,8 @@ A job travels in one transaction of its database: it is taken there, received by
 which commits, and ended, and only then is the commit.  So a forwarder that is killed leaves
 nothing to clear up, and two of them do not disturb each other.
 
-Each database has a scout, which is notified like a worker and asks where jobs wait to go.
+Each database has a scout, which is notified like a worker and asks where jobs wait to go; in
+a process with workers by the connections that these have while they are idle.
 Each pair of databases has a carrier, which opens its two connections when there is
 something to carry and closes them when there was nothing for a while; so a database that is
 down or does not answer holds up nobody but the jobs that are for it.
@@ -18,32 +19,46 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 
 import psycopg
 
+from .._version import __version__
 from ..client.async_client import AsyncClient
 from ..client.connecting import one_line
 from ..exceptions import RotaError
 from ..registry import Registry
-from ..rows import ReceivedJob
+from ..rows import ForwardJob, ReceivedJob
 from .connection import Connection, ConnectionState, Retry, end_task
-from .maintenance import Ticker
+from .maintenance import LEAVE_TIMEOUT, Ticker
 from .notifier import Notifier, Place
 
 logger = logging.getLogger("rota")
 
 MAX_JOBS = 500
+MAX_BYTES = 8_000_000
+"""What is sent at a time at most; after each failure half of it."""
 RECEIVE_TIMEOUT = 10.0
-"""Seconds that the other database may take; so long jobs that travel stay locked at most."""
+"""Seconds that the other database may take, however often it did not answer; so long jobs that
+travel stay locked at most."""
 IDLE_TIMEOUT = 10.0
 """Seconds after which a carrier without work closes its connections."""
 WAKE_PATIENCE = 0.02
 """Seconds after the last job until a scout waits to be notified, and looks by itself before."""
 LOOK_INTERVAL = 0.002
+LOOK_AWAY = (0.01, 0.05)
+"""Seconds between two looks while a worker that lends its notifier is at work, and after which
+the scout takes one of its own."""
+OWN_NOTIFIER = 5.0
+"""Seconds that the worker has to be idle until that one is closed again."""
 ASK_INTERVAL = 5.0
 """Seconds between two questions for its number to a database that has none yet."""
+ASK_AGAIN = 60.0
+"""Seconds between two to one that had one."""
+REPORT_INTERVAL = 60.0
+"""Seconds between two reports of which databases are known here."""
 
 
 class _TargetError(Exception):
@@ -57,26 +72,47 @@ class Database:
         self.conninfo = conninfo
         self.state = ConnectionState()
         self.number: int | None = None
+        self.ask_at = 0.0
+        """When to ask for its number, on the monotonic clock."""
 
 
 class Carrier:
-    """Carries from one database to another; the connections of both are its own."""
+    """Carries from one database to another; the connections of both are its own.
 
-    def __init__(self, worker: str, source: Database, target: Database) -> None:
+    *on_carried* is called whenever jobs have left.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        source: Database,
+        target: Database,
+        on_carried: Callable[[], None] = lambda: None,
+    ) -> None:
         assert target.number is not None  # noqa: S101 - for the type checker
+        self.target = target
         self._worker, self._number = worker, target.number
         self._source = Connection(source.conninfo, "rota forwarder", source.state)
         self._target = Connection(target.conninfo, "rota receiver", target.state)
         self._retry = Retry(None, target.state)
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
+        self._on_carried = on_carried
+        self._halvings = 0
         self.carried = 0
         """How many jobs have arrived."""
+        self.carried_at = -inf
+        """When the last have left, on the monotonic clock."""
 
     @property
     def is_open(self) -> bool:
         """Whether it has its connections."""
         return self._task is not None and not self._task.done()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has failed, and waits for its next try."""
+        return self.is_open and self._retry.failures > 0
 
     def go(self) -> None:
         """Carry what there is."""
@@ -94,8 +130,10 @@ class Carrier:
             while await self._is_asked():
                 self._asked.clear()
                 try:
-                    while await self._carry() == MAX_JOBS:
-                        pass
+                    has_more = True
+                    while has_more:
+                        has_more = await self._carry()
+                        self._succeed()
                 except (psycopg.Error, RotaError, OSError, _TargetError) as error:
                     cause = error.__cause__ or error
                     if not self._retry.failures:
@@ -104,14 +142,17 @@ class Carrier:
                             self._number, one_line(cause),
                         )  # fmt: skip
                     self._asked.set()
+                    self._halvings = min(self._halvings + 1, 20)
+                    self.target.ask_at = 0.0  # it may have another number now
                     await self._retry.wait(cause)
-                else:
-                    if self._retry.failures:
-                        logger.warning("jobs go to database %s again", self._number)
-                    self._retry.succeed()
         finally:
             await self._source.close()
             await self._target.close()
+
+    def _succeed(self) -> None:
+        if self._retry.failures:
+            logger.warning("jobs go to database %s again", self._number)
+        self._retry.succeed()
 
     async def _is_asked(self) -> bool:
         with suppress(TimeoutError):
@@ -119,16 +160,19 @@ class Carrier:
                 await self._asked.wait()
         return self._asked.is_set()
 
-    async def _carry(self) -> int:
-        """Carry a batch; return how many jobs were taken."""
+    async def _carry(self) -> bool:
+        """Carry a batch; return whether there may be more."""
+        max_jobs = max(1, MAX_JOBS >> self._halvings)
+        max_bytes = max(1, MAX_BYTES >> self._halvings)
 
-        async def take_send_and_end(client: AsyncClient) -> int:
+        async def take_send_and_end(client: AsyncClient) -> list[ForwardJob]:
             async with client.connection.transaction():
-                taken = await client.take_forwards(self._worker, self._number, MAX_JOBS)
+                taken = await client.take_forwards(
+                    self._worker, self._number, max_jobs, max_bytes
+                )
                 if not taken:
-                    return 0
-                job_ids = [job.job_id for job in taken]
-                received = await self._send(job_ids, [job.job for job in taken])
+                    return taken
+                received = await self._send(taken)
                 endings: list[dict[str, object]] = [{} for _ in taken]
                 for row in received:
                     endings[row.ordinal - 1] = {
@@ -136,25 +180,102 @@ class Carrier:
                         "error_code": row.error_code,
                         "message": row.message,
                     }
-                await client.end_forwards(job_ids, [job.lease_token for job in taken], endings)
+                await client.end_forwards(
+                    [job.job_id for job in taken], [job.lease_token for job in taken], endings
+                )
             self.carried += sum(row.job_id is not None for row in received)
-            return len(taken)
+            return taken
 
-        return await self._source.call(take_send_and_end, 2 * RECEIVE_TIMEOUT)
+        taken = await self._source.call(take_send_and_end, 2 * RECEIVE_TIMEOUT, max_doublings=0)
+        if taken:
+            self.carried_at = time.monotonic()
+            self._on_carried()
+        is_less = self._halvings > 0
+        self._halvings = max(0, self._halvings - 1)
+        size = sum(len(job.job) for job in taken)
+        return bool(taken) and (is_less or len(taken) == max_jobs or size > max_bytes // 2)
 
-    async def _send(self, job_ids: list[int], jobs: list[str]) -> list[ReceivedJob]:
-        array = f"[{','.join(jobs)}]"
+    async def _send(self, taken: list[ForwardJob]) -> list[ReceivedJob]:
+        array = f"[{','.join(job.job for job in taken)}]"
+        job_ids = [job.job_id for job in taken]
+        created_at = [job.created_at for job in taken]
         try:
             return await self._target.call(
-                lambda client: client.receive_jobs(self._number, job_ids, array),
+                lambda client: client.receive_jobs(self._number, job_ids, created_at, array),
                 RECEIVE_TIMEOUT,
+                max_doublings=0,
             )
         except (psycopg.Error, RotaError, OSError) as error:
             raise _TargetError from error  # not of the connection on which they were taken
 
 
+class Listener:
+    """Has a scout notified of jobs of *queues*.
+
+    It does so by the notifier *lent* by a worker, as long as that is idle, and else by one of
+    its own.
+    """
+
+    def __init__(
+        self, own: Notifier, lent: Notifier | None, queues: list[str], wake: Callable[[], None]
+    ) -> None:
+        self._own, self._lent, self._queues = own, lent, queues
+        self._task: asyncio.Task[None] | None = None
+        if lent is not None:
+            lent.other_types = ("rota.forward",)
+            lent.on_other = wake
+
+    def listen(self, poll_interval: float) -> float:
+        """Wait for notifications; return the seconds after which to look without one."""
+        lent = self._lent
+        if not self._queues:
+            return poll_interval
+        if lent is not None and lent.wanted is Place.IDLE:
+            if lent.others_heard != frozenset(self._queues):
+                lent.other_queues = list(self._queues)
+                lent.go(Place.IDLE)
+            if self._task is not None and time.monotonic() - lent.away_at > OWN_NOTIFIER:
+                self._task.cancel()
+                self._task = None
+            return poll_interval
+        if lent is not None and self._task is None:
+            interval, patience = LOOK_AWAY
+            if time.monotonic() - lent.away_at < patience:
+                return interval
+        if self._task is None:
+            self._task = asyncio.create_task(self._own.run())
+        if self._own.is_on and self._own.wanted is Place.AWAY:
+            self._own.go(Place.IDLE)
+        return poll_interval
+
+    def listen_again(self) -> None:
+        """Wait for those queues that have come, too."""
+        if self._own.wanted is not Place.AWAY:
+            self._own.go(Place.IDLE)
+
+    def turn_away(self) -> None:
+        """Have producers notify nobody: the scout looks by itself."""
+        if self._own.wanted is not Place.AWAY:
+            self._own.go(Place.AWAY)
+        lent = self._lent
+        if lent is not None and lent.other_queues:
+            lent.other_queues = ()
+            if lent.wanted is Place.IDLE:
+                lent.go(Place.IDLE)
+
+    async def close(self) -> None:
+        """Listen no more."""
+        if self._lent is not None:
+            self._lent.other_queues = ()
+        if self._task is not None:
+            await end_task(self._task)
+
+
 class Scout:
-    """Says where jobs of one database are to be carried to, and has them carried."""
+    """Says where jobs of one database are to be carried to, and has them carried.
+
+    *lent* are the connections of a worker of the same process, if there is one.
+    """
 
     def __init__(
         self,
@@ -163,84 +284,106 @@ class Scout:
         databases: Sequence[Database],
         poll_interval: float,
         tick_interval: float | None,
+        lent: tuple[Connection, Notifier | None] | None,
     ) -> None:
         self._worker, self._source = worker, source
         self._databases, self._poll_interval = databases, poll_interval
-        self._connection = Connection(source.conninfo, "rota scout", source.state)
-        # The list grows while the others tell their numbers.
+        self._is_lent = lent is not None
+        self._connection = (
+            Connection(source.conninfo, "rota scout", source.state) if lent is None else lent[0]
+        )
+        # The list changes when the others tell their numbers.
         self._queues: list[str] = []
         registry = Registry()
         registry.handler("rota.forward")(lambda job: None)
-        self._notifier = Notifier(
+        notifier = Notifier(
             Connection(source.conninfo, "rota notifier", source.state),
             self._connection, self._queues, registry, poll_interval,
         )  # fmt: skip
         self._wake = asyncio.Event()
-        self._notifier.on_notify = self._hurry
-        self._notifier.on_change = self._wake.set
-        self._notifier.on_answer = self._expect
+        notifier.on_notify = self._hurry
+        notifier.on_change = self._wake.set
+        notifier.on_answer = self._expect
         self._ticker = Ticker(self._connection, tick_interval, jitter=0.2)
-        self._notifier.on_maintenance = self._hurry_ticker
+        notifier.on_maintenance = self._hurry_ticker
+        self._listener = Listener(
+            notifier, lent[1] if lent is not None else None, self._queues, self._hurry
+        )
+        self._report_at = inf
+        self._connection.state.on_back(self._report_soon)
         self.carriers: dict[int, Carrier] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
-        retry = Retry("a look for jobs that travel", self._source.state)
-        notifying: asyncio.Task[None] | None = None
-        found_at = 0.0
+        retry = Retry("a look for jobs that travel", self._connection.state)
         try:
             await self._know(self._source)
             while True:
                 self._wake.clear()
-                await self._meet_the_others()
                 try:
+                    await self._ask_again()
+                    await self._meet_the_others()
                     waiting = await self._connection.call(AsyncClient.waiting_forwards)
+                    await self._report()
                 except (psycopg.Error, RotaError, OSError) as error:
                     await retry.wait(error)
                     continue
                 retry.succeed()
                 for number in set(waiting) & self.carriers.keys():
-                    self.carriers[number].go()
-                    found_at = time.monotonic()
-                if self.carriers and notifying is None:
-                    notifying = asyncio.create_task(self._notifier.run())
+                    if not self.carriers[number].is_held:
+                        self.carriers[number].go()
                 if time.monotonic() >= self._ticker.due_at:
                     await self._ticker.tick()
-                await self._rest(is_busy=time.monotonic() - found_at < WAKE_PATIENCE)
+                await self._rest()
         finally:
-            if notifying is not None:
-                await end_task(notifying)
+            await self._listener.close()
             for carrier in self.carriers.values():
                 await carrier.close()
-            await self._connection.close()
+            await self._leave()
 
-    async def _rest(self, *, is_busy: bool) -> None:
-        """Wait until it is time to look: at once while jobs come, else when notified."""
-        if is_busy:
-            if self._notifier.wanted is not Place.AWAY:
-                self._notifier.go(Place.AWAY)
+    async def _rest(self) -> None:
+        """Wait until it is time to look: at once while jobs go, else when notified."""
+        carried_at = max((each.carried_at for each in self.carriers.values()), default=-inf)
+        if time.monotonic() - carried_at < WAKE_PATIENCE:
+            self._listener.turn_away()
             await asyncio.sleep(LOOK_INTERVAL)
             return
-        if self._notifier.is_on and self._notifier.wanted is Place.AWAY:
-            self._notifier.go(Place.IDLE)
+        pause = self._listener.listen(self._poll_interval)
+        until_tick = max(0.0, self._ticker.due_at - time.monotonic())
         with suppress(TimeoutError):
-            until_tick = max(0.0, self._ticker.due_at - time.monotonic())
-            async with asyncio.timeout(min(self._poll_interval, until_tick)):
+            async with asyncio.timeout(min(pause, until_tick)):
                 await self._wake.wait()
 
     async def _meet_the_others(self) -> None:
+        """Have a carrier for each database of another number, under that which it has now."""
+        for number, carrier in list(self.carriers.items()):
+            if carrier.target.number == number != self._source.number:
+                continue
+            await self.carriers.pop(number).close()
+            self._queues.remove(f"forward:{number}")
+            self._report_at = -inf
         for other in self._databases:
             number = other.number
             if number is None or number == self._source.number or number in self.carriers:
                 continue
-            self.carriers[number] = Carrier(self._worker, self._source, other)
+            self.carriers[number] = Carrier(self._worker, self._source, other, self._wake.set)
             self._queues.append(f"forward:{number}")
-            if self._notifier.wanted is not Place.AWAY:
-                self._notifier.go(Place.IDLE)  # again, for the new queue too
+            self._listener.listen_again()
+            self._report_at = -inf
+
+    async def _ask_again(self) -> None:
+        """Ask the database for its number, which its owner may have changed."""
+        if time.monotonic() < self._source.ask_at:
+            return
+        self._source.ask_at = time.monotonic() + ASK_AGAIN
+        number = await self._connection.call(AsyncClient.database_number)
+        if number != self._source.number:
+            self._source.number = None
+            await self._know(self._source)
 
     async def _know(self, database: Database) -> None:
         """Ask the database for its number until it tells one that no other has."""
-        retry = Retry("the question for a database's number", database.state)
+        retry = Retry("the question for a database's number", self._connection.state)
         is_told = False
         while database.number is None:
             try:
@@ -250,6 +393,7 @@ class Scout:
                 continue
             if number is not None and number not in {each.number for each in self._databases}:
                 database.number = number
+                database.ask_at = time.monotonic() + ASK_AGAIN
                 return
             if not is_told:
                 is_told = True
@@ -258,10 +402,34 @@ class Scout:
                 logger.error("database %s needs a number of its own, it %s", name, problem)
             await asyncio.sleep(ASK_INTERVAL)
 
+    async def _report(self) -> None:
+        """Let it be seen here which databases jobs can go to."""
+        if not self._queues or time.monotonic() < self._report_at:
+            return
+        self._report_at = time.monotonic() + REPORT_INTERVAL
+        host, pid, queues = socket.gethostname(), os.getpid(), list(self._queues)
+        await self._connection.call(
+            lambda client: client.report_worker(
+                self._worker, host, pid, __version__, queues, ["rota.forward"]
+            )
+        )
+
+    def _report_soon(self) -> None:
+        self._report_at = -inf
+
+    async def _leave(self) -> None:
+        with suppress(psycopg.Error, RotaError, OSError):
+            if self._report_at < inf:
+                await self._connection.call(
+                    lambda client: client.deregister_worker(self._worker), LEAVE_TIMEOUT
+                )
+        if not self._is_lent:
+            await self._connection.close()
+
     def _hurry(self) -> None:
         """Let those carry at once who have their connections, and look who else has to."""
         for carrier in self.carriers.values():
-            if carrier.is_open:
+            if carrier.is_open and not carrier.is_held:
                 carrier.go()
         self._wake.set()
 
@@ -277,7 +445,8 @@ class Scout:
 class Forwarder:
     """Carries jobs between all of these databases until cancelled.
 
-    It ticks as well, every *tick_interval* seconds, where no worker of the process does.
+    It ticks as well, every *tick_interval* seconds, where no worker of the process does.  The
+    workers of the process, one for each database, have *lent* their connections.
     """
 
     def __init__(
@@ -286,11 +455,13 @@ class Forwarder:
         *,
         poll_interval: float = 1.0,
         tick_interval: float | None = None,
+        lent: Sequence[tuple[Connection, Notifier | None]] | None = None,
     ) -> None:
         worker = f"forward:{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         databases = [Database(conninfo) for conninfo in conninfos]
         self._scouts = [
-            Scout(worker, each, databases, poll_interval, tick_interval) for each in databases
+            Scout(worker, each, databases, poll_interval, tick_interval, its_lent)
+            for each, its_lent in zip(databases, lent or [None] * len(databases), strict=True)
         ]
 
     @property

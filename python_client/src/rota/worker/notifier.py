@@ -6,6 +6,9 @@ hangs never delays a claim.  It calls *on_notify* when it is notified of jobs, *
 when of a check to be done by ``tick()``, *on_answer* with the seconds after which to claim at
 the latest, and *on_change* when it is on, or not any more.
 
+It may wait for *other_queues* as well, while it is idle, for who has none of his own at that
+time: he is told by *on_other*.
+
 Behind a pooler in transaction mode no notification would arrive and the locks would stay with
 a connection of others.  So first of all it sends itself a message by way of another
 connection; only a notifier that receives it is on.
@@ -21,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
+from math import inf
 from typing import Any
 
 import psycopg
@@ -79,6 +83,13 @@ class Notifier:
         self._is_probed = asyncio.Event()
         self._wanted = Place.AWAY
         self._must_move = False
+        self.other_queues: Sequence[str] = ()
+        self.other_types: Sequence[str] = ()
+        self.others_heard: frozenset[str] = frozenset()
+        """The queues of *other_queues* that it waits for now."""
+        self.away_at = -inf
+        """When it was at work the last time, on the monotonic clock."""
+        self.on_other: Callable[[], None] = lambda: None
         self.on_notify: Callable[[], None] = lambda: None
         self.on_maintenance: Callable[[], None] = lambda: None
         self.on_answer: Callable[[float], None] = lambda seconds: None
@@ -94,6 +105,8 @@ class Notifier:
 
     def go(self, place: Place) -> None:
         """Be that as soon as possible; also again, to ask when to claim."""
+        if Place.AWAY in (place, self._wanted):
+            self.away_at = time.monotonic()
         self._wanted = place
         self._must_move = True
         self._asked.set()
@@ -165,11 +178,15 @@ class Notifier:
         client = AsyncClient(connection)
         if place is Place.AWAY:
             self.place = place
+            self.others_heard = frozenset()
             await client.stop_waiting()
             return
+        # What an active one claims by itself is of its own queues.
+        others = list(self.other_queues) if place is Place.IDLE else []
+        job_types = self._registry.job_types
         waiting = await client.wait_for_jobs(
-            self._queues,
-            self._registry.job_types,
+            [*self._queues, *others],
+            [*job_types, *self.other_types] if job_types and others else job_types,
             timedelta(seconds=min(max(self._poll_interval, 0.001), 3600.0)),
             place is Place.ACTIVE,
         )
@@ -187,10 +204,13 @@ class Notifier:
         self._channels = channels
         self.has_maintenance = waiting.has_maintenance
         self.place = Place.ACTIVE if waiting.is_active else Place.IDLE
+        self.others_heard = frozenset(others)
         if self._wanted is not Place.AWAY:
             if place is self._wanted:
                 self._wanted = self.place  # another worker is active already
             self.on_answer(waiting.look_again_in.total_seconds())
+            if others and waiting.look_again_in.total_seconds() <= 0.0:
+                self.on_other()
 
     def _receive(self, notify: Notify) -> None:
         if notify.channel == self._probe:
@@ -201,6 +221,8 @@ class Notifier:
             self.on_maintenance()
         else:
             self.on_notify()
+            if self.others_heard:
+                self.on_other()
 
     async def _stop_waiting(self) -> None:
         """Let another be notified: what this one heard of may not be claimed any more."""
@@ -212,6 +234,7 @@ class Notifier:
     async def _close(self) -> None:
         self.is_on = False
         self.place = Place.AWAY
+        self.others_heard = frozenset()
         self._session = None
         await self._connection.close()
 

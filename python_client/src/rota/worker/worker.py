@@ -244,6 +244,11 @@ class Worker:
         """How many handlers may run at a time; of shared places its own."""
         return self._share.floor
 
+    @property
+    def idle_connections(self) -> tuple[Connection, Notifier | None]:
+        """What it keeps open while it is idle, and may be used by others of its loop."""
+        return self._connection, self._notifier
+
     def _is_hungry(self) -> bool:
         if not self._state.is_up or self._stop.is_set():
             return False
@@ -390,9 +395,9 @@ def run_together(
                 telling.cancel()
                 if not all(task.done() for task in running):
                     stop()
-                await asyncio.wait(running)
-                if forwarding is not None:
+                if forwarding is not None:  # first, as it uses what the workers close
                     await end_task(forwarding)
+                await asyncio.wait(running)
             for task in running:
                 task.result()
 
