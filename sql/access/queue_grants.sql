@@ -13,8 +13,8 @@ as $$
 begin
     perform rota._check_queue_grant(role, queue, access);
     if access = 'producer' and queue ~ '^forward:[0-9]+$' then
-        perform rota._refuse('queue', format('must not be %s: it would carry jobs of all queues; '
-            'enqueue_to() asks for the right to the queue there', queue));
+        perform rota._refuse('queue', format('must not be %s, which would carry jobs of all '
+            'queues: enqueue_to() asks for the right to the queue there', queue));
     end if;
 
     insert into rota.queue_grants as g (role, access, queue, granted_at)

@@ -69,8 +69,9 @@ begin
     perform rota._check_waits('', ordering_key, skip_dead, null, null, 'cancel', limit_key);
     v_carrier.job_type := 'rota.forward';
     v_carrier.queue := rota._forward_queue(database);
-    v_carrier.payload := jsonb_strip_nulls(jsonb_build_object('job_type', job_type, 'queue', queue, 'run_at',
-            coalesce(run_at, rota.now() + rota._exact(delay)), 'priority', priority,
+    v_carrier.payload := jsonb_strip_nulls(jsonb_build_object('job_type', job_type, 'queue',
+            queue, 'run_at', coalesce(run_at, rota.now() + rota._exact(delay)), 'priority',
+            priority,
             'max_attempts', max_attempts, 'lease', lease, 'backoff', backoff,
             'idempotency_key', idempotency_key, 'unique_for', unique_for, 'on_conflict',
             nullif(on_conflict, 'keep'), 'updated_at', updated_at, 'max_wait', max_wait,

@@ -85,6 +85,7 @@ UNGUARDED = {
     "_hold_new": "takes waiting rows that the caller has locked",
     "_open_held": "takes waiting rows that it has just locked",
     "_give_turns": "takes waiting rows that the caller has locked",
+    "_claim_carriers": "takes rows that it has just locked in a waiting state",
     "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
     "_hold_expired": "takes waiting rows that the claim has just locked",
     "_hold_paused": "takes waiting rows that the claim has just locked",

@@ -460,8 +460,11 @@ class Forwarder:
         worker = f"forward:{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         databases = [Database(conninfo) for conninfo in conninfos]
         self._scouts = [
-            Scout(worker, each, databases, poll_interval, tick_interval, its_lent)
-            for each, its_lent in zip(databases, lent or [None] * len(databases), strict=True)
+            Scout(
+                worker, each, databases, poll_interval, tick_interval,
+                None if lent is None else lent[number],
+            )  # fmt: skip
+            for number, each in enumerate(databases)
         ]
 
     @property
