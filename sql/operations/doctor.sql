@@ -362,7 +362,7 @@ begin
         format('select * from rota.explain_job(%s);',
             (array_agg(t.job_id order by t.due_since))[1])
     from rota._untaken_jobs(rota._ready_queues()) as t
-    where not exists (
+    where t.queue !~ '^forward:[0-9]+$' and not exists (
         select from rota._live_workers() as l where l.queues[1] !~ '^forward:[0-9]+$'
     )
     having count(*) > 0
