@@ -78,7 +78,7 @@ begin
             'ordering_key', ordering_key, 'skip_dead', nullif(skip_dead, false), 'limit_key',
             limit_key, 'time_limit', time_limit, 'expires_at', expires_at, 'headers', headers))
         || jsonb_build_object('payload', payload);
-    v_carrier.priority := priority;
+    v_carrier.priority := priority::smallint;
     if ordering_key is not null then
         -- A line of its own for each database.
         v_carrier.ordering_key := format('forward:%s:%s', database,
@@ -284,7 +284,8 @@ begin
             coalesce(receive_jobs.database::text, 'null')));
     end if;
     perform rota._check_job_refs(receive_jobs.job_ids, receive_jobs.job_ids);
-    if cardinality(receive_jobs.enqueue_times) is distinct from cardinality(receive_jobs.job_ids)
+    if cardinality(receive_jobs.enqueue_times)
+      is distinct from cardinality(receive_jobs.job_ids)
       or array_position(receive_jobs.enqueue_times, null) is not null then
         perform rota._refuse('enqueue_times', 'must be an array as long as job_ids');
     end if;
@@ -300,7 +301,8 @@ begin
     perform rota._check_queues_of(receive_jobs.jobs, 'worker');
 
     select r.error_code, r.message into v_new
-    from rota._receive(receive_jobs.job_ids, receive_jobs.enqueue_times, receive_jobs.jobs) as r;
+    from rota._receive(receive_jobs.job_ids, receive_jobs.enqueue_times,
+        receive_jobs.jobs) as r;
     if v_new.error_code is not null then
         -- One of them cannot be taken: each by itself, but none behind one that was not.
         for v_job in

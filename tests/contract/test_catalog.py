@@ -38,6 +38,7 @@ WORDS = {
     "reset": "boolean",
     "jobs": "jsonb",
     "keep": "interval",
+    "max_bytes": "integer",
     "max_jobs": "integer",
     "max_rows": "integer",
     "max_runs": "integer",

@@ -356,11 +356,11 @@ class Scout:
 
     async def _meet_the_others(self) -> None:
         """Have a carrier for each database of another number, under that which it has now."""
-        for number, carrier in list(self.carriers.items()):
-            if carrier.target.number == number != self._source.number:
+        for known, carrier in list(self.carriers.items()):
+            if carrier.target.number == known != self._source.number:
                 continue
-            await self.carriers.pop(number).close()
-            self._queues.remove(f"forward:{number}")
+            await self.carriers.pop(known).close()
+            self._queues.remove(f"forward:{known}")
             self._report_at = -inf
         for other in self._databases:
             number = other.number
