@@ -83,6 +83,43 @@ def test_one_more_database(rota_databases):
         assert one != two
         drain(one, registry)
 """
+ASYNCIO = """
+import pytest, pytest_asyncio, rota
+from rota.testing import assert_enqueued, drain_async, run_job_async
+
+registry = rota.Registry()
+
+@registry.handler("write")
+async def write(job):
+    async with job.effect("mail", "k") as effect:
+        effect.result = 7
+    async with job.transaction() as connection:
+        await connection.execute("insert into letters values (1)")
+
+@registry.handler("plain")
+def plain(job):
+    job.set_progress(50)
+    return job.payload
+
+@pytest_asyncio.fixture
+async def client(rota_async_connection):
+    return rota.AsyncClient(rota_async_connection)
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("again", range(2))
+async def test_drains_and_rolls_back(client, rota_async_connection, rota_connection, again):
+    await client.enqueue("write")
+    await client.enqueue("plain", {"n": 1})
+    assert_enqueued(rota_async_connection, "write")
+    done = await drain_async(rota_async_connection, registry)
+    assert [each.status for each in done] == ["succeeded"] * 2
+    assert rota_connection.execute("select count(*) from letters").fetchone() == (1,)
+
+@pytest.mark.asyncio
+async def test_runs_one(rota_async_connection):
+    done = await run_job_async(registry, "plain", {"n": 1}, connection=rota_async_connection)
+    assert done.result == {"n": 1}
+"""
 
 
 @pytest.fixture
@@ -100,6 +137,21 @@ def test_it_starts_a_server_of_its_own(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess("-q")
 
     result.assert_outcomes(passed=8)
+
+
+@pytest.mark.slow
+def test_it_goes_with_pytest_asyncio_in_its_strict_mode(
+    project: pytest.Pytester, server: EmbeddedPostgres
+) -> None:
+    path = project.makepyfile(test_in_loop=ASYNCIO)
+    modes = ("asyncio_mode=strict", "asyncio_default_fixture_loop_scope=function")
+    options = [word for mode in modes for word in ("-o", mode)]
+
+    result = project.runpytest_subprocess(
+        "-q", "-W", "error", *options, f"--rota-url={server.url()}", path
+    )
+
+    result.assert_outcomes(passed=3)
 
 
 @pytest.mark.slow
