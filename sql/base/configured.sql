@@ -28,8 +28,10 @@ declare
         when 'pauses' then coalesce(v_row ->> 'queue', 'access worker')
         else coalesce(v_row ->> 'queue', v_row ->> 'limit_name')
     end;
-    -- Only a pause shares its name with others of its table that go before it.
-    v_source constant text := concat_ws(' ', tg_table_name, v_row ->> 'pause_name');
+    -- Pauses and grants share a name with others of their table.  Each has a row of its own in
+    -- the list, so that two that are set at once do not wait for each other.
+    v_source constant text := concat_ws(' ', tg_table_name, v_row ->> 'pause_name',
+        (v_row ->> 'role') || ' ' || (v_row ->> 'queue'));
 begin
     if v_name like 'key %' then
         return null;

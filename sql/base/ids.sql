@@ -13,14 +13,20 @@
  * No transaction can undo what is done to a sequence.  So the timeline of the last leap is kept
  * in one, and the lock of the leap is given back at once and not at the commit: who comes first
  * after a promotion may leave his transaction open, and holds up nobody.
+ *
+ * Only set_database_number() needs a lock that producers wait for.  It waits for the lock in
+ * turns of 100 ms, between which producers go on.  Once it has the lock, its transaction may be
+ * idle for a second, after which the server ends the session: an operator that forgets to
+ * commit holds up the producers for no longer, and sets no number.
  */
 
 create or replace function rota.set_database_number(number integer)
     returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
-    set lock_timeout = '5s'
+    set lock_timeout = '100ms'
 as $$
 declare
+    c_attempts constant integer := 25;
     v_first bigint;
 begin
     if number is null or number not between 0 and 1023 then
@@ -29,7 +35,17 @@ begin
     end if;
     if number = rota.database_number() then return; end if;
     -- The lock of this statement waits for those that have drawn an id, and lets no other draw.
-    alter sequence rota.jobs_id_seq increment by 1024;
+    for v_attempt in 1..c_attempts loop
+        begin
+            alter sequence rota.jobs_id_seq increment by 1024;
+            exit;
+        exception
+            when lock_not_available then
+                if v_attempt = c_attempts then raise; end if;
+                perform pg_sleep(0.1);
+        end;
+    end loop;
+    perform set_config('idle_in_transaction_session_timeout', '1s', true);
     v_first := (
         select (s.last_value / 1024 + 1) * 1024 + set_database_number.number
         from rota.jobs_id_seq as s
@@ -42,6 +58,7 @@ $$;
 comment on function rota.set_database_number is
     'Give this database a number, 0 to 1023 and no other''s, that the lower ten bits of each '
     'new id have, after waiting for open transactions that have enqueued, 5 seconds at most; '
+    'producers wait for the commit, and a transaction that is then idle for a second is ended; '
     'raises 22023, 55P03.';
 
 create or replace function rota.database_number()

@@ -4,10 +4,13 @@
  * Enqueue is part of the caller's transaction: rolled back means no job, and no worker sees
  * it before the commit.
  *
- * An idempotency key is unique among live jobs of a type, held by a unique index alone.  If
- * another transaction is just inserting the same key, the insert waits for its end: after its
- * commit we return its job, after its rollback ours goes in.  The job found may end between
- * the two statements; hence the loops, which turn only then.
+ * An idempotency key is unique among live jobs of a type, held by a unique index alone.  A live
+ * job that has the key is found without its lock, so a claim, a heartbeat or a finish of it
+ * that is not committed holds up no producer.  Only if another transaction is just inserting
+ * the same key, the insert waits for its end: after its commit we return its job, after its
+ * rollback ours goes in.  The job found may end between the two statements; hence the loops,
+ * which turn only then.  In an isolation level above read committed, whose snapshot may show
+ * what has ended, the insert finds out, and waits for whoever changes the job.
  *
  * enqueue_many() inserts in the order of the keys.  Two calls that share keys therefore wait
  * for each other in one direction only and cannot deadlock.  When a job that was found has
@@ -127,6 +130,10 @@ begin
     end if;
     if current_setting('rota.ids_guarded', true) is distinct from 'on' then
         perform rota._guard_ids();
+    end if;
+    if idempotency_key is not null then
+        v_job_id := rota._find_live(idempotency_key, job_type);
+        if v_job_id is not null then return v_job_id; end if;
     end if;
     if v_is_special then
         if v_may_wait then

@@ -15,6 +15,9 @@
 /*
  * Insert new jobs with these ids, and put those that need not wait for others into their lanes;
  * returns the ids of those that went in, which are not those whose key has a live job.
+ *
+ * An insert waits for a transaction that has changed the live job of its key, such as an open
+ * claim.  So each key is looked up first.
  */
 create or replace function rota._insert_jobs(new_jobs rota.jobs[], new_ids bigint[])
     returns bigint[] language plpgsql as $$
@@ -64,6 +67,8 @@ begin
         -- Whether it comes back from the history, with what it had.
         cross join lateral (
             select num_nonnulls(n.created_at, n.lease_token) = 2 as is_back) as v
+        where n.idempotency_key is null or rota._find_live(n.idempotency_key,
+            coalesce('pipeline ' || n.pipeline, n.job_type)) is null
         on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
             where idempotency_key is not null do nothing
         returning j.id, j.limit_key
@@ -75,7 +80,25 @@ begin
 end;
 $$;
 
-/* The live job of a key; null if there is none. */
+/*
+ * The live job of a key, whoever has it locked; null if there is none.  Null too where an older
+ * snapshot may show as live what has ended: there the insert has to find out.
+ */
+create or replace function rota._find_live(idempotency_key text, key_scope text)
+    returns bigint language plpgsql stable set enable_seqscan = off as $$
+declare
+    v_job_id bigint;
+begin
+    if current_setting('transaction_isolation') = 'read committed' then
+        select j.id into v_job_id from rota.jobs as j
+        where j.idempotency_key = _find_live.idempotency_key
+          and coalesce('pipeline ' || j.pipeline, j.job_type) = _find_live.key_scope;
+    end if;
+    return v_job_id;
+end;
+$$;
+
+/* The live job of a key, after an insert that did not go in; null if it has ended meanwhile. */
 create or replace function rota._find_keyed(idempotency_key text, key_scope text)
     returns bigint language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin

@@ -13,8 +13,9 @@
  * Held by two unique rows.  jobs_idempotency_key_idx is the key's live job.  The row of
  * idempotency_keys is the memory of a key that outlives its job: until when it is unique, and
  * which version was seen last.  Both are locked in this order, the job first, and many keys in
- * their order.  No subtransaction is opened and closed in between: who waits for a lock that
- * it took would wait for the whole transaction, also after the lock was given back.
+ * their order.  Only replace and rerun, which change the job, lock it, and so wait for an open
+ * claim or heartbeat of it.  No subtransaction is opened and closed in between: who waits for a
+ * lock that it took would wait for the whole transaction, also after the lock was given back.
  *
  * The rerun of a running job waits in the job's own row, so whoever ends the job finds it there
  * under the row's lock: nothing can come between.  _end_jobs() makes a new job of it in the
@@ -73,9 +74,11 @@ declare
     v_scope constant text := coalesce('pipeline ' || new_job.pipeline, new_job.job_type);
     v_new_ids bigint[];
     v_is_versioned constant boolean := unique_for is not null or updated_at is not null;
+    v_is_locked constant boolean := on_conflict <> 'keep'
+        or v_is_versioned and current_setting('transaction_isolation') <> 'read committed';
 begin
     loop
-        if v_is_versioned or on_conflict <> 'keep' then
+        if v_is_locked then
             job_id := rota._lock_keyed(v_key, v_scope, may_wait);
             is_new := false;
             exit when job_id is not null;
@@ -84,12 +87,10 @@ begin
         job_id := (rota._insert_jobs(array[new_job], v_new_ids))[1];
         is_new := true;
         exit when job_id is not null;
-        if not v_is_versioned and on_conflict = 'keep' then
-            select j.id into job_id from rota.jobs as j
-            where j.idempotency_key = v_key
-              and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope;
+        if not v_is_locked then
+            job_id := rota._find_keyed(v_key, v_scope);
             is_new := false;
-            exit when found;
+            exit when job_id is not null;
         end if;
     end loop;
 

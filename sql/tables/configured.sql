@@ -16,7 +16,7 @@ comment on table rota.configured_names is
 comment on column rota.configured_names.name is
     'A queue, or the word type or access, a space and a name.';
 comment on column rota.configured_names.source is
-    'The table of the setting; for a pause also its name, since a queue may have several.';
+    'The table of the setting; with the name of a pause, with the role and queue of a grant.';
 
 create trigger queues_configured after insert or delete on rota.queues
     for each row execute function rota._list_configured();

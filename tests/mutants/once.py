@@ -34,6 +34,78 @@ ONCE = (
         ),
     ),
     mutant(
+        "key-waits-for-a-claim",
+        "A producer waits for an open claim of the job that has its key.",
+        "races/test_enqueue.py races/test_strangers.py",
+        sql(
+            "jobs/enqueue",
+            "if v_job_id is not null then return v_job_id; end if;",
+            "v_job_id := null;",
+        ),
+    ),
+    mutant(
+        "key-of-many-waits-for-a-claim",
+        "A batch, a pipeline or a retry waits for an open claim of the job that has its key.",
+        "races/test_enqueue.py races/test_strangers.py",
+        sql(
+            "jobs/insert",
+            """\
+        where n.idempotency_key is null or rota._find_live(n.idempotency_key,
+            coalesce('pipeline ' || n.pipeline, n.job_type)) is null
+""",
+            "",
+        ),
+    ),
+    mutant(
+        "key-unique-for-a-while-locks",
+        "A key that is unique for a while waits for an open claim of its job.",
+        "races/test_enqueue.py",
+        sql(
+            "jobs/keys",
+            """\
+        or v_is_versioned and current_setting('transaction_isolation') <> 'read committed';""",
+            "        or v_is_versioned;",
+        ),
+    ),
+    mutant(
+        "key-found-in-an-older-snapshot",
+        "A key in an older snapshot finds a job that has ended.",
+        "races/test_enqueue.py sql/jobs/test_enqueue.py",
+        sql(
+            "jobs/insert",
+            "if current_setting('transaction_isolation') = 'read committed' then",
+            "if true then",
+        ),
+    ),
+    mutant(
+        "grants-wait-for-each-other",
+        "Two grants of queues to different roles wait for each other.",
+        "races/test_strangers.py",
+        sql(
+            "base/configured",
+            """\
+v_row ->> 'pause_name',
+        (v_row ->> 'role') || ' ' || (v_row ->> 'queue'));""",
+            "v_row ->> 'pause_name');",
+        ),
+    ),
+    mutant(
+        "number-waits-in-front",
+        "Producers wait for as long as an operator waits to give the database a number.",
+        "sql/base/test_ids.py",
+        sql("base/ids", "set lock_timeout = '100ms'", "set lock_timeout = '5s'"),
+    ),
+    mutant(
+        "number-forgotten",
+        "Producers wait for an operator that has given a number, and forgot to commit.",
+        "sql/base/test_ids.py",
+        sql(
+            "base/ids",
+            "perform set_config('idle_in_transaction_session_timeout', '1s', true);",
+            "",
+        ),
+    ),
+    mutant(
         "no-leap",
         "After a promotion ids are given that the old primary had given.",
         "sql/base/test_ids.py",

@@ -135,10 +135,85 @@ def test_enqueue_many_gives_its_keys_up_when_it_must_begin_again(
     check_invariants(db)
 
 
-def test_enqueue_waits_for_an_open_finish_of_its_key(a: Session, b: Session) -> None:
+@pytest.mark.parametrize("act", ["heartbeat", "finish_job"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        ONE,
+        call("enqueue", job_type="t", idempotency_key="k", ordering_key="o"),
+        call("enqueue", job_type="t", idempotency_key="k", unique_for="1 hour"),
+        many("k", "other"),
+        many("k", "other", unique_for="1 hour"),
+    ],
+    ids=["one", "in order", "unique for", "many", "many unique for"],
+)
+def test_enqueue_finds_a_job_that_an_open_transaction_changes(
+    a: Session, b: Session, act: str, way: Any
+) -> None:
+    """A has the job of the key in an open transaction; B enqueues the key and does not wait."""
+    (job,) = a.fetch(*ONE)[0]
+    job_id, token = a.fetch(*call("claim_jobs", worker="w"))[0][:2]
+    b.fetch("set statement_timeout = '5s'")
+
+    with a.transaction():
+        a.fetch(*call(act, job_id=job_id, lease_token=token))
+        answer = b.fetch(*way)
+
+    assert job in answer[0]
+    assert False in answer[0] or len(answer[0]) == 1
+
+
+def test_enqueue_finds_a_job_whose_claim_is_open(a: Session, b: Session) -> None:
+    """A claims the job of the key and stays open; B enqueues the key and does not wait."""
+    job = a.fetch(*ONE)
+    b.fetch("set statement_timeout = '5s'")
+
+    with a.transaction():
+        a.fetch(*call("claim_jobs", worker="w"))
+
+        assert b.fetch(*ONE) == job
+
+
+@pytest.mark.parametrize("rule", ["replace", "rerun"])
+def test_enqueue_that_may_change_the_job_waits_for_it(
+    a: Session, b: Session, rule: str
+) -> None:
+    """A claims the job and stays open; B enqueues its key with a rule, and waits for A."""
+    job = a.fetch(*ONE)
+
+    with a.transaction():
+        a.fetch(*call("claim_jobs", worker="w"))
+        pending = b.start(*call("enqueue", job_type="t", idempotency_key="k", on_conflict=rule))
+        pending.wait_blocked(by=a)
+
+    assert pending.result() == job
+
+
+def test_retry_is_refused_at_once_where_another_job_has_the_key(a: Session, b: Session) -> None:
+    """The job of a key ends, and another comes; A claims that one; B retries the first."""
+    first = a.fetch(*ONE)[0][0]
+    a.fetch(*call("cancel_job", job_id=first))
+    a.fetch(*ONE)
+    b.fetch("set statement_timeout = '5s'")
+
+    with a.transaction():
+        a.fetch(*call("claim_jobs", worker="w"))
+
+        with pytest.raises(psycopg.Error) as caught:
+            b.fetch(*call("retry_job", job_id=first))
+
+    assert caught.value.sqlstate == "RT007"
+
+
+# In read committed nobody has to wait; an older snapshot cannot tell that a job has ended.
+OLDER = "begin isolation level repeatable read"
+
+
+def test_enqueue_in_an_older_snapshot_waits_for_an_open_finish(a: Session, b: Session) -> None:
     """A finishes the job and stays open; B enqueues its key and waits; A commits: a new job."""
     job = a.fetch(*ONE)
     job_id, token = a.fetch(*call("claim_jobs", worker="w"))[0][:2]
+    b.fetch(OLDER)
 
     with a.transaction():
         a.fetch(*call("finish_job", job_id=job_id, lease_token=token))
@@ -146,12 +221,16 @@ def test_enqueue_waits_for_an_open_finish_of_its_key(a: Session, b: Session) -> 
         pending.wait_blocked(by=a)
 
     assert pending.result() != job
+    b.fetch("commit")
 
 
-def test_enqueue_returns_the_job_whose_finish_is_rolled_back(a: Session, b: Session) -> None:
+def test_enqueue_in_an_older_snapshot_finds_the_job_whose_finish_is_rolled_back(
+    a: Session, b: Session
+) -> None:
     """A finishes the job and stays open; B enqueues its key and waits; A rolls back."""
     job = a.fetch(*ONE)
     job_id, token = a.fetch(*call("claim_jobs", worker="w"))[0][:2]
+    b.fetch(OLDER)
 
     with a.transaction() as transaction:
         a.fetch(*call("finish_job", job_id=job_id, lease_token=token))
@@ -160,6 +239,7 @@ def test_enqueue_returns_the_job_whose_finish_is_rolled_back(a: Session, b: Sess
         raise psycopg.Rollback(transaction)
 
     assert pending.result() == job
+    b.fetch("commit")
 
 
 def test_enqueue_many_answers_once_for_each_job_in_an_older_snapshot(

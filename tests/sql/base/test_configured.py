@@ -8,7 +8,8 @@ RECOUNT = """
     select queue, 'queues' from rota.queues
     union select coalesce(queue, limit_name), 'limits' from rota.limits where limit_key is null
     union select queue, 'fair_queues' from rota.fair_queues
-    union select 'access ' || access, 'queue_grants' from rota.queue_grants
+    union select 'access ' || access, 'queue_grants ' || role || ' ' || queue
+        from rota.queue_grants
     union select coalesce(queue, 'access worker'), 'pauses ' || pause_name from rota.pauses
     order by 1, 2
 """

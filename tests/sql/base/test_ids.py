@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 
 from sql.helpers import call, enqueue, refused, scalar, value
@@ -61,6 +62,42 @@ def test_set_database_number_waits_for_those_that_enqueue(connect, db):
         setting.result()
 
     assert enqueue(db) > drawn
+
+
+@pytest.mark.own_session
+def test_producers_go_on_while_set_database_number_waits(connect):
+    """A enqueues and stays open; the operator waits for it; B enqueues meanwhile."""
+    a, operator, b = connect(autocommit=False), connect(), connect()
+    b.execute("set statement_timeout = '1s'")
+    enqueue(a)
+
+    with ThreadPoolExecutor() as threads:
+        setting = threads.submit(value, operator, "set_database_number", number=6)
+        ids = []
+        try:
+            while not setting.done():
+                ids.append(enqueue(b))
+        finally:
+            a.rollback()
+
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            setting.result()
+    assert len(ids) > 10
+    assert value(b, "database_number") is None
+
+
+@pytest.mark.own_session
+def test_a_forgotten_set_database_number_is_ended(connect):
+    """An operator sets a number and stays open; the server ends the session; B enqueues."""
+    operator, b = connect(autocommit=False), connect()
+    b.execute("set statement_timeout = '10s'")
+    value(operator, "set_database_number", number=6)
+
+    enqueue(b)
+
+    with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+        operator.commit()
+    assert value(b, "database_number") is None
 
 
 def pretend_promotion(db):
