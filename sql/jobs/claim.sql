@@ -15,8 +15,9 @@
  *
  * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
  * waiting work of others: a job whose limit is full, whose type is paused, or that has expired,
- * leaves its lane, to be looked at by maintenance, and after max_jobs + 100 of those the claim
- * returns what it has and notifies: whoever waits for jobs of its queues claims again at once.
+ * leaves its lane, to be looked at by maintenance.  At most max_jobs + 100 leave in one claim,
+ * which then returns what it has and notifies: whoever waits for jobs of its queues claims
+ * again at once.
  *
  * A job with a time limit has no lease beyond it but for 30 seconds, in which its worker stops
  * it and says so.
@@ -249,7 +250,9 @@ declare
     v_is_end boolean;
     v_admitted record;
     v_ids bigint[] := '{}'::bigint[];
-    v_turned_away integer := 0;
+    v_wanted integer;
+    -- How many more may leave their lanes, or find their queue full.
+    v_may_leave integer := 100 + max_jobs;
     v_has_pauses constant boolean := exists (
         select from rota.pauses as p where p.job_type is not null);
     v_limits_to_check text[] := '{}'::text[];
@@ -261,25 +264,26 @@ begin
     from rota._open_queues(_lock_due.queues, _lock_due.due) as o;
 
     while cardinality(v_open.queues) > 0 loop
-        v_found := rota._lock_lanes(call, v_start, v_open.queues, v_open.ends,
-            max_jobs - cardinality(v_ids), job_types, due, v_ids);
+        v_wanted := least(max_jobs - cardinality(v_ids), v_may_leave);
+        v_found := rota._lock_lanes(call, v_start, v_open.queues, v_open.ends, v_wanted,
+            job_types, due, v_ids);
         exit when cardinality(v_found) = 0;
-        v_is_end := cardinality(v_found) < max_jobs - cardinality(v_ids);
+        v_is_end := cardinality(v_found) < v_wanted;
         if 0 > any(v_found) then
-            v_turned_away := v_turned_away + rota._hold_expired(v_found, due);
+            v_may_leave := v_may_leave
+                - rota._hold_expired(v_found, due, v_may_leave - cardinality(v_found));
             v_found := array(
                 select f.id from unnest(v_found) with ordinality as f (id, ordinal)
                 where f.id > 0 order by f.ordinal
             );
         end if;
         if v_has_pauses then
-            select p.ids, v_turned_away + p.held into v_found, v_turned_away
-            from rota._hold_paused(v_found, due) as p;
+            select p.ids, v_may_leave - p.held into v_found, v_may_leave
+            from rota._hold_paused(v_found, due, v_may_leave - cardinality(v_found)) as p;
         end if;
         if v_found = '{}' or not exists (select from rota.limits) then
             v_ids := v_ids || v_found;
-            exit when v_is_end or cardinality(v_ids) >= max_jobs
-              or v_turned_away >= 100 + max_jobs;
+            exit when v_is_end or cardinality(v_ids) >= max_jobs or v_may_leave <= 0;
             v_start := string_to_array(rota._scan_start(call), ' ')::bigint[];
             continue;
         end if;
@@ -290,10 +294,9 @@ begin
         v_limits_to_check := v_limits_to_check || v_admitted.limits_to_check;
         held_limits := coalesce(held_limits || v_admitted.held_limits, held_limits,
             v_admitted.held_limits);
-        v_turned_away := v_turned_away + cardinality(v_found) - cardinality(v_admitted.ids);
+        v_may_leave := v_may_leave - cardinality(v_found) + cardinality(v_admitted.ids);
         exit when cardinality(v_ids) >= max_jobs
-          or v_is_end and v_admitted.full_queues = '{}'
-          or v_turned_away >= 100 + max_jobs;
+          or v_is_end and v_admitted.full_queues = '{}' or v_may_leave <= 0;
         if v_admitted.full_queues <> '{}' then
             select coalesce(array_agg(q.queue), '{}') as queues,
                 coalesce(array_agg(q.until), '{}') as ends
@@ -305,7 +308,7 @@ begin
     if v_limits_to_check <> '{}' then
         perform rota._add_checks('limit', v_limits_to_check);
     end if;
-    if v_turned_away >= 100 + max_jobs and cardinality(v_ids) < max_jobs then
+    if v_may_leave <= 0 and cardinality(v_ids) < max_jobs then
         -- Behind those that were turned away there may be others that can start.
         perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);
     end if;
@@ -316,11 +319,13 @@ end;
 $$;
 
 /*
- * Take expired jobs out of their lanes: those with a minus, which are locked, and of the 100 at
- * and behind the first of them in its lane all that nobody else has locked, since one that has
- * expired is seldom alone.  Returns how many left.
+ * Take expired jobs out of their lanes: those with a minus, which are locked, and of the 100
+ * behind the first of them in its lane all that nobody else has locked, since one that has
+ * expired is seldom alone, but not more than *max_more*.  Returns how many left.
  */
-create or replace function rota._hold_expired(locked_ids bigint[], due timestamptz)
+create or replace function rota._hold_expired(
+    locked_ids bigint[], due timestamptz, max_more integer
+)
     returns integer language plpgsql as $$
 declare
     -- A variable: see _lock_merged().
@@ -348,7 +353,7 @@ begin
         ))
           and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
           and j.expires_at <= _hold_expired.due
-        for update skip locked
+        limit _hold_expired.max_more for update skip locked
     );
     update rota.jobs as j set hold = 'expired' where j.id = any(v_ids);
     return cardinality(v_ids);

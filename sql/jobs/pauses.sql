@@ -191,12 +191,13 @@ end;
 $$;
 
 /*
- * Take jobs of paused types out of their lanes: of these, which are locked, and of the 100
- * behind the first of them all that nobody else has locked, since one is seldom alone.  Returns
- * the ids that are left, in the order given, and how many went.
+ * Take jobs of paused types out of their lanes: of these, which are locked, and for each pause
+ * of the 100 behind the first of them all that nobody else has locked, since one is seldom
+ * alone, but in all not more than *max_more*.  Returns the ids that are left, in the order
+ * given, and how many went.
  */
 create or replace function rota._hold_paused(
-    job_ids bigint[], due timestamptz, out ids bigint[], out held integer
+    job_ids bigint[], due timestamptz, max_more integer, out ids bigint[], out held integer
 )
     language plpgsql as $$
 declare
@@ -205,6 +206,7 @@ declare
     v_pause record;
     v_first rota.jobs;
     v_ids bigint[];
+    v_more bigint[];
 begin
     ids := job_ids;
     held := 0;
@@ -228,7 +230,7 @@ begin
         select j.* into v_first from rota.jobs as j where j.id = any(v_ids)
         order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
         limit 1;
-        v_ids := v_ids || array(
+        v_more := array(
             select j.id from rota.jobs as j
             where j.id = any(array(
                 select w.id
@@ -248,8 +250,10 @@ begin
               and j.job_type = v_pause.job_type and j.queue = v_first.queue
               and j.run_at <= _hold_paused.due
               and j.opened_for is distinct from 'try ' || v_pause.pause_name
-            for update skip locked
+            limit _hold_paused.max_more for update skip locked
         );
+        max_more := max_more - cardinality(v_more);
+        v_ids := v_ids || v_more;
         -- The place in its lane that a limit let one of these take is for another.
         perform rota._add_checks('limit', array(
             select j.opened_for from rota.jobs as j

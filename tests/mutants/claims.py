@@ -40,6 +40,26 @@ CLAIMS = (
         sql("jobs/claim", "for update of j skip locked", "for update of j"),
     ),
     mutant(
+        "claim-takes-all-expired-out",
+        "A claim that meets expired jobs does the work of maintenance without bound.",
+        "sql/jobs/test_claim.py",
+        sql(
+            "jobs/claim",
+            "limit _hold_expired.max_more for update skip locked",
+            "for update skip locked",
+        ),
+    ),
+    mutant(
+        "claim-takes-all-paused-out",
+        "A claim that meets jobs of paused types does the work of maintenance without bound.",
+        "sql/jobs/test_claim.py",
+        sql(
+            "jobs/pauses",
+            "limit _hold_paused.max_more for update skip locked",
+            "for update skip locked",
+        ),
+    ),
+    mutant(
         "claim-without-lock",
         "Two claims at once take the same rows.",
         "races/test_claim.py races/test_load.py",

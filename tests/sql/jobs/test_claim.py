@@ -483,3 +483,32 @@ def test_claim_jobs_keeps_to_a_limit_when_a_queue_is_named_twice(db, queues):
 
     assert len(claim(db, queues=queues, max_jobs=5)) == 2
     assert claim(db, queues=queues, max_jobs=5) == []
+
+
+@pytest.mark.parametrize("max_jobs", [1, 7, 300])
+@pytest.mark.parametrize(
+    "kinds",
+    [["expired"], ["paused"], ["full"], ["expired", "paused", "stopped", "full"]],
+    ids="-".join,
+)
+def test_claim_jobs_turns_a_bounded_number_away(db, max_jobs, kinds):
+    """At most max_jobs + 100, whatever is wrong with them."""
+    call(db, "set_limit", job_type="full", max_running=0)
+    call(db, "tick")
+    db.execute(
+        "insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status,"
+        " run_at, expires_at) select 'default', k.kind, '{}', 0, 10, 'queued',"
+        " rota.now() - interval '1 hour', case k.kind when 'expired' then rota.now() end"
+        " from generate_series(1, 1500), unnest(%s::text[]) as k (kind)",
+        (kinds,),
+    )
+    call(db, "pause_type", job_type="paused")
+    call(db, "pause_type", job_type="stopped")
+    left = "select count(*) from rota.jobs where hold is not null"
+
+    counts = []
+    for _ in range(3):
+        assert claim(db, max_jobs=max_jobs) == []
+        counts.append(scalar(db, left))
+
+    assert counts == [(max_jobs + 100) * n for n in (1, 2, 3)]
