@@ -216,7 +216,9 @@ $$;
  * cost the planner could misjudge.
  *
  * If optimistic, it skips rows that another transaction may have locked: the last locker leaves
- * its mark in a row's xmax, and the claim of the job itself leaves none.
+ * its mark in a row's xmax, and the claim of the job itself leaves none.  A lock that is taken
+ * in the microseconds between that look and the delete of the row is waited for: see the
+ * decision on optimistic endings in sql/README.md.
  *
  * A job of a pipeline is passed over, too, unless it is said to be in its last stage.
  */

@@ -175,7 +175,8 @@ comment on function rota.start_pipeline is
  * Running or waiting jobs of pipelines leave their stage as _end_jobs() was told: those that
  * succeed and have a next stage enter it, the others end.  Returns the ids of all.
  *
- * Each is locked first, so that the statements after it speak of the same row.
+ * Each is locked first, so that the statements after it speak of the same row.  If optimistic,
+ * the call skips rows that another transaction has locked.
  */
 create or replace function rota._end_stages(
     job_ids bigint[], lease_tokens bigint[], old_status text, new_status text, results jsonb,
@@ -184,6 +185,7 @@ create or replace function rota._end_stages(
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_now timestamptz;
+    v_wanted bigint[] := job_ids;
     v_ids bigint[];
     v_stages text[];
     v_entering bigint[];
@@ -191,15 +193,23 @@ declare
     v_last bigint[];
     v_held_limits text[];
 begin
+    if is_optimistic then
+        v_wanted := array(
+            select j.id from rota.jobs as j
+            where j.id = any(_end_stages.job_ids)
+              and j.status = _end_stages.old_status and j.pipeline is not null
+            for update skip locked
+        );
+        if v_wanted = '{}' then return v_wanted; end if;
+    end if;
     with held as (
         select j.id, j.pipeline, j.stage, j.cancel_requested_at,
             array_position(_end_stages.job_ids, j.id) as place
         from rota.jobs as j
-        where j.id = any(_end_stages.job_ids) and j.lease_token
+        where j.id = any(v_wanted) and j.lease_token
             = _end_stages.lease_tokens[array_position(_end_stages.job_ids, j.id)]
           and j.status = _end_stages.old_status and j.pipeline is not null
           -- The same conditions as in _archive_jobs().
-          and (not _end_stages.is_optimistic or j.xmax = '0'::xid or j.xmax = j.xmin)
           and (_end_stages.new_status <> 'succeeded'
             or not exists (select from rota.queue_grants)
             or coalesce(j.queue = any((select rota._allowed_queues('worker'))::text[]), true))

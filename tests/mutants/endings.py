@@ -6,6 +6,16 @@ from mutants.mutant import mutant, sql
 
 ENDINGS = (
     mutant(
+        "batch-waits-for-a-run",
+        "A batch of endings waits for a run of a pipeline that another session has locked.",
+        "races/test_pipelines.py",
+        sql(
+            "waiting/pipelines",
+            "and j.pipeline is not null for update skip locked",
+            "and j.pipeline is not null for update",
+        ),
+    ),
+    mutant(
         "batch-waits-for-what-is-held",
         "A batch that holds some jobs waits for another: two of them may wait in a circle.",
         "races/test_ending.py",
