@@ -37,6 +37,7 @@ SLOW_ROOMS = {"races", "model", "history", "mutants", "fuzz", "faults", "securit
 SLOWEST = (
     "sql/maintenance/test_pg_cron.py",
     "races/test_interleavings.py",
+    "races/test_strangers.py",
     "client/test_demo.py",
     "web/test_browser.py",
     "model/test_machine.py",
