@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,7 +138,10 @@ def test_what_a_setting_was_before_it_is_again(http: httpx.Client, db_of_page: D
         "select rota.set_limit(job_type => 'undone', max_running => 3, max_starts => 9)"
     )
     db_of_page.execute("select rota.pause_queue('acts', 'the reason', '2999-01-01 UTC')")
-    changing = "{paused_at,paused_by,updated_at,is_settled,settled_xid,disabled_at,anchored_at,created_at}"
+    changing = (
+        "{paused_at,paused_by,updated_at,is_settled,settled_xid,disabled_at,anchored_at,"
+        "created_at}"
+    )
 
     def settings() -> Any:
         return db_of_page.execute(
@@ -559,6 +563,12 @@ def test_a_locked_job_is_told_as_locked(http: httpx.Client, db_of_page: Db) -> N
         ("select rota.set_limit(queue => 'a', max_running => 3);",
          "/act/set_limit?queue=a&max_running=3"),
         ("select * from rota.explain_job(5);", "/jobs/5"),
+        ("select * from rota.act_on_jobs('retry', '{\"type\": 1}');", None),
+        ("select * from rota.act_on_jobs('drop', '{\"queue\": \"q\"}');", None),
+        ("select * from rota.act_on_jobs('retry', '{\"queue\": \"it''s\"}');",
+         "/all/retry?queue=it%27s"),
+        ("select * from rota.unknown_effects order by 1;", "/waiting#effects"),
+        ("select rota.act_on_jobs('retry', '{\"queue\": \"q\"}'); select rota.tick();", None),
         ("select pg_terminate_backend(5);", None),
         ("select rota.retry_job(d.id) from (select 1) as d;", None),
         ("select rota.retry_job(17); select rota.retry_job(18);", None),
@@ -570,3 +580,119 @@ def test_a_remedy_becomes_an_act_only_if_it_is_one(
     remedy: str | None, address: str | None
 ) -> None:
     assert address_of(remedy) == address
+
+
+def test_a_remedy_for_many_jobs_is_done_with_a_button(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    """The statement that the database itself writes, with all that it may have to quote."""
+    ids = [enqueue(db_of_page, "doctored", payload='{"n": 1}') for _ in range(2)]
+    error = 'it\'s \\ "bad" {x} $do$ é'
+    statement = db_of_page.execute(
+        "select rota._act_statement('retry', %s, '{}', 2)",
+        [
+            json.dumps(
+                {
+                    "queue": "acts", "job_type": "doctored", "status": "dead",
+                    "is_discarded": False, "error_type": "E", "error": error,
+                    "newer_than": "1 hour",
+                }
+            )
+        ],
+    ).fetchone()  # fmt: skip
+    assert statement is not None
+    assert address_of(statement[0]) is None  # a text in a text is not taken apart
+    plain = db_of_page.execute(
+        "select rota._act_statement('retry', %s, '{\"force\": true}', 2)",
+        [json.dumps({"worker": "it's \\ é", "status": "running"})],
+    ).fetchone()
+    assert plain is not None
+    assert address_of(plain[0]) == (
+        "/all/retry?status=running&worker=it%27s+%5C+%C3%A9&to.force=true"
+    )
+    db_of_page.execute(
+        "select rota.fail_job(c.job_id, c.lease_token, 'order 1 is odd', error_type => 'E',"
+        " fatal => true) from rota.claim_jobs('w', '{acts}', job_types => '{doctored}',"
+        " max_jobs => 2) as c"
+    )
+    remedies = [
+        html.unescape(href)
+        for href in re.findall(r'href="(/all/retry[^"]*)"', http.get("/").text)
+        if "doctored" in href
+    ]
+    assert len(remedies) == 1
+    assert "discarded=no" in remedies[0]
+    assert "Done: 2 changed" in act(http, remedies[0]).text
+    assert [status_of(db_of_page, job_id)[0] for job_id in ids] == ["queued", "queued"]
+
+
+def test_discarded_jobs_are_found_by_that(http: httpx.Client, db_of_page: Db) -> None:
+    ids = [enqueue(db_of_page, "found_discarded") for _ in range(2)]
+    db_of_page.execute(
+        "select rota.fail_job(c.job_id, c.lease_token, 'e', fatal => true)"
+        " from rota.claim_jobs('w', '{acts}', job_types => '{found_discarded}',"
+        " max_jobs => 2) as c"
+    )
+    act(http, f"/all/discard?id={ids[0]}")
+    for told, found in (("yes", ids[0]), ("no", ids[1])):
+        page = http.get(f"/jobs?type=found_discarded&discarded={told}").text
+        assert re.findall(r'<th scope="row"><a href="/jobs/(\d+)"', page) == [str(found)]
+    assert ">1 job<" in http.get("/all/retry?type=found_discarded&discarded=no").text
+    assert "Write yes or no" in http.get("/jobs?discarded=perhaps").text
+
+
+def test_the_audit_is_narrowed_and_tells_what_has_changed(
+    make_page: Callable[..., Any], http: httpx.Client, db_of_page: Db
+) -> None:
+    db_of_page.execute(
+        "select set_config('rota.actor', 'bea', false); select rota.schedule_job("
+        "'audited', '0 2 * * *', 'clean', queue => 'audited',"
+        ' payload => \'{"password": "hunter2"}\');'
+        " select rota.schedule_job('audited', '0 3 * * *', 'clean', queue => 'audited',"
+        ' payload => \'{"password": "hunter3"}\')'
+    )
+    page = http.get("/audit?who=bea&queue=audited&act=schedule").text
+    assert page.count('<th scope="row">') == 2
+    newest = page.split('<th scope="row">')[1]
+    changes = re.findall(r'<div><span class="quiet">(\w+)</span> (.*?)</div>', newest)
+    assert changes[0] == (
+        "payload",
+        "{&#34;password&#34;: ••••••} → {&#34;password&#34;: ••••••}",
+    )
+    assert ("schedule", "0 2 * * * → 0 3 * * *") in changes
+    assert [name for name, _ in changes] == ["payload", "schedule"]
+    assert "<summary>All of it</summary>" in newest
+    assert "hunter" not in page
+    assert "Nobody has done" in http.get("/audit?who=bea&act=pause").text
+    with (
+        serving(make_page(payloads="hide")) as address,
+        httpx.Client(base_url=address) as hiding,
+    ):
+        page = hiding.get("/audit?who=bea").text
+        assert "0 2 * * * → 0 3 * * *" in page
+        assert "password" not in page
+
+
+def test_acts_of_a_whole_screen_have_their_buttons(http: httpx.Client, db_of_page: Db) -> None:
+    job_id = enqueue(db_of_page, "buttons", delay="1 day")
+    db_of_page.execute(
+        "select rota.set_limit(job_type => 'buttons', max_starts => 7, per => '1 minute')"
+    )
+    overview = http.get("/").text
+    assert 'href="/act/pause_all?"' in overview
+    assert 'href="/act/tick?"' in overview
+    assert 'href="/act/set_limit?"' in http.get("/waiting").text
+    assert 'href="/act/pause_type?job_type=buttons"' in http.get(f"/jobs/{job_id}").text
+    assert 'href="/act/pause_type?job_type=buttons"' in http.get("/jobs?type=buttons").text
+    (edit,) = re.findall(
+        r'href="(/act/set_limit\?job_type=buttons[^"]*)"', http.get("/waiting").text
+    )
+    form = fields_of(http.get(html.unescape(edit)).text)
+    assert (form["max_starts"], form["per"]) == ("7", "00:01:00")
+
+
+def test_no_act_is_offered_that_would_be_refused(http: httpx.Client) -> None:
+    page = http.get("/jobs?status=dead&error=currency").text
+    assert '<th scope="row">' in page
+    assert "/all/retry?" not in page
+    assert "take away: Error has" in page

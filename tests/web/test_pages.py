@@ -328,17 +328,21 @@ def test_what_ended_is_plotted_with_what_each_bar_stands_for() -> None:
     too_old = {**row, "starts_at": now - timedelta(hours=2)}
     mark = {"started_at": now - timedelta(minutes=9), "workers": 4}
 
-    picture = ended([too_old, row], "1h", now, [mark])
+    plot = ended([too_old, row], "1h", now, [mark])
     waits = times([row], TIMES[0], "1h", now, HOSTILE)
     runs = times([row], TIMES[1], "1h", now, "ran")
 
-    assert picture.count("11:55 UTC: 120 succeeded, 3 failed, 1 dead") == 1
-    assert picture.count("<rect") == 3
-    assert "11:51 UTC: 4 workers started" in picture
-    assert ">200</text>" in picture
-    assert "half 1 s, 95 of 100 2 min" in waits
-    assert "<script>" not in waits
-    assert "<rect" not in runs
+    assert plot.picture.count("11:55 UTC: 120 succeeded, 3 failed, 1 dead") == 1
+    assert plot.picture.count("<rect") == 3
+    assert "11:51 UTC: 4 workers started" in plot.picture
+    assert plot.scale == ("200", "100", "0")
+    assert plot.kinds[:3] == [("succeeded", "120"), ("failed", "3"), ("dead", "1")]
+    assert plot.rows == [(row["starts_at"], ["120", "3", "1"])]
+    assert "half 1 s, 95 of 100 2 min" in waits.picture
+    assert waits.scale == ("2 min", "1 min", "0")
+    assert "<script>" not in waits.picture
+    assert "<rect" not in runs.picture
+    assert not runs.rows
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,15 @@ from ..client.connecting import one_line
 from . import queries
 from .access import RefusedError
 from .database import Row, TooSlowError
-from .filters import BadFilterError, Filter, acted, check_masked, json_object, json_text
+from .filters import (
+    BadFilterError,
+    Filter,
+    acted,
+    asked_of,
+    check_masked,
+    json_object,
+    json_text,
+)
 from .site import Answer, Site, site_of
 from .undo import MAX_ROWS, Undo, numbers, undo_of
 from .words import WORDS
@@ -179,13 +187,24 @@ def told(statement: sql.Composed) -> str:
     return statement.as_string(None) + ";"
 
 
+_EFFECTS = re.compile(r"select \* from rota\.unknown_effects\b")
+_ACTS_ON_JOBS = re.compile(
+    r"\brota\.act_on_jobs\(\s*'(\w+)'\s*,\s*(E?)'((?:[^']|'')*)'"
+    r"(?:\s*,\s*(E?)'((?:[^']|'')*)')?\s*(?:,\s*after_id\s*=>\s*v_after_id\s*)?\)"
+)
 _CALL = re.compile(r"select (?:\* from )?rota\.(\w+)\((.*)\);?", re.S)
 _ARGUMENT = re.compile(r"\s*(?:(\w+)\s*=>\s*)?(?:'((?:[^']|'')*)'|(-?\d+))\s*(?:,|$)")
 
 
 def address_of(remedy: str | None) -> str | None:
     """Return where a remedy can be done on this page, if it is one of the acts."""
-    match = _CALL.fullmatch(remedy.strip()) if remedy else None
+    if remedy is None:
+        return None
+    if _EFFECTS.match(remedy):
+        return "/waiting#effects"
+    if (acts := _ACTS_ON_JOBS.search(remedy)) is not None:
+        return _address_of_all(acts) if remedy.count("rota.") == 1 else None
+    match = _CALL.fullmatch(remedy.strip())
     if match is not None and match[1] == "explain_job" and match[2].isdecimal():
         return f"/jobs/{match[2]}"
     act = ACTS.get(match[1]) if match else None
@@ -205,6 +224,29 @@ def address_of(remedy: str | None) -> str | None:
         given.append((name, found[2].replace("''", "'") if found[3] is None else found[3]))
         at = found.end()
     return f"/act/{act.function}?{urlencode(given)}"
+
+
+def _address_of_all(match: re.Match[str]) -> str | None:
+    """Return where an act on all jobs of a filter can be done, if the page knows its words."""
+    act, wanted, given = match[1], _unquoted(match[2], match[3]), _unquoted(match[4], match[5])
+    known = {field.name: field for field in BULK.get(act, ())}
+    try:
+        pairs = asked_of(wanted)
+        arguments = json.loads(given or "{}")
+    except BadFilterError:
+        return None
+    if act not in BULK or not set(arguments) <= set(known):
+        return None
+    for name, value in arguments.items():
+        is_text = known[name].kind != "json" and isinstance(value, str)
+        pairs.append((f"to.{name}", value if is_text else json.dumps(value)))
+    return f"/all/{act}?{urlencode(pairs)}"
+
+
+def _unquoted(escapes: str | None, text: str | None) -> str:
+    """Return what a literal of SQL stands for."""
+    found = (text or "").replace("''", "'")
+    return found.replace("\\\\", "\\") if escapes else found
 
 
 async def act(request: Request) -> Response:
@@ -376,6 +418,8 @@ BULK: dict[str, tuple[Field, ...]] = {
         Field("merge", "json"),
         Field("payload", "json"),
         Field("max_attempts", "number"),
+        Field("force", "flag"),
+        Field("keep_run_at", "flag"),
     ),
     "cancel": (Field("reason"),),
     "discard": (),
@@ -483,6 +527,8 @@ def _arguments(fields: Sequence[Field], values: dict[str, str]) -> tuple[str, st
         try:
             if text and one.kind == "json":
                 given[one.name] = json_text(text)
+            elif text and one.kind == "flag":
+                given[one.name] = "true"
             elif text and one.kind == "number":
                 given[one.name] = str(_integer(text))
             elif text:

@@ -21,7 +21,7 @@ STATUSES = ("queued", "running", "failed", "blocked", "dead", "succeeded", "canc
 LIVE = frozenset(STATUSES[:4])
 TEXTS = (
     "queue", "type", "error", "error_type", "group", "key", "schedule", "pipeline", "stage",
-    "worker", "older", "newer",
+    "worker", "older", "newer", "discarded",
 )  # fmt: skip
 MANY = ("id", "status", "payload", "header")
 MAX_LENGTH = 1000
@@ -102,6 +102,10 @@ class Filter:
         for name in ("older", "newer"):
             if name in values:
                 values[name] = age(values[name])
+        if "discarded" in values:
+            if values["discarded"] not in ("yes", "no"):
+                raise BadFilterError(WORDS["discarded_wrong"])
+            values["discarded"] = values["discarded"] == "yes"
         if "error" in values:
             values["error"] = re.sub(r"([\\%_])", r"\\\1", values["error"])
         if found := self.values.get("id"):
@@ -120,6 +124,7 @@ class Filter:
 FOR_ACTS = {
     "queue": "queue", "type": "job_type", "group": "error", "error_type": "error_type",
     "schedule": "definition", "pipeline": "pipeline",
+    "worker": "worker",
 }  # fmt: skip
 
 
@@ -133,6 +138,8 @@ def acted(wanted: Filter) -> tuple[str, list[str]]:
             told[FOR_ACTS[name]] = json.dumps(values[name])
         elif name in ("older", "newer"):
             told[f"{name}_than"] = json.dumps(values[name])
+        elif name == "discarded":
+            told["is_discarded"] = json.dumps(values[name])
         elif name == "id":
             told["ids"] = json.dumps(values["id"])
         elif name == "status":
@@ -142,6 +149,31 @@ def acted(wanted: Filter) -> tuple[str, list[str]]:
         else:
             unknown.append(name)
     return json_object(told), unknown
+
+
+def asked_of(text: str) -> list[tuple[str, str]]:
+    """Return the filters of the page for one of act_on_jobs(); raise BadFilterError."""
+    ours = {theirs: own for own, theirs in FOR_ACTS.items()}
+    pairs: list[tuple[str, str]] = []
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadFilterError(text) from None
+    for name, value in found.items():
+        if name in ours and isinstance(value, str):
+            pairs.append((ours[name], value))
+        elif name in ("older_than", "newer_than") and isinstance(value, str):
+            pairs.append((name.removesuffix("_than"), age(value) and value))
+        elif name == "is_discarded" and isinstance(value, bool):
+            pairs.append(("discarded", "yes" if value else "no"))
+        elif name in ("ids", "status"):
+            many = value if isinstance(value, list) else [value]
+            pairs += [("id" if name == "ids" else name, str(one)) for one in many]
+        elif name in ("payload", "headers"):
+            pairs.append(("header" if name == "headers" else name, json.dumps(value)))
+        else:
+            raise BadFilterError(name)
+    return pairs
 
 
 def json_object(values: Mapping[str, str]) -> str:

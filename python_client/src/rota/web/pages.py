@@ -19,18 +19,31 @@ from starlette.responses import RedirectResponse, Response
 from ..client.connecting import one_line
 from ..exceptions import RotaError
 from . import queries
-from .acts import BULK, WANTED
+from .acts import BULK, DANGERS, WANTED
 from .database import Row, TooSlowError, UnreachableError
-from .filters import COLUMNS, LIVE, SHOWN, STATUSES, BadFilterError, Filter, check_masked
+from .filters import (
+    COLUMNS,
+    LIVE,
+    MAX_LENGTH,
+    SHOWN,
+    STATUSES,
+    BadFilterError,
+    Filter,
+    acted,
+    check_masked,
+)
 from .graphs import dependencies
 from .plots import STEPS, TIMES, ended, times
 from .site import Answer, Site, site_of
+from .undo import may_be_undone
 from .words import WORDS
 
 Screen = Callable[[Request], Awaitable[Response]]
 SEVERITIES = ("critical", "warning", "ok")
 PAGE_SIZES = (50, 200)
 PARTS = 24
+AUDITED = ("who", "act", "queue", "job")
+ALL_AUDITED = {"before": None, "who": None, "act": None, "queue": None}
 FIRST_STEP = 20_000
 FIRST_TIME, SEARCH_TIME = 0.04, 1.0
 """Seconds of a search until the page is shown, and of each that goes on with it."""
@@ -83,11 +96,15 @@ async def overview(request: Request, site: Site) -> Response:
         for severity in SEVERITIES
     }
     worst = next((s for s in SEVERITIES[:2] if by_severity[s]), "ok")
+    kinds: dict[str, list[Row]] = {}
+    for row in by_severity["critical"] + by_severity["warning"]:
+        kinds.setdefault(row["finding"], []).append(row)
     return await site.render(
         request,
         "overview.html",
         findings=findings,
         by_severity=by_severity,
+        kinds=list(kinds.values()),
         worst="unknown" if findings.problem else worst,
         queues=queues,
         ticker=ticker,
@@ -144,6 +161,8 @@ async def jobs(request: Request, site: Site) -> Response:
             if not wanted.values.get("status")
             or any(act in WANTED.get(status, ()) for status in wanted.values["status"])
         ],
+        dangers=DANGERS,
+        unknown=_unknown(wanted),
         size=size,
         looked_to=answer.looked_to,
         further=wanted.address(before=answer.looked_to, **_columns(request)),
@@ -203,6 +222,14 @@ async def _searched(
     return answer
 
 
+def _unknown(wanted: Filter) -> str:
+    """Return the filters of which an act on all that match knows nothing."""
+    try:
+        return ", ".join(WORDS[f"f_{name}"] for name in acted(wanted)[1])
+    except BadFilterError:
+        return ""
+
+
 def _sides(values: dict[str, Any]) -> list[str]:
     """Return in which of the two tables jobs of these statuses can be."""
     statuses = set(values.get("status", STATUSES))
@@ -248,7 +275,7 @@ async def job(request: Request, site: Site) -> Response:
     parents = await site.ask(queries.PARENTS, job_id)
     children = await site.ask(queries.CHILDREN, job_id)
     stages = await site.ask(queries.STAGES, job_id)
-    audit = await site.ask(queries.AUDIT, {"before": None, "job": job_id["id"], "limit": 50})
+    audit = await site.ask(queries.AUDIT, {**ALL_AUDITED, "job": job_id["id"], "limit": 50})
     pipeline = Answer()
     if row.get("pipeline"):
         pipeline = await site.ask(queries.PIPELINE, {"pipeline": row["pipeline"]})
@@ -426,6 +453,8 @@ async def waiting(request: Request, site: Site) -> Response:
         effects=await site.ask(queries.EFFECTS),
         limits=await site.ask_cached(queries.LIMITS, 2),
         shares=await site.ask(queries.SHARES),
+        use=await site.ask(queries.USE_BY_KEY),
+        breakers=await site.ask(queries.BREAKERS),
         parents=await site.ask(queries.PARENTS_OF_MOST),
     )
 
@@ -433,21 +462,35 @@ async def waiting(request: Request, site: Site) -> Response:
 @screen
 async def audit(request: Request, site: Site) -> Response:
     """Tell who did what."""
-    asked = {
+    asked: dict[str, Any] = {
         name: int(text) if text.isdecimal() and int(text) < 1 << 63 else None
         for name in ("before", "job")
         for text in [request.query_params.get(name, "")]
     }
-    found = await site.ask(queries.AUDIT, {**asked, "limit": PAGE_SIZES[0] + 1})
+    wanted = {
+        name: text
+        for name in AUDITED
+        if (text := request.query_params.get(name, "").strip()[:MAX_LENGTH])
+    }
+    words = {name: wanted.get(name) for name in AUDITED if name != "job"}
+    found = await site.ask(queries.AUDIT, {**asked, **words, "limit": PAGE_SIZES[0] + 1})
     rows = found.rows[: PAGE_SIZES[0]]
-    more = {"before": rows[-1]["id"], "job": asked["job"]} if rows else {}
-    older = urlencode({name: value for name, value in more.items() if value is not None})
+    for row in rows:
+        row["changes"] = site.json.changes(row["before"], row["after"])
+        row["may_be_undone"] = may_be_undone(row)
+    older = urlencode({**wanted, "before": rows[-1]["id"]}) if rows else ""
     return await site.render(
         request,
         "audit.html",
         found=found,
         rows=rows,
         job=asked["job"],
+        wanted=wanted,
+        chips=[
+            (name, text, urlencode({n: t for n, t in wanted.items() if n != name}))
+            for name, text in wanted.items()
+        ],
+        address=lambda **more: urlencode({**wanted, **more}),
         older=older if len(found.rows) > len(rows) else None,
     )
 

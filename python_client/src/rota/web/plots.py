@@ -1,12 +1,15 @@
 """Plots as pictures in the page itself: they need no script, and speak to a screen reader.
 
-Each bar or dot carries what it stands for as its title.
+The scale and the times stand beside the picture as text, so that they are as large as the rest
+of the page on every screen.  Each bar carries what it stands for as its title, and a table
+under the plot has the same for those who cannot point.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from markupsafe import Markup
@@ -15,7 +18,7 @@ from .database import Row
 from .show import number, span
 from .words import WORDS
 
-WIDTH, HEIGHT, BOTTOM, TOP = 400, 140, 18, 8
+WIDTH, HEIGHT, BELOW = 400, 100, 8
 OUTCOMES = ("succeeded", "failures", "dead")
 TIMES = (("wait_p50", "wait_p95"), ("run_p50", "run_p95"))
 STEPS = {
@@ -24,51 +27,101 @@ STEPS = {
     "7d": ("hour", timedelta(hours=1), 168, "%m-%d %H:%M"),
     "90d": ("day", timedelta(days=1), 90, "%Y-%m-%d"),
 }
+SCALE = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 4, 10, 20, 30, 60, 120, 300,
+    600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400,
+)  # fmt: skip
 
 
-def ended(rows: Sequence[Row], since: str, now: datetime, marks: Sequence[Row]) -> Markup:
+@dataclass(frozen=True)
+class Plot:
+    """A picture, with the words beside it."""
+
+    title: str
+    picture: Markup
+    scale: tuple[str, str, str]
+    begin: datetime
+    length: str
+    kinds: Sequence[tuple[str, str]]
+    heads: Sequence[str]
+    rows: Sequence[tuple[datetime, Sequence[str]]]
+
+
+def ended(rows: Sequence[Row], since: str, now: datetime, marks: Sequence[Row]) -> Plot:
     """Return how many attempts ended in each step of time, and how."""
     frame = _Frame(since, now)
-    most = max((sum(row[name] for name in OUTCOMES[:2]) for row in rows), default=0)
-    top = _round(most)
-    parts = [frame.lines(top, number(top)), frame.marks(marks)]
-    for row in rows:
-        if (x := frame.x(row["starts_at"])) is None:
-            continue
-        title = WORDS["plot_ended"].format(
-            frame.told(row["starts_at"]), row["succeeded"], row["failures"], row["dead"]
-        )
-        bars, y = [], float(HEIGHT - BOTTOM)
+    shown = [row for row in rows if frame.x(row["starts_at"]) is not None]
+    top = _round(max((sum(row[name] for name in OUTCOMES[:2]) for row in shown), default=0))
+    parts = [frame.lines()]
+    for row in shown:
+        x = frame.x(row["starts_at"]) or 0.0
+        title = WORDS["plot_ended"].format(row["succeeded"], row["failures"], row["dead"])
+        bars, y = [], float(HEIGHT)
         for name in OUTCOMES[:2]:
             if row[name]:
-                high = max(row[name] / top * frame.height, 1)
+                high = max(row[name] / top * HEIGHT, 1)
                 y -= high
                 bars.append(_bar(name, x, y, frame.step, high))
         if row["dead"]:
-            bars.append(_bar("dead", x, HEIGHT - BOTTOM + 2, frame.step, 3))
-        parts.append(Markup("<g><title>{}</title>{}</g>").format(title, Markup("").join(bars)))
-    return frame.picture(WORDS["plot_ended_title"], parts)
+            bars.append(_bar("dead", x, HEIGHT + 3, frame.step, 4))
+        parts.append(frame.titled(row["starts_at"], title, bars))
+    parts.append(frame.marks(marks))
+    total = {name: number(sum(row[name] for row in shown)) for name in OUTCOMES}
+    return Plot(
+        title=WORDS["plots_title"],
+        picture=frame.picture(WORDS["plot_ended_title"], parts),
+        scale=(number(top), number(top / 2 if top % 2 else top // 2), "0"),
+        begin=frame.begin,
+        length=since,
+        kinds=[
+            ("succeeded", total["succeeded"]), ("failed", total["failures"]),
+            ("dead", total["dead"]), *([("deploy", "")] if marks else []),
+        ],
+        heads=[WORDS["legend_succeeded"], WORDS["legend_failed"], WORDS["legend_dead"]],
+        rows=[
+            (row["starts_at"], [number(row[name]) for name in OUTCOMES])
+            for row in reversed(shown)
+        ],
+    )  # fmt: skip
 
 
 def times(
     rows: Sequence[Row], names: tuple[str, str], since: str, now: datetime, title: str
-) -> Markup:
+) -> Plot:
     """Return how long half and nineteen of twenty waited or ran at most, by step of time."""
     frame = _Frame(since, now)
-    longest = max((_seconds(row[names[1]]) for row in rows), default=0.0)
-    top = longest or 1.0
-    parts = [frame.lines(top, span(timedelta(seconds=top)) if longest else "")]
-    for name, kind in zip(names, ("half", "most"), strict=True):
-        for row in rows:
-            if (x := frame.x(row["starts_at"])) is None or row[name] is None:
-                continue
-            high = max(_seconds(row[name]) / top * frame.height, 1.5)
-            told = WORDS["plot_times"].format(
-                frame.told(row["starts_at"]), span(row[names[0]]), span(row[names[1]])
-            )
-            bar = _bar(kind, x, HEIGHT - BOTTOM - high, frame.step, high)
-            parts.insert(1, Markup("<g><title>{}</title>{}</g>").format(told, bar))
-    return frame.picture(title, parts)
+    shown = [row for row in rows if frame.x(row["starts_at"]) is not None]
+    longest = max((_seconds(row[names[1]]) for row in shown), default=0.0)
+    top = next((one for one in SCALE if one >= longest), math.ceil(longest / 86400) * 86400.0)
+    parts = [frame.lines()]
+    for row in shown:
+        bars = [
+            _bar(kind, frame.x(row["starts_at"]) or 0.0, HEIGHT - high, frame.step, high)
+            for name, kind in ((names[1], "most"), (names[0], "half"))
+            if row[name] is not None
+            for high in [max(_seconds(row[name]) / top * HEIGHT, 1.5)]
+        ]
+        told = WORDS["plot_times"].format(span(row[names[0]]), span(row[names[1]]))
+        if bars:
+            parts.append(frame.titled(row["starts_at"], told, bars))
+    latest = next((row for row in reversed(shown) if row[names[1]] is not None), None)
+    return Plot(
+        title=title,
+        picture=frame.picture(title, parts),
+        scale=(span(timedelta(seconds=top)), span(timedelta(seconds=top / 2)), "0"),
+        begin=frame.begin,
+        length=since,
+        kinds=[
+            (kind, span(latest[name]) if latest else "")
+            for name, kind in zip(names, ("half", "most"), strict=True)
+        ],
+        heads=[WORDS["legend_half"], WORDS["legend_most"]],
+        rows=[
+            (row["starts_at"], [span(row[name]) for name in names])
+            for row in reversed(shown)
+            if row[names[1]] is not None
+        ],
+    )
 
 
 class _Frame:
@@ -79,43 +132,41 @@ class _Frame:
         seconds = self._length.total_seconds()
         last = math.floor(now.timestamp() / seconds) * seconds
         self._begin = last - seconds * (self._count - 1)
-        self._now = now
+        self.begin = datetime.fromtimestamp(self._begin, now.tzinfo)
         self.step = WIDTH / self._count
-        self.height = HEIGHT - BOTTOM - TOP
 
     def x(self, moment: datetime) -> float | None:
         place = (moment.timestamp() - self._begin) / self._length.total_seconds()
         return place * self.step if 0 <= place < self._count else None
 
-    def told(self, moment: datetime) -> str:
-        return f"{moment:{self._format}} UTC"
+    def titled(self, moment: datetime, text: str, parts: Sequence[Markup]) -> Markup:
+        """Return parts with a title that begins with a time, which a script may tell again."""
+        return Markup('<g><title data-at="{}">{} UTC: {}</title>{}</g>').format(
+            moment.isoformat(), f"{moment:{self._format}}", text, Markup("").join(parts)
+        )
 
-    def lines(self, top: float, told: str) -> Markup:
-        begin = datetime.fromtimestamp(self._begin, self._now.tzinfo)
-        return Markup(
-            '<path class="axis" d="M0 {0}.5H{1}M0 {2}.5H{1}"/>'
-            '<text x="0" y="{3}">{4}</text><text x="{1}" y="{3}" class="end">{5}</text>'
-            '<text x="{1}" y="{6}" class="end">{7}</text>'
-        ).format(
-            HEIGHT - BOTTOM, WIDTH, TOP, HEIGHT - 4, self.told(begin), WORDS["plot_now"],
-            TOP + 11, told,
-        )  # fmt: skip
+    def lines(self) -> Markup:
+        return Markup('<path class="axis" d="M0 0H{0}M0 {1}H{0}M0 {2}H{0}"/>').format(
+            WIDTH, HEIGHT / 2, HEIGHT
+        )
 
     def marks(self, rows: Sequence[Row]) -> Markup:
         """Mark since when the workers of a version are there: that is a deploy."""
         return Markup("").join(
-            Markup('<g class="mark"><title>{}</title><path d="M{:.1f} {}V{}"/></g>').format(
-                WORDS["plot_deploy"].format(self.told(row["started_at"]), row["workers"]),
-                x, TOP, HEIGHT - BOTTOM,
+            self.titled(
+                row["started_at"],
+                WORDS["plot_deploy"].format(row["workers"]),
+                [Markup('<path class="mark" d="M{0:.1f} 0V{1}"/>').format(x, HEIGHT)],
             )
             for row in rows
             if (x := self.x(row["started_at"])) is not None
-        )  # fmt: skip
+        )
 
     def picture(self, title: str, parts: Sequence[Markup]) -> Markup:
         return Markup(
-            '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-        ).format(WIDTH, HEIGHT, title, Markup("").join(parts))
+            '<svg class="plot" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img"'
+            ' aria-label="{}">{}</svg>'
+        ).format(WIDTH, HEIGHT + BELOW, title, Markup("").join(parts))
 
 
 def _bar(kind: str, x: float, y: float, width: float, height: float) -> Markup:
@@ -125,12 +176,12 @@ def _bar(kind: str, x: float, y: float, width: float, height: float) -> Markup:
     ).format(kind, x, y, width - gap, height)
 
 
-def _round(most: float) -> float:
+def _round(most: float) -> int:
     """Return the next number that reads well."""
-    if most <= 5:
-        return 5
+    if most <= 4:
+        return 4
     size = 10 ** math.floor(math.log10(most))
-    return next(int(size * part) for part in (1, 2, 5, 10) if size * part >= most)
+    return next(int(size * part) for part in (1, 2, 4, 10) if size * part >= most)
 
 
 def _seconds(length: timedelta | None) -> float:

@@ -114,6 +114,10 @@ CONDITIONS: dict[str, LiteralString] = {
     "worker": "locked_by = %(worker)s",
     "older": "created_at < rota.now() - %(older)s::interval",
     "newer": "created_at > rota.now() - %(newer)s::interval",
+    "discarded": (
+        "exists (select from rota.dead_jobs as d where d.id = job_runs.id"
+        " and d.discarded_at is not null) = %(discarded)s"
+    ),
     "before": "id < %(before)s",
     "from": "id >= %(from)s",
     # One of the two tables is then not read at all.
@@ -243,13 +247,39 @@ OCCURRENCES: LiteralString = """
     """
 
 LIMITS: LiteralString = """
-    select limit_name, max_running, running, waiting, max_starts, per, burst, next_start_at
-    from rota.limit_stats order by waiting desc, running desc, limit_name limit 200
+    select s.limit_name, s.max_running, s.running, s.waiting, s.max_starts, s.per, s.burst,
+        s.next_start_at, l.queue, l.job_type, l.limit_key, l.per::text as per_text
+    from rota.limit_stats as s left join rota.limits as l on l.limit_name = s.limit_name
+    order by s.waiting desc, s.running desc, s.limit_name limit 200
     """
 
 SHARES: LiteralString = """
-    select limit_name, queue, job_type, limit_key, weight from rota.limits
+    select limit_name, limit_key, weight from rota.limits
     where weight is not null order by weight desc, limit_name limit 100
+    """
+
+# Who has how much of each queue now, by the key that shares it.
+USE_BY_KEY: LiteralString = """
+    select k.queue, k.limit_key, k.running, k.oldest_started_at, l.weight
+    from (
+        select i.queue, r.limit_key, count(*) as running, min(i.started_at) as oldest_started_at
+        from (
+            select n.id, n.queue, n.started_at from rota.running_jobs as n limit 1000
+        ) as i
+        cross join lateral (
+            select j.limit_key from rota.job_runs as j where j.id = i.id limit 1
+        ) as r
+        where r.limit_key is not null
+        group by i.queue, r.limit_key
+    ) as k
+    left join rota.limits as l on l.limit_name = 'key ' || k.limit_key
+    order by k.running desc, k.queue, k.limit_key limit 50
+    """
+
+BREAKERS: LiteralString = """
+    select b.job_type, b.queue, b.max_failures, b.failed_percent, b.min_attempts, b.span,
+        b.error_type, b.pause_for, b.probes, b.times_opened, b.retry_at, b.probed_at
+    from rota.breakers as b order by b.retry_at is null, b.job_type, b.queue limit 100
     """
 
 HALTED: LiteralString = """
@@ -304,6 +334,10 @@ AUDIT: LiteralString = """
     from rota.audit_log
     where (%(before)s::bigint is null or id < %(before)s)
       and (%(job)s::bigint is null or job_ids @> array[%(job)s::bigint])
+      and (%(who)s::text is null or coalesce(actor, role) = %(who)s)
+      and (%(act)s::text is null or act = %(act)s)
+      and (%(queue)s::text is null
+        or %(queue)s in (filter ->> 'queue', before ->> 'queue', after ->> 'queue'))
     order by id desc limit %(limit)s
     """
 

@@ -18,6 +18,23 @@ MASKED_KEYS = (
     "password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie",
     "private_key", "credit_card", "card_number", "cvc", "iban", "ssn",
 )  # fmt: skip
+NOISE = frozenset(
+    (
+        "anchored_at",
+        "created_at",
+        "updated_at",
+        "kind",
+        "is_settled",
+        "settled_xid",
+        "limit_name",
+        "pause_name",
+        "paused_at",
+        "paused_by",
+        "next_run_at",
+        "disabled_at",
+    )
+)
+"""What the database notes with each change of a setting, and is no news."""
 MASK = "••••••"
 MAX_JSON = 200_000
 
@@ -61,6 +78,14 @@ def moment(value: datetime | None, now: datetime | None = None) -> Markup:
         told = WORDS["time_now"]
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         utc.isoformat(), full, told
+    )
+
+
+def short(value: datetime) -> Markup:
+    """Return a time for the edge of a plot."""
+    utc = value.astimezone(UTC)
+    return Markup('<time datetime="{}" data-full="short">{}</time>').format(
+        utc.isoformat(), f"{utc:%m-%d %H:%M} UTC"
     )
 
 
@@ -149,6 +174,26 @@ class Json:
         text = value if isinstance(value, str) else "".join(self._plain(value))
         return text if len(text) <= length else f"{text[: length - 1]}…"
 
+    def changes(self, before: str | None, after: str | None) -> list[tuple[str, str, str]]:
+        """Return the names whose values an act has changed, each with both values."""
+        try:
+            had, has = (self.parsed(text) if text else {} for text in (before, after))
+        except (RecursionError, ValueError):
+            return []
+        if not isinstance(had, dict) or not isinstance(has, dict):
+            return []
+        return [
+            (name, *(self._value(name, row) for row in (had, has)))
+            for name in dict.fromkeys([*had, *has])
+            if name not in NOISE and had.get(name) != has.get(name)
+        ]
+
+    def _value(self, name: str, row: dict[str, Any]) -> str:
+        if name not in row:
+            return ""
+        is_hidden = self.payloads == "hide" and name in ("payload", "merge", "headers")
+        return MASK if is_hidden or self.is_masked(name) else self.told(row[name], 200)
+
     def _plain(self, value: Any) -> Iterator[str]:
         if isinstance(value, dict):
             yield "{"
@@ -221,5 +266,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "span": span,
     "number": number,
     "moment": moment,
+    "short": short,
     "spark": spark,
 }

@@ -53,7 +53,15 @@
       const date = new Date(time.dateTime);
       if (isNaN(date)) continue;
       time.title = `${full(date, true)} (${Intl.DateTimeFormat().resolvedOptions().timeZone})\n${full(date, false)}`;
-      if (time.dataset.full !== undefined) time.textContent = full(date, isLocal);
+      const told = full(date, isLocal);
+      if (time.dataset.full === "short") time.textContent = told.slice(5, 16) + told.slice(19);
+      else if (time.dataset.full !== undefined) time.textContent = told;
+    }
+    for (const title of all("title[data-at]")) {
+      const date = new Date(title.dataset.at), rest = title.textContent.indexOf(": ");
+      const zone = isLocal ? full(date, true).slice(0, 16) : full(date, false).slice(0, 16) + " UTC";
+      title.textContent = zone + title.textContent.slice(title.dataset.cut ?? rest);
+      title.dataset.cut = zone.length;
     }
     const button = $('[data-do="zone"]');
     if (button) button.textContent = isLocal ? "local" : "UTC";
@@ -176,7 +184,6 @@
     const number = all('main input[name="id"]:checked').length;
     const bar = $("#selected");
     if (!bar) return;
-    bar.hidden = !number;
     bar.querySelector("output").textContent = number;
   }
   document.addEventListener("click", (event) => {
