@@ -279,7 +279,7 @@ uninstall() {
     if [ -z "$confirmed" ]; then
         say "This removes rota from $place, with its $live live jobs,"
         say "its history of $kept finished jobs, and all settings of queues."
-        [ -t 0 ] || fail 1 "nobody to ask; add --yes if you are sure"
+        [ -t 0 ] || fail 1 "no terminal to ask on; add --yes if you are sure"
         printf 'Remove it? [y/N] '
         read -r answer || answer=
         case $answer in

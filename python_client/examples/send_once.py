@@ -27,7 +27,7 @@ def send_invoice(job: rota.Job) -> object:
                 raise
         elif not effect.is_done:
             # An earlier worker died in this block; after a look into the provider's log ...
-            print(f"nobody knows whether invoice {number} was sent")
+            print(f"it is unknown whether invoice {number} was sent")
     return effect.result
 
 

@@ -64,8 +64,8 @@ begin return rota._allowed_queues('observer'); end;
 $$;
 
 comment on function rota.visible_queues is
-    'The queues whose jobs the caller may see, which are those that grant_queue() gave him as '
-    'an observer; null for all.';
+    'The queues whose jobs the caller may see, those granted by grant_queue() for an observer; '
+    'null for all.';
 
 /* Refuse what is about jobs of all queues to whoever may not see all. */
 create or replace function rota._check_sees_all(what text)

@@ -267,7 +267,7 @@ end;
 $$;
 
 comment on function rota.set_priority is
-    'Change the priority of a live job, for a running one that of its retries; raises RT001 if '
+    'Change the priority of a live job; if it is running, that of its retries; raises RT001 if '
     'there is no such job, RT003 if it has ended, 22023.';
 
 create or replace function rota.reschedule_job(

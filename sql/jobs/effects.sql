@@ -280,7 +280,7 @@ begin
     raise exception using
         errcode = 'RT011',
         message = format('effect %s %L has no open record of job %s', scope, key, job_id),
-        hint = 'Only who was told true by record_effect() may go on; a record ends when it is '
-            'completed or withdrawn.';
+        hint = 'Only the caller to which record_effect() returned true may continue; a record '
+            'ends when it is completed or withdrawn.';
 end;
 $$;

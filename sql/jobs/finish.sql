@@ -55,8 +55,8 @@ $$;
 
 comment on function rota.finish_job is
     'End a running job as succeeded and return finished, or already_finished if this token did '
-    'so before; a job of a pipeline goes on to next_stage instead, to the next in order if '
-    'that is null, to none if it is end; raises RT002 if the lease is lost, RT003 if it ended '
+    'so before; a job of a pipeline enters next_stage instead, the next stage in order if that '
+    'is null, or ends if it is end; raises RT002 if the lease is lost, RT003 if it ended '
     'otherwise, RT001, 22023.';
 
 create or replace function rota.finish_jobs(

@@ -28,8 +28,8 @@ end;
 $$;
 
 comment on function rota.pause_queue is
-    'Stop claims from a queue until then, or until resume_queue(), noting who and why; raises '
-    'RT004 if it has neither settings nor jobs, 22023.';
+    'Stop claims from a queue until then, or until resume_queue(), recording who paused it and '
+    'why; raises RT004 if it has neither settings nor jobs, 22023.';
 
 create or replace function rota.resume_queue(queue text)
     returns void language plpgsql security definer
@@ -64,7 +64,8 @@ $$;
 
 comment on function rota.pause_type is
     'Stop claims of a job type, in one queue or in all, until then or until resume_type(), '
-    'noting who and why; raises RT004 for a queue without settings and jobs, 22023.';
+    'recording who paused it and why; raises RT004 for a queue without settings and jobs, '
+    '22023.';
 
 create or replace function rota.resume_type(job_type text, queue text default null)
     returns void language plpgsql security definer
@@ -96,8 +97,8 @@ end;
 $$;
 
 comment on function rota.pause_all is
-    'Stop all claims until then, or until resume_all(), noting who and why: as after a copy of '
-    'production was restored elsewhere; raises 22023.';
+    'Stop all claims until then, or until resume_all(), recording who paused it and why: as '
+    'after a copy of production was restored elsewhere; raises 22023.';
 
 create or replace function rota.resume_all()
     returns void language plpgsql security definer

@@ -49,9 +49,9 @@ end;
 $$;
 
 comment on function rota.wait_for_result is
-    'Whether a job has ended, how, and with what result; if not, whoever ends it notifies the '
-    'channel, until this session asks again after its end or says that it is not active; '
-    'raises RT001, 22023.';
+    'Whether a job has ended, how, and with what result; if not, the transaction that ends it '
+    'notifies the channel, until this session calls again after the end or with active => '
+    'false; raises RT001, 22023.';
 
 /* Once for each job that the session waits for. */
 create or replace function rota._hold_result_locks(job_id bigint)

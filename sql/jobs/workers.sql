@@ -39,9 +39,9 @@ end;
 $$;
 
 comment on function rota.report_worker is
-    'Say that a worker is there, and of which job_types it takes jobs, for explain_job() and '
-    'people who look at rota.workers; raises 22023, and 0A000 for a version of the client that '
-    'this database does not work with.';
+    'Record that a worker is alive, and which job_types it takes, for explain_job() and for '
+    'readers of rota.workers; raises 22023, and 0A000 for a version of the client that this '
+    'database does not work with.';
 
 /* Refuse a client that calls functions which are not there any more, at its start. */
 create or replace function rota._check_client(version text)

@@ -110,7 +110,7 @@ end;
 $$;
 
 comment on function rota.stop_waiting is
-    'Let this session be notified no more, and notify the next worker that waits instead.';
+    'Stop notifying this session, and notify the next waiting worker instead.';
 
 /*
  * Take the lowest free listen slot of each queue and of all queues together, or become their

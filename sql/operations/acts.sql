@@ -98,11 +98,11 @@ end;
 $$;
 
 comment on function rota.act_on_jobs is
-    'Retry, cancel, discard, reschedule, set_priority, move, purge or erase the jobs that a '
-    'filter finds behind an id, up to max_jobs of them, or only count them with dry_run, and '
-    'tell the conflicts of the first max_jobs without a lock; returns how many there were and '
-    'were changed, for which it was not possible and why, the first ten, and the id to go on '
-    'behind, null at the end; raises 22023.';
+    'Retry, cancel, discard, reschedule, set_priority, move, purge or erase the jobs that '
+    'match a filter and come after an id, up to max_jobs of them; with dry_run only count them '
+    'and report the conflicts of the first max_jobs, without a lock; returns how many matched '
+    'and how many were changed, which were not and why, the first ten, and the id to continue '
+    'after, null at the end; raises 22023.';
 
 /* What each act takes, and of which statuses jobs may be. */
 create or replace function rota._act_statuses(act text, arguments jsonb)

@@ -27,8 +27,8 @@ $$;
 
 comment on function rota.doctor is
     'What is wrong with this queue and the database under it, the worst first: severity '
-    '(critical, warning or ok), finding, evidence, and the statement that mends it, null where '
-    'none would; reads only, and waits for nobody.';
+    '(critical, warning or ok), finding, evidence, and the statement that repairs it, or null; '
+    'only reads, and waits for no lock.';
 
 create or replace function rota._findings()
     returns table (severity text, finding text, evidence text, remedy text)
@@ -55,7 +55,7 @@ begin
             ('dead_jobs', 'no job died in the last hour'),
             ('effects', 'of each effect is known whether it happened'),
             ('schedules', 'no schedule is overdue, or disabled by an error'),
-            ('horizon', 'nobody keeps vacuum from removing dead rows'),
+            ('horizon', 'nothing keeps vacuum from removing dead rows'),
             ('vacuum', 'all tables are vacuumed and analyzed'),
             ('indexes', 'no index is much larger than what is in it'),
             ('partitions', 'rows have their partitions'),
@@ -141,9 +141,9 @@ create or replace function rota._examine_ticker()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 begin
     return query
-    select 'critical', format('nobody has ticked %s: leases that end are not taken back, '
-            'schedules make no jobs, and what waits for others stays where it is. Start a '
-            'worker or rota tick --loop%s',
+    select 'critical', format('no tick has run %s: expired leases are not swept, schedules '
+            'make no jobs, and what waits for others stays where it is. Start a worker or rota '
+            'tick --loop%s',
             case when t.has_ticked then 'for ' || rota._span(t.lag)
                 else format('since the install, %s ago', rota._span(t.lag)) end,
             case when to_regnamespace('cron') is not null
@@ -576,8 +576,8 @@ create or replace function rota._examine_effects()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 begin
     return query
-    select 'warning', format('of %s nobody knows whether they happened, the newest of them %s '
-            '%s of job %s: look, and say how it was with settle_effect()',
+    select 'warning', format('it is unknown whether %s happened, the newest of them %s %s of '
+            'job %s: look, and say how it was with settle_effect()',
             case count(*) when 1 then '1 effect' else count(*) || ' effects' end,
             (array_agg(u.scope order by u.recorded_at desc))[1],
             (array_agg(u.key order by u.recorded_at desc))[1],
@@ -659,7 +659,7 @@ begin
         select format('replication slot %s, %s,', s.slot_name,
                 case when s.active
                     then 'which a standby reads, where a query is to be ended'
-                    else 'which nobody reads'
+                    else 'which no client reads'
                 end),
             case when not s.active
                 then format('select pg_drop_replication_slot(%L);', s.slot_name) end,

@@ -42,9 +42,9 @@ end;
 $$;
 
 comment on function rota.explain_job is
-    'Why a job does not run, or how it runs or ended: in order a reason, what it says about '
-    'this job, and the statement that would change it, null where none would; the first row '
-    'decides; reads only, and waits for nobody; raises RT001, 22023.';
+    'Why a job does not run, or how it runs or ended: in order a reason, its explanation for '
+    'this job, and the statement that would change it, or null; the first row decides; only '
+    'reads, and waits for no lock; raises RT001, 22023.';
 
 create or replace function rota._explain(
     job rota.jobs, row_xmax xid, ended rota.finished_jobs
@@ -194,7 +194,7 @@ begin
     end if;
     perform pg_sleep(0.1);
     return query
-    select 'row_locked', format('its row is locked by %s; whoever would take it passes it over',
+    select 'row_locked', format('its row is locked by %s; claims skip it',
             coalesce('the prepared transaction ' || quote_literal(h.gid),
                 rota._session_words(h.pid))),
         coalesce('rollback prepared ' || rota._literal(h.gid) || ';',
@@ -360,7 +360,7 @@ begin
     ) as f on true
     where h.ordering_key = job.ordering_key
     union all
-    select 'key_halted', format('or let the others go on without job %s', h.job_id),
+    select 'key_halted', format('or let the others run without job %s', h.job_id),
         format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
     from rota.halted_keys as h where h.ordering_key = job.ordering_key;
 
@@ -582,8 +582,8 @@ create or replace function rota._explain_ticks()
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 begin
     return query
-    select 'no_tick', format('nobody has ticked for %s: what waits for more than its place '
-            'stays where it is; a worker ticks, and so does rota tick --loop',
+    select 'no_tick', format('no tick has run for %s: what waits for more than its place stays '
+            'where it is; a worker ticks, and so does rota tick --loop',
             rota._span(t.lag)),
         'select * from rota.tick();'
     from (

@@ -26,8 +26,8 @@ $$;
 
 comment on function rota.verify is
     'Count the promises again on the newest max_rows rows of each kind: the promise, how many '
-    'rows were examined, how many break it, and one of them; locks nothing that anybody feels; '
-    'raises 22023.';
+    'rows were examined, how many break it, and one of them; takes no lock that delays other '
+    'sessions; raises 22023.';
 
 /* How a count is told; of what was examined, null is what keeps the promise. */
 create or replace function rota._verdict(sentence text, broken text[])
@@ -234,7 +234,7 @@ begin
                     where c.kind in ('job', 'parent', 'retry')
                       or c.kind = 'order' and c.subject = b.ordering_key
                 )
-                then format('job %s waits for nothing, and nobody will look', b.id)
+                then format('job %s waits for nothing, and no check is pending', b.id)
             end
         from (
             select i.id, i.ordering_key, i.status from rota.jobs as i order by i.id desc

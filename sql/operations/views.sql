@@ -92,8 +92,8 @@ where j.status = 'running' and j.locked_until is not null
     or j.queue = any((select rota.visible_queues())::text[]));
 
 comment on view rota.stale_jobs is
-    'Running jobs to look at: the lease is over and nobody swept yet, or there was no sign of '
-    'life for an hour.';
+    'Running jobs to look at: the lease has expired and no tick has swept it yet, or the '
+    'worker has reported nothing for an hour.';
 
 create or replace view rota.dead_jobs as
 select f.id, f.queue, f.job_type, f.payload, f.attempts, f.max_attempts, f.last_error,
@@ -103,7 +103,7 @@ where (select rota.visible_queues()) is null
    or f.queue = any((select rota.visible_queues())::text[]);
 
 comment on view rota.dead_jobs is
-    'Jobs that were given up; retry_job(id) gives one all its attempts again.';
+    'Dead jobs; retry_job(id) gives a job all its attempts again.';
 
 /*
  * Who meets an error in a thousand jobs shall see it once: what differs from job to job, which
@@ -267,8 +267,8 @@ where e.completed_at is null
   );
 
 comment on view rota.unknown_effects is
-    'Effects of which nobody knows whether they happened, with the job that was at it; '
-    'settle_effect() says it.';
+    'Effects that may or may not have happened, with the job that recorded them; '
+    'settle_effect() records the answer.';
 
 create or replace view rota.ticker_health as
 select nullif(u.done_at, '-infinity') as last_tick_at, u.done_by as last_tick_by,

@@ -264,7 +264,7 @@ end;
 $$;
 
 comment on function rota.disable_schedule is
-    'Let a schedule make no more jobs until enable_schedule(); raises RT005, 22023.';
+    'Stop a schedule from making jobs until enable_schedule(); raises RT005, 22023.';
 
 /* The row of a schedule, which is not there for an operator who is kept from its queue. */
 create or replace function rota._hold_definition(name text)

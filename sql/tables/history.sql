@@ -79,9 +79,9 @@ comment on table rota.finished_jobs is
 comment on column rota.finished_jobs.locked_by is 'The worker of the last attempt.';
 comment on column rota.finished_jobs.result is 'What finish_job() was given.';
 comment on column rota.finished_jobs.ended_by is
-    'The transaction that wrote the row, by which the statistics find one that commits late.';
+    'The transaction that wrote the row, by which the statistics find rows that commit late.';
 comment on column rota.finished_jobs.discarded_at is
-    'When an operator said that nobody has to look at this dead job any more.';
+    'When an operator discarded this dead job, so that nothing reports it any more.';
 comment on table rota.finished_jobs_done is 'Succeeded and cancelled jobs, a partition a day.';
 comment on table rota.finished_jobs_done_default is 'Where a day has no partition.';
 comment on table rota.finished_jobs_dead is 'Dead jobs.';

@@ -142,9 +142,10 @@ comment on column rota.jobs.idempotency_key is
     'Unique among live jobs of one type, or runs of one pipeline; null means no key.';
 comment on column rota.jobs.ordering_key is
     'Jobs of one key run one at a time, in the order of their ids; null means no key.';
-comment on column rota.jobs.skip_dead is 'Whether its key goes on if this job is dead.';
+comment on column rota.jobs.skip_dead is 'Whether the next job of its key may run if this job '
+    'is dead.';
 comment on column rota.jobs.if_parent_dead is
-    'What becomes of the job if one that it waits for is dead: cancel, run or wait.';
+    'What happens to the job if a job that it waits for is dead: cancel, run or wait.';
 comment on column rota.jobs.limit_key is
     'Jobs of one key share a limit, and the keys of a queue take turns; null means no key.';
 comment on column rota.jobs.own_lane is 'Null where the lane is the priority.';
@@ -159,7 +160,8 @@ comment on column rota.jobs.held_limits is
 comment on column rota.jobs.stage_input is 'Result of the stage before this one.';
 comment on column rota.jobs.stage_queued_at is 'When the job came to its stage.';
 comment on column rota.jobs.definition is 'The schedule that made the job; null for others.';
-comment on column rota.jobs.scheduled_for is 'The planned time that the job stands for.';
+comment on column rota.jobs.scheduled_for is 'The planned time of the schedule that the job is '
+    'for.';
 comment on column rota.jobs.attempts is 'Claims so far that were not given back.';
 comment on column rota.jobs.lease_token is
     'The fence: grows with each claim for the whole life of the job, and never goes back.';
@@ -310,7 +312,7 @@ create table rota.workers (
 );
 
 comment on table rota.workers is
-    'Who works here, for people to look at; nothing is ever decided by it.';
+    'Workers and when they were last seen, for people to read; no decision depends on it.';
 comment on column rota.workers.job_types is 'What it has handlers for; null means all types.';
 comment on column rota.workers.backend_pid is
     'The process of the server that it reported by: where that is gone, so is the worker, '
@@ -327,7 +329,7 @@ comment on table rota.maintenance is
     'When each part of the maintenance was last done or, for retention, last found something '
     'to do, and by whom.';
 comment on column rota.maintenance.has_more is
-    'For retention: it reached its bound, and the next tick goes on at once.';
+    'For retention: it reached its bound, and the next tick continues at once.';
 
 create table rota.upgrade_log (
     id integer primary key,

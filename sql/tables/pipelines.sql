@@ -34,7 +34,7 @@ comment on table rota.pipeline_stages is 'The stages of each pipeline, in their 
 comment on column rota.pipeline_stages.ordinal is
     'Place in the order, from 1; null for a stage that is not part of the pipeline any more.';
 comment on column rota.pipeline_stages.next_stage is
-    'Where a job goes on to unless it says otherwise; null after the last stage.';
+    'The stage that follows unless the job names another; null after the last stage.';
 comment on column rota.pipeline_stages.priority is
     'Null means that of the stage before, and for the first that of start_pipeline().';
 comment on column rota.pipeline_stages.max_attempts is 'Null means the queue''s.';

@@ -62,7 +62,7 @@ create index job_definitions_next_run_at_idx on rota.job_definitions (next_run_a
 comment on table rota.job_definitions is
     'Schedules: jobs that are made again and again, with the time of the next.';
 comment on column rota.job_definitions.source is
-    'The program whose code has it, and which removes it when it has it no more; or null.';
+    'The program whose code declares it, and which removes it once it no longer does; or null.';
 comment on column rota.job_definitions.kind is
     'What its times are counted from: cron (a wall clock), every (an anchor) or after (the end '
     'of the last job).';
@@ -72,7 +72,7 @@ comment on column rota.job_definitions.time_limit is 'Null means the queue''s, i
 comment on column rota.job_definitions.headers is 'Headers of its jobs; null means none.';
 comment on column rota.job_definitions.backoff is 'Null means the queue''s.';
 comment on column rota.job_definitions.catch_up is
-    'What becomes of planned times that nobody ticked for: skip, one or all.';
+    'What happens to planned times that passed without a tick: skip, one or all.';
 comment on column rota.job_definitions.catch_up_window is
     'Planned times longer ago make no job; null means 1 minute for skip, else no limit.';
 comment on column rota.job_definitions.catch_up_max is

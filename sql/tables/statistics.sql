@@ -50,7 +50,7 @@ comment on table rota.stats_progress is 'How far the statistics have come; one r
 comment on column rota.stats_progress.counted_until is
     'What ended until then is counted, but for what transactions of late_xids ended.';
 comment on column rota.stats_progress.complete_until is
-    'What ended until then is counted whoever commits late.';
+    'Everything that ended until then is counted, whatever commits late.';
 comment on column rota.stats_progress.open_xids is
     'Transactions that had ended jobs and were open when it was last looked, at sampled_at.';
 comment on column rota.stats_progress.hours_until is 'Hours before it have rows of their own.';

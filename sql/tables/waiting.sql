@@ -33,7 +33,7 @@ create table rota.halted_keys (
 );
 
 comment on table rota.halted_keys is
-    'Ordering keys that wait for somebody to retry their dead job, or to resume the key.';
+    'Ordering keys that wait for an operator to retry their dead job or to resume the key.';
 
 create table rota.pending_checks (
     id bigint generated always as identity primary key,

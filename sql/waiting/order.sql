@@ -293,7 +293,7 @@ end;
 $$;
 
 comment on function rota.resume_ordering_key is
-    'Let the jobs behind the dead one of an ordering key go on without it and return its id; '
+    'Let the jobs behind the dead job of an ordering key run without it and return its id; '
     'raises RT012 if the key is not halted, 22023.';
 
 /*

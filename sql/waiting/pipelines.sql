@@ -51,9 +51,9 @@ end;
 $$;
 
 comment on function rota.define_pipeline is
-    'Set the stages of a pipeline, given as objects in their order; runs under way go on by '
-    'the names of their stages, from one that is left out to the next that is still there; '
-    'raises 22023 for a bad stage, naming it.';
+    'Set the stages of a pipeline, given as objects in their order; runs under way continue by '
+    'stage name, and from a stage that is left out with the next that is still there; raises '
+    '22023 for a bad stage, naming it.';
 
 /*
  * Two definitions of a pipeline at once would make one of both.  Who starts, finishes or claims
@@ -115,8 +115,8 @@ end;
 $$;
 
 comment on function rota.drop_pipeline is
-    'Let no more runs of a pipeline begin; those under way go on to their end; raises 22023 if '
-    'it is not defined.';
+    'Let no new run of a pipeline begin; those under way continue to their end; raises 22023 '
+    'if it is not defined.';
 
 create or replace function rota.start_pipeline(
     pipeline text,
@@ -349,7 +349,7 @@ end;
 $$;
 
 comment on function rota.restart_pipeline is
-    'Bring an ended job of a pipeline back, to go on from a stage with the latest result of a '
+    'Restore an ended job of a pipeline, to continue from a stage with the latest result of a '
     'stage before it, and return its id; raises RT001 if the job or that result is not there '
     'any more, RT014 if it is under way, RT007 if its idempotency_key is taken, 22023.';
 
@@ -380,7 +380,7 @@ begin
             errcode = 'RT001',
             message = format('job %s: no result of a stage before %L is left of its run',
                 job.id, stage.stage),
-            hint = 'Retention has removed it; let the run go on from its first stage.';
+            hint = 'Retention has removed it; restart the run from its first stage.';
     end if;
     return v_input;
 end;

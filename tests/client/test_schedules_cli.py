@@ -279,11 +279,11 @@ def test_what_is_overdue_asks_who_ticks(run: Run, clock: Clock) -> None:
     clock.set("2026-03-28 01:33+00")
 
     assert due.endswith("  due\n")
-    assert run("schedule", "list").endswith("  overdue by 3 min: does anybody tick?\n")
+    assert run("schedule", "list").endswith("  overdue by 3 min: does anything tick?\n")
     shown = run("schedule", "show", "nightly")
-    assert "state         overdue by 3 min: does anybody tick?\n" in shown
+    assert "state         overdue by 3 min: does anything tick?\n" in shown
     printed = run("schedule", "next", "--name", "nightly")
-    assert printed.splitlines()[1] == "(overdue by 3 min: does anybody tick?)"
+    assert printed.splitlines()[1] == "(overdue by 3 min: does anything tick?)"
 
 
 def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
@@ -539,7 +539,7 @@ def test_import_knows_the_arguments_of_schedule_job(db: Db) -> None:
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     for words, taught in (
         ([], "rota schedule import jobs.cron --dry-run"),
-        (["add"], "each deployment may\nsay it again"),
+        (["add"], "each deployment may repeat the command"),
         (["next"], "first instant after the gap"),
         (["import"], "TZ=Europe/Warsaw\n"),
     ):

@@ -252,7 +252,7 @@ def test_nobody_ticks_for_an_hour(db: Db, clock: Clock, operator: Operator) -> N
     line = operator.doctor()
 
     assert (line.severity, line.what) == ("critical", "ticker")
-    assert line.why.startswith("nobody has ticked for 1 h")
+    assert line.why.startswith("no tick has run for 1 h")
     operator.paste(line)
     assert value(db, "select status from rota.jobs where id = %s", job_id) == "failed"
 

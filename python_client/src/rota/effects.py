@@ -84,7 +84,7 @@ class Recording:
         self._effect = Effect(is_due, earlier)
         if not is_due and not self._effect.is_done:
             logger.warning(
-                "%s is skipped: nobody knows whether it happened; rota effects settle tells it",
+                "%s is skipped: it may or may not have happened; see rota effects settle",
                 self._what,
             )
         return self._effect

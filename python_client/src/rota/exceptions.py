@@ -78,7 +78,7 @@ class JobNotFoundError(RotaError):
 
 
 class LeaseLostError(RotaError):
-    """The lease token is no longer the newest: somebody else owns the job by now."""
+    """The lease token is no longer the newest: another worker owns the job by now."""
 
     sqlstate = "RT002"
 
@@ -102,7 +102,7 @@ class UnknownScheduleError(RotaError):
 
 
 class BadScheduleError(RotaError):
-    """A text is no schedule, or one that never comes."""
+    """The text is not a schedule, or never has a next time."""
 
     sqlstate = "RT006"
 

@@ -320,7 +320,7 @@ class Job(BaseJob):
     ) -> AbstractContextManager[Effect]:
         """Do something outside of the database once: the block is to do it if `is_due`.
 
-        If an earlier run died or raised in its block, nobody knows whether it happened:
+        If an earlier run died or raised in its block, it is unknown whether it happened:
         *if_unknown* is ``skip`` (at most once) or ``again`` (at least once).  An exception of
         *withdraw_on* says that it did not: it is due again.  Raise EffectInProgressError while
         another job is at it.

@@ -88,7 +88,7 @@ def test_nobody_ticks(db, clock):
     row = only(db)
 
     assert (row.severity, row.finding) == ("critical", "ticker")
-    assert row.evidence.startswith("nobody has ticked for 1 h:")
+    assert row.evidence.startswith("no tick has run for 1 h:")
     cure(db)
     assert doctor(db) == []
 
@@ -103,7 +103,7 @@ def test_nobody_has_ever_ticked(db, clock):
     row = next(row for row in doctor(db) if row.finding == "ticker")
 
     assert row.severity == "critical"
-    assert row.evidence.startswith("nobody has ticked since the install, 7 min ago: leases")
+    assert row.evidence.startswith("no tick has run since the install, 7 min ago: expired")
     db.execute(row.remedy)
     assert "ticker" not in {row.finding for row in doctor(db)}
 

@@ -369,7 +369,7 @@ def test_a_job_of_a_fair_queue_whose_time_has_come_needs_a_tick(db, clock):
 
     assert [row.reason for row in found] == ["needs_tick", "no_tick"]
     assert "due for 2 h" in found[0].explanation
-    assert "nobody has ticked for 3 h" in found[1].explanation
+    assert "no tick has run for 3 h" in found[1].explanation
     cure(db, job_id)
     assert reasons(db, job_id) == ["next"]
 
@@ -520,7 +520,7 @@ def test_nobody_ticks(db, clock):
     found = explain(db, job_id)
 
     assert [row.reason for row in found] == ["next", "no_tick"]
-    assert found[1].explanation.startswith("nobody has ticked for 7 min: what waits for more")
+    assert found[1].explanation.startswith("no tick has run for 7 min: what waits for more")
     db.execute(found[1].remedy)
     assert reasons(db, job_id) == ["next"]
 

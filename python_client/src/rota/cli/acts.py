@@ -1,7 +1,7 @@
 """Commands that change jobs: retry, cancel, discard, reschedule, priority, move, purge, erase.
 
 One job, named by its id, is changed by the function for one.  Many are counted first, which is
-shown and asked about, and then changed in short calls, so that nobody who works feels it.
+shown and asked about, and then changed in short calls, so that workers are not delayed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ UNKNOWN = "select * from rota.unknown_effects order by recorded_at desc limit %s
 
 
 def effects(arguments: argparse.Namespace) -> None:
-    """List the effects of which nobody knows whether they happened, the newest first."""
+    """List the effects that may or may not have happened, the newest first."""
     with connected(arguments) as connection:
         rows = connection.execute(UNKNOWN, [arguments.limit]).fetchall()
     if arguments.json:

@@ -48,8 +48,8 @@ examples:
 The database is that of -d, a URL or a name, else that of DATABASE_URL, else
 what libpq finds (PGHOST, PGSERVICE, …).
 
-exit codes: 0 done, 1 failed, 2 used wrongly, 3 a worker left handlers that did
-not end, or doctor or verify could not ask
+exit codes: 0 done, 1 failed, 2 wrong usage, 3 a worker left handlers that did
+not end, or doctor or verify could not connect
 """
 
 PAUSE = """\
@@ -58,20 +58,20 @@ examples:
   rota pause --type charge_card --reason 'the bank is down'
   rota pause --all --reason 'restored from production' --yes
 
-It counts the jobs that wait there, and asks. A queue or type that is named is
-paused without a question where there is no terminal; --all then needs --yes.
+The command counts the jobs that wait there, and asks. Without a terminal it
+pauses a given queue or type without asking; --all then needs --yes.
 """
 ACTS = """\
-Jobs are named by their ids or by a filter, of which they have to meet all. It
-counts first, and asks; then it works through them in short steps, and may be
-stopped and called again. What stands in the way of one job is told, and stops
-no other.
+Give the ids of jobs, or a filter; a job has to meet all its conditions. The
+command counts first, and asks; then it changes the jobs in short steps, and you
+may stop it and run it again. It reports a job that it cannot change, which
+stops no other.
 
 examples:
 {more}
   rota {name} --queue mail --older-than '2 hours' --dry-run
 
-exit codes: 0 done, 1 failed, or not done to all, 2 used wrongly
+exit codes: 0 done, 1 failed, or not all jobs changed, 2 wrong usage
 """
 EXAMPLES = {
     "retry": """\
@@ -92,7 +92,7 @@ examples:
   rota completion zsh > /usr/local/share/zsh/site-functions/_rota
 """
 WEB = """\
-Without --passwords or --trusted-header only this machine is answered.
+Without --passwords or --trusted-header the page answers only this machine.
 
 examples:
   rota web -d shop
@@ -162,12 +162,12 @@ def _add_database(parser: argparse.ArgumentParser, default: Any) -> None:
 
 
 def _add_schema_commands(commands: Any) -> None:
-    what = "install rota, or bring it up to date"
+    what = "install or upgrade rota"
     add = _add(commands, "install", schema.install, what, json=True)
     add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
     add.add_argument("--with-roles", action="store_true", help="create the four roles")
     add.add_argument("--with-cron", action="store_true", help="let pg_cron tick")
-    what = "also where the database has a newer rota"
+    what = "even if the database has a newer rota"
     add.add_argument("--force", action="store_true", help=what)
     what = "remove rota and all its jobs"
     add = _add(commands, "uninstall", schema.uninstall, what, json=True)
@@ -213,25 +213,25 @@ def _add_job_commands(commands: Any) -> None:
     add_filter(add)
     add.add_argument("--before", type=job_id, metavar="ID", help="go on behind this job")
     add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
-    what = "list the errors of failed attempts, those of one kind in one line"
+    what = "list the errors of failed attempts, similar ones in one line"
     add = _add(commands, "errors", jobs.errors, what, json=True)
     add.add_argument("--queue")
     add.add_argument("--type", dest="job_type")
     what = "how far back (default: %(default)s)"
     add.add_argument("--since", default="1 day", metavar="AGE", help=what)
     add.add_argument("--limit", type=count, default=20, help="(default: %(default)s)")
-    what = "list effects of which nobody knows whether they happened"
+    what = "list effects that may or may not have happened"
     add = _add(commands, "effects", effects.effects, what, json=True)
     add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
     own = add.add_subparsers(title="commands", metavar="COMMAND")
-    what = "say what became of an effect of which nobody knows"
+    what = "record whether an unknown effect has happened"
     add = _add(own, "settle", effects.settle, what, json=True)
     add.add_argument("scope")
     add.add_argument("key")
     how = add.add_mutually_exclusive_group(required=True)
-    what = "it happened, and no job does it any more"
+    what = "it happened, and no job repeats it"
     how.add_argument("--done", dest="outcome", action="store_const", const="done", help=what)
-    what = "it did not, and the next job that comes to it does it"
+    what = "it did not happen, and the next job with this effect does it"
     how.add_argument("--again", dest="outcome", action="store_const", const="again", help=what)
     add.add_argument(
         "--result", metavar="JSON", help="what a run that did it would have stored"
@@ -245,7 +245,7 @@ def _add_job_commands(commands: Any) -> None:
 
 
 def _add_queue_commands(commands: Any) -> None:
-    what = "let no more jobs of a queue, of a type, or none at all, be claimed"
+    what = "stop claims of a queue, of a type, or of all jobs"
     add = _add(commands, "pause", queues.pause, what, json=True)
     _teach(add, PAUSE)
     _add_paused(add)
@@ -257,7 +257,7 @@ def _add_queue_commands(commands: Any) -> None:
     what = "list the limits in use, and how many jobs wait for them"
     add = _add(commands, "limits", queues.limits, what, json=True)
     add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
-    what = "let the jobs of a queue, of a type, or all, be claimed again"
+    what = "resume claims of a queue, of a type, or of all jobs"
     _add_paused(_add(commands, "resume", queues.resume, what, json=True))
 
 
@@ -280,7 +280,7 @@ def _add_acts(commands: Any) -> None:
     what = "cancel jobs that wait, and ask the workers of those that run to stop"
     add = _add_act(commands, "cancel", "cancel", what)
     add.add_argument("--reason")
-    what = "acknowledge dead jobs: they stay, and no alert is about them any more"
+    what = "acknowledge dead jobs: they are kept, but raise no alert any more"
     _add_act(commands, "discard", "discard", what)
     what = "move jobs that wait to another time"
     add = _add_act(commands, "reschedule", "reschedule", what)
@@ -294,7 +294,7 @@ def _add_acts(commands: Any) -> None:
     add.add_argument("--to", required=True, metavar="QUEUE")
     what = "delete jobs that have ended; dead ones only with --status dead"
     _add_act(commands, "purge", "purge", what)
-    what = "take away what jobs say of somebody: payload, result, headers, keys, errors"
+    what = "erase personal data from jobs: payload, result, headers, keys, errors"
     _add_act(commands, "erase", "erase", what)
     what = "list what operators did, the newest first"
     add = _add(commands, "audit", acts.audit, what, json=True)
@@ -303,7 +303,7 @@ def _add_acts(commands: Any) -> None:
     add.add_argument("--by", metavar="NAME", help="of a role, or of who stood behind it")
     add.add_argument("--since", metavar="AGE", help="such as '1 day'")
     add.add_argument("--limit", type=count, default=50, help="(default: %(default)s)")
-    what = "print what lets a shell complete commands and options"
+    what = "print a completion script for a shell"
     add = _add(commands, "completion", _print_completion, what)
     _teach(add, COMPLETION)
     add.add_argument("shell", choices=("bash", "zsh", "tcsh"))
@@ -341,9 +341,9 @@ def _add_web(commands: Any) -> None:
     )
     what = "let operators act: without it the page only shows"
     add.add_argument("--allow-acts", action="store_true", help=what)
-    what = "let in who is in this file, by name and password"
+    what = "admit the users in this file, by name and password"
     add.add_argument("--passwords", metavar="FILE", help=what)
-    what = "put somebody into the file: an observer, or with --allow-acts an operator"
+    what = "add a user to the file: an observer, or with --allow-acts an operator"
     add.add_argument("--add-user", metavar="NAME", help=what)
     what = "believe the name that a proxy puts there, such as X-Remote-User"
     add.add_argument("--trusted-header", metavar="NAME", help=what)
@@ -353,7 +353,7 @@ def _add_web(commands: Any) -> None:
     add.add_argument("--operator", action="append", metavar="NAME", help=what)
     what = "payloads and results: mask by key (default), hide, or show"
     add.add_argument("--payloads", choices=("mask", "hide", "show"), default="mask", help=what)
-    what = "the path in front of it, where a proxy adds one"
+    what = "the path prefix that a proxy adds"
     add.add_argument("--root-path", default="", metavar="PATH", help=what)
 
 
@@ -377,18 +377,18 @@ def _add_worker(commands: Any) -> None:
     add.add_argument("--name", help="(default: host:pid:random)")
     number(float, "--poll-interval", 1.0, "seconds between two claims while nothing is due")
     add.add_argument("--no-listen", action="store_true", help="poll only: let no job wake it")
-    what = "where notifications come, past a pooler (default: the database)"
+    what = "where to listen for notifications, past a pooler (default: the database)"
     add.add_argument("--listen-url", metavar="URL", help=what)
     add.add_argument("--no-tick", action="store_true", help="leave the maintenance to others")
     number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
     number(float, "--grace-period", 20.0, "seconds that running jobs get after SIGTERM")
-    what = "leave after about so many jobs; of several processes another one follows"
+    what = "exit after about so many jobs; with --processes another process follows"
     number(int, "--max-jobs", None, what)
     what = "the same when the process has used so many megabytes"
     number(float, "--max-memory", None, what)
     what = "answer GET /live, /ready and /metrics there; further processes at the next ports"
     add.add_argument("--health", metavar="[HOST:]PORT", help=what)
-    what = "start again when a Python file below the current directory changes"
+    what = "restart when a Python file below the current directory changes"
     add.add_argument("--reload", action="store_true", help=what)
     add.add_argument("--process-number", type=int, help=argparse.SUPPRESS)
     how = add.add_mutually_exclusive_group()
@@ -440,9 +440,9 @@ examples:
   rota schedule add poll 'after 30 seconds' poll_inbox --queue mail
   rota schedule add cache 'every 10 minutes' warm_cache --overlap skip
 
-What is not given has its default, also if the schedule is there already. So
-each deployment may say it again: what is so already stays as it is, and its
-next run too.
+An option that is not given has its default, also for an existing schedule, so
+each deployment may repeat the command: an unchanged schedule stays as it is,
+and so does its next run.
 """
 NEXT = """\
 examples:
@@ -450,9 +450,9 @@ examples:
   rota schedule next 'every 90 seconds'
   rota schedule next --name nightly
 
-A time that the clocks skip is run at the first instant after the gap; one that
-comes twice is run the first time. Where minute or hour begin with a star, the
-wall clock is followed instead.
+A time that the clocks skip runs at the first instant after the gap; a time that
+comes twice runs the first time. If minute or hour begin with a star, the
+schedule follows the wall clock instead.
 """
 IMPORT = """\
 a file:
@@ -462,10 +462,10 @@ a file:
   0 9 * * MON-FRI   send_report  name=report catch_up=all {"to": "board"}
   every 10 minutes  warm_cache   overlap=skip jitter='30 seconds'  # a comment
 
-A line is SCHEDULE JOB_TYPE, then if you like KEY=VALUE (the arguments of
-schedule_job), then a JSON payload. TZ= and CRON_TZ= are for the lines below
-them. All lines are put in, or none; schedules that are not in the file are
-left alone.
+A line is SCHEDULE JOB_TYPE, then optionally KEY=VALUE (the arguments of
+schedule_job), then a JSON payload. TZ= and CRON_TZ= apply to the lines below
+them. The command adds all lines, or none, and leaves schedules that are not in
+the file alone.
 """
 SYNC = """\
 in the code:
@@ -487,7 +487,7 @@ Add = Callable[..., argparse.ArgumentParser]
 
 def add_schedule_commands(commands: Any, add_command: Add) -> None:
     """Add ``schedule`` and its own commands."""
-    what = "have jobs made again and again"
+    what = "manage schedules, which make jobs at planned times"
     schedule = commands.add_parser(
         "schedule", help=what, description="Have jobs made at times."
     )
@@ -516,7 +516,7 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
     add.add_argument("file", help="lines as in a crontab; - is the standard input")
     add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")
     _add_zone(add, "zone of lines before the first TZ=")
-    what = "put in the schedules beside the code of handlers"
+    what = "apply the schedules declared beside the code of handlers"
     add = add_command(own, "sync", schedules.sync, what, json=True)
     _teach(add, SYNC)
     add.add_argument("registry", help="module:name of a rota.Registry")
@@ -539,7 +539,7 @@ def _add_add(own: Any, add_command: Add) -> None:
     add.add_argument("--lease", metavar="INTERVAL", help="such as '5 minutes'")
     what = "a run that takes longer is stopped, such as '1 hour'"
     add.add_argument("--time-limit", metavar="INTERVAL", help=what)
-    what = "what becomes of times that were missed (default: one)"
+    what = "what happens to times that were missed (default: one)"
     add.add_argument("--catch-up", choices=("skip", "one", "all"), help=what)
     what = "older ones are left out, such as '3 hours'"
     add.add_argument("--catch-up-window", metavar="INTERVAL", help=what)

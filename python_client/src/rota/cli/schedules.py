@@ -516,7 +516,7 @@ def _state(row: Definition, now: datetime) -> str:
         return f"waits for the end of job {row['last_job_id']}" if waits else "over"
     late = now - row["next_run_at"]
     if late > timedelta(minutes=1):
-        return f"overdue by {span(late)}: does anybody tick?"
+        return f"overdue by {span(late)}: does anything tick?"
     return "due" if late >= timedelta(0) else "enabled"
 
 

@@ -29,7 +29,7 @@ def web(arguments: argparse.Namespace) -> None:
     has_way = arguments.passwords or arguments.trusted_header
     if arguments.host not in LOOPBACK_NAMES and not has_way:
         raise UsageError(
-            f"anybody could see the jobs on {arguments.host}: say who may,"
+            f"anyone could see the jobs on {arguments.host}: say who may,"
             " with --passwords FILE or --trusted-header NAME"
         )
     dsn = conninfo(arguments)
