@@ -25,12 +25,12 @@ from unnest(
 union all
 select 'operator', 'function', f.name
 from unnest(
-    '{retry_job,cancel_job,set_priority,reschedule_job,pause_queue,resume_queue,pause_type,'
-    'resume_type,pause_all,resume_all,set_queue,set_type,set_limit,resume_ordering_key,'
-    'define_pipeline,drop_pipeline,restart_pipeline,schedule_job,unschedule_job,'
-    'enable_schedule,disable_schedule,run_schedule_now,tick,start_ticker,stop_ticker,'
-    'sweep_stale_leases,settle_effect,act_on_jobs,set_archive,set_retry_rule,set_breaker,'
-    'grant_statements}'::text[]) as f (name)
+    '{retry_job,retry_with_dependants,cancel_job,set_priority,reschedule_job,pause_queue,'
+    'resume_queue,pause_type,resume_type,pause_all,resume_all,set_queue,set_type,set_limit,'
+    'resume_ordering_key,define_pipeline,drop_pipeline,restart_pipeline,schedule_job,'
+    'unschedule_job,enable_schedule,disable_schedule,run_schedule_now,tick,start_ticker,'
+    'stop_ticker,sweep_stale_leases,settle_effect,act_on_jobs,set_archive,set_retry_rule,'
+    'set_breaker,grant_statements}'::text[]) as f (name)
 union all
 select a.access, 'procedure', 'tick_loop'
 from unnest('{worker,operator}'::text[]) as a (access)

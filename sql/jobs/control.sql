@@ -11,8 +11,7 @@
 
 create or replace function rota.retry_job(
     job_id bigint,
-    force boolean default false,
-    with_dependants boolean default false
+    force boolean default false
 )
     returns text language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -24,7 +23,6 @@ declare
 begin
     perform rota._check_own_job(job_id);
     perform rota._check_given('force', force is not null);
-    perform rota._check_given('with_dependants', with_dependants is not null);
 
     for v_round in 1..3 loop
         select j.status, j.attempts into v_before from rota.jobs as j
@@ -46,9 +44,8 @@ begin
         if v_round = 3 then perform rota._raise_not_found(job_id); end if;
     end loop;
 
-    if with_dependants then perform rota._add_checks('retry', array[job_id || ' 0']); end if;
-    perform rota._audit('retry', null, array[job_id], to_jsonb(v_before), jsonb_build_object(
-        'status', v_status, 'force', force, 'with_dependants', with_dependants));
+    perform rota._audit('retry', null, array[job_id], to_jsonb(v_before),
+        jsonb_build_object('status', v_status, 'force', force));
     return v_status;
 end;
 $$;
@@ -56,9 +53,8 @@ $$;
 comment on function rota.retry_job is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
     'one at once, an ended one with all its attempts, a running one only if forced (its worker '
-    'loses the lease); with_dependants has maintenance bring back the jobs that were cancelled '
-    'because of it, and theirs; raises RT001, RT007 if its idempotency_key is taken, RT008 if '
-    'it is running.';
+    'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
+    'running.';
 
 /* A live job, back to the head of its lane; whoever ran it has lost the lease. */
 create or replace function rota._requeue(job_id bigint)

@@ -565,7 +565,7 @@ begin
         end,
         case
             when ended.status = 'cancelled' and c_parent_id is not null
-                then format('select rota.retry_job(%s, with_dependants => true);', c_parent_id)
+                then format('select rota.retry_with_dependants(%s);', c_parent_id)
             when ended.status <> 'succeeded' then rota._retry_statement(ended.id)
         end;
     return query

@@ -446,6 +446,55 @@ begin
 end;
 $$;
 
+create or replace function rota.retry_with_dependants(
+    job_id bigint, force boolean default false
+)
+    returns integer language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_dependants integer;
+begin
+    perform rota.retry_job(job_id, force);
+    v_dependants := rota._cancelled_dependants(job_id, 1000);
+    perform rota._add_checks('retry', array[job_id || ' 0']);
+    perform rota._audit('retry_with_dependants', null, array[job_id], null,
+        jsonb_build_object('dependants', v_dependants));
+    return 1 + v_dependants;
+end;
+$$;
+
+comment on function rota.retry_with_dependants is
+    'Run a job again as retry_job() does, have maintenance bring back the jobs that were '
+    'cancelled because of it, and theirs, and return how many jobs that are, this one and up '
+    'to 1000 others; those whose idempotency_key is taken stay cancelled; raises RT001, RT007, '
+    'RT008, 22023.';
+
+/* How many jobs were cancelled because of this one, and because of those, up to so many. */
+create or replace function rota._cancelled_dependants(job_id bigint, max_jobs integer)
+    returns integer language plpgsql stable set enable_seqscan = off
+    set enable_bitmapscan = off set enable_sort = off as $$
+begin
+    return (
+        with recursive cancelled (id) as (
+            select _cancelled_dependants.job_id
+            union
+            select f.id from cancelled as c
+            join rota.dependencies as d on d.parent_id = c.id
+            cross join lateral (
+                select i.id from rota.finished_jobs as i
+                where i.id = d.job_id and i.status = 'cancelled'
+                  and i.cancel_reason like format('parent %s %%', c.id)
+                limit 1
+            ) as f
+        )
+        -- The recursion goes on only as far as it is asked.
+        select count(*)::integer - 1
+        from (select from cancelled limit _cancelled_dependants.max_jobs + 1) as a
+    );
+end;
+$$;
+
 /*
  * Delete up to max_rows edges of jobs that neither live nor are kept, and return how many.  A
  * call looks at a part of all jobs that wait or waited; a session goes on where it was.

@@ -55,6 +55,20 @@ def statuses(db: Db, ids: list[int]) -> list[str]:
     return [status for (status,) in rows]
 
 
+def test_retry_with_dependants_tells_how_many_come_back(run: Run, client: Client) -> None:
+    job_id = die(client)
+    client.enqueue("after", depends_on=[job_id])
+    client.enqueue("after", depends_on=[job_id])
+    client.tick()
+
+    told = run("retry", str(job_id), "--with-dependants")
+    assert told == f"job {job_id} is to run again, and 2 jobs cancelled because of it\n"
+    client.tick()
+    assert run("retry", str(job_id), "--with-dependants") == f"job {job_id} is to run again\n"
+    for more in (["--all"], [str(job_id), "--set", "a=1"], [str(job_id), "7"]):
+        assert "--with-dependants" in run("retry", "--with-dependants", *more, code=2)
+
+
 def test_retry_of_a_group_counts_asks_and_edits(run: Run, client: Client, db: Db) -> None:
     ids = [die(client) for _ in range(3)] + [die(client, "no route to host")]
     group = ["retry", "--type", "charge", "--error", "card 99 declined"]

@@ -54,7 +54,6 @@ WORDS = {
     "role": "name",
     "unique_for": "interval",
     "version": "text",
-    "with_dependants": "boolean",
 }
 # An integer outside of smallint is refused by name and not by a cast.
 WIDER = {"priority": "integer"}

@@ -25,7 +25,7 @@ LEFT_OUT = {
     *("start_ticker", "stop_ticker", "tick_loop", "grant_queue", "revoke_queue"),
     *("set_database_number", "enqueue_to", "take_forwards", "end_forwards", "receive_jobs"),
     # They have tests of races, and what they do to one job is played by the functions for one.
-    *("act_on_jobs", "pause_type", "resume_type", "wait_for_result"),
+    *("act_on_jobs", "retry_with_dependants", "pause_type", "resume_type", "wait_for_result"),
     *("set_retry_rule", "set_breaker", "set_type", "set_archive"),
 }
 

@@ -87,6 +87,7 @@ OPERATIONS = {
     "sweep": "select rota.sweep_stale_leases() is null as is_null",
     "start ticker": "select rota.start_ticker() as answer",
     "stop ticker": "select rota.stop_ticker() as answer",
+    "retry all": f"select rota.retry_with_dependants({JOB}, true) as jobs",
     "retry": f"select rota.retry_job({JOB}, true) as answer",
     "cancel": f"select rota.cancel_job({JOB}) as answer",
     "set priority": f"select rota.set_priority({JOB}, 5){ANSWER}",

@@ -76,6 +76,7 @@ _CALLS = """
     set_priority          .       .         x         .
     set_queue             .       .         x         .
     set_retry_rule        .       .         x         .
+    retry_with_dependants .       .         x         .
     set_type              .       .         x         .
     settle_effect         .       .         x         .
     start_ticker          .       .         x         .

@@ -86,6 +86,7 @@ CALLS = {
     "resume_type": "select rota.resume_type('t')",
     "resume_all": "select rota.resume_all()",
     "retry_job": "select rota.retry_job(%(dead)s)",
+    "retry_with_dependants": "select rota.retry_with_dependants(%(dead)s)",
     "run_schedule_now": "select rota.run_schedule_now('daily')",
     "schedule_job": """select * from rota.schedule_job('weekly', '0 9 * * mon', 't',
         %(payload)s, 'q', 'Europe/Berlin', backoff => '{"kind": "fixed"}')""",

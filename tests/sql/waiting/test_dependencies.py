@@ -201,7 +201,8 @@ def test_retry_job_brings_back_what_was_cancelled_with_it(db):
     settle(db)
     newer = enqueue(db, idempotency_key="k", queue="other")
 
-    assert value(db, "retry_job", job_id=parent, with_dependants=True) == "queued"
+    # The taken one is counted: its key may be free by the time it comes back.
+    assert value(db, "retry_with_dependants", job_id=parent) == 6
     settle(db)
 
     assert {status(db, job_id) for job_id in (*children, grandchild)} == {"blocked"}
@@ -221,8 +222,35 @@ def test_retry_job_leaves_what_was_cancelled_with_it(db):
     settle(db)
 
     assert status(db, child) == "cancelled"
-    with refused("with_dependants"):
-        value(db, "retry_job", job_id=parent, with_dependants=None)
+    assert value(db, "retry_with_dependants", job_id=parent) == 2
+    settle(db)
+    assert status(db, child) == "blocked"
+    assert value(db, "retry_with_dependants", job_id=parent) == 1
+    acts = rows(
+        db, "select act, after from rota.audit_log where act like 'retry_%%' order by id"
+    )
+    assert [row.after["dependants"] for row in acts] == [1, 0]
+
+
+def test_retry_with_dependants_is_refused_as_retry_job_is(db):
+    with refused("job_id"):
+        value(db, "retry_with_dependants", job_id=None)
+    with refused("force"):
+        value(db, "retry_with_dependants", job_id=enqueue(db), force=None)
+    with raises("RT001"):
+        value(db, "retry_with_dependants", job_id=10**12)
+
+
+def test_no_more_dependants_are_counted_than_a_thousand(db):
+    parent = enqueue(db)
+    jobs = [{"job_type": "t", "depends_on": [parent]} for _ in range(1100)]
+    call(db, "enqueue_many", jobs=Jsonb(jobs))
+    end(db, parent, "fail")
+    settle(db)
+
+    assert value(db, "retry_with_dependants", job_id=parent) == 1001
+    settle(db)
+    assert scalar(db, "select count(*) from rota.jobs where status = 'blocked'") == 1100
 
 
 @pytest.mark.slow

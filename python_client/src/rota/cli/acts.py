@@ -49,6 +49,8 @@ def act(arguments: argparse.Namespace) -> int:
     chosen = chosen_filter(arguments)
     if len(ids) == 1 and not chosen and not arguments.dry_run and what in ("retry", "cancel"):
         return _single(arguments, ids[0])
+    if getattr(arguments, "with_dependants", False):
+        raise UsageError("--with-dependants is for one job, named by its id")
     if not ids and not chosen:
         raise UsageError("say which jobs: ids, a filter such as --queue mail, or --all")
     given = _arguments(arguments)
@@ -78,6 +80,9 @@ def act(arguments: argparse.Namespace) -> int:
 def _single(arguments: argparse.Namespace, job_id: int) -> int:
     arguments.job_id = job_id  # for hints, and to look who has locked it
     changes = _arguments(arguments)
+    dependants = 0
+    if getattr(arguments, "with_dependants", False) and changes.keys() - {"force"}:
+        raise UsageError("--with-dependants runs the job as it is: retry it first")
     with connected(arguments) as connection, acting(connection) as client:
         if arguments.act == "cancel":
             status = client.cancel_job(job_id, reason=arguments.reason)
@@ -86,14 +91,18 @@ def _single(arguments: argparse.Namespace, job_id: int) -> int:
             if report.conflicts:
                 raise CommandError(f"job {job_id}: {report.conflicts[0]['reason']}")
             status = "queued"
+        elif arguments.with_dependants:
+            dependants = client.retry_with_dependants(job_id, force=arguments.force) - 1
+            status = "to run again"
         else:
             status = client.retry_job(job_id, force=arguments.force)
     if arguments.json:
-        print_json({"job_id": job_id, "status": status})
+        print_json({"job_id": job_id, "status": status, "dependants": dependants})
     elif status == "running":
         print(f"job {job_id} is running: its worker is told at the next heartbeat")
     else:
-        print(f"job {job_id} is {status}")
+        more = f", and {_jobs(dependants)} cancelled because of it" if dependants else ""
+        print(f"job {job_id} is {status}{more}")
     return 0
 
 

@@ -273,6 +273,8 @@ def _add_acts(commands: Any) -> None:
     add = _add_act(commands, "retry", "retry", "run jobs again now: failed and dead ones")
     what = "also running ones: their workers lose them; of a filter with --status running"
     add.add_argument("--force", action="store_true", help=what)
+    what = "of one job: bring back, too, what was cancelled because of it"
+    add.add_argument("--with-dependants", action="store_true", help=what)
     what = "change that of the payload; VALUE is JSON or a text; may be repeated"
     add.add_argument("--set", action="append", metavar="NAME=VALUE", help=what)
     add.add_argument("--new-payload", metavar="JSON", help="give them this payload")

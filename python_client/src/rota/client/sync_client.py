@@ -708,12 +708,14 @@ class Client:
         self,
         job_id: int,
         force: bool | Unset = UNSET,
-        with_dependants: bool | Unset = UNSET,
     ) -> str:
         """Put a job back to be run now; say its new status."""
-        value: str = self._value(
-            "retry_job", job_id=job_id, force=force, with_dependants=with_dependants
-        )
+        value: str = self._value("retry_job", job_id=job_id, force=force)
+        return value
+
+    def retry_with_dependants(self, job_id: int, force: bool | Unset = UNSET) -> int:
+        """Put a job back and what was cancelled because of it; say how many jobs."""
+        value: int = self._value("retry_with_dependants", job_id=job_id, force=force)
         return value
 
     def restart_pipeline(self, job_id: int, stage: str) -> int:

@@ -81,7 +81,8 @@ def _acts(*acts: Act) -> dict[str, Act]:
 
 JOB = ("job_id",)
 ACTS = _acts(
-    Act("retry_job", JOB, (Field("force", "flag"), Field("with_dependants", "flag"))),
+    Act("retry_job", JOB, (Field("force", "flag"),)),
+    Act("retry_with_dependants", JOB, (Field("force", "flag"),)),
     Act("cancel_job", JOB, (Field("reason"),), is_danger=True),
     Act("reschedule_job", JOB, (Field("delay"), Field("run_at"))),
     Act("set_priority", JOB, (Field("priority", "number", is_needed=True),)),

@@ -461,7 +461,11 @@ class Forwarder:
         databases = [Database(conninfo) for conninfo in conninfos]
         self._scouts = [
             Scout(
-                worker, each, databases, poll_interval, tick_interval,
+                worker,
+                each,
+                databases,
+                poll_interval,
+                tick_interval,
                 None if lent is None else lent[number],
             )  # fmt: skip
             for number, each in enumerate(databases)
