@@ -1,0 +1,133 @@
+"""What keeps vacuum from removing dead rows: a prepared transaction, a standby, its slot.
+
+Each is there for real, on servers of their own, and old by transactions, of which a server
+makes a hundred thousand in a second or two.  The remedy is what removes it, or says where.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import namedtuple_row
+
+from faults.server import Server
+from rota.testing.server import memory
+from support.waiting import wait_until
+
+Db = psycopg.Connection[Any]
+SETTINGS = ("max_prepared_transactions=5", "synchronous_commit=off", "autovacuum=off")
+MANY = """
+do $$ begin
+    for i in 1..100100 loop perform pg_current_xact_id(); commit; end loop;
+end $$
+"""
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def primary() -> Iterator[Server]:
+    folder = Path(tempfile.mkdtemp(dir=memory()))
+    folder.chmod(0o755)
+    (folder / "primary").mkdir()
+    server = Server.create(folder / "primary", SETTINGS)
+    yield server
+    server.destroy()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def db(primary: Server) -> Iterator[Db]:
+    with psycopg.connect(primary.url(), autocommit=True) as connection:
+        connection.execute("select rota.tick()")
+        yield connection
+
+
+def horizon(db: Db) -> list[Any]:
+    with db.cursor(row_factory=namedtuple_row) as cursor:
+        cursor.execute(
+            "select severity, evidence, remedy from rota.doctor()"
+            " where finding = 'horizon' and severity <> 'ok'"
+        )
+        return cursor.fetchall()
+
+
+def test_a_prepared_transaction_is_named_and_rolled_back(primary: Server, db: Db) -> None:
+    with psycopg.connect(primary.url(), autocommit=True) as other:
+        other.execute("begin; select rota.enqueue('x'); prepare transaction 'it''s \x1b left'")
+    assert horizon(db) == []
+    db.execute(MANY)
+    # Since when is known, too; it is not five minutes.
+    assert horizon(db) == []
+    db.execute("create or replace function rota.now() returns timestamptz stable language sql"
+               " as $$ select clock_timestamp() + interval '6 minutes' $$")  # fmt: skip
+
+    (row,) = horizon(db)
+
+    assert row.severity == "warning"
+    assert row.evidence.startswith("prepared transaction 'it''s ? left' of postgres holds a")
+    assert "dead rows of rota's tables cannot be removed meanwhile" in row.evidence
+    assert row.remedy.isprintable()
+    db.execute(row.remedy)
+    assert horizon(db) == []
+    assert db.execute("select count(*) from pg_prepared_xacts").fetchone() == (0,)
+    db.execute("create or replace function rota.now() returns timestamptz stable language sql"
+               " as $$ select clock_timestamp() $$")  # fmt: skip
+
+
+def test_a_query_on_a_standby_is_told_and_then_the_slot_that_nobody_reads(
+    primary: Server, db: Db
+) -> None:
+    standby = primary.copy(primary.home.parent / "standby")
+    try:
+        standby.configure(hot_standby_feedback="on", wal_receiver_status_interval="1s")
+        with psycopg.connect(standby.url(), autocommit=False) as reader:
+            reader.execute("set transaction isolation level repeatable read")
+            reader.execute("select count(*) from rota.jobs")
+            sender = "select backend_xmin is not null from pg_stat_replication"
+            wait_until(lambda: db.execute(sender).fetchone() == (True,), "the feedback")
+            assert horizon(db) == []
+            db.execute(MANY)
+
+            (row,) = horizon(db)
+
+            assert row.severity == "warning"
+            assert row.evidence.startswith("a query on the standby of pid ")
+            assert "which is to be ended there, holds a snapshot" in row.evidence
+            assert row.remedy is None
+            reader.rollback()
+            wait_until(lambda: horizon(db) == [], "the feedback of the standby without it")
+
+            db.execute("select pg_create_physical_replication_slot('left', true)")
+            standby.configure(primary_slot_name="left")
+            reader.execute("set transaction isolation level repeatable read")
+            reader.execute("select count(*) from rota.jobs")
+            slot = "select xmin is not null from pg_replication_slots"
+            wait_until(lambda: db.execute(slot).fetchone() == (True,), "the slot's horizon")
+            db.execute(MANY)
+
+            (row,) = horizon(db)
+
+            assert row.evidence.startswith(
+                "replication slot left, which a standby reads, where a query is to be ended"
+            )
+            assert row.remedy is None
+        standby.stop()
+        gone = "select active from pg_replication_slots"
+        wait_until(lambda: db.execute(gone).fetchone() == (False,), "the end of the standby")
+
+        (row,) = horizon(db)
+
+        assert row.evidence.startswith(
+            "replication slot left, which nobody reads, holds a snap"
+        )
+        db.execute(row.remedy)
+        assert horizon(db) == []
+    finally:
+        standby.destroy()
