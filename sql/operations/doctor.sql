@@ -791,8 +791,15 @@ create or replace function rota._examine_versions()
 begin
     return query
     select 'warning', format('worker %s (pid %s on %s) is of version %s, and the database '
-        'of %s: bring the older of the two up to date', w.worker, w.pid, w.host, w.version,
-        rota.version()), null::text
+        'of %s: %s', w.worker, w.pid, w.host, w.version, rota.version(), case
+            when w.version !~ '^[0-9]{1,9}(\.[0-9]{1,9})*$'
+                then 'bring the older of the two up to date'
+            when string_to_array(w.version, '.')::integer[]
+                < string_to_array(rota.version(), '.')::integer[]
+                then format('install the package rota %s where it runs, and start it again',
+                    rota.version())
+            else 'bring the database up to date, with rota install of the newer package'
+        end), null::text
     from rota._live_workers() as w
     where w.version is distinct from rota.version()
     order by w.worker limit 20;
