@@ -14,6 +14,8 @@ from ...client.connecting import connect
 from ...client.sync_client import Client
 from ...schema import run_script
 from ...testing import EmbeddedPostgres
+from .outage import QUEUES, forget_breaker
+from .outage import WORKERS as OUTAGE_WORKERS
 from .shop import SHOP_TABLES
 from .story import QUEUE, SCOPE, WORKERS
 
@@ -98,18 +100,18 @@ def clean(connection: Connection[Any]) -> str:
 
 def _delete_jobs(connection: Connection[Any]) -> None:
     names = {
-        "queue": QUEUE,
-        "queues": [QUEUE],
-        "workers": list(WORKERS),
+        "queues": [QUEUE, *QUEUES],
+        "workers": [*WORKERS, *OUTAGE_WORKERS.values()],
         "scope": SCOPE,
     }
     with connection.transaction():
+        forget_breaker(connection)
         for statement in (
-            "delete from rota.jobs where queue = %(queue)s",
-            "delete from rota.finished_jobs where queue = %(queue)s",
-            "delete from rota.job_errors where queue = %(queue)s",
+            "delete from rota.jobs where queue = any(%(queues)s)",
+            "delete from rota.finished_jobs where queue = any(%(queues)s)",
+            "delete from rota.job_errors where queue = any(%(queues)s)",
             "delete from rota.effects where scope = %(scope)s",
-            "delete from rota.workers where worker = any(%(workers)s) and queues = %(queues)s",
+            "delete from rota.workers where worker = any(%(workers)s) and queues <@ %(queues)s",
         ):
             connection.execute(statement, names)
 

@@ -15,6 +15,7 @@ from ...client.connecting import connect
 from . import story
 from .display import Display
 from .mail import message_id
+from .outage import Outage, play_outage
 from .place import Place
 from .processes import Processes
 from .records import Run, read_runs
@@ -36,6 +37,7 @@ class Happened:
     """How often the provider has each mail, by Message-ID."""
     killed: str | None = None
     exit_codes: dict[str, int] = field(default_factory=dict)
+    outage: list[Outage] = field(default_factory=list)
     is_in_time: bool = True
     logs: str = ""
 
@@ -82,6 +84,8 @@ def play(place: Place, display: Display, folder: Path) -> Happened:
                 raise RuntimeError(f"{', '.join(gone)} ended:\n{processes.last_words()}")
             happened.is_in_time = time.monotonic() - begun < PATIENCE
             time.sleep(0.1)
+        if happened.is_in_time:
+            happened.outage = play_outage(connection, processes, display)
         alive = [name for name in story.WORKERS if name != happened.killed]
         happened.exit_codes = processes.stop(alive)
         happened.logs = processes.last_words()

@@ -10,8 +10,11 @@ from psycopg import Connection
 
 from . import shop, story
 from .mail import message_id
+from .outage import JOBS, Outage
 from .play import Happened
 from .records import Run
+
+_NOTHING = Outage(queue="", delivered=0, attempts=0, late=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,18 @@ def check_all(happened: Happened, connection: Connection[Any]) -> list[Check]:
         *_check_takeover(happened),
         *_check_shop(happened, connection),
         *_check_mails(happened),
+        *_check_outage(happened),
     ]
+
+
+def _check_outage(happened: Happened) -> Iterator[Check]:
+    plain, guarded = (outage.attempts for outage in happened.outage or [_NOTHING] * 2)
+    delivered = [outage.delivered for outage in happened.outage]
+    yield Check(
+        "each webhook arrived in the end, with a breaker in less than half of the attempts",
+        delivered == [JOBS, JOBS] and 2 * guarded < plain,
+        (delivered, plain, guarded),
+    )
 
 
 def _check_jobs(happened: Happened) -> Iterator[Check]:

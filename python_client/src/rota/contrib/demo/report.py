@@ -11,6 +11,7 @@ from rich.text import Text
 
 from .display import COLORS
 from .mail import message_id
+from .outage import AWAY, GUARDED, JOBS
 from .play import Happened
 from .proof import Check
 from .records import Run
@@ -26,6 +27,7 @@ def print_report(console: Console, happened: Happened, checks: Sequence[Check]) 
     console.print()
     console.print(_jobs(console, happened))
     console.print(_mails(console, happened))
+    console.print(_outage(console, happened))
     console.print()
     for check in checks:
         mark = Text("  ok   ", "green") if check.is_true else Text("  NOT  ", "bold red")
@@ -65,6 +67,22 @@ def _mails(console: Console, happened: Happened) -> Table:
         if part.sends_mail:
             mail = message_id(part.key)
             table.add_row(str(happened.mails[mail]), part.about, Text(mail))
+    return table
+
+
+def _outage(console: Console, happened: Happened) -> Table:
+    table = _table(
+        console, f"A server is away for {AWAY:.0f} s, and {JOBS} webhooks wait for it"
+    )
+    for column in ("breaker", "delivered", "attempts", "last delivered after its return"):
+        table.add_column(column)
+    for outage in happened.outage:
+        table.add_row(
+            "yes" if outage.queue == GUARDED else "no",
+            str(outage.delivered),
+            str(outage.attempts),
+            f"{outage.late:.1f} s",
+        )
     return table
 
 
