@@ -142,6 +142,7 @@ do $$ begin perform rota._drop_leftovers(); end $$;
 \if :{?with_roles}
 \ir access/roles.sql
 \endif
+\ir access/front.sql
 \ir access/grants.sql
 \ir access/visible_rows.sql
 \if :is_first

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Bring what the tests need beside Python: a PostgreSQL server with pg_cron and
-# plpgsql_check, pgbouncer, npm, chromium.  Does nothing when all is there; as root on Debian or
+# Bring what the tests need beside Python: a PostgreSQL server with pg_cron,
+# plpgsql_check and PL/Proxy, pgbouncer, npm, chromium.  Does nothing when all is there; as root on Debian or
 # Ubuntu it installs the rest, and anybody else gets a list.
 set -eu
 
@@ -24,6 +24,7 @@ needs "postgresql-$major" "/usr/lib/postgresql/$major/bin/postgres"
 needs "postgresql-client-$major" psql
 needs "postgresql-$major-cron" "/usr/lib/postgresql/$major/lib/pg_cron.so"
 needs "postgresql-$major-plpgsql-check" "/usr/lib/postgresql/$major/lib/plpgsql_check.so"
+needs "postgresql-$major-plproxy" "/usr/lib/postgresql/$major/lib/plproxy.so"
 needs pgbouncer pgbouncer
 needs npm npm
 needs chromium chromium

@@ -13,7 +13,8 @@ create or replace function rota._access()
     returns table (access text, kind text, name text) language sql immutable as $$
 select 'producer', 'function', f.name
 from unnest(
-    '{enqueue,enqueue_many,enqueue_to,start_pipeline,wait_for_result}'::text[]) as f (name)
+    '{enqueue,enqueue_many,enqueue_to,start_pipeline,wait_for_result,find_live_keys}'::text[]
+) as f (name)
 union all
 select 'worker', 'function', f.name
 from unnest(

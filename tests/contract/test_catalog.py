@@ -27,6 +27,7 @@ WORDS = {
     "active": "boolean",
     "blocks": "bigint",
     "database": "integer",
+    "databases": "jsonb",
     "delay": "interval",
     "duration": "interval",
     "error": "text",

@@ -10,9 +10,9 @@ import pytest
 SQL = Path(__file__).resolve().parents[2] / "sql"
 UPGRADES = sorted(SQL.glob("upgrades/*.sql"))
 PARTS = sorted({*SQL.glob("*/*.sql")} - {*UPGRADES})
-MANIFESTS = [SQL / "install.sql", SQL / "uninstall.sql"]
-# Names of partitions and of roles cannot be arguments of a statement, and pg_cron may be
-# missing.
+MANIFESTS = [SQL / "install.sql", SQL / "uninstall.sql", SQL / "front.sql"]
+# Names of partitions, roles and servers cannot be arguments of a statement, and pg_cron may
+# be missing.
 DYNAMIC = [
     "visible_rows.sql",
     "ids.sql",
@@ -20,6 +20,7 @@ DYNAMIC = [
     "retention.sql",
     "pg_cron.sql",
     "grants.sql",
+    "front.sql",
 ]
 # A routine with a setting of its own cannot commit; this one begins each transaction with it.
 COMMITTING = {"rota.tick_loop": "perform pg_catalog.set_config("}

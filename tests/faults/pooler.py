@@ -39,7 +39,7 @@ def find_pgbouncer() -> str | None:
 
 
 @contextmanager
-def pooled(url: str) -> Iterator[str]:
+def pooled(url: str, settings: str = "") -> Iterator[str]:
     """Let pgbouncer stand before a server; yield a superuser's URL with its port instead."""
     server, own_port, program = urlsplit(url), free_port(), find_pgbouncer()
     if program is None:
@@ -55,6 +55,7 @@ def pooled(url: str) -> Iterator[str]:
                 own_port=own_port,
                 folder=folder,
             )
+            + settings
             # It does not run as root.
             + ("user = nobody\n" if os.geteuid() == 0 else "")
         )

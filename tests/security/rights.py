@@ -14,6 +14,7 @@ _CALLS = """
     enqueue               x       .         .         .
     enqueue_many          x       .         .         .
     enqueue_to            x       .         .         .
+    find_live_keys        x       .         .         .
     start_pipeline        x       .         .         .
     wait_for_result       x       .         .         .
 
@@ -46,6 +47,7 @@ _CALLS = """
     revoke_queue          .       .         .         .
 
     set_database_number   .       .         .         .
+    front_statements      .       .         .         .
 
     sweep_stale_leases    .       x         x         .
     tick                  .       x         x         .

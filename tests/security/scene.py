@@ -58,6 +58,9 @@ CALLS = {
     "finish_job": "select rota.finish_job(%(job_id)s, %(token)s, %(payload)s)",
     "finish_jobs": "select * from rota.finish_jobs(%(job_ids)s, %(tokens)s, %(results)s)",
     "deregister_worker": "select rota.deregister_worker('w')",
+    "find_live_keys": "select rota.find_live_keys(%(jobs)s)",
+    "front_statements": """select * from rota.front_statements(
+        '[{"number": 1, "dbname": "shop", "host": "localhost"}]')""",
     "fold_error": "select rota.fold_error(%(error)s)",
     "visible_queues": "select rota.visible_queues()",
     "grant_queue": "select rota.grant_queue(current_user, '*')",

@@ -12,6 +12,7 @@ from . import (
     acts,
     effects,
     forward,
+    front,
     jobs,
     questions,
     queues,
@@ -136,6 +137,7 @@ def make_parser() -> Parser:
     add_schedule_commands(commands, _add)
     _add_worker(commands)
     _add_forward(commands)
+    _add_front(commands)
     _add_web(commands)
     _add(commands, "demo", lambda _: 0, "see jobs run, fail, retry and survive a crash")
     return parser
@@ -421,6 +423,49 @@ def _add_forward(commands: Any) -> None:
     add.add_argument("--json", action="store_true", help=what)
     _add_databases(add)
     _add_log(add)
+
+
+FRONT = """\
+A front has no jobs: it passes calls that enqueue, and acts on one job, on to the databases that
+are named, by PL/Proxy (Debian: postgresql-15-plproxy). Each call is committed there at once.
+
+examples:
+  rota front make --front postgresql://postgres@front/shop --databases FILE \\
+      --role shop=producer --role ann=operator --passwords FILE
+  rota front status --front postgresql://postgres@front/shop
+
+Run it again to add a database, or after an upgrade. A file of passwords has lines
+ROLE:PASSWORD.
+exit codes: 0 done, 1 failed, or slots are left to hand over, 2 used wrongly
+"""
+
+
+def _add_front(commands: Any) -> None:
+    what = "make one database pass calls on to many, or see whether it does"
+    parser = commands.add_parser(
+        "front", help=what, description=f"{what[0].upper()}{what[1:]}."
+    )
+    parser.epilog, parser.formatter_class = FRONT, argparse.RawDescriptionHelpFormatter
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    add = _add(actions, "make", front.make, "make a front, or bring it up to date")
+    _add_databases(add)
+    add.add_argument("--role", action="append", metavar="ROLE=ACCESS", help=(
+        "let a role of the front enqueue (producer) or act and read (operator); may be repeated"
+    ))  # fmt: skip
+    add.add_argument(
+        "--passwords", metavar="FILE", help="passwords of the roles, at the databases"
+    )
+    add.add_argument("--time-limit", metavar="SPAN", help="of each call: '5 seconds'")
+    add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
+    _add_front_of(add)
+    _add_front_of(
+        _add(actions, "status", front.status, "see what is behind a front", json=True)
+    )
+
+
+def _add_front_of(add: argparse.ArgumentParser) -> None:
+    what = "the front, by URL or name; as a superuser to make one"
+    add.add_argument("--front", metavar="URL", required=True, help=what)
 
 
 SCHEDULE = """\

@@ -1069,6 +1069,20 @@ class AsyncClient:
         value: int = await self._value("database_number_of", job_id=job_id)
         return value
 
+    async def find_live_keys(self, jobs: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the places, from 1, of those jobs that have a key which is live here."""
+        value: list[int] = await self._value(
+            "find_live_keys", jobs=Jsonb([to_job(job) for job in jobs])
+        )
+        return value
+
+    async def front_statements(
+        self, databases: Sequence[Mapping[str, Any]], time_limit: timedelta | Unset = UNSET
+    ) -> list[str]:
+        """Return the statements that make another database a front of these."""
+        arguments = {"databases": Jsonb(list(databases)), "time_limit": time_limit}
+        return await self._execute(None, "front_statements", given(arguments))
+
     async def grant_statements(self, access: str, role: str) -> list[str]:
         """Return the statements that give *role* an access."""
         return await self._execute(

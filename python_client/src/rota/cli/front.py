@@ -1,0 +1,136 @@
+"""Commands about a front: one database that passes calls on to many (PL/Proxy)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from ..client.connecting import connect, named, one_line
+from ..client.sync_client import Client
+from ..schema import run_script, script_text
+from .many import name_of
+from .output import CommandError, UsageError, conninfos, print_json, print_table
+
+KNOWN = ("host", "hostaddr", "port", "dbname", "sslmode", "target_session_attrs")
+TRIES = 100
+
+
+def make(arguments: argparse.Namespace) -> int:
+    """Make a front of many databases, or bring it up to date; tell what is left to do."""
+    databases = _shards(conninfos(arguments))
+    roles = [_role(word) for word in arguments.role or []]
+    passwords = _passwords(arguments.passwords)
+    statements = _statements(arguments, databases)
+    with connect(named(arguments.front), "rota front") as front:
+        if arguments.dry_run:
+            print(script_text(front, "front.sql", {}), *statements, sep="\n")
+            return 0
+        run_script(front, "front.sql", {})
+        with front.transaction():
+            for statement in statements:
+                front.execute(statement.encode())
+            for role, access in roles:
+                front.execute(
+                    "select rota_front.set_role(%s, %s, password => %s)",
+                    (role, access, passwords.get(role)),
+                )
+        left = _rebalance(front)
+        print(f"{front.info.dbname} is a front of {len(databases)} databases")
+        _print_shards(front, as_json=False)
+    if left:
+        print(
+            f"{left} slots are still where they were: open transactions use them; run it again"
+        )
+    return int(left > 0)
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Tell which databases are behind a front, and whether they answer it."""
+    with connect(named(arguments.front), "rota front") as front:
+        return _print_shards(front, as_json=arguments.json)
+
+
+def _shards(databases: list[str]) -> list[dict[str, Any]]:
+    """Return the databases as front_statements() takes them; they have to be alike."""
+    if not databases:
+        raise UsageError("name the databases: --database A --database B, or --databases FILE")
+    shards, versions = [], {}
+    for database in databases:
+        name = name_of(database)
+        with connect(database, "rota front") as connection:
+            client = Client(connection)
+            number, versions[name] = client.database_number(), client.version()
+        if number is None:
+            raise CommandError(
+                f"{name} has no number", "Give each its own: select rota.set_database_number(N)"
+            )
+        words = conninfo_to_dict(database)
+        shards.append({"number": number} | {k: str(words[k]) for k in KNOWN if words.get(k)})
+    if len(set(versions.values())) > 1:
+        told = ", ".join(f"{name} {version}" for name, version in versions.items())
+        raise CommandError(f"the databases have different versions: {told}", "rota install")
+    return shards
+
+
+def _statements(arguments: argparse.Namespace, shards: list[dict[str, Any]]) -> list[str]:
+    with connect(conninfos(arguments)[0], "rota front") as connection:
+        given = {"time_limit": arguments.time_limit} if arguments.time_limit else {}
+        return Client(connection).front_statements(shards, **given)
+
+
+def _role(word: str) -> tuple[str, str]:
+    role, _, access = word.partition("=")
+    if access not in ("producer", "operator"):
+        raise UsageError(f"--role {word}: say ROLE=producer or ROLE=operator")
+    return role, access
+
+
+def _passwords(file: str | None) -> dict[str, str]:
+    if not file:
+        return {}
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    return {role: word for role, _, word in (line.partition(":") for line in lines) if word}
+
+
+def _rebalance(front: psycopg.Connection[Any]) -> int:
+    """Give new databases their slots; return how many calls keep where they are."""
+    remaining = 0
+    for _ in range(TRIES):
+        ((switched, remaining),) = front.execute(
+            "select switched, remaining from rota_front.rebalance()"
+        ).fetchall()
+        if sys.stderr.isatty() and remaining:
+            print(f"\r{remaining} slots to hand over ", end="", file=sys.stderr, flush=True)
+        if not remaining or not switched:
+            break
+    return int(remaining)
+
+
+def _print_shards(front: psycopg.Connection[Any], *, as_json: bool) -> int:
+    """Print a row a database; return 1 if one does not answer, or has another version."""
+    shards = front.execute(
+        "select h.number, count(s.slot) filter (where s.number = h.number),"
+        " count(s.slot) filter (where h.number = any(s.earlier))"
+        " from rota_front.shards as h cross join rota_front.slots as s group by 1 order by 1"
+    ).fetchall()
+    ((version,),) = front.execute("select rota.version()").fetchall()
+    rows = []
+    for number, slots, earlier in shards:
+        try:
+            asked = front.execute("select rota_front.version_of(%s)", (number,)).fetchone()
+            answer = asked[0] if asked else None
+        except psycopg.Error as error:
+            answer = one_line(error)
+        rows.append(
+            {"database": number, "slots": slots, "earlier_slots": earlier, "answer": answer}
+        )
+    (print_json if as_json else print_table)(rows)
+    return int(any(row["answer"] != version for row in rows))

@@ -1,0 +1,626 @@
+/*
+ * front.sql -- make this database a front of many, or bring it up to date.
+ *
+ *     psql -f sql/front.sql FRONT
+ *     psql -XAtc "select rota.front_statements('[...]')" SHARD | psql FRONT
+ *
+ * Or `rota front make`, which does both.  This is what does not depend on the functions of the
+ * shards: where a call goes (access/front.sql tells), and how their errors are passed on.  It
+ * stands in the schema rota_front, with the state of the front.  front_statements() makes the
+ * schema rota, with the functions to call, and rota_all, with the views.
+ */
+
+\set ON_ERROR_STOP on
+
+begin;
+set local client_min_messages = warning;
+
+create schema if not exists rota_front;
+revoke all on schema rota_front from public;
+create extension if not exists plproxy;
+create extension if not exists postgres_fdw;
+
+create table if not exists rota_front.shards (
+    number integer primary key,
+    ordinal integer not null unique
+);
+create table if not exists rota_front.slots (
+    slot integer primary key check (slot between 0 and 1023),
+    number integer not null references rota_front.shards,
+    earlier integer[] not null default '{}'
+);
+create table if not exists rota_front.grants (
+    role name not null,
+    access text not null check (access in ('producer', 'operator')),
+    primary key (role, access)
+);
+create table if not exists rota_front.access (
+    access text not null,
+    name text not null,
+    primary key (access, name)
+);
+comment on table rota_front.shards is 'The databases behind this front.';
+comment on table rota_front.slots is
+    'Which database the keys of a slot go to, unless they are live in an earlier one.';
+comment on table rota_front.grants is 'Which role may do what through this front.';
+comment on table rota_front.access is 'Which function is for whom, as in the shards.';
+
+create or replace function rota_front.set_server(server name, wrapper name, options jsonb)
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_known constant text[] := (
+        select coalesce(s.srvoptions, '{}') from pg_foreign_server as s
+        where s.srvname = server
+    );
+begin
+    execute format(case when v_known is null
+        then 'create server %I foreign data wrapper %I options (%s)'
+        else 'alter server %1$I options (%3$s)' end, server, wrapper, (
+        select string_agg(format('%s%s %L', case
+            when v_known is null then ''
+            when exists (select from unnest(v_known) as k where k like o.key || '=%')
+            then 'set ' else 'add ' end, o.key, o.value), ', ' order by o.key)
+        from jsonb_each_text(options) as o
+    ));
+end;
+$$;
+
+create or replace function rota_front.set_shards(
+    databases jsonb, version text, time_limit interval
+)
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    c_milliseconds constant integer := extract(epoch from time_limit) * 1000;
+    -- The kernel gives up where the machine of a shard is away.
+    c_options constant jsonb := jsonb_build_object('connect_timeout', 2, 'application_name',
+        'rota front', 'tcp_user_timeout', c_milliseconds);
+    v_number integer;
+begin
+    if to_regclass('rota.jobs') is not null then
+        raise exception using
+            errcode = '55000', message = 'this database has a rota with jobs of its own',
+            hint = 'A front is a database without jobs: create one for it.';
+    elsif current_setting('server_version_num')::integer < 150000 then
+        raise exception using
+            errcode = '0A000', message = 'a front needs PostgreSQL 15 or later';
+    end if;
+    drop schema if exists rota, rota_all cascade;
+    create schema rota;
+    create schema rota_all;
+    execute format('alter database %I set statement_timeout = %L', current_database(),
+        c_milliseconds);
+    if exists (
+        select from rota_front.shards as s
+        where s.number not in (
+            select (d ->> 'number')::integer from jsonb_array_elements(databases) as d
+        )
+    ) then
+        raise exception using
+            errcode = '22023', message = 'databases must have each that the front has',
+            hint = 'A database cannot be taken away: its keys are in it.';
+    end if;
+    insert into rota_front.shards (number, ordinal)
+    select d.number, (select count(*) from rota_front.shards) - 1
+        + row_number() over (order by d.number)
+    from (select (d ->> 'number')::integer as number from jsonb_array_elements(databases) as d)
+        as d
+    where d.number not in (select s.number from rota_front.shards as s);
+    -- PL/Proxy wants all of its partitions in one statement.
+    perform rota_front.set_server('rota_shards', 'plproxy',
+        '{"modular_mapping": "1"}' || (
+            select jsonb_object_agg('p' || s.ordinal, (
+                select string_agg(format('%s=''%s''', o.key,
+                    replace(replace(o.value, '\', '\\'), '''', '\''')), ' ' order by o.key)
+                from jsonb_each_text(d - 'number' || c_options) as o
+            ))
+            from jsonb_array_elements(databases) as d
+            join rota_front.shards as s on s.number = (d ->> 'number')::integer
+        ));
+    for v_number in select s.number from rota_front.shards as s loop
+        execute format('drop schema if exists rota_%s cascade', v_number);
+        execute format('create schema rota_%s', v_number);
+    end loop;
+    perform rota_front.set_server('rota_' || (d ->> 'number'), 'postgres_fdw',
+        d - 'number' || c_options || jsonb_build_object('updatable', false,
+            'async_capable', true, 'options',
+            coalesce(d ->> 'options', '-c statement_timeout=' || c_milliseconds)))
+    from jsonb_array_elements(databases) as d;
+    if not exists (select from rota_front.slots) then
+        insert into rota_front.slots (slot, number)
+        select g, (array(select s.number from rota_front.shards as s order by 1))[
+            1 + g % (select count(*) from rota_front.shards)]
+        from generate_series(0, 1023) as g;
+    end if;
+    execute format('create function rota.version() returns text language sql immutable as %L',
+        format('select %L', version));
+end;
+$$;
+comment on function rota_front.set_shards is
+    'Say which databases are behind this front; front_statements() calls it.';
+
+create or replace function rota_front.set_role(
+    role name, access text, shard_role name default null, password text default null
+)
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_server name;
+    v_options text := format('user %L', coalesce(shard_role, role));
+begin
+    if to_regrole(quote_ident(role)) is null or role = 'public' then
+        raise exception using
+            errcode = '22023', message = format('role %I does not exist', role);
+    elsif access is null or access not in ('producer', 'operator') then
+        raise exception using
+            errcode = '22023', message = 'access must be producer or operator';
+    end if;
+    if password is not null then
+        v_options := v_options || format(', password %L', password);
+    end if;
+    for v_server in
+        select s.srvname from pg_foreign_server as s
+        where s.srvname = 'rota_shards' or s.srvname in (
+            select format('rota_%s', h.number) from rota_front.shards as h)
+    loop
+        execute format('drop user mapping if exists for %I server %I', role, v_server);
+        execute format('create user mapping for %I server %I options (%s)', role, v_server,
+            v_options);
+    end loop;
+    insert into rota_front.grants values (role, access) on conflict do nothing;
+    perform rota_front.grant_to(role, access);
+end;
+$$;
+comment on function rota_front.set_role is
+    'Let a role of the front enqueue (producer) or act on jobs and read (operator), as the '
+    'role of that name in each shard, or as shard_role; raises 22023.';
+
+create or replace function rota_front.grant_to(role name, access text)
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_names text[];
+    v_function regprocedure;
+    v_server name;
+begin
+    execute format('grant usage on schema rota, rota_front to %I', role);
+    execute format('grant usage on foreign server rota_shards to %I', role);
+    execute format('grant select on rota_front.shards, rota_front.slots to %I', role);
+    v_names := array(
+        select f.name from rota_front.access as f
+        where f.access = grant_to.access
+          or f.access = 'observer' and grant_to.access = 'operator'
+    );
+    for v_function in
+        select p.oid from pg_proc as p
+        where p.pronamespace = 'rota'::regnamespace
+          and regexp_replace(p.proname, '^_ask_', '') = any(v_names)
+          or p.pronamespace = 'rota_front'::regnamespace
+          and p.proname = any(case grant_to.access
+            when 'producer' then '{check_call,slot_of,shard_of_number,shard_of_job,shard_for,'
+                'follow_keys,ask_live,raise_of_shard}'
+            else '{check_call,shard_of_number,shard_of_job,check_return,ask_live,ask_keys,'
+                'ask_each,raise_of_shard,ask_version,version_of}' end::name[])
+    loop
+        execute format('grant execute on routine %s to %I', v_function, role);
+    end loop;
+    if grant_to.access = 'operator' then
+        execute format('grant usage on schema rota_all to %I', role);
+        execute format('grant select on all tables in schema rota_all to %I', role);
+        for v_server in
+            select format('rota_%s', s.number) from rota_front.shards as s
+        loop
+            execute format('grant usage on schema %I to %I', v_server, role);
+            execute format('grant select on all tables in schema %I to %I', v_server, role);
+        end loop;
+    end if;
+end;
+$$;
+
+create or replace function rota_front.grant_again(access jsonb)
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_missing record;
+begin
+    revoke all on all routines in schema rota from public;
+    revoke all on all routines in schema rota_front from public;
+    delete from rota_front.access;
+    insert into rota_front.access (access, name)
+    select a.access, a.name
+    from jsonb_to_recordset(grant_again.access) as a (access text, name text);
+    delete from rota_front.grants as g where to_regrole(quote_ident(g.role)) is null;
+    -- A role goes to a database that came later as it goes to the others.
+    for v_missing in
+        select g.role, s.srvname as server, m.umoptions as options
+        from (select distinct g.role from rota_front.grants as g) as g
+        join pg_user_mapping as m on m.umuser = to_regrole(quote_ident(g.role))
+        join pg_foreign_server as f on f.oid = m.umserver and f.srvname = 'rota_shards'
+        join pg_foreign_server as s on s.srvname in (
+            select format('rota_%s', h.number) from rota_front.shards as h)
+        where not exists (
+            select from pg_user_mapping as u where u.umserver = s.oid and u.umuser = m.umuser
+        )
+    loop
+        execute format('create user mapping for %I server %I options (%s)', v_missing.role,
+            v_missing.server, (
+            select string_agg(format('%I %L', split_part(o, '=', 1),
+                substr(o, position('=' in o) + 1)), ', ')
+            from unnest(v_missing.options) as o
+        ));
+    end loop;
+    perform rota_front.grant_to(g.role, g.access) from rota_front.grants as g;
+end;
+$$;
+
+/* Give slots to databases that have fewer than others; never waits for a call. */
+create or replace function rota_front.rebalance(max_slots integer default 64)
+    returns table (switched integer, remaining integer) language plpgsql
+    set search_path = pg_catalog, pg_temp set jit = off as $$
+declare
+    v_slot record;
+begin
+    switched := 0;
+    remaining := 0;
+    for v_slot in
+        with shares as (
+            select s.number, 1024 / count(*) over () + (
+                s.ordinal < 1024 % count(*) over ())::integer as share
+            from rota_front.shards as s
+        ),
+        spare as (
+            select s.slot, row_number() over (order by s.place, s.slot) as place
+            from (
+                select s.slot, s.number,
+                    row_number() over (partition by s.number order by s.slot desc) as place
+                from rota_front.slots as s
+            ) as s
+            join shares as h on h.number = s.number
+            where s.place > h.share
+        ),
+        wanted as (
+            select w.number, row_number() over (order by w.place, w.number) as place
+            from (
+                select h.number, g as place
+                from shares as h
+                cross join lateral generate_series(1, h.share - (
+                    select count(*) from rota_front.slots as s where s.number = h.number
+                )) as g
+            ) as w
+        )
+        select s.slot, w.number from spare as s join wanted as w on w.place = s.place
+        order by s.place
+    loop
+        if switched >= max_slots
+          or not pg_try_advisory_xact_lock(1919907972, v_slot.slot) then
+            remaining := remaining + 1;
+            continue;
+        end if;
+        update rota_front.slots as s
+        set number = v_slot.number,
+            earlier = array_remove(s.earlier || s.number, v_slot.number)
+        where s.slot = v_slot.slot;
+        switched := switched + 1;
+    end loop;
+    return next;
+end;
+$$;
+comment on function rota_front.rebalance is
+    'Give each database its share of the slots, at most max_slots in this transaction: how '
+    'many changed hands, and how many still have to, since calls use them or there are more.';
+
+/*
+ * A shard that is away, or too slow, is a row with its problem, and the others are read.  One
+ * that stands still ends the whole call with statement_timeout: ask for one at a time then.
+ */
+create or replace function rota_front.ask_each(
+    view_name text, filter jsonb default '{}', number integer default null,
+    max_rows integer default 1000
+)
+    returns table (database integer, problem text, found jsonb) language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_number integer;
+    v_where text;
+begin
+    if to_regclass(format('rota_all.%I', view_name)) is null then
+        raise exception using
+            errcode = '22023', message = format('view_name must be a view of observers, got '
+                '%L', view_name);
+    end if;
+    select coalesce(string_agg(format('v.%I = %L', f.key, f.value), ' and '), 'true')
+    into v_where from jsonb_each_text(filter) as f;
+    for v_number in
+        select s.number from rota_front.shards as s
+        where s.number = coalesce(ask_each.number, s.number) order by s.number
+    loop
+        begin
+            return query execute format('select %s, null::text, to_jsonb(v) from rota_%1$s.%I '
+                'as v where %s limit %s', v_number, view_name, v_where, max_rows);
+        exception when others then
+            return query select v_number, sqlerrm, null::jsonb;
+        end;
+    end loop;
+end;
+$$;
+comment on function rota_front.ask_each is
+    'Rows of a view of observers from each database behind this front, or from one: those '
+    'whose columns are as in filter, max_rows of each; a database that cannot be asked is a '
+    'row with its problem; raises 22023.';
+
+/* Refuse a call that nothing would end, or that might not see who has a slot by now. */
+create or replace function rota_front.check_call()
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    if current_setting('statement_timeout') = '0' then
+        raise exception using
+            errcode = '55000', message = 'a front needs a time limit: statement_timeout is 0',
+            hint = 'alter database ... set statement_timeout = ''5s''';
+    elsif current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using
+            errcode = 'RT009', message = 'a front is called in read committed only',
+            hint = 'A call is committed by its shard at once, whatever the transaction sees.';
+    end if;
+end;
+$$;
+
+create or replace function rota_front.slot_of(key text)
+    returns integer language sql immutable set search_path = pg_catalog, pg_temp
+as $$ select (hashtextextended(key, 0) & 1023)::integer $$;
+
+create or replace function rota_front.shard_of_number(argument text, number integer)
+    returns integer language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_ordinal integer;
+begin
+    select s.ordinal into v_ordinal from rota_front.shards as s
+    where s.number = shard_of_number.number;
+    if not found then
+        raise exception using
+            errcode = '22023', message = format('%s must be the number of a database of '
+                'this front, got %s', argument, coalesce(number::text, 'null'));
+    end if;
+    return v_ordinal;
+end;
+$$;
+
+create or replace function rota_front.shard_of_job(job_id bigint)
+    returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_ordinal integer;
+begin
+    perform rota_front.check_call();
+    if job_id is null then
+        raise exception using errcode = '22023', message = 'job_id must not be null';
+    end if;
+    select s.ordinal into v_ordinal from rota_front.shards as s
+    where s.number = job_id & 1023;
+    if not found then
+        raise exception using
+            errcode = 'RT001', message = format('job %s not found', job_id),
+            hint = format('Its id names database %s, which this front does not have.',
+                job_id & 1023);
+    end if;
+    return v_ordinal;
+end;
+$$;
+
+/*
+ * The shard for some jobs, which are all to be in one: where a key of theirs is live, else
+ * where their slot belongs.
+ */
+create or replace function rota_front.shard_for(jobs jsonb, shard_key text)
+    returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_numbers integer[];
+    v_keys text[];
+    v_slots integer[];
+    v_slot rota_front.slots;
+    v_number integer;
+    v_place integer;
+begin
+    perform rota_front.check_call();
+    if jsonb_typeof(jobs) is distinct from 'array' then
+        -- Any shard can say what is wrong with it.
+        return (select min(s.ordinal) from rota_front.shards as s);
+    end if;
+    v_numbers := array(
+        select distinct ((n #>> '{}')::numeric::bigint & 1023)::integer
+        from (
+            select jsonb_path_query(jobs, 'lax $[*].depends_on[*] ? (@.type() == "number")')
+            union all
+            select jsonb_path_query(jobs, 'lax $[*].blocks ? (@.type() == "number")')
+        ) as i (n)
+    );
+    if cardinality(v_numbers) > 1 then
+        raise exception using
+            errcode = '22023', message = format('depends_on and blocks name jobs of databases '
+                '%s', array_to_string(v_numbers, ', ')),
+            hint = 'Jobs that wait for each other have to be in one database.';
+    end if;
+    v_keys := array(
+        select distinct k.key
+        from jsonb_array_elements(jobs) as j
+        cross join lateral (
+            values (j ->> 'idempotency_key'), (j ->> 'ordering_key'), (j ->> 'limit_key')
+        ) as k (key)
+        where k.key is not null
+    );
+    with slots as (
+        select j.place, rota_front.slot_of(k.key) as slot
+        from jsonb_array_elements(jobs) with ordinality as j (job, place)
+        cross join lateral (
+            select coalesce(shard_for.shard_key, j.job #>> '{headers,shard_key}') as shard_key
+        ) as s
+        cross join lateral unnest(case
+            when s.shard_key is not null then array[s.shard_key]
+            else array[j.job ->> 'idempotency_key', j.job ->> 'ordering_key',
+                j.job ->> 'limit_key'] end) as k (key)
+        where k.key is not null
+    )
+    select coalesce(array_agg(distinct s.slot), '{}'), min(s.place) filter (where s.slot <> (
+        select f.slot from slots as f order by f.place limit 1))
+    into v_slots, v_place from slots as s;
+    if cardinality(v_slots) > 1 then
+        raise exception using
+            errcode = '22023',
+            message = case when jsonb_array_length(jobs) > 1
+                then format('jobs[%s]: its keys are in another slot than those before it',
+                    v_place)
+                else 'shard_key must be given: the keys of this job are in different slots' end,
+            hint = 'Give all jobs of these keys the same shard_key, such as the customer.';
+    elsif v_slots = '{}' then
+        if v_numbers <> '{}' then
+            return rota_front.shard_of_number('depends_on', v_numbers[1]);
+        end if;
+        return (
+            select s.ordinal from rota_front.shards as s
+            order by s.ordinal
+            offset floor(random() * (select count(*) from rota_front.shards))::integer limit 1
+        );
+    end if;
+
+    perform pg_advisory_xact_lock_shared(1919907972, v_slots[1]);
+    select s.* into v_slot from rota_front.slots as s where s.slot = v_slots[1];
+    v_number := v_slot.number;
+    if v_slot.earlier <> '{}' and v_keys <> '{}' then
+        v_number := rota_front.follow_keys(jobs, v_keys, v_slot);
+    end if;
+    if v_numbers[1] <> v_number then
+        raise exception using
+            errcode = '22023', message = format('depends_on and blocks name jobs of database '
+                '%s, and the keys belong to database %s', v_numbers[1], v_number),
+            hint = 'Give all of them the same shard_key.';
+    end if;
+    return rota_front.shard_of_number('shard_key', v_number);
+end;
+$$;
+
+/* Where keys are live whose slot was elsewhere before, with their locks. */
+create or replace function rota_front.follow_keys(
+    jobs jsonb, keys text[], slot rota_front.slots
+)
+    returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_number integer;
+    v_live integer[];
+    v_found integer;
+    v_place integer;
+begin
+    perform pg_advisory_xact_lock(k.lock)
+    from (
+        select distinct hashtextextended(k, 1) as lock from unnest(keys) as k order by 1
+    ) as k;
+    foreach v_number in array slot.earlier || slot.number loop
+        v_live := rota_front.ask_live(rota_front.shard_of_number('jobs', v_number), jobs);
+        continue when v_live = '{}';
+        if v_found is not null then
+            raise exception using
+                errcode = '22023',
+                message = format('jobs[%s] and jobs[%s]: their keys are live in different '
+                    'databases', v_place, v_live[1]),
+                hint = 'Enqueue them one by one until the older jobs have ended.';
+        end if;
+        v_found := v_number;
+        v_place := v_live[1];
+    end loop;
+    return coalesce(v_found, slot.number);
+end;
+$$;
+
+create or replace function rota_front.ask_live(shard integer, jobs jsonb)
+    returns integer[] language plproxy as $$
+    cluster 'rota_shards';
+    run on shard;
+    select rota.find_live_keys(jobs);
+$$;
+
+create or replace function rota_front.ask_version(shard integer)
+    returns text language plproxy as $$
+    cluster 'rota_shards';
+    run on shard;
+    select rota.version();
+$$;
+
+create or replace function rota_front.version_of(number integer)
+    returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    return rota_front.ask_version(rota_front.shard_of_number('number', number));
+end;
+$$;
+comment on function rota_front.version_of is
+    'The version of a database behind this front, which it answers itself; raises 22023.';
+
+create or replace function rota_front.ask_keys(shard integer, asked bigint)
+    returns setof jsonb language plproxy as $$
+    cluster 'rota_shards';
+    run on shard;
+    select jsonb_build_object('job_type', r.job_type, 'idempotency_key', r.idempotency_key,
+        'ordering_key', r.ordering_key)
+    from rota.job_runs as r
+    where r.id = asked and coalesce(r.idempotency_key, r.ordering_key) is not null
+      and r.status in ('succeeded', 'dead', 'cancelled');
+$$;
+
+/* A job that has ended comes back only where none of its keys is live in another shard. */
+create or replace function rota_front.check_return(shard integer, job_id bigint)
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_job jsonb;
+    v_other integer;
+begin
+    if not exists (select from rota_front.slots as s where s.earlier <> '{}') then
+        return;
+    end if;
+    select k into v_job from rota_front.ask_keys(shard, job_id) as k;
+    if not found then return; end if;
+    perform pg_advisory_xact_lock(k.lock)
+    from (
+        select distinct hashtextextended(k, 1) as lock
+        from unnest(array[v_job ->> 'idempotency_key', v_job ->> 'ordering_key']) as k
+        where k is not null order by 1
+    ) as k;
+    for v_other in select s.ordinal from rota_front.shards as s where s.ordinal <> shard loop
+        if rota_front.ask_live(v_other, jsonb_build_array(v_job)) <> '{}' then
+            raise exception using
+                errcode = 'RT007', message = format('job %s: a key of it is live in another '
+                    'database', job_id),
+                hint = 'Wait until the other job has ended, or cancel it.';
+        end if;
+    end loop;
+end;
+$$;
+
+/* Say an error of a shard as the shard has said it; a job that has moved is asked for there. */
+create or replace function rota_front.raise_of_shard(
+    state text, message text, detail text, hint text
+)
+    returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    v_message constant text := regexp_replace(message,
+        '^rota(?:_front)?\._?ask_\w+\(\d+\): \[[^]]*\] REMOTE \w+: ', '');
+    v_detail constant text := regexp_replace(detail, '^Remote detail: ', '');
+    v_hint constant text := regexp_replace(hint, '^Remote hint: ', '');
+begin
+    if state = 'RT016' and v_detail ~ '^[0-9]{1,4}$' and exists (
+        select from rota_front.shards as s where s.number = v_detail::integer
+    ) then
+        return rota_front.shard_of_number('job_id', v_detail::integer);
+    end if;
+    if state = '08P01' and v_message = 'query timeout' then
+        -- So a pooler ends the call, which stands in front of the shard.
+        raise exception using
+            errcode = '57014', message = 'a database behind this front does not answer in time',
+            hint = 'The call may have been done there all the same.';
+    end if;
+    -- One that is not given is null for the caller, as it would be of the shard.
+    if v_detail <> '' and v_hint <> '' then
+        raise exception using
+            errcode = state, message = v_message, detail = v_detail, hint = v_hint;
+    elsif v_detail <> '' then
+        raise exception using errcode = state, message = v_message, detail = v_detail;
+    elsif v_hint <> '' then
+        raise exception using errcode = state, message = v_message, hint = v_hint;
+    end if;
+    raise exception using errcode = state, message = v_message;
+end;
+$$;
+
+commit;

@@ -1,0 +1,601 @@
+"""A front passes calls on to many databases, says what they say, and keeps a key in one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import rota
+from faults.pooler import pooled
+from rota.cli import main
+from rota.schema import run_script
+from rota.testing.server import EmbeddedPostgres
+from sql.helpers import call, rows, scalar, value
+
+NUMBERS = (1, 2, 3)
+_names = count(1)
+
+pytestmark = [pytest.mark.own_session, pytest.mark.plain_session]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plproxy(admin):
+    found = admin.execute(
+        "select count(*) from pg_available_extensions where name in ('plproxy', 'postgres_fdw')"
+    ).fetchone()
+    if found[0] < 2 or admin.info.server_version < 150000:
+        pytest.skip("the server has no PL/Proxy, or is older than PostgreSQL 15")
+
+
+@contextmanager
+def raises(sqlstate, pattern=""):
+    with pytest.raises(psycopg.Error) as caught:
+        yield
+    found = (caught.value.sqlstate, caught.value.diag.message_primary or "")
+    assert found[0] == sqlstate, found
+    assert re.search(pattern, found[1]), found
+
+
+class Front:
+    """Three databases with rota and a front of the first two."""
+
+    def __init__(self, server, admin, template):
+        self._admin = admin
+        self._open: list[psycopg.Connection] = []
+        name = f"front{next(_names)}"
+        self.names = [name, *(f"{name}_{number}" for number in NUMBERS)]
+        for each in self.names:
+            source = "template1" if each == name else template
+            admin.execute(
+                sql.SQL("create database {} template {}").format(
+                    sql.Identifier(each), sql.Identifier(source)
+                )
+            )
+        self.url = server.url(name)
+        self.urls = {number: server.url(f"{name}_{number}") for number in NUMBERS}
+        self.shards = {
+            number: psycopg.connect(url, autocommit=True) for number, url in self.urls.items()
+        }
+        for number, shard in self.shards.items():
+            if value(shard, "database_number") != number:
+                value(shard, "set_database_number", number=number)
+        self.db = self.connect()
+
+    def connect(self) -> psycopg.Connection:
+        connection = psycopg.connect(self.url, autocommit=True)
+        self._open.append(connection)
+        return connection
+
+    def databases(self, *numbers):
+        words = {number: conninfo_to_dict(self.urls[number]) for number in numbers}
+        return [
+            {"number": n, "host": w["host"], "port": w["port"], "dbname": w["dbname"]}
+            for n, w in words.items()
+        ]
+
+    def make(self, *numbers, **arguments):
+        statements = rows(
+            self.shards[1], "select rota.front_statements(%s, %s)",
+            json.dumps(self.databases(*numbers)), arguments.get("time_limit", "5 seconds"),
+        )  # fmt: skip
+        run_script(self.db, "front.sql", {})
+        with self.db.transaction():
+            for (statement,) in statements:
+                self.db.execute(statement)
+        password = conninfo_to_dict(self.url).get("password")
+        for access in ("producer", "operator"):
+            self.db.execute(
+                "select rota_front.set_role(current_user, %s, password => %s)",
+                (access, password),
+            )
+        self.db = self.connect()  # with the time limit of the database
+
+    def rebalance(self):
+        while rows(self.db, "select * from rota_front.rebalance()")[0].remaining:
+            pass
+
+    def live(self, key):
+        """The numbers of the databases in which a key has a live job."""
+        return [
+            number for number, shard in self.shards.items()
+            if rows(
+                shard, "select from rota.jobs where %s in (idempotency_key, ordering_key)", key
+            )
+        ]  # fmt: skip
+
+    def close(self):
+        for connection in (*self._open, *self.shards.values()):
+            connection.close()
+        for each in self.names:
+            self._admin.execute(
+                sql.SQL("drop database {} with (force)").format(sql.Identifier(each))
+            )
+
+
+@pytest.fixture
+def front(server, admin, template) -> Iterator[Front]:
+    made = Front(server, admin, template)
+    made.make(1, 2)
+    yield made
+    made.close()
+
+
+def key_of(front, number, prefix="k"):
+    """A key whose slot belongs to this database."""
+    text = "select number from rota_front.slots where slot = rota_front.slot_of(%s)"
+    keys = (f"{prefix}{n}" for n in count())
+    return next(key for key in keys if scalar(front.db, text, key) == number)
+
+
+def test_a_front_has_the_functions_of_its_shards_with_their_arguments(front):
+    text = """
+        select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)
+        from pg_proc as p where p.pronamespace = 'rota'::regnamespace and p.proname !~ '^_'"""
+    there = {row[0]: row[1:] for row in rows(front.db, text)}
+    here = {row[0]: row[1:] for row in rows(front.shards[1], text)}
+    public = {
+        row[0] for row in rows(
+            front.shards[1], "select name from rota._access() where kind <> 'view'"
+        )
+    }  # fmt: skip
+
+    assert there.keys() == public
+    for name, (arguments, result) in there.items():
+        plain = arguments.removesuffix(", shard_key text DEFAULT NULL::text")
+        assert (plain, result) == here[name], name
+        is_routed = name in ("enqueue", "enqueue_many", "start_pipeline")
+        assert (plain != arguments) is is_routed, name
+
+
+def test_a_key_goes_to_one_database_and_an_id_names_it(front):
+    ids = {key: value(front.db, "enqueue", job_type="x", idempotency_key=key)
+           for key in (f"k{n}" for n in range(20))}  # fmt: skip
+
+    again = {key: value(front.db, "enqueue", job_type="x", idempotency_key=key) for key in ids}
+    assert again == ids
+    assert Counter(job_id & 1023 for job_id in ids.values()).keys() == {1, 2}
+    for key, job_id in ids.items():
+        assert front.live(key) == [job_id & 1023]
+        value(front.db, "set_priority", job_id=job_id, priority=7)
+        shard = front.shards[job_id & 1023]
+        assert scalar(shard, "select priority from rota.jobs where id = %s", job_id) == 7
+
+
+def test_jobs_without_keys_go_to_all_databases_and_with_parents_to_theirs(front):
+    ids = [value(front.db, "enqueue", job_type="x") for _ in range(40)]
+
+    assert {job_id & 1023 for job_id in ids} == {1, 2}
+    for job_id in ids[:5]:
+        child = value(front.db, "enqueue", job_type="x", depends_on=[job_id])
+        assert child & 1023 == job_id & 1023
+    others = [next(i for i in ids if i & 1023 == number) for number in (1, 2)]
+    with raises("22023", "depends_on and blocks name jobs of databases"):
+        call(front.db, "enqueue", job_type="x", depends_on=others)
+    with raises("22023", "and the keys belong to database 2"):
+        call(front.db, "enqueue", job_type="x", depends_on=others[:1],
+             ordering_key=key_of(front, 2))  # fmt: skip
+
+
+def test_keys_of_two_slots_need_a_shard_key(front):
+    keys = {"idempotency_key": "a", "ordering_key": "b", "limit_key": "c"}
+
+    with raises("22023", "shard_key must be given"):
+        call(front.db, "enqueue", job_type="x", **keys)
+
+    one = value(front.db, "enqueue", job_type="x", **keys, shard_key="customer 7")
+    two = value(front.db, "enqueue", job_type="x", ordering_key="d", idempotency_key="e",
+                headers='{"shard_key": "customer 7"}')  # fmt: skip
+    assert one & 1023 == two & 1023
+    # The argument goes first.
+    assert value(front.db, "enqueue", job_type="x", **keys, shard_key="customer 7",
+                 headers='{"shard_key": "8"}') == one  # fmt: skip
+
+
+def test_a_batch_is_for_one_database(front):
+    jobs = [{"job_type": "x", "ordering_key": "a"}, {"job_type": "x"},
+            {"job_type": "x", "ordering_key": "b"}]  # fmt: skip
+
+    with raises("22023", r"jobs\[3\]"):
+        call(front.db, "enqueue_many", jobs=json.dumps(jobs))
+    assert front.live("a") == []
+
+    added = call(front.db, "enqueue_many", jobs=json.dumps(jobs), shard_key="s")
+    assert len({row.job_id & 1023 for row in added}) == 1
+    assert [row.ordinal for row in added] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select rota.enqueue(null)",
+        "select rota.enqueue('x', priority => 99999)",
+        "select rota.enqueue('x', depends_on => array[1024 * 1024 + 1])",
+        "select * from rota.enqueue_many('{}')",
+        "select * from rota.enqueue_many(null)",
+        """select * from rota.enqueue_many('[{"job_type": "x"}, {"job_type": "x", "lease": 1},
+            {"job_type": ""}]')""",
+        "select rota.start_pipeline('none')",
+        "select rota.retry_job(1024 * 1024 + 1)",
+        "select rota.cancel_job(1024 * 1024 + 1)",
+        "select rota.set_priority(1024 * 1024 + 1, null)",
+        "select rota.reschedule_job(1024 * 1024 + 1, delay => '-1 s')",
+        "select * from rota.restart_pipeline(1024 * 1024 + 1, 'x')",
+        "select * from rota.explain_job(1024 * 1024 + 1)",
+        "select rota.describe_schedule('61 * * * *')",
+    ],
+)
+def test_errors_are_those_of_the_shard(front, text):
+    told = []
+    for connection in (front.shards[1], front.db):
+        with pytest.raises(psycopg.Error) as caught:
+            connection.execute(text)
+        diagnostics = caught.value.diag
+        told.append((diagnostics.sqlstate, diagnostics.message_primary,
+                     diagnostics.message_detail, diagnostics.message_hint))  # fmt: skip
+
+    assert told[0] == told[1]
+
+
+def test_each_call_needs_a_time_limit_and_read_committed(front):
+    with front.db.transaction():
+        front.db.execute("set local statement_timeout = 0")
+        with raises("55000", "statement_timeout"):
+            value(front.db, "enqueue", job_type="x")
+    with front.db.transaction():
+        front.db.execute("set transaction isolation level repeatable read")
+        with raises("RT009"), front.db.transaction():
+            value(front.db, "cancel_job", job_id=1025)
+
+
+def test_what_goes_to_no_single_database_is_refused(front):
+    for text in (
+        "select * from rota.claim_jobs('w')", "select rota.finish_job(1025, 1)",
+        "select * from rota.tick()", "call rota.tick_loop()", "select rota.pause_all()",
+        "select * from rota.act_on_jobs('retry', '{}')", "select rota.set_queue('q')",
+    ):  # fmt: skip
+        with raises("0A000", "does not go through a front"):
+            front.db.execute(text)
+    with raises("RT001", "job 5 not found"):
+        value(front.db, "retry_job", job_id=5)
+    with raises("22023", "job_id"):
+        value(front.db, "retry_job", job_id=None)
+    with raises("22023", "database must be the number of a database of this front, got 9"):
+        value(front.db, "enqueue_to", database=9, job_type="x")
+
+
+def test_a_call_is_a_commit_of_its_own(front):
+    with front.db.transaction(force_rollback=True):
+        job_id = value(front.db, "enqueue_to", database=2, job_type="x")
+
+    assert rows(front.shards[2], "select from rota.jobs where id = %s", job_id)
+
+
+def test_a_live_key_stays_where_it_is_when_a_database_is_added(front):
+    keys = [f"k{n}" for n in range(60)]
+    ids = {key: value(front.db, "enqueue", job_type="x", idempotency_key=key) for key in keys}
+    lines = {key: value(front.db, "enqueue", job_type="x", ordering_key=f"o{key}")
+             for key in keys}  # fmt: skip
+    front.make(1, 2, 3)
+    front.rebalance()
+
+    shares = rows(
+        front.db, "select number, count(*) from rota_front.slots group by 1 order by 1"
+    )
+    assert [row.count for row in shares] == [342, 341, 341]
+    for key in keys:
+        assert value(front.db, "enqueue", job_type="x", idempotency_key=key) == ids[key]
+        behind = value(front.db, "enqueue", job_type="x", ordering_key=f"o{key}")
+        assert behind & 1023 == lines[key] & 1023
+
+    for shard in front.shards.values():
+        shard.execute("select rota.cancel_job(id) from rota.jobs order by id")
+    later = [value(front.db, "enqueue", job_type="x", idempotency_key=key) for key in keys]
+    assert Counter(job_id & 1023 for job_id in later).keys() == {1, 2, 3}
+
+
+def test_a_key_that_is_unique_for_a_time_stays_too(front):
+    key = "k"
+    job_id = value(front.db, "enqueue", job_type="x", idempotency_key=key, unique_for="1 day")
+    shard = front.shards[job_id & 1023]
+    value(shard, "cancel_job", job_id=job_id)
+    front.db.execute("update rota_front.slots set number = 3 - number, earlier = array[number]")
+
+    assert value(front.db, "enqueue", job_type="x", idempotency_key=key, unique_for="1 day") \
+        == job_id  # fmt: skip
+
+
+def test_a_slot_changes_hands_while_no_call_holds_it(front):
+    key = key_of(front, 1)
+    front.make(1, 2, 3)
+    other = front.connect()
+    with other.transaction():
+        value(other, "enqueue", job_type="x", idempotency_key=key)
+        for _ in range(30):
+            (answer,) = rows(front.db, "select * from rota_front.rebalance(1024)")
+        held = scalar(front.db, """select number from rota_front.slots
+            where slot = rota_front.slot_of(%s)""", key)  # fmt: skip
+        assert held == 1
+        # All others have theirs; this one is among those left, if it was to go.
+        assert (answer.switched, answer.remaining) in ((0, 0), (0, 1))
+    front.rebalance()
+
+
+@pytest.mark.slow
+def test_no_key_is_live_twice_while_databases_are_added(front):
+    """Eight producers on fifty keys, whose jobs end all the time, while slots change hands."""
+    stop_at = time.monotonic() + 6
+
+    def produce(seed):
+        seen = []
+        with front.connect() as connection:
+            while time.monotonic() < stop_at:
+                seed = (seed * 1103515245 + 12345) % 2**31
+                seen.append(
+                    value(connection, "enqueue", job_type="x", idempotency_key=f"k{seed % 50}")
+                )
+        return seen
+
+    def finish(number):
+        with psycopg.connect(front.urls[number], autocommit=True) as connection:
+            while time.monotonic() < stop_at:
+                connection.execute(
+                    "select rota.cancel_job(id) from rota.jobs where random() < 0.3 order by id"
+                )
+
+    with ThreadPoolExecutor(12) as pool:
+        producers = [pool.submit(produce, seed) for seed in range(6)]
+        finishers = [pool.submit(finish, number) for number in NUMBERS]
+        time.sleep(1)
+        front.make(1, 2, 3)
+        front.rebalance()
+        seen = [job_id for producer in producers for job_id in producer.result()]
+        for finisher in finishers:
+            finisher.result()
+
+    kept = {row[0] for shard in front.shards.values()
+            for row in rows(shard, "select id from rota.job_runs")}  # fmt: skip
+    assert {job_id & 1023 for job_id in seen} == {1, 2, 3}
+    assert set(seen) <= kept
+    spans = [
+        row
+        for shard in front.shards.values()
+        for row in rows(shard, """select id & 1023 as number, idempotency_key as key,
+            created_at, coalesce(finished_at, now() + interval '1 day') as ended_at
+            from rota.job_runs""")
+    ]  # fmt: skip
+    for one in (row for row in spans if row.number == 3):
+        for other in (row for row in spans if row.number != 3 and row.key == one.key):
+            assert other.ended_at <= one.created_at or one.ended_at <= other.created_at
+
+
+def test_a_job_that_ended_does_not_come_back_beside_a_live_one(front):
+    key = key_of(front, 1)
+    old = value(front.db, "enqueue", job_type="x", idempotency_key=key)
+    value(front.db, "cancel_job", job_id=old)
+    front.db.execute(
+        "update rota_front.slots set number = 2, earlier = '{1}'"
+        " where slot = rota_front.slot_of(%s)", [key],
+    )  # fmt: skip
+    new = value(front.db, "enqueue", job_type="x", idempotency_key=key)
+
+    assert (old & 1023, new & 1023) == (1, 2)
+    with raises("RT007", "is live in another database"):
+        value(front.db, "retry_job", job_id=old)
+    value(front.db, "cancel_job", job_id=new)
+    value(front.db, "retry_job", job_id=old)
+    assert value(front.db, "enqueue", job_type="x", idempotency_key=key) == old
+
+
+def test_a_role_is_the_same_role_at_the_shards(front, admin):
+    name = f"shop{next(_names)}"
+    admin.execute(sql.SQL("create role {} login password 's'").format(sql.Identifier(name)))
+    try:
+        for shard in front.shards.values():
+            for (statement,) in call(shard, "grant_statements", access="producer", role=name):
+                shard.execute(statement)
+        url = make_conninfo(front.url, user=name, password="s")
+        with psycopg.connect(url, autocommit=True) as before, raises("42501"):
+            before.execute("select rota.enqueue('x')")
+        front.db.execute("select rota_front.set_role(%s, 'producer', password => 's')", [name])
+
+        with psycopg.connect(url, autocommit=True) as shop:
+            job_id = value(shop, "enqueue", job_type="x")
+            for text in (
+                f"select rota.cancel_job({job_id})", "select from rota_all.job_runs",
+                "select * from rota_front.ask_each('job_runs')",
+                "update rota_front.slots set number = 1",
+                "select rota_front.set_role(current_user, 'operator')",
+            ):  # fmt: skip
+                with raises("42501"):
+                    shop.execute(text)
+        mappings = scalar(
+            front.db, "select count(*) from pg_user_mappings where usename = 'public'"
+        )
+        assert mappings == 0
+        # What the shard does not allow is not allowed through the front.
+        front.db.execute("select rota_front.set_role(%s, 'operator', password => 's')", [name])
+        with psycopg.connect(url, autocommit=True) as shop, raises("42501"):
+            value(shop, "cancel_job", job_id=job_id)
+        front.make(1, 2, 3)
+        with psycopg.connect(url, autocommit=True) as shop:
+            assert value(shop, "enqueue_to", database=3, job_type="x") & 1023 == 3
+    finally:
+        for connection in (front.db, *front.shards.values()):
+            connection.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(name)))
+        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+def test_bad_roles_are_refused_by_name(front):
+    for role, access in (("nobody_at_all", "producer"), ("public", "producer")):
+        with raises("22023", "role"):
+            front.db.execute("select rota_front.set_role(%s, %s)", (role, access))
+    with raises("22023", "access"):
+        front.db.execute("select rota_front.set_role(current_user, 'worker')")
+
+
+def test_views_read_all_and_push_filters_down(front):
+    ids = [value(front.db, "enqueue_to", database=n, job_type=f"x{n}") for n in (1, 2, 2)]
+
+    found = rows(front.db, "select database, id from rota_all.job_runs order by id")
+    assert sorted((row.id & 1023, row.id) for row in found) == sorted(
+        (row.database, row.id) for row in found
+    )
+    assert {row.id for row in found} == set(ids)
+    plan = "\n".join(
+        row[0] for row in rows(front.db, """explain (verbose, costs off)
+            select id from rota_all.job_runs where queue = 'q' and job_type = 'x1'""")
+    )  # fmt: skip
+    assert plan.count("Remote SQL") == 2
+    assert plan.count("job_type = 'x1'") == 2
+
+
+def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
+    for number in (1, 2):
+        value(front.db, "enqueue_to", database=number, job_type="x")
+    name = sql.Identifier(front.names[2])
+    front.shards[2].close()
+    admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
+    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s",
+                  [front.names[2]])  # fmt: skip
+
+    found = rows(front.db, """select database, problem, found ->> 'job_type' as job_type
+        from rota_front.ask_each('job_runs', '{"job_type": "x"}')""")  # fmt: skip
+    assert [(row.database, row.job_type) for row in found] == [(1, "x"), (2, None)]
+    assert found[1].problem
+    assert value(front.db, "enqueue_to", database=1, job_type="x") & 1023 == 1
+    with raises("22023", "view_name"):
+        front.db.execute("select * from rota_front.ask_each('jobs; drop')")
+
+
+def test_a_database_with_jobs_becomes_no_front(front):
+    shard = front.shards[3]
+    run_script(shard, "front.sql", {})
+    with raises("55000", "a rota with jobs of its own"):
+        shard.execute("select rota_front.set_shards('[]', '1', '5 seconds')")
+    assert scalar(shard, "select count(*) from rota.jobs") == 0
+
+
+def test_a_database_is_not_taken_away(front):
+    with pytest.raises(psycopg.Error) as caught:
+        front.make(1)
+    assert caught.value.sqlstate == "22023"
+    assert value(front.connect(), "enqueue_to", database=2, job_type="x")
+
+
+def test_front_statements_refuses_every_bad_argument_by_name(db):
+    good = {"number": 1, "dbname": "shop"}
+    for bad in (None, {}, [], [1], [{"number": 1}], [{"dbname": "x"}],
+                [{**good, "number": 1024}], [{**good, "number": "1"}],
+                [{**good, "number": -1}], [{**good, "password": "x"}], [good, good],
+                [{**good, "dbname": ""}]):  # fmt: skip
+        with raises("22023", "databases"):
+            call(db, "front_statements", databases=None if bad is None else json.dumps(bad))
+    with raises("22023", "time_limit"):
+        call(db, "front_statements", databases=json.dumps([good]), time_limit="0 s")
+
+
+def test_find_live_keys_tells_which_jobs_have_keys_that_are_live(db):
+    value(db, "enqueue", job_type="x", idempotency_key="a")
+    value(db, "enqueue", job_type="x", ordering_key="o")
+    jobs = [
+        {"job_type": "x", "idempotency_key": "a"}, {"job_type": "y", "idempotency_key": "a"},
+        {"job_type": "y", "ordering_key": "o"}, {"job_type": "x"},
+    ]  # fmt: skip
+
+    assert value(db, "find_live_keys", jobs=json.dumps(jobs)) == [1, 3]
+    for bad in (None, "{}", json.dumps([{}] * 10001)):
+        with raises("22023", "jobs"):
+            value(db, "find_live_keys", jobs=bad)
+
+
+def test_the_python_client_enqueues_through_a_front(front):
+    client = rota.Client(front.db)
+    job = client.enqueue("x", {"a": 1}, idempotency_key="k", ordering_key="o",
+                         headers={"shard_key": "s"})  # fmt: skip
+
+    assert job.is_new
+    assert client.cancel_job(job.job_id) == "cancelled"
+
+
+def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
+    file = tmp_path / "databases"
+    file.write_text("\n".join(front.urls.values()))
+    words = ["front", "make", "--front", front.url, "--databases", str(file)]
+
+    assert main([*words, "--dry-run"]) == 0
+    assert "create function rota.enqueue(" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "a front of 3 databases" in capsys.readouterr().out
+    assert main(["front", "status", "--front", front.url, "--json"]) == 0
+    shards = json.loads(capsys.readouterr().out)
+    assert [(row["database"], row["slots"]) for row in shards] == [(1, 342), (2, 341), (3, 341)]
+    assert main([*words, "--role", "x=worker"]) == 2
+    assert "ROLE=producer" in capsys.readouterr().err
+    front.shards[3].execute("""create or replace function rota.version() returns text
+        language sql as $$ select '9.9.9' $$""")  # fmt: skip
+    assert main(words) == 1
+    assert "different versions" in capsys.readouterr().err
+    assert main(["front", "status", "--front", front.url]) == 1
+
+
+def test_a_call_that_takes_too_long_ends_at_the_time_limit(front):
+    front.make(1, 2, time_limit="1 second")
+    assert value(front.db, "enqueue_to", database=2, job_type="x")
+    with front.shards[2].transaction():
+        front.shards[2].execute("lock table rota.jobs in exclusive mode")
+        began = time.monotonic()
+        with raises("57014"):
+            value(front.db, "enqueue_to", database=2, job_type="x")
+        assert 1 <= time.monotonic() - began < 1.5
+        assert value(front.db, "enqueue_to", database=1, job_type="x") & 1023 == 1
+
+
+@pytest.mark.slow
+def test_a_frozen_server_behind_a_pooler_ends_a_call_at_its_time_limit(front):
+    """PL/Proxy asks a frozen server to cancel, and waits for its answer; a pooler does not."""
+    with EmbeddedPostgres(settings=["max_connections=20"]) as far, ExitStack() as stack:
+        with psycopg.connect(far.url("postgres"), autocommit=True) as admin:
+            admin.execute("create database shop")
+            # A role has one password for all databases behind a front.
+            password = conninfo_to_dict(front.url)["password"]
+            admin.execute(
+                sql.SQL("alter role postgres password {}").format(sql.Literal(password))
+            )
+        url = far.url("shop").replace(conninfo_to_dict(far.url("shop"))["password"], password)
+        shard = stack.enter_context(psycopg.connect(url, autocommit=True))
+        rota.install(shard)
+        value(shard, "set_database_number", number=3)
+        limits = "query_timeout = 1\nserver_connect_timeout = 1\n"
+        front.urls[3] = stack.enter_context(pooled(url, limits))
+        front.make(1, 2, 3, time_limit="10 seconds")
+        assert value(front.db, "enqueue_to", database=3, job_type="x") & 1023 == 3
+        backend = scalar(shard, "select pg_backend_pid()")
+        status = Path(f"/proc/{backend}/stat").read_text()
+        postmaster = int(status.rpartition(")")[2].split()[1])
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        frozen = [postmaster, *map(int, children)]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with raises("57014", "does not answer in time"):
+                value(front.db, "enqueue_to", database=3, job_type="x")
+            assert time.monotonic() - began < 1.5
+            assert value(front.db, "enqueue_to", database=1, job_type="x") & 1023 == 1
+        finally:
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
