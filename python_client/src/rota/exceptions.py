@@ -32,7 +32,7 @@ from typing import ClassVar
 
 import psycopg
 
-_PRODUCER = "enqueue enqueue_many enqueue_to start_pipeline wait_for_result"
+_PRODUCER = "enqueue enqueue_many enqueue_to start_pipeline wait_for_result find_live_keys"
 _WORKER = (
     "claim_jobs finish_job finish_jobs finish_and_claim end_jobs fail_job snooze_job "
     "release_jobs heartbeat heartbeat_jobs set_progress record_effect complete_effect "
