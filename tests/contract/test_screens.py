@@ -22,7 +22,11 @@ def test_the_docs_show_what_the_commands_show(db: psycopg.Connection[Any], dsn: 
     }
     assert folded(page(now)) == folded(PAGE.read_text())
     for text in now.values():
-        statements = ("select ", "do ", "20")  # what is to be pasted is one line, and so are moments
+        statements = (
+            "select ",
+            "do ",
+            "20",
+        )  # what is to be pasted is one line, and so are moments
         assert [
             line for line in text.split("\n")
             if len(line) > 80 and not line.strip().startswith(statements)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
 
 from sql.helpers import call, enqueue, one, raises, refused, rows, run, scalar, settle, value
 from support.waiting import wait_until
-
 
 NOW = datetime(2026, 1, 12, tzinfo=UTC)
 

@@ -103,13 +103,7 @@ def test_nobody_has_ever_ticked(db, clock):
     row = next(row for row in doctor(db) if row.finding == "ticker")
 
     assert row.severity == "critical"
-<<<<<<< HEAD
     assert row.evidence.startswith("no tick has run since the install, 7 min ago: expired")
-=======
-    assert row.evidence.startswith(
-        "nobody has ticked since the install, which was before 7 min:"
-    )
->>>>>>> 020a0f5 (wip)
     db.execute(row.remedy)
     assert "ticker" not in {row.finding for row in doctor(db)}
 
@@ -307,15 +301,8 @@ def test_the_remedy_of_dead_jobs_is_of_that_group_and_stops_at_none(db, how_many
     assert row.remedy.isprintable()
     db.execute(row.remedy)
     assert scalar(db, "select count(*) from rota.jobs where queue = 'in'") == how_many
-<<<<<<< HEAD
     left = rows(db, "select id from rota.dead_jobs where id >= %s order by id", taken)
     assert [row.id for row in left] == [taken, of_no_type.job_id, seen]
-=======
-    left = scalar(
-        db, "select array_agg(id order by id) from rota.dead_jobs where id >= %s", taken
-    )
-    assert left == [taken, of_no_type.job_id, seen]
->>>>>>> 020a0f5 (wip)
     assert run(db, holder).status == "queued"
 
 
