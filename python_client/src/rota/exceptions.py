@@ -48,8 +48,9 @@ _OPERATOR = (
     "retry_job retry_with_dependants cancel_job set_priority reschedule_job pause_queue "
     "resume_queue pause_type set_type resume_type pause_all resume_all set_queue set_limit "
     "resume_ordering_key define_pipeline drop_pipeline restart_pipeline schedule_job "
-    "unschedule_job enable_schedule disable_schedule run_schedule_now start_ticker stop_ticker settle_effect act_on_jobs "
-    "set_archive set_retry_rule set_breaker grant_statements"
+    "unschedule_job enable_schedule disable_schedule run_schedule_now start_ticker "
+    "stop_ticker settle_effect act_on_jobs set_archive set_retry_rule set_breaker "
+    "grant_statements"
 )
 ACCESS = {
     function: access

@@ -375,7 +375,9 @@ class Client:
             job_types=_array(job_types),
         )
 
-    def end_jobs(self, endings: Sequence[Mapping[str, Any]] | Jsonb) -> list[rows.EndedJob]:
+    def end_jobs(
+        self, endings: Sequence[Mapping[str, Any]] | Jsonb
+    ) -> list[rows.EndedJob]:
         """End many jobs, each in its own way; one answer for each, in the order given."""
         return self._rows(rows.EndedJob, "end_jobs", endings=to_endings(endings))
 
@@ -402,7 +404,9 @@ class Client:
             fatal=fatal,
         )
 
-    def snooze_job(self, job_id: int, lease_token: int, delay: timedelta) -> datetime | None:
+    def snooze_job(
+        self, job_id: int, lease_token: int, delay: timedelta
+    ) -> datetime | None:
         """Put a job off without using an attempt; None if it was cancelled by request."""
         value: datetime | None = self._value(
             "snooze_job", job_id=job_id, lease_token=lease_token, delay=delay
@@ -499,7 +503,9 @@ class Client:
         )
         return value
 
-    def withdraw_effect(self, scope: str, key: str, job_id: int, lease_token: int) -> None:
+    def withdraw_effect(
+        self, scope: str, key: str, job_id: int, lease_token: int
+    ) -> None:
         """Take back the record of an effect that certainly did not happen."""
         self._value(
             "withdraw_effect", scope=scope, key=key, job_id=job_id, lease_token=lease_token
@@ -809,7 +815,9 @@ class Client:
         it does not wait but asks once, as the function does.
         """
         if not isinstance(active, Unset):
-            return self._row(rows.JobResult, "wait_for_result", job_id=job_id, active=active)
+            return self._row(
+                rows.JobResult, "wait_for_result", job_id=job_id, active=active
+            )
         driver = self._driver()
         connection: Connection[Any] | None = None
         if listen and isinstance(driver, Connection) and driver.autocommit:
@@ -1077,7 +1085,9 @@ class Client:
 
     def grant_statements(self, access: str, role: str) -> list[str]:
         """Return the statements that give *role* an access."""
-        return self._execute(None, "grant_statements", given({"access": access, "role": role}))
+        return self._execute(
+            None, "grant_statements", given({"access": access, "role": role})
+        )
 
     def grant_queue(self, role: str, queue: str, access: str | Unset = UNSET) -> bool:
         """Let *role* work in a queue, and from then on in no other; false if it may already."""

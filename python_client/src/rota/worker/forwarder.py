@@ -467,7 +467,7 @@ class Forwarder:
                 poll_interval,
                 tick_interval,
                 None if lent is None else lent[number],
-            )  # fmt: skip
+            )
             for number, each in enumerate(databases)
         ]
 
