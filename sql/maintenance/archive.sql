@@ -27,6 +27,14 @@ begin
     ) then
         perform rota._refuse('schema', format('must be a schema that belongs to role %s and is '
             'for nothing else, got %L', current_user, left(schema, 80)));
+    elsif exists (
+        select from pg_class as c
+        where c.relname = 'rota_rows' and c.relnamespace = to_regnamespace(quote_ident(schema))
+          and c.relowner <> to_regrole(quote_ident(current_user))
+    ) then
+        -- Others may be allowed to make tables there.
+        perform rota._refuse('schema', format('must have no table rota_rows that does not '
+            'belong to role %s, got %L', current_user, left(schema, 80)));
     end if;
 
     if not exists (

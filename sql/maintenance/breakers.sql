@@ -277,9 +277,9 @@ declare
     v_failed record;
 begin
     if c_rule.pause_for is null then return true; end if;
-    select e.failed_at, e.job_id, e.message into v_failed
+    select e.failed_at, e.job_id into v_failed
     from (
-        select r.failed_at, r.job_id, r.job_type, r.queue, r.error_type, r.message
+        select r.failed_at, r.job_id, r.job_type, r.queue, r.error_type
         from rota.job_errors as r where r.failed_at > c_now - c_rule.pause_for
         order by r.failed_at desc limit 5000
     ) as e
@@ -287,9 +287,9 @@ begin
       and e.queue = c_names ->> 2
     order by e.failed_at desc limit 1;
     if found then
-        perform rota._pause(nullif(c_rule.queue, '*'), c_names ->> 1, format(
-                'job %s failed with %s: %s', v_failed.job_id, c_names ->> 0,
-                left(v_failed.message, 100)),
+        perform rota._pause(nullif(c_rule.queue, '*'), c_names ->> 1,
+            -- Not its message: the log of pauses outlives the errors.
+            format('job %s failed with %s', v_failed.job_id, c_names ->> 0),
             v_failed.failed_at + c_rule.pause_for, 'rule');
     end if;
     return true;

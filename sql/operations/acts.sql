@@ -519,7 +519,7 @@ begin
         from (
             select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
             from (
-                select f.id, f.status, jsonb_typeof(f.payload) as payload_type,
+                select f.id, f.status, rota._payload_type(f.payload) as payload_type,
                     f.idempotency_key as key, f.max_attempts,
                     coalesce('pipeline ' || f.pipeline, f.job_type) as key_scope
                 from rota.finished_jobs as f where f.id = any(_lock_for_act.job_ids)
@@ -553,7 +553,7 @@ begin
                 from rota.jobs as j
                 where j.id = any(_see_for_act.job_ids) and j.xmax <> all(c_holders)
                 union all
-                select f.id, f.status, jsonb_typeof(f.payload), f.idempotency_key,
+                select f.id, f.status, rota._payload_type(f.payload), f.idempotency_key,
                     coalesce('pipeline ' || f.pipeline, f.job_type)
                 from rota.finished_jobs as f
                 where f.id = any(_see_for_act.job_ids) and f.xmax <> all(c_holders)
@@ -667,6 +667,14 @@ begin
 end;
 $$;
 
+/* What kind of a payload it is: as jsonb tells it, or erased. */
+create or replace function rota._payload_type(payload jsonb)
+    returns text language plpgsql immutable as $$
+begin
+    return case when payload = '{"erased": true}' then 'erased' else jsonb_typeof(payload) end;
+end;
+$$;
+
 /* Why an act cannot be done to a job, which was locked unless it is null; null if it can. */
 create or replace function rota._conflict(
     act text, job_id bigint, locked jsonb, arguments jsonb
@@ -689,6 +697,9 @@ begin
         v_reason := locked ->> 'status';
     elsif act = 'retry' and arguments ? 'merge' and locked ->> 'payload_type' <> 'object' then
         v_reason := 'its payload is no object to merge with';
+    elsif act = 'retry' and locked ->> 'payload_type' = 'erased' and not arguments ? 'payload'
+    then
+        v_reason := 'it was erased: without another payload it cannot run';
     elsif act = 'retry' and locked ->> 'key' is not null then
         v_key_job := coalesce((
             select j.id from rota.jobs as j
@@ -814,11 +825,18 @@ create or replace function rota._erase_jobs(job_ids bigint[])
     returns void language plpgsql
     -- The index on the jobs of a record knows no other kind of scan.
     set enable_bitmapscan = on as $$
+declare
+    -- What filters and arguments of acts may say of somebody.
+    c_texts constant text[] := '{payload,merge,headers,reason,error,idempotency_key,'
+        'ordering_key,limit_key}'::text[];
 begin
     perform rota._cancel_jobs(job_ids, 'erased');
     update rota.finished_jobs as f
     set payload = '{"erased": true}', result = null, headers = null, stage_input = null,
-        idempotency_key = null, progress_message = null,
+        idempotency_key = null, limit_key = null, progress_message = null,
+        -- One that is halted goes on by its key.
+        ordering_key = case when exists (
+            select from rota.halted_keys as h where h.job_id = f.id) then f.ordering_key end,
         last_error = case when f.last_error is not null then 'erased' end,
         cancel_reason = case when f.cancel_reason is not null then 'erased' end,
         updated_at = rota.now()
@@ -830,10 +848,8 @@ begin
     set stage_input = null, result = null where r.job_id = any(_erase_jobs.job_ids);
     update rota.effects as e set result = null where e.job_id = any(_erase_jobs.job_ids);
     update rota.audit_log as a
-    set before = a.before - 'payload', after = a.after - '{payload,merge}'::text[],
-        filter = a.filter - '{payload,headers}'::text[]
+    set before = a.before - 'payload', after = a.after - c_texts, filter = a.filter - c_texts
     where a.job_ids && _erase_jobs.job_ids
-      and (a.before ? 'payload' or a.after ?| '{payload,merge}'::text[]
-        or a.filter ?| '{payload,headers}'::text[]);
+      and (a.before ? 'payload' or a.after ?| c_texts or a.filter ?| c_texts);
 end;
 $$;

@@ -237,7 +237,7 @@ def test_explain_and_doctor_tell_of_the_pause_of_a_rule(db):
     told = call(db, "explain_job", job_id=waiting)[0]
     assert told.reason == "type_paused"
     assert "by a retry rule" in told.explanation
-    assert f"job {job.job_id} failed with Quota: no route" in told.explanation
+    assert f"job {job.job_id} failed with Quota" in told.explanation
     assert "for another 59 min" in told.explanation or "for another 1 h" in told.explanation
     found = [row for row in call(db, "doctor") if row.finding == "queues"]
     assert "a retry rule" in found[0].evidence

@@ -80,3 +80,12 @@ def test_without_an_archive_it_is_deleted_again(db, clock, history):
 
     assert scalar(db, "select count(*) from rota.finished_jobs") == 0
     assert scalar(db, "select count(*) from history.rota_rows") == 0
+
+
+def test_set_archive_refuses_a_table_of_somebody_else(db, history):
+    db.execute("drop table if exists history.rota_rows")
+    db.execute("create table history.rota_rows (source text, row_as jsonb)")
+    db.execute("alter table history.rota_rows owner to pg_monitor")
+
+    with refused("schema"):
+        value(db, "set_archive", schema="history")

@@ -447,13 +447,16 @@ def test_purge_deletes_ended_jobs_that_nobody_waits_for(db):
 
 def test_erase_takes_away_what_is_known_of_somebody(db):
     ann = {"customer": {"id": 7, "name": "Ann"}}
-    parts = {"headers": {"mail": "ann@x"}, "payload": ann}
+    parts = {"headers": {"mail": "ann@x"}, "payload": ann, "limit_key": "ann"}
     finished = enqueue(db, **parts)
     value(db, "finish_job", **owner(claim(db)[0]), result=Jsonb({"to": "Ann"}))
     lost = dead(db, error="no such Ann", **parts)
     act(db, "retry", {"ids": [lost]}, {"merge": {"again": "Ann"}})
     one(db, "fail_job", **owner(claim(db)[0]), error="Ann again", fatal=True)
     waiting = enqueue(db, idempotency_key="Ann", delay="1 hour", **parts)
+    value(db, "cancel_job", job_id=waiting, reason="Ann left")
+    act(db, "retry", {"idempotency_key": "Ann", "status": "cancelled"})
+    act(db, "reschedule", {"idempotency_key": "Ann"}, {"delay": "1 hour"})
     busy = running(db, **parts).job_id
     other = enqueue(db, payload={"customer": {"id": 8}})
 
@@ -471,6 +474,21 @@ def test_erase_takes_away_what_is_known_of_somebody(db):
         text = scalar(db, f"select string_agg(t::text, ' ') from rota.{table} as t")
         assert "ann" not in text.lower(), (table, text)
         assert "7" not in str(log(db)[-1].filter)
+
+
+def test_what_was_erased_is_retried_with_another_payload_only(db):
+    job_id = dead(db, payload={"name": "Ann"}, ordering_key="of Ann")
+    loose = dead(db, ordering_key="of Ben", skip_dead=True)
+    act(db, "erase", {"ids": [job_id, loose]})
+
+    told = act(db, "retry", {"status": "dead"})
+    assert told.changed == 0
+    assert {row["reason"] for row in told.conflicts} == {
+        "it was erased: without another payload it cannot run"
+    }
+    assert [run(db, each).ordering_key for each in (job_id, loose)] == ["of Ann", None]
+    act(db, "retry", {"ids": [job_id]}, {"payload": {"name": "Eve"}})
+    assert claim(db)[0].payload == {"name": "Eve"}
 
 
 def test_singles_pauses_settings_and_schedules_are_in_the_log(db):
