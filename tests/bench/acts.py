@@ -43,6 +43,7 @@ DEAD = """
     select id, 1, 10, 'dead', 'charge', 'w', now(), now(), 'card declined' from dead
 """
 ACTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("discard", {}, {}),
     ("retry", {"error": "card 1 declined"}, {"merge": {"currency": "EUR"}}),
     ("set_priority", {}, {"priority": 5}),
     ("reschedule", {}, {"delay": "1 hour"}),
