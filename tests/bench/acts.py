@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from math import nan
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -80,6 +81,11 @@ class Claims(threading.Thread):
             time.sleep(0.002)
 
 
+def percentile(took: list[float], number: int) -> float:
+    """Return a percentile; no number where a small run has made too few claims."""
+    return quantiles(took, n=100)[number - 1] if len(took) > 1 else nan
+
+
 def act(db: psycopg.Connection[Any], claims: Claims, what: str, given: Any, more: Any) -> str:
     """Act on all, and return a line of the table."""
     claims.took = {False: [], True: []}
@@ -100,8 +106,8 @@ def act(db: psycopg.Connection[Any], claims: Claims, what: str, given: Any, more
         busy += time.perf_counter() - began
         claims.is_acting = False
         time.sleep(SPAN)
-    p99 = {which: quantiles(took, n=100)[98] for which, took in claims.took.items()}
-    p50 = {which: quantiles(took, n=100)[49] for which, took in claims.took.items()}
+    p99 = {which: percentile(took, 99) for which, took in claims.took.items()}
+    p50 = {which: percentile(took, 50) for which, took in claims.took.items()}
     return (
         f"{what:13}{jobs:8}{conflicts:10}{busy:8.1f}{jobs / busy:10.0f}{longest * 1000:10.0f}"
         f"{p50[False]:10.2f}{p50[True]:9.2f}{p99[False]:9.2f}{p99[True]:9.2f}"
