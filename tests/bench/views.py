@@ -3,9 +3,9 @@
     python tests/bench/views.py [--scale 0.1]
 
 The jobs are of 10 queues with 5 types each, and of the last seven days.  A hundredth of the
-live ones each waits under a full limit, behind a halted key, and for a dead job.  Twenty workers are
-there.  Ticks count what ended, as they would have; then each question is asked six times, and
-the median of the last five told.  Autovacuum is on, as it should be.
+live ones each waits under a full limit, behind a halted key, and for a dead job.  Twenty
+workers are there.  Ticks count what ended, as they would have; then each question is asked six
+times, and the median of the last five told.  Autovacuum is on, as it should be.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
