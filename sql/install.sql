@@ -108,7 +108,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir schedules/definitions.sql
 \ir schedules/occurrences.sql
 
--- maintenance/: what has to be done from time to time, by whoever ticks.
+-- maintenance/: what has to be done from time to time, by the session that ticks.
 \ir maintenance/pending.sql
 \ir maintenance/sweep.sql
 \ir maintenance/breakers.sql
@@ -159,7 +159,7 @@ do $$ begin perform rota.start_ticker(); end $$;
 commit;
 
 \if :is_first
--- Whoever still reads there comes to an end first.
+-- Calls that still read there finish first.
 begin;
 set local client_min_messages = warning;
 set local lock_timeout = '1min';

@@ -2,8 +2,8 @@
  * access/grants.sql -- who may do what.
  *
  * One list, _access(), says which kind of access needs which function or view.  All functions
- * run with the owner's rights, so execute is all that anybody needs; no table is granted to
- * anybody.  `create or replace` keeps old grants, so each install takes everything away from
+ * run with the owner's rights, so execute is all that a role needs; no table is granted to any
+ * role.  `create or replace` keeps old grants, so each install takes everything away from
  * public and from our roles, and grants it again from the list.
  *
  * Where the roles cannot be created, grant_statements() prints the same list for any role.
@@ -50,7 +50,7 @@ from unnest(
 union all
 select 'observer', 'function', 'visible_queues'
 union all
--- The views compute ages with now(), as whoever asks.
+-- The views compute ages with now(), as the calling role.
 select a.access, 'function', f.name
 from unnest('{producer,worker,observer}'::text[]) as a (access)
 cross join unnest(

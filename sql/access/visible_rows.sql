@@ -1,10 +1,10 @@
 /*
  * access/visible_rows.sql -- which rows of a table an observer sees who is confined to queues.
  *
- * Observers read some tables themselves.  Each of these has one policy: all rows for whoever is
- * confined to nothing, and else those of his queues; what is of no queue he does not see.  The
- * owner, as whom all functions and views run, is not asked; the views ask visible_queues()
- * themselves (operations/views.sql).
+ * Observers read some tables themselves.  Each of these has one policy: all rows for a role
+ * that is confined to nothing, and else those of his queues; what is of no queue he does not
+ * see.  The owner, as whom all functions and views run, is not asked; the views ask
+ * visible_queues() themselves (operations/views.sql).
  */
 
 do $$

@@ -293,11 +293,11 @@ end;
 $$;
 
 /*
- * Lock those running jobs of a batch that nobody else has locked; returns the ids in the order
- * given, null where it could not be.  A row that somebody holds for long, as an operator who
- * forgets to commit a cancel does, must not hold up the others of its worker.  But a claim that
- * came upon the row while it was being claimed holds it too, and only until its commit: so
- * those that are held are tried again, for 20 ms.
+ * Lock those running jobs of a batch that no other session has locked; returns the ids in the
+ * order given, null where it could not be.  A row that another session locks for long, as an
+ * operator who forgets to commit a cancel does, must not hold up the others of its worker.  But
+ * a claim that came upon the row while it was being claimed holds it too, and only until its
+ * commit: so those that are held are tried again, for 20 ms.
  *
  * Tried, and not waited for: who waits while he holds others can be part of a cycle, and on a
  * machine that is slow enough the server breaks it before the wait is over.  An order of the
@@ -348,7 +348,7 @@ $$;
 
 /*
  * The answer to a caller whose (job_id, lease_token) matched no running job.  A job that
- * ended under this very token is RT003; anything else was claimed by somebody else or given
+ * ended under this very token is RT003; anything else was claimed by another worker or given
  * back since, and is RT002.
  */
 create or replace function rota._raise_lost(job_id bigint, lease_token bigint)

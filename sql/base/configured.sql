@@ -1,13 +1,14 @@
 /*
  * base/configured.sql -- whether anything is set for a queue, a job type or for roles.
  *
- * Most jobs are plain: nobody has set anything for their queue and their type.  Settings stand
- * in six tables (queues, job_types, limits, fair_queues, pauses, queue_grants), and to ask all
- * costs more than to write a job.  So triggers of these tables keep a list of the names that
- * something is set for, and a call asks that one list.  Whoever is told yes asks the tables.
+ * Most jobs are plain: no setting exists for their queue and their type.  Settings stand in six
+ * tables (queues, job_types, limits, fair_queues, pauses, queue_grants), and to ask all costs
+ * more than to write a job.  So triggers of these tables keep a list of the names that
+ * something is set for, and a call asks that one list.  If the name is in the list, the call
+ * reads the tables.
  *
- * A name is in the list of whoever sees the setting, since one transaction writes both.  The
- * list stays short, so it does no harm if a plan reads it whole.
+ * A transaction that sees the setting sees the name in the list, since one transaction writes
+ * both.  The list stays short, so it does no harm if a plan reads it whole.
  */
 
 /*

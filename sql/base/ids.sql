@@ -12,7 +12,7 @@
  *
  * No transaction can undo what is done to a sequence.  So the timeline of the last leap is kept
  * in one, and the lock of the leap is given back at once and not at the commit: who comes first
- * after a promotion may leave his transaction open, and holds up nobody.
+ * after a promotion may leave a transaction open, and delays no other session.
  *
  * Only set_database_number() needs a lock that producers wait for.  It waits for the lock in
  * turns of 100 ms, between which producers go on.  Once it has the lock, its transaction may be

@@ -1,5 +1,5 @@
 /*
- * base/notify.sql -- wake workers that wait, and nobody else.
+ * base/notify.sql -- wake waiting workers, and no other session.
  *
  * NOTIFY takes a lock of the whole cluster at each commit, so it is sent only while a worker
  * waits.  A waiting worker says so by advisory locks of its session: no row is written, and a
@@ -10,7 +10,7 @@
  *   listen slot     One of 16, each with a channel.  The holder listens to that channel.  The
  *                   lowest slot that is held is notified first: one job wakes one worker.
  *   active poller   Held by one worker that does not wait but claims every few milliseconds,
- *                   because jobs come all the time.  While it is held nobody is notified.
+ *                   because jobs come all the time.  While it is held none is notified.
  *
  * The queue without a name stands for all of them: a pending check notifies any worker.
  * Who waits for the result of a job holds two more, of all such and of the job.

@@ -5,10 +5,10 @@
  * each other: a job ends while another comes in that waits for it.  Then the one that comes in,
  * or the one that could not lock what it would have opened, adds a check in its own
  * transaction; maintenance does it after the commit, when both are to be seen
- * (maintenance/pending.sql).  To add one is an insert, which waits for nobody.
+ * (maintenance/pending.sql).  To add one is an insert, which never waits.
  */
 
-/* Leave a check of each subject, due at once where no time is given; waits for nobody. */
+/* Leave a check of each subject, due at once unless a time is given; never waits. */
 create or replace function rota._add_checks(
     kind text, subjects text[], due_at timestamptz default null
 )

@@ -67,7 +67,7 @@ comment on function rota.visible_queues is
     'The queues whose jobs the caller may see, those granted by grant_queue() for an observer; '
     'null for all.';
 
-/* Refuse what is about jobs of all queues to whoever may not see all. */
+/* Refuse calls about jobs of all queues to a role that may not see all. */
 create or replace function rota._check_sees_all(what text)
     returns void language plpgsql stable as $$
 begin
@@ -79,7 +79,7 @@ begin
 end;
 $$;
 
-/* Refuse queues in which whoever calls may not do this. */
+/* Refuse queues in which the caller may not do this. */
 create or replace function rota._check_queues(access text, queues text[])
     returns void language plpgsql as $$
 declare
@@ -126,7 +126,7 @@ begin
 end;
 $$;
 
-/* Of these jobs those that are of queues in which whoever calls may not do this. */
+/* Of these jobs those that are of queues in which the caller may not do this. */
 create or replace function rota._jobs_outside_grants(
     job_ids bigint[], access text default 'worker'
 )

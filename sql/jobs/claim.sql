@@ -16,8 +16,8 @@
  * A claim reads the settings of its own queues and of the jobs that it has found.  It does no
  * waiting work of others: a job whose limit is full, whose type is paused, or that has expired,
  * leaves its lane, to be looked at by maintenance.  At most max_jobs + 100 leave in one claim,
- * which then returns what it has and notifies: whoever waits for jobs of its queues claims
- * again at once.
+ * which then returns what it has and notifies: a worker that waits for jobs of its queues
+ * claims again at once.
  *
  * A job with a time limit has no lease beyond it but for 30 seconds, in which its worker stops
  * it and says so.
@@ -126,7 +126,7 @@ begin
     with claimed as (
         update rota.jobs as j
         set status = 'running',
-            -- No number or lease that somebody wrote by hand may stop the jobs beside it.
+            -- No number or lease written by hand may stop the jobs beside it.
             attempts = least(j.attempts, 2147483646) + 1,
             lease_token = greatest(least(j.lease_token, 9223372036854775806) + 1, c_moment),
             locked_by = claim_jobs.worker,
@@ -320,7 +320,7 @@ $$;
 
 /*
  * Take expired jobs out of their lanes: those with a minus, which are locked, and of the 100
- * behind the first of them in its lane all that nobody else has locked, since one that has
+ * behind the first of them in its lane all that no other session has locked, since one that has
  * expired is seldom alone, but not more than *max_more*.  Returns how many left.
  */
 create or replace function rota._hold_expired(

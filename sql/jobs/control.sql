@@ -5,8 +5,8 @@
  * claim, a finish or a sweep of the same job, and says what it found.  A job that moves
  * between jobs and finished_jobs while we look is looked for again.
  *
- * Nobody can stop a worker from outside.  cancel_job() therefore ends a waiting job at once,
- * but of a running one it only asks; the worker learns of it at its next heartbeat.
+ * The database cannot stop a worker from outside.  cancel_job() therefore ends a waiting job at
+ * once, but of a running one it only asks; the worker learns of it at its next heartbeat.
  */
 
 create or replace function rota.retry_job(
@@ -56,7 +56,7 @@ comment on function rota.retry_job is
     'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
     'running.';
 
-/* A live job, back to the head of its lane; whoever ran it has lost the lease. */
+/* A live job, back to the head of its lane; its worker has lost the lease. */
 create or replace function rota._requeue(job_id bigint)
     returns text language plpgsql as $$
 declare
@@ -86,8 +86,8 @@ $$;
  * Ended jobs, back to life with their ids and tokens; returns the ids of those that there were.
  * If one halted its ordering key, the first of the line, which mostly is itself, becomes the
  * head; any other waits for its turn.  It waits again for those parents that have not
- * succeeded, and whatever becomes of them: somebody wants it to run.  In a pipeline it is the
- * next time in its stage, which needs a token of its own.  If it has expired it does so no
+ * succeeded, and whatever becomes of them: an operator wants it to run.  In a pipeline it is
+ * the next time in its stage, which needs a token of its own.  If it has expired it does so no
  * more.
  */
 create or replace function rota._restore_jobs(job_ids bigint[])

@@ -5,15 +5,15 @@
  *
  * 1. Of all that record the same (scope, key) one is told true and holds the record, until it
  *    is withdrawn, purged or taken over.
- * 2. If the holder's lease is lost before it completes the record, nobody can know whether the
+ * 2. If the holder's lease is lost before it completes the record, it is unknown whether the
  *    effect happened.  Neither answer is right for every effect, so who comes next chooses:
  *    'skip' is told false, at most once; 'again' takes the record over, at least once.
  * 3. As long as the holder's lease is not lost, other jobs get neither answer, but RT010; the
  *    holder itself, should it ask again, chooses too.
  * 4. A lease that is lost, or does not hold the record, changes nothing.
  *
- * Somebody may know all the same what became of an effect of which no worker does: that the
- * mail is there, or that the mail server has never seen it.  settle_effect() takes his word.
+ * A person may know what became of an effect even if no worker does: that the mail is there, or
+ * that the mail server has never seen it.  settle_effect() records that.
  *
  * Every call locks first the row of its own job, then that of the effect, and waits for no
  * third; so calls cannot deadlock.  Whether the holder's lease is held is only read: once it is

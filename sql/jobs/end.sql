@@ -5,7 +5,7 @@
  * or released.  Each ending is answered by itself, and none keeps another from being stored:
  *
  *   busy      Another session has the row locked.  The call never waits for it; report again.
- *   lost      The lease is gone, and somebody else runs or has ended the job.
+ *   lost      The lease is gone, and another worker runs or has ended the job.
  *   refused   The ending was tried and undone; message tells why.  Its arguments are wrong
  *             (error_code 22023), or a trigger or a constraint of the database objects.
  *
@@ -166,7 +166,8 @@ begin
         where t.outcome = 'succeeded';
     end if;
 
-    -- All are locked before the first is changed: nobody waits for a row while he holds others.
+    -- All are locked before the first is changed: no session waits for a row while it holds
+    -- others.
     v_held := rota._hold_jobs(
         array(
             select case when t.outcome <> 'succeeded' then t.newest_id end

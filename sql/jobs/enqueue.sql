@@ -10,7 +10,7 @@
  * the same key, the insert waits for its end: after its commit we return its job, after its
  * rollback ours goes in.  The job found may end between the two statements; hence the loops,
  * which turn only then.  In an isolation level above read committed, whose snapshot may show
- * what has ended, the insert finds out, and waits for whoever changes the job.
+ * what has ended, the insert finds out, and waits for the transaction that changes the job.
  *
  * enqueue_many() inserts in the order of the keys.  Two calls that share keys therefore wait
  * for each other in one direction only and cannot deadlock.  When a job that was found has
@@ -23,8 +23,8 @@
  * for it (base/configured.sql).  A job that may have to wait is written once, with the status
  * that it shall have; and as a row of jobs/insert.sql only where it may find or change another
  * one.  The planner's settings are left to the functions that look for jobs.  And the first
- * question of _notify() (base/notify.sql) stands here once more, because where nobody waits it
- * then costs no call.
+ * question of _notify() (base/notify.sql) stands here once more, because where no worker waits
+ * it then costs no call.
  */
 
 create or replace function rota.enqueue(

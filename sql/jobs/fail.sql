@@ -12,7 +12,7 @@
  * like one whose worker reported an error.  No way leads past max_attempts, also not retry_in.
  *
  * A job whose cancel was requested is not tried again: it ends as cancelled, and what its
- * worker reported then is no failure that anybody has to look at.
+ * worker reported then is not a failure that needs attention.
  */
 
 create or replace function rota.fail_job(
@@ -59,7 +59,8 @@ comment on function rota.fail_job is
 
 /*
  * Fail running jobs, with one entry of each list for each job; one row for each that was ours.
- * Of several jobs each is already locked, so that nobody waits for a row while he holds others.
+ * Of several jobs each is already locked, so that no session waits for a row while it holds
+ * others.
  */
 create or replace function rota._fail_running(
     job_ids bigint[], lease_tokens bigint[], errors text[], error_types text[], stacks text[],
@@ -260,8 +261,8 @@ comment on function rota.release_jobs is
 /*
  * Running jobs back to queued with their attempt returned; one row for each that was ours.
  * Where run_ats has none the time stays as it is.  One whose cancel was requested ends instead,
- * and is answered with infinity.  Of several jobs each is already locked: nobody waits for a
- * row while he holds others.
+ * and is answered with infinity.  Of several jobs each is already locked: no session waits for
+ * a row while it holds others.
  */
 create or replace function rota._give_back(
     job_ids bigint[], lease_tokens bigint[], run_ats timestamptz[] default null

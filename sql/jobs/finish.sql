@@ -307,13 +307,13 @@ begin
 end;
 $$;
 
-/* The run that somebody asked for meanwhile, of ended jobs given as rows of jobs. */
+/* The run that a producer requested meanwhile, of ended jobs given as rows of jobs. */
 create or replace function rota._follow_up(jobs jsonb)
     returns void language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
 begin
-    -- Somebody asked for another run meanwhile; it begins where this one ends.
+    -- A producer requested another run meanwhile; it begins where this one ends.
     perform rota._insert_jobs(
         array_agg(jsonb_populate_record(e, jsonb_build_object('payload', e.rerun_payload,
             'priority', e.rerun_priority, 'run_at', e.rerun_run_at, 'status', null,

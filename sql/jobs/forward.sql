@@ -14,7 +14,7 @@
  *
  * Jobs of one ordering key go in the order of their ids: they wait here behind each other, and
  * the first is carried together with those next behind it.  These stay blocked, and are locked
- * while they travel; so whoever else wants to end them waits, and finds them gone.
+ * while they travel; so any other session that would end them waits, and finds them gone.
  */
 
 create or replace function rota.enqueue_to(

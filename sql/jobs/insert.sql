@@ -1,7 +1,7 @@
 /*
  * jobs/insert.sql -- new jobs as rows, and the statement that writes them.
  *
- * Whoever makes jobs hands them over as rows of jobs: a batch of enqueue_many(), a job with a
+ * A caller that makes jobs passes them as rows of jobs: a batch of enqueue_many(), a job with a
  * key, the run that follows another, a job that comes back from the history, the jobs of
  * schedules and pipelines.  What a new job has is the list of columns in _insert_jobs() and
  * stands there alone; all else of a row, as what its last attempt left, is not taken over.

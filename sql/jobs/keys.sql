@@ -17,11 +17,11 @@
  * claim or heartbeat of it.  No subtransaction is opened and closed in between: who waits for a
  * lock that it took would wait for the whole transaction, also after the lock was given back.
  *
- * The rerun of a running job waits in the job's own row, so whoever ends the job finds it there
- * under the row's lock: nothing can come between.  _end_jobs() makes a new job of it in the
- * statement that ends the old one.
+ * The rerun of a running job waits in the job's own row, so the transaction that ends the job
+ * finds it there under the row's lock: nothing can come between.  _end_jobs() makes a new job
+ * of it in the statement that ends the old one.
  *
- * A batch waits for a job that somebody else has locked only while it holds nothing itself,
+ * A batch waits for a job that another session has locked only while it holds nothing itself,
  * since finish_jobs() and the like lock jobs in the order of their ids.
  */
 
@@ -111,8 +111,8 @@ end;
 $$;
 
 /*
- * Lock the live job of a key; null if there is none.  Raises RTB00, which nobody sees, where
- * somebody else has it locked and it may not wait.
+ * Lock the live job of a key; null if there is none.  Raises RTB00, which no caller sees, where
+ * another session has it locked and it may not wait.
  */
 create or replace function rota._lock_keyed(
     idempotency_key text, key_scope text, may_wait boolean
@@ -208,7 +208,7 @@ begin
 end;
 $$;
 
-/* Wait until nobody has the live job of a key locked, and let go of it again. */
+/* Wait until no session has the live job of a key locked, and release it again. */
 create or replace function rota._wait_for_key(idempotency_key text, key_scope text)
     returns void language plpgsql as $$
 begin

@@ -9,10 +9,10 @@
  * worker that was given up for dead and wakes up late matches no row: it is told to stop, and
  * cannot take the job back from its new owner.
  *
- * The heartbeat is also how a worker learns that somebody wants the job cancelled, or that the
- * attempt has taken longer than the job's time limit.  Nobody has a lease beyond that but for
- * the 30 seconds in which a worker stops the handler: so a handler that hangs loses its job,
- * though its worker lives.
+ * The heartbeat is also how a worker learns that an operator wants the job cancelled, or that
+ * the attempt has taken longer than the job's time limit.  No worker has a lease beyond that
+ * but for the 30 seconds in which a worker stops the handler: so a handler that hangs loses its
+ * job, though its worker lives.
  */
 
 create or replace function rota.heartbeat(
@@ -36,7 +36,7 @@ begin
     perform rota._check_lease('lease', lease);
     v_lease := rota._exact(lease);
 
-    -- The lease begins after the wait for whoever has the row locked.
+    -- The lease begins after the wait for the row's lock.
     perform from rota.jobs as j where j.id = heartbeat.job_id for update;
     v_now := rota.now();
     return query
@@ -88,7 +88,7 @@ begin
     return query
     with beaten as (
         update rota.jobs as j
-        -- A lease that somebody wrote by hand must not stop those of the other jobs.
+        -- A lease written by hand must not stop those of the other jobs.
         set locked_until = least(j.overdue_at + interval '30 s', v_now + greatest('1 ms', least(
                 '30 days', coalesce(v_lease, j.lease, rota._queue_lease(j.queue))))),
             updated_at = v_now

@@ -2,8 +2,8 @@
  * jobs/pauses.sql -- the brake.
  *
  * A pause is a row: of a queue, of a job type in one queue or in all, or of everything.  It
- * stops claims only: jobs still come in, and running ones go on to their end.  Whoever asks
- * compares until with the clock, so a pause ends at its time without anybody doing something.
+ * stops claims only: jobs still come in, and running ones finish.  Every reader compares until
+ * with the clock, so a pause ends at its time without any call.
  *
  * A claim leaves a paused queue out.  A million jobs of a paused type may stand in front of
  * others, so a claim that finds one takes it out of its lane: hold is then the word pause and
@@ -193,7 +193,7 @@ $$;
 
 /*
  * Take jobs of paused types out of their lanes: of these, which are locked, and for each pause
- * of the 100 behind the first of them all that nobody else has locked, since one is seldom
+ * of the 100 behind the first of them all that no other session has locked, since one is seldom
  * alone, but in all not more than *max_more*.  Returns the ids that are left, in the order
  * given, and how many went.
  */
@@ -277,7 +277,7 @@ declare
 begin
     select p.* into v_pause from rota.pauses as p where p.pause_name = _check_pause.pause_name;
     if v_pause.until <= rota.now() then
-        -- Where somebody is about to change it, he leaves a check.
+        -- A session that is about to change it leaves a check.
         delete from rota.pauses as p
         where p.ctid = any(array(
             select d.ctid from rota.pauses as d
@@ -298,7 +298,7 @@ begin
         limit 1000 for update skip locked
     );
     if v_ids = '{}' then
-        -- Those that somebody else has locked are asked for again.
+        -- Those that another session has locked are asked for again.
         return not exists (
             select from rota.jobs as j
             where j.hold = 'pause ' || _check_pause.pause_name

@@ -1,7 +1,7 @@
 /*
  * jobs/queues.sql -- settings of a queue, and of a job type.
  *
- * A queue needs no row: it exists as soon as somebody enqueues to it, with the defaults.  A
+ * A queue needs no row: it exists as soon as a producer enqueues to it, with the defaults.  A
  * row holds what differs.  What is set for a type is written to its jobs as they come in, and
  * goes before what is set for their queue.
  */
@@ -99,7 +99,7 @@ begin
         if not reset then
             perform rota._refuse('time_limit', 'or expires_after or reset must be given');
         end if;
-        -- Without a row nobody looks for one.
+        -- Without a row no session looks for one.
         delete from rota.job_types as t where t.job_type = set_type.job_type;
         return;
     end if;

@@ -2,8 +2,8 @@
  * jobs/results.sql -- wait for the result of a job.
  *
  * Who waits says so by two shared advisory locks of his session, one of all who wait and one of
- * the job; whoever ends a job tries the first, and only if that is held the second
- * (base/notify.sql).  So an end that nobody waits for costs one look at a lock.
+ * the job; the transaction that ends a job tries the first, and only if that is held the second
+ * (base/notify.sql).  So an end that no session waits for costs one look at a lock.
  *
  * What a client does, on a direct connection: call wait_for_result(), LISTEN to its channel,
  * call again, since the job may have ended in between, and then after each notification.  An

@@ -2,7 +2,7 @@
  * jobs/retries.sql -- what failures of a kind lead to.
  *
  * A retry rule is asked for by _fail_running() when a job fails with an error of that type:
- * the rule of its job type and queue goes before those for all.  Whoever has no rules pays for
+ * the rule of its job type and queue goes before those for all.  A job without rules pays for
  * one look at an empty table.  A rule that pauses the type leaves a check: maintenance writes
  * the pause (maintenance/breakers.sql), so that those who fail do not wait for each other.
  *

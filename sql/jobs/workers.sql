@@ -2,7 +2,7 @@
  * jobs/workers.sql -- who is there.
  *
  * A worker reports itself so that people can see it.  Recovery never looks here: a lease ends
- * by the clock, whether or not anybody knows whose it was.
+ * by the clock, whether or not its worker is known.
  */
 
 create or replace function rota.report_worker(

@@ -6,7 +6,7 @@
  * deleted one by one go to its table rota_rows, as jsonb, in the statement that deletes them.
  * If the archive cannot take them the statement fails, and they stay.
  *
- * The schema has to belong to the owner of rota: whoever owns a schema can put tables with
+ * The schema has to belong to the owner of rota: the owner of a schema can put tables with
  * triggers into it, and those would run with the rights of retention.
  */
 

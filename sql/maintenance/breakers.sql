@@ -7,8 +7,8 @@
  * fails it opens again, for twice as long, up to 16 times pause_for.
  *
  * Each tick looks at each breaker and counts what is in the tables of errors and ended jobs, a
- * bounded number of the newest rows.  No claim and no end of a job takes part, so nobody waits
- * for a breaker, and a breaker opens up to a tick late.
+ * bounded number of the newest rows.  No claim and no end of a job takes part, so no session
+ * waits for a breaker, and a breaker opens up to a tick late.
  *
  * An attempt counts for the state in which it began.  So the last failures of before a pause
  * cannot open what has just closed, nor decide about those that try.

@@ -3,7 +3,7 @@
  *
  * No attempt begins at expires_at or later: a claim passes over a job that has expired, and
  * takes it out of its lane (jobs/claim.sql).  Here it ends, as cancelled and with error_type
- * expired: whoever enqueued it said that it is of no use any more, so nobody has to look at it,
+ * expired: its producer said that it is useless from then on, so no operator has to look at it,
  * as at a dead one.  That is so for every job that waits, also for its retry, for others or for
  * a limit; one that runs may come to its end.
  *

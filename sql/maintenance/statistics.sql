@@ -10,10 +10,10 @@
  * the clock.  So a tick reads the clock and then the locks: what ended by that time is either
  * to be seen in the next statement, or is of a transaction that still holds a lock.
  *
- *   - Nobody holds one: all until that time is counted at once.
- *   - Somebody does: all until the look before is counted, since mostly those of that look have
+ *   - No transaction holds one: all until that time is counted at once.
+ *   - Transactions do: all until the look before is counted, since most of those seen then have
  *     ended meanwhile.  One that has not is written to late_xids.  Its rows are left out, and
- *     nobody waits for it; when it is over they are found by its number, which is in each row.
+ *     are found by its number, which is in each row, when it is over; counting never waits.
  *
  * Counting and the new counted_until are one transaction, of one tick at a time.  So each
  * end is counted once, in the minute in which it ended.  Retention leaves alone what is not

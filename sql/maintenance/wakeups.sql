@@ -17,11 +17,11 @@
  * in rota.  pg_locks alone knows which of them the session has, so the locks of its
  * application are left alone, and one that a rollback left behind is found again.
  *
- * A worker has to look by itself for what nobody notifies it of: a run_at, a retry or a start
- * at a rate whose time comes, and what was claimable before it held the locks.  look_again_in
- * says when.  It is 0 after the locks have changed, unless nothing is due; so LISTEN comes
- * before that claim.  What came due since the call before makes it 0 once and not again: a
- * claim has been between, and has refused the job or taken it.
+ * A worker has to look by itself for what no session notifies it of: a run_at, a retry or a
+ * start at a rate whose time comes, and what was claimable before it held the locks.
+ * look_again_in says when.  It is 0 after the locks have changed, unless nothing is due; so
+ * LISTEN comes before that claim.  What came due since the call before makes it 0 once and not
+ * again: a claim has been between, and has refused the job or taken it.
  *
  * Of a job whose transaction looked for waiting workers before this one held its locks, and
  * commits after the worker has claimed, no notification comes.  Such a transaction has an id by

@@ -2,13 +2,13 @@
  * operations/acts.sql -- do one thing to all jobs that a filter finds.
  *
  * A call looks at the jobs in the order of their ids, at a bounded number of rows, acts on at
- * most max_jobs of them and returns the id that it has come to; whoever gives it back as
+ * most max_jobs of them and returns the id that it has reached; a caller that passes it as
  * after_id goes on there, until it is null.  So each call is a short transaction, which holds
  * few rows and no claim feels, and a job that an act has moved is not met again.
  *
- * Nothing that stands in the way of one job stops the others.  A row that somebody else has
+ * Nothing that stands in the way of one job stops the others.  A row that another session has
  * locked, a status that the act is not for, a key that a live job has: each is a conflict in
- * the answer.  What nobody foresaw makes the call go through its jobs one by one.
+ * the answer.  An unforeseen error makes the call process its jobs one by one.
  */
 
 create or replace function rota.act_on_jobs(
@@ -499,7 +499,7 @@ begin
 end;
 $$;
 
-/* What there is to know of these jobs for an act, of those that nobody else has locked. */
+/* What there is to know of these jobs for an act, of those that no other session has locked. */
 create or replace function rota._lock_for_act(job_ids bigint[])
     returns jsonb language plpgsql as $$
 -- It locks rows, which plpgsql_check does not see in a subquery.
@@ -818,8 +818,8 @@ end;
 $$;
 
 /*
- * Take away what jobs say of anybody: payload, result, headers, keys, and the texts of errors
- * and acts.  A job that waits cannot run without its payload, so it is cancelled first.
+ * Erase personal data from jobs: payload, result, headers, keys, and the texts of errors and
+ * acts.  A job that waits cannot run without its payload, so it is cancelled first.
  */
 create or replace function rota._erase_jobs(job_ids bigint[])
     returns void language plpgsql

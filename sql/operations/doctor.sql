@@ -5,7 +5,7 @@
  * found: how bad it is, the evidence, and the statement that mends it.  A check that finds
  * nothing says so in one row, so that silence cannot be taken for health; one that fails says
  * that, and stops no other.  critical means that work stands still or soon will, warning that
- * somebody should look in daylight.
+ * it can wait for working hours.
  *
  * It only reads, waits for no lock, and looks at a bounded number of rows of each table.
  */

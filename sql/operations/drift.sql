@@ -1,14 +1,14 @@
 /*
  * operations/drift.sql -- what is otherwise than it was installed.
  *
- * An index that somebody dropped at night, a column that a tool added, a function that was
- * patched, a right that was given to everybody: nothing fails, and weeks later the queue is
- * slow, or open.  So each install keeps a manifest of what it made, in the words of the
- * catalog, and whoever asks compares it with what is there.  What differs is named with the
- * statement that mends it.
+ * An index that was dropped at night, a column that a tool added, a function that was patched,
+ * a right that was granted to public: nothing fails, and weeks later the queue is slow, or
+ * open.  So each install keeps a manifest of what it made, in the words of the catalog, and the
+ * caller compares it with what is there.  What differs is named with the statement that mends
+ * it.
  *
  * So it is with the rights of our four roles.  Those that the owner has given to roles of his
- * own are his business, but not those to everybody, nor to what is private.
+ * own are the owner's business, but not those to public, nor to what is private.
  *
  * An upgrade must not take what is out of order for what it made.  So it notes what differs
  * before it begins, and keeps those rows of the manifest as they are.
@@ -239,7 +239,8 @@ declare
         when 'grant' then format('grant %s;', name)
         -- Of a parent: with that of each partition.
         -- Of a parent: with that of each partition, which cannot be made while others write.
-        -- One that was changed is dropped and made in one transaction: nobody works without it.
+        -- One that was changed is dropped and created in one transaction: no session works
+        -- without it.
         when 'index' then case
             when expected like '% ON ONLY %' then replace(expected, ' ON ONLY ', ' ON ')
             when actual is null then regexp_replace(expected, ' INDEX ', ' INDEX CONCURRENTLY ')

@@ -390,7 +390,7 @@ begin
 end;
 $$;
 
-/* Whether anybody is there who takes such jobs. */
+/* Whether a live worker takes such jobs. */
 create or replace function rota._explain_workers(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 declare
@@ -577,7 +577,7 @@ begin
 end;
 $$;
 
-/* Whether anybody does the maintenance that lets jobs in and takes them back. */
+/* Whether any session does the maintenance that lets jobs in and takes them back. */
 create or replace function rota._explain_ticks()
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
 begin

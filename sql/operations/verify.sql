@@ -3,8 +3,8 @@
  *
  * Each promise that rows can tell of is counted again from the rows: not by the code that keeps
  * it, but by a query that would find where it was broken.  All are of one snapshot, so what is
- * under way does not look like a violation; nothing is locked that anybody feels; and each
- * looks at the newest rows, as many as are asked for.
+ * under way does not look like a violation; it takes no lock that delays other sessions; and
+ * each looks at the newest rows, as many as are asked for.
  */
 
 create or replace function rota.verify(max_rows integer default 10000)
@@ -207,8 +207,8 @@ end;
 $$;
 
 /*
- * A job that waits for something is found by whoever ends that, or by a check.  A key or a
- * limit whose check is still to be done is not judged.
+ * A job that waits for something is found by the transaction that ends that, or by a check.  A
+ * key or a limit whose check is still to be done is not judged.
  */
 create or replace function rota._verify_waiting(max_rows integer)
     returns table (promise text, examined bigint, violations bigint, example text)

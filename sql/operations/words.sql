@@ -1,7 +1,7 @@
 /*
  * operations/words.sql -- how findings speak of times, errors, sessions and workers.
  *
- * What explain_job() and doctor() find is read at night by somebody who knows Postgres and
+ * What explain_job() and doctor() find is read at night by an engineer who knows Postgres and
  * perhaps not rota.  So each names who has to act by what Postgres calls it: the pid, the role
  * and the application.  The server hides what other roles' sessions do from an owner without
  * pg_read_all_stats; then the words leave that out.
@@ -36,8 +36,8 @@ begin return to_char(moment, 'YYYY-MM-DD HH24:MI:SS TZ'); end;
 $$;
 
 /*
- * A text of somebody else as a terminal may show it: spaces are plain ones, and what would move
- * the cursor, change colours or turn the direction of writing is a question mark.
+ * A foreign text as a terminal may show it: spaces are plain ones, and what would move the
+ * cursor, change colours or turn the direction of writing is a question mark.
  */
 create or replace function rota._printable(value text)
     returns text language plpgsql immutable as $$
@@ -314,8 +314,9 @@ $$;
 
 /*
  * The process, or the prepared transaction, that holds the lock on a row of a table, told by
- * the xmax of the row; no row where nobody does.  To try the lock would tell that it is held,
- * and keep others from the row meanwhile.  Where several hold it, xmax is a number of the set.
+ * the xmax of the row; no row where no session does.  To try the lock would tell that it is
+ * held, and keep others from the row meanwhile.  Where several hold it, xmax is a number of the
+ * set.
  */
 create or replace function rota._row_holder(row_xmax xid, locked_table regclass)
     returns table (pid integer, gid text) language plpgsql stable as $$

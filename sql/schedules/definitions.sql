@@ -115,7 +115,7 @@ begin
                 new.overlap, new.jitter, new.starts_at, new.ends_at, new.anchored_at,
                 _put_definition.next_run_at, v_now, v_now)
             on conflict do nothing;
-            -- Else somebody else has just taken the name.
+            -- Else another session has just taken the name.
             exit when found;
         elsif rota._is_same(v_old, rota._keep_source(new, v_old)) then
             outcome := 'unchanged';
@@ -204,7 +204,7 @@ begin
         last_error = case when not v_is_enabled then old.last_error end, updated_at = changed_at
     where d.name = old.name;
     if v_is_enabled and v_next_run_at is null then
-        -- Its last job may be about to end, without knowing that somebody waits for that.
+        -- Its last job may be about to end, without knowing that a schedule waits for that.
         perform rota._add_checks('schedule', array[new.name]);
     end if;
     return v_next_run_at;

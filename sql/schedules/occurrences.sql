@@ -1,10 +1,11 @@
 /*
  * schedules/occurrences.sql -- make the jobs whose time has come.
  *
- * A tick locks definitions that are due and that nobody else holds, makes what each of them
- * is due, and moves it on to its next planned time, all in one transaction.  So any number of
- * ticks may run at once.  That a planned time makes at most one job rests on none of this: it
- * has one row in occurrences, and the job is made only by who inserted that.
+ * A tick locks definitions that are due and that no other session has locked, makes the jobs
+ * that each has due, and advances it to its next planned time, all in one transaction.  So any
+ * number of ticks may run at once.  That a planned time makes at most one job rests on none of
+ * this: it has one row in occurrences, and only the transaction that inserted that row makes
+ * the job.
  *
  * A late tick sees all planned times that have passed since the last one.  What becomes of them
  * is in catch_up alone, so two databases that were late alike do the same.
@@ -369,7 +370,7 @@ $$;
 
 /*
  * Plan what follows the last job of a definition, if it has ended; false if that is not to be
- * known just now.  Whoever ends a live one later finds that its end is waited for.
+ * known just now.  A transaction that ends a live one later finds that its end is waited for.
  */
 create or replace function rota._check_schedule(name text)
     returns boolean language plpgsql as $$

@@ -4,7 +4,7 @@
  * One row says that something outside of the database, such as a mail, is about to happen or
  * has happened.  The primary key is what makes it once: of two that want to write the same row
  * one does, whatever jobs they run.  completed_at tells the two states apart: until it is set,
- * nobody but the lease that holds the row knows whether the effect has happened.
+ * only the holder of that lease knows whether the effect has happened.
  */
 
 create table rota.effects (

@@ -10,7 +10,7 @@
  * Failed attempts are kept for months, all alike, so they lie in partitions of one week: a
  * query by job reads fourteen of them and not a hundred, each of which it has to lock.
  *
- * tick() makes partitions ahead.  If nobody called it, rows go to the default partition: a
+ * tick() makes partitions ahead.  If there was no tick, rows go to the default partition: a
  * missing partition never refuses one.
  */
 

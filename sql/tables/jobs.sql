@@ -3,10 +3,10 @@
  *
  * jobs holds only what is still to be done; the moment a job ends it moves to finished_jobs.
  * So jobs stays small however long the history is, and every question about work to do is
- * cheap.  That every row is in a state in which somebody looks for it, and a running one has a
- * deadline, is a CHECK: so none waits for ever.  PostgreSQL reads the text of each CHECK
- * again for every statement that writes, which costs as much as the write of an index entry: so
- * jobs has this one, in few words, and all else is left to the functions, which take it as an
+ * cheap.  That every row is in a state in which some scan finds it, and a running one has a
+ * deadline, is a CHECK: so none waits for ever.  PostgreSQL reads the text of each CHECK again
+ * for every statement that writes, which costs as much as the write of an index entry: so jobs
+ * has this one, in few words, and all else is left to the functions, which take it as an
  * argument.
  */
 
@@ -117,7 +117,7 @@ create unique index jobs_idempotency_key_idx
     where idempotency_key is not null;
 
 -- In which order the jobs of a key run, and which one is at it.  A unique index would compare
--- each new entry with those of all heads that were there while somebody holds an old snapshot.
+-- each new entry with those of all heads that were there while a session holds an old snapshot.
 create index jobs_ordering_key_idx on rota.jobs (ordering_key, id)
     where ordering_key is not null and status = 'blocked';
 create index jobs_ordering_key_head_idx on rota.jobs (ordering_key, id)

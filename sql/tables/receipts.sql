@@ -2,8 +2,8 @@
  * tables/receipts.sql -- which jobs of other databases have come in.
  *
  * The row is written by the transaction that enqueues the job, so a job that is sent again,
- * by whoever does not know that it arrived, is not enqueued again.  An id alone does not tell
- * it: a source that was restored from a dump gives ids for the second time.
+ * by a forwarder that does not know that it arrived, is not enqueued again.  An id alone does
+ * not tell it: a source that was restored from a dump gives ids for the second time.
  */
 
 create table rota.receipts (

@@ -1,7 +1,7 @@
 /*
  * tables/schema.sql -- the one schema that holds everything.
  *
- * A plain create: if somebody made a schema of this name beforehand, the install must stop
+ * A plain create: if another role made a schema of this name beforehand, the install must stop
  * rather than put functions that run with the owner's rights among foreign objects.
  */
 

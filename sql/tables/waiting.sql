@@ -8,7 +8,7 @@
  * halted_keys: an ordering key whose next job is dead.  Without the row the jobs behind go on.
  *
  * pending_checks: what maintenance has to look at again once it is committed, because two
- * transactions may have missed each other.  A check is only ever added, so it waits for nobody.
+ * transactions may have missed each other.  A check is only ever added, which never waits.
  */
 
 create table rota.dependencies (

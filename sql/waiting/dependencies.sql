@@ -11,16 +11,17 @@
  * newer one; but that one has neither `depends_on` nor an ordering key and is not blocked: it
  * waits for nothing, and no way leads through it.
  *
- * That no job is forgotten, though nobody locks a parent.  One that comes in leaves a check,
- * and after the commit each of its parents has either ended, or its end is still to come and
- * will see the edge.  A parent that ends takes away its edges and then looks at each child: if
- * that has another edge whose parent's end is still to come, that end will look again, later;
- * if that end is under way too, neither may see what the other does, and a check is left; if
- * there is no edge, the child is opened, or a check is left where somebody has locked it.
+ * That no job is forgotten, though no session locks a parent.  One that comes in leaves a
+ * check, and after the commit each of its parents has either ended, or its end is still to come
+ * and will see the edge.  A parent that ends takes away its edges and then looks at each child:
+ * if that has another edge whose parent's end is still to come, that end will look again,
+ * later; if that end is under way too, neither may see what the other does, and a check is
+ * left; if there is no edge, the child is opened, or a check is left where another session has
+ * locked it.
  *
  * A producer with `blocks` keeps the child from being opened until it commits, by a lock on its
- * row: whoever would open it leaves a check and goes on, and after the commit sees the edge.
- * Only acts on that very job wait for the producer.
+ * row: a session that would open it leaves a check and continues, and after the commit sees the
+ * edge.  Only acts on that very job wait for the producer.
  *
  * A parent with many children tells them by a check, in chunks.
  */
@@ -151,7 +152,7 @@ begin
     if v_few is not null then
         v_doubtful := rota._open_children(rota._delete_edges(v_few));
         perform rota._add_checks('job', v_doubtful::text[]);
-        -- Edges that somebody has locked.
+        -- Edges that another session has locked.
         v_many := v_many || array(
             select distinct d.parent_id from rota.dependencies as d
             where d.parent_id = any(v_few)
@@ -223,7 +224,7 @@ begin
         select j.id from rota.jobs as j where j.id = any(v_free) and j.status = 'blocked'
         for update skip locked
     );
-    -- Whoever lets a job wait for more has it locked: asked again, it is certain.
+    -- The session that lets a job wait for more has it locked: asked again, it is certain.
     v_ids := array(
         select h.id from unnest(v_held) as h (id) where rota._newest_parent(h.id) is null
     );
@@ -371,8 +372,8 @@ end;
 $$;
 
 /*
- * Cancel blocked jobs because of a parent that did not succeed; returns those that somebody has
- * locked.  Their edges stay for a retry.
+ * Cancel blocked jobs because of a parent that did not succeed; returns those that another
+ * session has locked.  Their edges stay for a retry.
  */
 create or replace function rota._cancel_children(job_ids bigint[], parent_id bigint)
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$

@@ -7,14 +7,14 @@
  * head again, resume_ordering_key() lets the others go on.  With skip_dead they go on at once.
  *
  * Who opens the next.  The transaction that ends the head makes the blocked job with the lowest
- * id the head, unless somebody has locked that job.  A producer that finds no live job of the
- * key makes its own job the head.  All else is left to a check, which maintenance does.
+ * id the head, unless another session has locked that job.  A producer that finds no live job
+ * of the key makes its own job the head.  All else is left to a check, which maintenance does.
  *
  * That no two transactions make a head of one key: the one that ends a head, or takes away the
  * row in halted_keys, needs nothing, because the others see the old head or that row until it
- * commits, and leave the key alone.  Everybody else first tries the advisory lock of the key,
- * never waits for it, keeps it to the end of his transaction, and looks with a snapshot that is
- * younger than the lock.
+ * commits, and leave the key alone.  Every other session first tries the advisory lock of the
+ * key, never waits for it, keeps it to the end of its transaction, and looks with a snapshot
+ * that is younger than the lock.
  *
  * That no job is forgotten: one that comes in behind others leaves a check.  After the commit
  * maintenance finds a head whose end is still to come, and that will see the job; or a head
@@ -57,8 +57,8 @@ $$;
 
 /*
  * Make the first job of a line its head, if the line has none; false where it has to be looked
- * at again, because somebody else is at it.  Who has just ended the head, of that id, owns its
- * place; whoever does not takes the lock of the key for it, at most so many in his transaction.
+ * at again, because another session is at it.  Who has just ended the head, of that id, owns
+ * its place; any other takes the lock of the key for it, at most so many in its transaction.
  */
 create or replace function rota._open_line(
     ordering_key text, ended_id bigint, max_locks integer
@@ -115,7 +115,7 @@ begin
         select j.status into v_status from rota.jobs as j where j.id = v_job_id
         for update skip locked;
         if v_status is distinct from 'blocked' then return false; end if;
-        -- Whoever lets a job wait for more has it locked: asked again, it is certain.
+        -- The session that lets a job wait for more has it locked: asked again, it is certain.
         v_parent_id := rota._newest_parent(v_job_id);
     end if;
     if v_parent_id is not null then
@@ -190,7 +190,7 @@ begin
 end;
 $$;
 
-/* Whether this job may become the head of its key, which nobody else makes then. */
+/* Whether this job may become the head of its key, which no other session makes then. */
 create or replace function rota._take_line(ordering_key text, job_id bigint)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
@@ -311,9 +311,10 @@ end;
 $$;
 
 /*
- * Those of these jobs that are live and nobody is ending: whoever does so later looks for what
- * waits for them with a snapshot that sees all that is committed now.  A job that carries the
- * mark of a lock is locked for a moment, and by the end of this function is not any more.
+ * Those of these jobs that are live and no session is ending: a session that does so later
+ * looks for what waits for them with a snapshot that sees all that is committed now.  A job
+ * that carries the mark of a lock is locked for a moment, and by the end of this function is
+ * not any more.
  */
 create or replace function rota._still_to_end(job_ids bigint[])
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$

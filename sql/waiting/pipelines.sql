@@ -371,7 +371,7 @@ begin
       and (r.stage = stage.stage or r.status = 'succeeded' and p.ordinal < stage.ordinal)
     order by r.lease_token desc limit 1;
 
-    -- Without the row of its first stage nobody knows what else is missing.
+    -- Without the row of its first stage it is unknown what else is missing.
     if not found and stage.ordinal > 1 and not exists (
         select from rota.stage_runs as r
         where r.job_id = job.id and r.queued_at = job.created_at
