@@ -83,6 +83,9 @@ web-demo: $(VENV)/.dev ## See a shop with a failing mail provider live in a brow
 web-pictures: $(VENV)/.dev ## Take the pictures of the page that the docs show
 	@cd tests && ../$(BIN)/python -m web.demo --port 8026 --pictures ../python_client/docs/pictures
 
+web-report: $(VENV)/.dev ## Tell what axe says of each screen, at both widths, dark and light
+	@cd tests && ../$(BIN)/python -m web.report
+
 screens: $(VENV)/.dev ## Write what the commands show into the docs
 	@cd tests && ../$(BIN)/python -m contract.screens
 

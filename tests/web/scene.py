@@ -81,6 +81,8 @@ def set_scene(db: psycopg.Connection[Any]) -> Scene:
     db.execute(
         "select rota.set_progress(%s, %s, 42.5, %s)", [jobs["running"], token, HOSTILE[:100]]
     )
+    jobs["shared"] = enqueue("import", {}, queue="mail", limit_key="customer:7")
+    claim("mail", jobs["shared"])
     jobs["queued"] = enqueue("send_mail", {}, queue="mail", headers='{"tenant": "acme"}')
     jobs["later"] = enqueue("report", {}, queue="reports", delay="2 hours")
     jobs["parent"] = enqueue("extract", {}, queue="reports", delay="1 hour")
@@ -100,6 +102,24 @@ def set_scene(db: psycopg.Connection[Any]) -> Scene:
         " fatal => true)",
         [jobs["sender"], token],
     )
+    stages = [
+        {"stage": name, "job_type": f"{name}_order"} for name in ("check", "pack", "ship")
+    ]
+    db.execute("select rota.define_pipeline('order', %s)", [Jsonb(stages)])
+    jobs["pipeline"] = one("select rota.start_pipeline('order', %s)", Jsonb(payload))
+    db.execute(
+        "select rota.finish_job(%s, %s, '{\"is_good\": true}')",
+        [jobs["pipeline"], claim("default", jobs["pipeline"])],
+    )
+    db.execute(
+        "select rota.report_worker(worker => 'host-2:17', queues => '{mail}', host => 'host-2',"
+        " pid => 17, version => '0.2.0', job_types => '{send_mail}')"
+    )
+    db.execute(
+        "update rota.workers set last_seen_at = last_seen_at - interval '1 hour'"
+        " where worker = 'host-2:17'"
+    )
+    db.execute("select rota.set_breaker('send_mail', 'mail', max_failures => 20)")
     db.execute("select rota.set_limit(queue => 'mail', max_running => 5, max_starts => 100)")
     db.execute("select rota.set_limit(limit_key => 'customer:7', weight => 3)")
     db.execute(

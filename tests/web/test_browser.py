@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from faults.server import Server
 from rota import Registry
+from rota.testing.server import memory
+from rota.web import app
 from rota.web.acts import ACTS, BULK
 from support.waiting import wait_until
 from support.workers import BackgroundWorker
+from web.conftest import serving
 from web.scene import Scene
 
 AXE = Path(__file__).with_name("axe.min.js").read_text()
@@ -76,6 +81,9 @@ def screens(scene: Scene) -> list[str]:
         "/schedules", "/schedules/changes", "/workers", "/waiting", "/audit",
         "/all/retry?queue=mail&status=dead",
         f"/act/retry_job?job_id={scene.jobs['dead']}",
+        f"/jobs/{scene.jobs['pipeline']}", "/?since=90d", "/act/pause_all", "/act/set_limit",
+        "/jobs?col=payload.customer.name&col=key", "/jobs?payload=password%3Dx",
+        "/undo?audit=1", "/audit?act=pause", "/schedules/weekly",
         f"/jobs/{scene.jobs['parent']}", f"/all/retry?id={scene.jobs['parent']}",
         "/act/schedule_job?name=changes", "/act/settle_effect?scope=mails&key=x",
         "/jobs?queue=nowhere", "/jobs/999999",
@@ -104,34 +112,120 @@ def too_wide(shown: Page) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("colors", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 def test_every_screen_fits_and_can_be_used_by_all(
-    browser: Browser, page: str, scene: Scene
+    browser: Browser, page: str, scene: Scene, size: dict[str, int], colors: str
 ) -> None:
-    context = browser.new_context(viewport=WIDE, color_scheme="light", base_url=page)  # type: ignore[arg-type]
+    context = browser.new_context(
+        viewport=size,  # type: ignore[arg-type]
+        color_scheme=colors,  # type: ignore[arg-type]
+        base_url=page,
+    )
     shown = opened(context)
-    colors = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
     wrong = []
     for path in screens(scene):
-        shown.set_viewport_size(WIDE)  # type: ignore[arg-type]
-        shown.emulate_media(color_scheme="light")
         shown.goto(path)
+        # What is folded is a part of the screen.
+        shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        for box in shown.locator("main tbody input[name=id]").all()[:1]:
+            box.check()
         shown.evaluate(AXE)
-        found = too_wide(shown) + hurt(shown)
-        shown.emulate_media(color_scheme="dark")
-        shown.set_viewport_size(PHONE)  # type: ignore[arg-type]
-        found += too_wide(shown) + hurt(shown, runOnly=colors)
+        found = too_wide(shown) + hurt(shown) + (too_small(shown) if size is PHONE else [])
         wrong += [f"{path}: {one}" for one in found]
     assert not wrong, "\n".join(wrong)
     assert shown.complaints == []  # type: ignore[attr-defined]
     context.close()
 
 
-def test_all_can_be_read_without_a_script(browser: Browser, page: str, scene: Scene) -> None:
-    context = browser.new_context(java_script_enabled=False, base_url=page)
+def too_small(shown: Page) -> list[str]:
+    """Return what a finger does not hit: less than 24 pixels high or wide."""
+    found: list[str] = shown.evaluate(
+        "() => [...document.querySelectorAll('a, button, input, select, summary')].filter("
+        "e => {"
+        "const r = e.getBoundingClientRect();"
+        "return r.width && (r.height < 23.5 || r.width < 23.5) && !e.closest('.skip, svg, p')"
+        "}).map(e => `small: ${e.outerHTML.slice(0, 160)}`).slice(0, 3)"
+    )
+    return found
+
+
+def test_trouble_can_be_read_by_all(
+    browser: Browser, make_page: Callable[..., Any], web_url: str, scene: Scene
+) -> None:
+    """A lock, a database that is away, and a page that only shows."""
+    away = app("postgresql://u:p@127.0.0.1:1/x", observer_role=None, read_time=0.3)
+    with (
+        serving(make_page(read_time=0.3)) as address,
+        serving(away) as nowhere,
+        psycopg.connect(web_url, autocommit=True) as db,
+    ):
+        for size, colors in ((WIDE, "light"), (PHONE, "dark")):
+            shown = browser.new_page(viewport=size, color_scheme=colors)  # type: ignore[arg-type]
+            wrong = []
+            for path, says in (
+                (f"{address}/act/pause_all", "This page only shows"),
+                (f"{nowhere}/", "The database does not answer"),
+                (f"{address}/", "read only"),
+                (f"{address}/jobs", "The database was stopped"),
+                (f"{address}/jobs/{scene.jobs['dead']}", "The database was stopped"),
+            ):
+                with db.transaction():
+                    if "stopped" in says:
+                        db.execute(
+                            "lock table rota.jobs, rota.finished_jobs in access exclusive mode"
+                        )
+                    shown.goto(path)
+                expect(shown.locator("body")).to_contain_text(says)
+                shown.evaluate(AXE)
+                wrong += [f"{path}: {one}" for one in too_wide(shown) + hurt(shown)]
+            assert not wrong, "\n".join(wrong)
+            shown.close()
+
+
+def test_the_page_of_a_standby_can_be_read_by_all(browser: Browser, tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(dir=memory()))
+    folder.chmod(0o755)
+    (folder / "primary").mkdir()
+    primary = Server.create(folder / "primary")
+    try:
+        with psycopg.connect(primary.url(), autocommit=True) as db:
+            db.execute("select rota.enqueue('send', delay => '1 hour')")
+        standby = primary.copy(folder / "standby")
+        page = app(standby.url(), allow_acts=True, observer_role=None, operator_role=None)
+        try:
+            with serving(page) as address:
+                for size, colors in ((WIDE, "light"), (PHONE, "dark")):
+                    shown = browser.new_page(viewport=size, color_scheme=colors)  # type: ignore[arg-type]
+                    for path in ("/", "/jobs", "/jobs/1", "/waiting", "/audit"):
+                        shown.goto(address + path)
+                        expect(shown.locator("footer")).to_contain_text("standby, read only")
+                        shown.evaluate(AXE)
+                        assert too_wide(shown) + hurt(shown) == []
+                    shown.close()
+        finally:
+            standby.destroy()
+    finally:
+        primary.destroy()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_all_can_be_read_without_a_script(
+    browser: Browser, page: str, scene: Scene, size: dict[str, int]
+) -> None:
+    context = browser.new_context(
+        java_script_enabled=False,
+        base_url=page,
+        viewport=size,  # type: ignore[arg-type]
+    )
     shown = context.new_page()
     for path in screens(scene):
         shown.goto(path)
         assert shown.locator("main").inner_text().strip()
+        main = shown.locator("main").bounding_box()
+        assert main is not None
+        assert main["width"] <= size["width"]
     shown.goto("/")
     shown.get_by_role("link", name="Jobs", exact=True).click()
     shown.get_by_role("searchbox").fill(f"{scene.jobs['dead']}")
@@ -139,6 +233,11 @@ def test_all_can_be_read_without_a_script(browser: Browser, page: str, scene: Sc
     shown.get_by_role("link", name=str(scene.jobs["dead"]), exact=True).click()
     expect(shown.locator("pre").first).to_contain_text("Traceback")
     expect(shown.get_by_role("button", name="Copy").first).to_be_hidden()
+    # What is selected can be acted on, too.
+    shown.goto("/jobs?status=dead&queue=mail")
+    shown.locator("main input[name=id]").first.check()
+    shown.get_by_role("button", name="Retry", exact=True).click()
+    expect(shown.locator("h1")).to_contain_text("Retry")
     context.close()
 
 

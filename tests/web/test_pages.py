@@ -109,7 +109,7 @@ def test_the_first_thing_said_is_the_verdict_of_the_doctor(http: httpx.Client) -
         ("payload=customer.id%3D%227%22", set()),
         (f"payload=amount%3D{BIG}&status=failed", {"failed"}),
         ("header=tenant%3Dacme", {"queued"}),
-        ("worker=host-1:4711&status=running", {"running"}),
+        ("worker=host-1:4711&status=running", {"running", "shared"}),
         ("older=1+h", set()),
         ("newer=1+h&status=blocked", {"child", "behind"}),
     ],
