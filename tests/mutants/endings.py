@@ -17,7 +17,7 @@ ENDINGS = (
     ),
     mutant(
         "batch-waits-for-what-is-held",
-        "A batch that holds some jobs waits for another: two of them may wait in a circle.",
+        "A batch that holds some jobs waits for another: two of them may deadlock.",
         "races/test_ending.py",
         sql(
             "base/checks",
@@ -227,7 +227,7 @@ begin
     ),
     mutant(
         "release-waits-for-what-is-held",
-        "Who gives jobs back waits for one and holds the others: two may wait in a circle.",
+        "Who gives jobs back waits for one and holds the others: two may deadlock.",
         "races/test_ending.py",
         sql(
             "jobs/fail",

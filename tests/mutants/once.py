@@ -187,7 +187,7 @@ v_row ->> 'pause_name',
     ),
     mutant(
         "batch-in-the-order-given",
-        "Two batches that share keys insert them in any order, and wait in a circle.",
+        "Two batches that share keys insert them in any order, and deadlock.",
         "races/test_enqueue.py races/test_load.py",
         sql(
             "jobs/enqueue",

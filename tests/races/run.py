@@ -99,7 +99,7 @@ def run_game(server: EmbeddedPostgres, arguments: argparse.Namespace, name: str)
 
 
 def count_deadlocks(server: EmbeddedPostgres) -> int:
-    """Return how often the server has broken a circle, also those that nobody was told of."""
+    """Return how many deadlocks the server has broken, reported or not."""
     with psycopg.connect(server.url("template1"), autocommit=True) as db:
         row = db.execute("select sum(deadlocks) from pg_stat_database").fetchone()
     return int(row[0]) if row else 0

@@ -435,7 +435,7 @@ def test_batch_is_in_no_circle_with_who_waits_for_its_rows(
     """A has a job, B has another and waits for that of A; A asks for both, and is told."""
     first, second = Claimed(a), Claimed(a)
     jobs = [first.job_id, second.job_id], [first.token, second.token]
-    # Whoever waits in a circle is the one that finds it.
+    # Either session of a deadlock may be the one that detects it.
     a.fetch("set deadlock_timeout = '1ms'")
     hold = "select from rota.jobs where id = %s for update"
     with b.transaction():

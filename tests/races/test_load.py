@@ -1,4 +1,4 @@
-"""Many sessions at once in an order that nobody chose: nothing may wait in a circle.
+"""Many sessions at once in a random order: nothing may deadlock.
 
 The sessions take jobs and keys in random order, so any two statements that lock in the order
 they were given would soon wait for each other.  Each test also asserts that work was done:
