@@ -108,7 +108,7 @@ class Stage:
         connection.row_factory = dict_row
         # What is prepared comes in several messages, and tick() is not alone in it.
         connection.prepare_threshold = None
-        # Later than each lock_timeout, as it is in life: those break deadlocks without a victim.
+        # Later than each lock_timeout, as in production: those end deadlocks without a victim.
         connection.execute("set deadlock_timeout = '300ms'")
         connection.add_notice_handler(self._note_warning)
         if self._game.role:
