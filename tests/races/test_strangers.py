@@ -204,7 +204,7 @@ ACTS = {
     # An operator, and one job.
     "retry_job": "select rota.retry_job(%(dead)s)",
     "retry_job with a key": "select rota.retry_job(%(done)s)",
-    "retry_job with_dependants": "select rota.retry_job(%(dead)s, with_dependants => true)",
+    "retry_with_dependants": "select rota.retry_with_dependants(%(dead)s)",
     "retry_job force": "select rota.retry_job(%(held)s, force => true)",
     "cancel_job": "select rota.cancel_job(%(parent)s)",
     "cancel_job that runs": "select rota.cancel_job(%(held)s)",
