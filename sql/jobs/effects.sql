@@ -123,8 +123,8 @@ $$;
 
 comment on function rota.complete_effect is
     'Say that an effect has happened and return completed, or already_completed if this token '
-    'said so before; raises RT002 if the lease is lost, RT011 if it does not hold the record, '
-    'RT001, RT003, 22023.';
+    'has reported it before; raises RT002 if the lease is lost, RT011 if it does not hold the '
+    'record, RT001, RT003, 22023.';
 
 create or replace function rota.withdraw_effect(
     scope text,
@@ -155,8 +155,8 @@ end;
 $$;
 
 comment on function rota.withdraw_effect is
-    'Take back the record of an effect that certainly did not happen; raises RT002 if the '
-    'lease is lost, RT011 if it does not hold the record, RT001, RT003, 22023.';
+    'Withdraw the record of an effect that certainly did not happen; raises RT002 if the lease '
+    'is lost, RT011 if it does not hold the record, RT001, RT003, 22023.';
 
 create or replace function rota.settle_effect(
     scope text,

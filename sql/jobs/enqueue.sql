@@ -259,7 +259,7 @@ $$;
 
 comment on function rota.enqueue_many is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
-    'return one row for each in the same order; raises 22023 for a bad one, naming it, RT001, '
+    'return one row for each in the same order; raises 22023 for a bad job, naming it, RT001, '
     'RT013, RT003.';
 
 /*

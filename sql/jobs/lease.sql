@@ -54,10 +54,10 @@ end;
 $$;
 
 comment on function rota.heartbeat is
-    'Extend the lease of a running job, by the argument, else as the job says, else its queue, '
-    'and tell whether a cancel was requested, and whether it is over its time limit, beyond '
-    'which it is extended by no more than 30 seconds; raises RT002 if the lease is lost, '
-    'RT001, RT003.';
+    'Extend the lease of a running job, by the argument, else by the setting of the job, else '
+    'of its queue, and return whether a cancel was requested and whether it is over its time '
+    'limit, beyond which no lease extends by more than 30 seconds; raises RT002 if the lease '
+    'is lost, RT001, RT003.';
 
 create or replace function rota.heartbeat_jobs(
     job_ids bigint[],

@@ -68,4 +68,4 @@ end;
 $$;
 
 comment on function rota.deregister_worker is
-    'Say that a worker has left; its leases are not touched; raises 22023.';
+    'Record that a worker has left; its leases stay as they are; raises 22023.';

@@ -37,8 +37,8 @@ end;
 $$;
 
 comment on function rota.start_ticker is
-    'Let pg_cron tick, every 1 to 59 whole seconds or minutes, and say what was set up; raises '
-    '22023, 0A000.';
+    'Let pg_cron tick, every 1 to 59 whole seconds or minutes, and return what was set up; '
+    'raises 22023, 0A000.';
 
 create or replace function rota.stop_ticker()
     returns boolean language plpgsql security definer
@@ -59,7 +59,7 @@ end;
 $$;
 
 comment on function rota.stop_ticker is
-    'Take away what start_ticker() set up in pg_cron, and return whether there was anything.';
+    'Remove what start_ticker() set up in pg_cron, and return whether there was anything.';
 
 /* Wait for another who starts or stops: pg_cron fails on an entry that is just going. */
 create or replace function rota._lock_ticker()
