@@ -230,6 +230,8 @@ def template(
 ) -> str:
     """The database that every test gets a copy of."""
     psql(empty_database(TEMPLATE), "-f", sql_dir / "install.sql")
+    # So long a server sweeps nothing.
+    admin.execute("select pg_sleep_until(pg_postmaster_start_time() + interval '3 seconds')")
     if number := os.environ.get("ROTA_TEST_DATABASE_NUMBER"):
         with psycopg.connect(server.url(TEMPLATE)) as connection:
             connection.execute("select rota.set_database_number(%s)", (int(number),))

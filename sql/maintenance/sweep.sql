@@ -12,6 +12,9 @@
  * that fails they are tried one by one, each in its own subtransaction, and the bad one stays
  * with a warning; up to ten times as many are looked at, so that bad ones do not fill the call.
  *
+ * In the first seconds of a server nothing is swept.  The leases that ended while it was away
+ * say nothing of their workers, which come back with what they have ended meanwhile.
+ *
  * While somebody holds an old snapshot, the index entries of all leases that ended well stay in
  * front.  So a session remembers until when it has swept and begins there, as claims do (see
  * there): looks from the very start take at most a twentieth of the time.
@@ -49,6 +52,7 @@ declare
     v_job rota.jobs;
     v_swept integer := 0;
 begin
+    if rota._has_just_started(v_now) then return 0; end if;
     for v_job in
         select j.* from rota.jobs as j
         where j.status = 'running' and j.locked_until < v_now and j.locked_until >= v_since
@@ -89,6 +93,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_since timestamptz := timestamptz '-infinity';
 begin
+    if rota._has_just_started(v_now) then return false; end if;
     if (string_to_array(rota._scan_start('sweep'), ' '))[3]::bigint > 5000 then
         v_since := rota._swept_until(v_now, false);
         if not isfinite(v_since) then return true; end if;
@@ -98,6 +103,12 @@ begin
         where j.status = 'running' and j.locked_until < v_now and j.locked_until >= v_since
     );
 end;
+$$;
+
+/* A worker looks for a server that is away every half second. */
+create or replace function rota._has_just_started(moment timestamptz)
+    returns boolean language sql stable as $$
+select moment - pg_postmaster_start_time() between interval '0' and interval '3 seconds'
 $$;
 
 /* Before that no lease is looked for; '-infinity' when it is time for a full scan. */

@@ -35,6 +35,8 @@ MAX_DOUBLINGS = 4
 """So many times in a row a call that had no answer is given twice the time."""
 CANCEL_TIMEOUT = 1.0
 """Seconds that the server has to confirm the end of a call that was cancelled."""
+PROBE_INTERVAL = (0.25, 0.5)
+"""Seconds after which one of those that wait for a database that is away looks for it."""
 UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 """Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
 PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
@@ -65,6 +67,7 @@ class ConnectionState:
         self._lock = threading.Lock()
         self._began_at: float | None = None
         self._ended_at: float | None = None
+        self._probe_at = 0.0
         self._on_back: list[Callable[[], None]] = []
 
     def on_back(self, callback: Callable[[], None]) -> None:
@@ -101,6 +104,19 @@ class ConnectionState:
         for callback in callbacks:
             callback()
 
+    def pause(self, longest: float) -> float:
+        """Return how long to wait for a database that is away: all but one take their time.
+
+        That one looks often, and when it is back all are woken.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if now < self._probe_at:
+                return longest
+            pause = random.uniform(*PROBE_INTERVAL)  # noqa: S311
+            self._probe_at = now + pause
+            return min(pause, longest)
+
     async def sleep(self, seconds: float) -> None:
         """Sleep, but no longer than until the database is back."""
         loop, back = asyncio.get_running_loop(), asyncio.Event()
@@ -136,7 +152,8 @@ class Retry:
         self.failures += 1
         if self._activity is not None and not is_lost(error):
             logger.warning("%s failed, trying again: %s", self._activity, one_line(error))
-        return backoff(self.failures)
+        pause = backoff(self.failures)
+        return self._state.pause(pause) if is_lost(error) else pause
 
     def succeed(self) -> None:
         """Begin to count anew."""
