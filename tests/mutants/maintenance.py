@@ -367,6 +367,28 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "act-without-force",
+        "A retry of many takes running jobs though its caller has not said force.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            """|| case when arguments @> '{"force": true}' then '{running}'::text[] end""",
+            "|| '{running}'::text[]",
+        ),
+    ),
+    mutant(
+        "remedy-of-discarded",
+        "The remedy for dead jobs of an error runs those again that were acknowledged.",
+        "sql/operations/test_doctor.py",
+        sql("operations/doctor", "'is_discarded', false, ", ""),
+    ),
+    mutant(
+        "text-obeyed-by-terminals",
+        "The key of a job moves the cursor of the operator who asks for a reason.",
+        "sql/operations/test_explain.py",
+        sql("operations/explain", "rota._printable(r.explanation)", "r.explanation"),
+    ),
+    mutant(
         "act-in-any-queue",
         "An operator who is confined to a queue acts on the jobs of others.",
         "sql/operations/test_acts.py",
