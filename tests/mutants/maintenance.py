@@ -357,6 +357,38 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "dry-run-blind-to-locks",
+        "A dry run takes a row that another session has locked for a free one.",
+        "sql/operations/test_acts.py",
+        sql("operations/acts", "and j.xmax <> all(c_holders)", ""),
+    ),
+    mutant(
+        "erased-brought-back",
+        "A retry of many brings back what was erased, with no payload to run with.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            "case when payload = '{\"erased\": true}' then 'erased' else",
+            "case when false then 'erased' else",
+        ),
+    ),
+    mutant(
+        "archive-of-another",
+        "The archive takes a table of another role, and runs its triggers.",
+        "sql/maintenance/test_archive.py",
+        sql("maintenance/archive", "and c.relowner <>", "and false and c.relowner <>"),
+    ),
+    mutant(
+        "expiry-given-again",
+        "A job that was brought back gets the expiry of its type once more.",
+        "sql/jobs/test_queues.py",
+        sql(
+            "jobs/insert",
+            "select num_nonnulls(n.created_at, n.lease_token) = 2 as is_back",
+            "select false as is_back",
+        ),
+    ),
+    mutant(
         "act-in-any-status",
         "A retry of many takes running jobs away from their workers.",
         "sql/operations/test_acts.py",
