@@ -199,7 +199,7 @@ ACTS = {
     "sweep_stale_leases": "select rota.sweep_stale_leases()",
     "take_forwards": "select * from rota.take_forwards('a', 6)",
     "end_forwards": "select rota.end_forwards('{}', '{}', '[]')",
-    "receive_jobs": "select * from rota.receive_jobs(5, '{2054}',"
+    "receive_jobs": "select * from rota.receive_jobs(5, '{2054}', '{now}',"
     """ '[{"job_type": "t", "queue": "q", "ordering_key": "o"}]')""",
     # An operator, and one job.
     "retry_job": "select rota.retry_job(%(dead)s)",
