@@ -270,6 +270,15 @@ def arrays(kind: str, plain: str, null: str) -> list[str]:
 BY_TYPE["text[]"] = arrays("text", "'default'::text", "null::text") + [
     f"array[{text}]" for text in TEXTS
 ]
+BY_TYPE["timestamp with time zone[]"] = [
+    *("null::timestamptz[]", "'{}'::timestamptz[]", "array[null::timestamptz]"),
+    *(
+        "array[rota.now(), null]",
+        "array[array[rota.now()]]",
+        "array_fill(rota.now(), '{1001}')",
+    ),
+    *(f"array[{moment}]" for moment in MOMENTS),
+]
 BY_TYPE["bigint[]"] = arrays("bigint", "3::bigint", "null::bigint") + [
     f"array[{number}]" for number in BIGINTS
 ]
