@@ -273,6 +273,16 @@ begin
         ),
     ),
     mutant(
+        "sweep-before-workers-come-back",
+        "Jobs that ended while the server was away are run again, where another ticks.",
+        "client/test_away.py",
+        sql(
+            "maintenance/sweep",
+            "interval '3 seconds'\n",
+            "interval '0'\n",
+        ),
+    ),
+    mutant(
         "sweep-without-lock",
         "A heartbeat that comes while the sweep looks saves the job no more.",
         "races/test_ending.py",
