@@ -38,10 +38,11 @@ from unnest('{worker,operator}'::text[]) as a (access)
 union all
 select 'observer', 'view', v.name
 from unnest(
-    '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,error_groups,hourly_stats,workers,'
-    'queues,job_types,pauses,job_errors,effects,dependencies,halted_keys,pipeline_stages,'
-    'stage_runs,audit_log,limits,retry_rules,breakers,retry_budgets,job_definitions,'
-    'occurrences,queue_grants,limit_stats,unknown_effects,ticker_health}'::text[]) as v (name)
+    '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,error_groups,hourly_stats,'
+    'workers,worker_starts,queues,job_types,pauses,job_errors,effects,dependencies,'
+    'halted_keys,pipeline_stages,stage_runs,audit_log,limits,retry_rules,breakers,'
+    'retry_budgets,job_definitions,occurrences,queue_grants,limit_stats,unknown_effects,'
+    'ticker_health}'::text[]) as v (name)
 union all
 select 'observer', 'function', f.name
 from unnest(

@@ -26,6 +26,7 @@ begin
                 ('retry_budgets', 'queue = any(v.queues)'),
                 ('breakers', $q$queue in ('', '*') or queue = any(v.queues)$q$),
                 ('workers', 'queues && v.queues'),
+                ('worker_starts', 'false'),
                 ('occurrences',
                     'exists (select from rota.job_definitions as d where d.name = definition)'),
                 ('dependencies',

@@ -11,7 +11,8 @@ create or replace function rota.report_worker(
     pid integer,
     version text,
     queues text[],
-    job_types text[] default null
+    job_types text[] default null,
+    concurrency integer default null
 )
     returns void language plpgsql security definer
     set search_path = pg_catalog, pg_temp
@@ -21,15 +22,31 @@ begin
     perform rota._check_client(version);
     perform rota._check_names('queues', queues);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
+    if concurrency is not null then
+        perform rota._check_number('concurrency', concurrency, 1, 2147483647);
+    end if;
 
-    insert into rota.workers as w (worker, host, pid, version, queues, job_types, backend_pid)
+    if not exists (
+        select from rota.workers as w
+        where w.worker = report_worker.worker
+          and (w.host, w.pid) is not distinct from (left(report_worker.host, 255),
+            report_worker.pid)
+    ) then
+        insert into rota.worker_starts as s (started_at, version, workers)
+        values (date_bin('5 minutes', rota.now(), 'epoch'),
+            coalesce(left(report_worker.version, 255), ''), 1)
+        on conflict on constraint worker_starts_pkey do update set workers = s.workers + 1;
+    end if;
+    insert into rota.workers as w (worker, host, pid, version, queues, job_types, concurrency,
+        backend_pid)
     values (report_worker.worker, left(report_worker.host, 255), report_worker.pid,
         left(report_worker.version, 255), report_worker.queues, report_worker.job_types,
-        pg_backend_pid())
+        report_worker.concurrency, pg_backend_pid())
     on conflict on constraint workers_pkey do update
     set host = excluded.host,
         pid = excluded.pid, version = excluded.version, queues = excluded.queues,
-        job_types = excluded.job_types, backend_pid = excluded.backend_pid,
+        job_types = excluded.job_types, concurrency = excluded.concurrency,
+        backend_pid = excluded.backend_pid,
         started_at = case
             when (w.host, w.pid) is distinct from (excluded.host, excluded.pid)
                 then excluded.started_at else w.started_at
@@ -39,9 +56,9 @@ end;
 $$;
 
 comment on function rota.report_worker is
-    'Record that a worker is alive, and which job_types it takes, for explain_job() and for '
-    'readers of rota.workers; raises 22023, and 0A000 for a version of the client that this '
-    'database does not work with.';
+    'Record that a worker is alive, which job_types it takes and how many jobs at a time, for '
+    'explain_job() and for readers of rota.workers; raises 22023, and 0A000 for a version of '
+    'the client that this database does not work with.';
 
 /* Refuse a client that calls functions which are not there any more, at its start. */
 create or replace function rota._check_client(version text)

@@ -171,6 +171,8 @@ begin
         when 'limits' then rota._purge_limits(max_rows)
         when 'workers'
         then rota._purge_rows('workers', 'last_seen_at', v_now - interval '1 day', max_rows)
+            + rota._purge_rows(
+                'worker_starts', 'started_at', v_now - interval '90 days', max_rows)
         when 'stats'
         then rota._purge_stats(max_rows)
         when 'cron_runs' then rota._purge_cron_runs(max_rows)

@@ -304,6 +304,7 @@ create table rota.workers (
     version text,
     queues text[] not null,
     job_types text[],
+    concurrency integer,
     backend_pid integer,
     started_at timestamptz not null default rota.now(),
     last_seen_at timestamptz not null default rota.now(),
@@ -314,9 +315,23 @@ create table rota.workers (
 comment on table rota.workers is
     'Workers and when they were last seen, for people to read; no decision depends on it.';
 comment on column rota.workers.job_types is 'What it has handlers for; null means all types.';
+comment on column rota.workers.concurrency is
+    'How many jobs it runs at a time; null if it has not said it.';
 comment on column rota.workers.backend_pid is
     'The process of the server that it reported by: where that is gone, so is the worker, '
     'unless it is just connecting again.';
+
+-- A worker that leaves takes its row along; when workers came, deploys are told by these.
+create table rota.worker_starts (
+    started_at timestamptz,
+    version text collate "C",
+    workers integer not null,
+
+    constraint worker_starts_pkey primary key (started_at, version)
+);
+
+comment on table rota.worker_starts is
+    'How many workers of a version started in which five minutes; kept for 90 days.';
 
 create table rota.maintenance (
     task text primary key,

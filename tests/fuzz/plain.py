@@ -118,6 +118,7 @@ PLAIN: dict[str, list[str]] = {
     "payload": jsons("{}", '{"a": 1}'),
     "per": spans("1 second", "1 minute"),
     "percent": ["50", "0.01", "100"],
+    "concurrency": numbers(4),
     "pid": numbers(4711),
     "poll_interval": spans("1 second", "10 seconds"),
     "pipeline": texts("order"),

@@ -133,6 +133,7 @@ _READS = """
     stage_runs            .       .         x         x
     receipts              .       .         .         .
     queue_grants          .       .         x         x
+    worker_starts         .       .         x         x
     queue_stats           .       .         x         x
     queues                .       .         x         x
     job_types             .       .         x         x

@@ -326,7 +326,7 @@ def test_what_ended_is_plotted_with_what_each_bar_stands_for() -> None:
         "wait_p95": timedelta(minutes=2), "run_p95": None,
     }  # fmt: skip
     too_old = {**row, "starts_at": now - timedelta(hours=2)}
-    mark = {"started_at": now - timedelta(minutes=9), "workers": 4}
+    mark = {"started_at": now - timedelta(minutes=9), "workers": 4, "versions": "0.2.0"}
 
     plot = ended([too_old, row], "1h", now, [mark])
     waits = times([row], TIMES[0], "1h", now, HOSTILE)
@@ -334,7 +334,7 @@ def test_what_ended_is_plotted_with_what_each_bar_stands_for() -> None:
 
     assert plot.picture.count("11:55 UTC: 120 succeeded, 3 failed, 1 dead") == 1
     assert plot.picture.count("<rect") == 3
-    assert "11:51 UTC: 4 workers started" in plot.picture
+    assert "11:51 UTC: 4 workers started, 0.2.0" in plot.picture
     assert plot.scale == ("200", "100", "0")
     assert plot.kinds[:3] == [("succeeded", "120"), ("failed", "3"), ("dead", "1")]
     assert plot.rows == [(row["starts_at"], ["120", "3", "1"])]

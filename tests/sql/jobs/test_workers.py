@@ -30,6 +30,31 @@ def test_report_worker_of_a_new_process_starts_anew(db, clock):
     assert scalar(db, "select started_at from rota.workers") == later
 
 
+def test_each_start_of_a_worker_is_counted_once(db, clock):
+    clock.set("2026-01-01 00:07+00")
+    for worker in ("w1", "w2"):
+        value(db, "report_worker", **{**ME, "worker": worker}, concurrency=5)
+    clock.advance("2 minutes")
+    value(db, "report_worker", **{**ME, "worker": "w1"})
+    value(db, "report_worker", **{**ME, "worker": "w3", "version": None})
+    value(db, "report_worker", **{**ME, "worker": "w2", "pid": 8})
+    value(db, "deregister_worker", worker="w1")
+    clock.advance("10 minutes")
+    value(db, "report_worker", **{**ME, "worker": "w1"})
+
+    starts = rows(
+        db,
+        "select to_char(started_at at time zone 'UTC', 'HH24:MI'), version, workers"
+        " from rota.worker_starts order by 1, 2",
+    )
+    assert starts == [("00:05", "", 1), ("00:05", "1.0", 3), ("00:15", "1.0", 1)]
+    assert scalar(db, "select concurrency from rota.workers where worker = 'w2'") is None
+    clock.advance("91 days")
+    for _ in range(3):
+        rows(db, "select * from rota.tick()")
+    assert scalar(db, "select count(*) from rota.worker_starts") == 0
+
+
 def test_report_worker_takes_nulls_and_cuts_long_texts(db):
     value(db, "report_worker", **{**ME, "host": None, "pid": None, "version": None})
     value(db, "report_worker", **{**ME, "worker": "🦀" * 255, "host": "h" * 999})
@@ -43,6 +68,7 @@ def test_report_worker_refuses_every_bad_argument_by_name(db):
         *(("worker", x) for x in (None, "", "w" * 256)),
         *(("queues", x) for x in (None, [], ["q"] * 1001, [None])),
         *(("queues", [x]) for x in BAD_NAMES),
+        *(("concurrency", x) for x in (0, -1)),
     ]:
         with refused(argument):
             value(db, "report_worker", **{**ME, argument: bad})

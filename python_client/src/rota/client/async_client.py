@@ -669,6 +669,7 @@ class AsyncClient:
         version: str,
         queues: Sequence[str],
         job_types: Sequence[str] | Unset | None = UNSET,
+        concurrency: int | Unset | None = UNSET,
     ) -> None:
         """Say that a worker is there, and what it takes."""
         await self._value(
@@ -679,6 +680,7 @@ class AsyncClient:
             version=version,
             queues=_array(queues),
             job_types=_array(job_types),
+            concurrency=concurrency,
         )
 
     async def deregister_worker(self, worker: str) -> None:

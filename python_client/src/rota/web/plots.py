@@ -155,7 +155,7 @@ class _Frame:
         return Markup("").join(
             self.titled(
                 row["started_at"],
-                WORDS["plot_deploy"].format(row["workers"]),
+                WORDS["plot_deploy"].format(row["workers"], row["versions"] or "?"),
                 [Markup('<path class="mark" d="M{0:.1f} 0V{1}"/>').format(x, HEIGHT)],
             )
             for row in rows

@@ -42,7 +42,7 @@ DIED: LiteralString = """
 WORKERS: LiteralString = """
     select w.worker, w.host, w.pid, w.version, w.queues, w.job_types, w.started_at,
         w.last_seen_at, w.last_seen_at < rota.now() - interval '6 minutes' as is_stale,
-        coalesce(h.jobs, 0) as jobs, h.oldest_started_at, h.job_ids
+        coalesce(h.jobs, 0) as jobs, h.oldest_started_at, h.job_ids, w.concurrency
     from rota.workers as w
     left join (
         select r.locked_by, count(*) as jobs, min(r.started_at) as oldest_started_at,
@@ -390,9 +390,11 @@ STATISTICS: LiteralString = """
     limit 1000
     """
 
-# Workers that started within a minute of each other came by one deploy.
+# Workers that started together came by one deploy; those that left since are told, too.
 DEPLOYS: LiteralString = """
-    select min(w.started_at) as started_at, count(*) as workers from rota.workers as w
-    where w.started_at > rota.now() - %(since)s::interval
-    group by date_bin('5 minutes', w.started_at, 'epoch') order by 1 limit 100
+    select s.started_at, sum(s.workers)::integer as workers,
+        string_agg(nullif(s.version, ''), ', ' order by s.version) as versions
+    from rota.worker_starts as s
+    where s.started_at > rota.now() - %(since)s::interval
+    group by s.started_at order by s.started_at desc limit 200
     """

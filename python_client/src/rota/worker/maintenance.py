@@ -113,9 +113,11 @@ class Maintenance:
         queues: list[str],
         registry: Registry,
         interval: float | None,
+        concurrency: int,
     ) -> None:
         self._connection = connection
         self._worker = worker
+        self._concurrency = concurrency
         self._queues = queues
         self._registry = registry
         self._ticker = Ticker(connection, interval, jitter=0.2)
@@ -195,6 +197,12 @@ class Maintenance:
         host, pid = socket.gethostname(), os.getpid()
         await self._connection.call(
             lambda client: client.report_worker(
-                self._worker, host, pid, __version__, self._queues, self._registry.job_types
+                self._worker,
+                host,
+                pid,
+                __version__,
+                self._queues,
+                self._registry.job_types,
+                self._concurrency,
             )
         )

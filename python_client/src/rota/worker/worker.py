@@ -121,6 +121,7 @@ class Worker:
             self._queues,
             registry,
             tick_interval if tick else None,
+            self._share.floor,
         )
         self._notifier: Notifier | None = None
         if listen:
