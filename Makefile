@@ -54,6 +54,9 @@ incidents: $(VENV)/.dev ## Stage fifteen incidents, and see that the first line 
 forward: $(VENV)/.dev ## Kill those who carry jobs to another database, and see that each arrives once and in order
 	$(BIN)/python tests/faults/forward_kill.py $(ARGS)
 
+scale-demo: $(VENV)/.dev ## See two servers with four databases and a front survive what fails, in two minutes
+	@cd tests && ../$(BIN)/python -m faults.scale_demo $(ARGS)
+
 effects: $(VENV)/.dev ## Kill workers a thousand times between a mail and the finish of its job
 	$(BIN)/python tests/faults/effects_kill.py $(ARGS)
 

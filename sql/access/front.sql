@@ -107,11 +107,13 @@ begin
       or coalesce(d.one ->> 'dbname', '') = ''
       or exists (
         select from jsonb_object_keys(d.one) as k (name)
-        where k.name <> all('{number,host,port,dbname}')
+        where k.name <> all('{number,host,hostaddr,port,dbname,sslmode,target_session_attrs,'
+            'options}')
     ) limit 1;
     if v_bad is not null then
         perform rota._refuse('databases' || v_bad, 'must have a number from 0 to 1023 and a '
-            'dbname, and may have a host and a port');
+            'dbname, and may have host, hostaddr, port, sslmode, target_session_attrs and '
+            'options');
     elsif jsonb_array_length(databases) <> (
         select count(distinct d ->> 'number') from jsonb_array_elements(databases) as d
     ) then
