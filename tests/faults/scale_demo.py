@@ -1,10 +1,10 @@
-"""See a shop that has outgrown one Postgres: two servers, four databases, a front, and failures.
+"""See a shop outgrow one Postgres: two servers, four databases, a front, and failures.
 
     python -m faults.scale_demo [--seconds N]
 
 Producers call the front, and one worker process works in all databases.  Meanwhile a server is
-killed and comes back, and the other server dies for good and its standby takes over.  At the end each order that a producer was told of has been done once,
-and those of a customer in their order.
+killed and comes back, and the other server dies for good and its standby takes over.  At the end
+each order that a producer was told of has been done once, and those of a customer in order.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -48,7 +48,7 @@ def ship_order(job: rota.Job) -> None:
 
 
 class Producer(threading.Thread):
-    """Orders of some customers, one after the other; the front is asked again until it answers."""
+    """Orders of some customers, one after the other; it asks the front until that answers."""
 
     def __init__(self, front: str, name: int) -> None:
         super().__init__(daemon=True)
@@ -236,7 +236,7 @@ def judge(shop: Shop, producers: list[Producer]) -> list[str]:
     refused = sum((producer.refused for producer in producers), Counter())
     figures = {
         "orders that a producer was told of": len(told),
-        "calls that were refused meanwhile, and made again": f"{refused.total()} {dict(refused)}",
+        "calls that failed meanwhile, and were made again": f"{refused.total()} {dict(refused)}",
         "lost": len(told - set(done)),
         "done twice": len(done) - len(set(done)),
         "out of order": sum(o != sorted(o) for o in orders.values()),
