@@ -3,8 +3,8 @@
     python -m faults.scale_demo [--seconds N]
 
 Producers call the front, and one worker process works in all databases.  Meanwhile a server is
-killed and comes back, and the other server dies for good and its standby takes over.  At the end
-each order that a producer was told of has been done once, and those of a customer in order.
+killed and comes back, and the other server dies for good and its standby takes over.  At the
+end each order that a producer was told of has been done once, and those of a customer in order.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -236,7 +236,7 @@ def judge(shop: Shop, producers: list[Producer]) -> list[str]:
     refused = sum((producer.refused for producer in producers), Counter())
     figures = {
         "orders that a producer was told of": len(told),
-        "calls that failed meanwhile, and were made again": f"{refused.total()} {dict(refused)}",
+        "calls that failed meanwhile, and were repeated": f"{refused.total()} {dict(refused)}",
         "lost": len(told - set(done)),
         "done twice": len(done) - len(set(done)),
         "out of order": sum(o != sorted(o) for o in orders.values()),
