@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from faults.server import free_port
-from rota.web import User, app
-from web.conftest import serving
+from rota.web import User, app, apps
+from web.conftest import OBSERVER, OPERATOR, serving
 from web.scene import Scene
 
 Make = Callable[..., Any]
@@ -201,6 +201,90 @@ def test_a_page_works_beside_django(web_url: str, scene: Scene, tmp_path: Path) 
     finally:
         server.terminate()
         server.wait()
+
+
+def test_several_databases_have_a_site_each_and_a_silent_one_is_named(
+    login_url: str, web_url: str, scene: Scene
+) -> None:
+    nowhere = "postgresql://u:hunter2@127.0.0.1:1/away"
+    page = apps(
+        [login_url, nowhere, web_url],
+        observer_role=OBSERVER,
+        operator_role=OPERATOR,
+        allow_acts=True,
+        read_time=2.0,
+    )
+    outer = FastAPI()
+    outer.mount("/ops", page)
+    with (
+        serving(outer) as address,
+        httpx.Client(base_url=address, timeout=30) as http,
+    ):
+        first = http.get("/ops/").text
+        assert first.count('<th scope="row"') == 3
+        silent = first.split('<th scope="row"')[2]
+        assert "/away</a>" in silent
+        assert "silent" in silent
+        assert "The database does not answer" in silent
+        assert "hunter2" not in first
+        assert ">warning<" in first.split('<th scope="row"')[1]
+        assert http.get("/ops/static/rota.css").status_code == 200
+        for number in (0, 2):
+            job = f"/ops/{number}/jobs/{scene.jobs['dead']}"
+            shown = http.get(job).text
+            assert 'class="place" href="/ops/"' in shown
+            assert f'href="/ops/{number}/act/retry_job' in shown
+        assert http.get("/ops/1/").status_code == 503
+        assert http.get("/ops/3/").status_code == 404
+        form = http.get(f"/ops/2/act/set_priority?job_id={scene.jobs['queued']}").text
+        token = form.split('name="token" value="')[1].split('"')[0]
+        done = http.post(
+            "/ops/2/act/set_priority",
+            data={"token": token, "job_id": scene.jobs["queued"], "priority": "1"},
+            follow_redirects=True,
+        )
+        assert "Done" in done.text
+        http.headers["x-forwarded-for"] = "203.0.113.9"
+        assert http.get("/ops/").status_code == 403
+        assert http.get("/ops/0/").status_code == 403
+
+
+@pytest.mark.slow
+def test_the_command_serves_one_database_or_several_and_tells_its_rights(web_url: str) -> None:
+    retrying = httpx.HTTPTransport(retries=8)
+    for several in (False, True):
+        port = free_port()
+        words = ["--database", web_url, "--database", web_url] if several else ["-d", web_url]
+        command = [sys.executable, "-m", "rota", "web", *words, "--port", str(port)]
+        page = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert page.stderr is not None
+            told = [page.stderr.readline() for _ in range(1 if several else 2)]
+            assert told[-1] == f"rota web: http://127.0.0.1:{port}/\n"
+            if not several:
+                assert "reads as postgres, which is no member of rota_observer" in told[0]
+            with httpx.Client(transport=retrying, timeout=30) as http:
+                shown = http.get(f"http://127.0.0.1:{port}/")
+            assert shown.status_code == 200
+            assert ("<th>Database</th>" in shown.text) is several
+        finally:
+            page.terminate()
+            page.communicate()
+
+
+def test_machines_ask_the_doctor(make_page: Make, scene: Scene) -> None:
+    with serving(make_page()) as address:
+        answer = httpx.get(f"{address}/health")
+        worst = answer.json()["status"]
+        assert worst in ("warning", "critical")
+        assert answer.status_code == (503 if worst == "critical" else 200)
+        assert "queues" in [row["finding"] for row in answer.json()["findings"]]
+    away = app("postgresql://u:hunter2@127.0.0.1:1/x", observer_role=None, read_time=0.3)
+    with serving(away) as address:
+        answer = httpx.get(f"{address}/health", timeout=30)
+        assert answer.status_code == 503
+        assert answer.json()["status"] == "unknown"
+        assert "hunter2" not in answer.text
 
 
 def test_ways_to_let_somebody_in_are_not_mixed(login_url: str, tmp_path: Path) -> None:

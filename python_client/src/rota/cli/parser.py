@@ -99,6 +99,7 @@ examples:
   rota web -d shop
   rota web -d shop --passwords users --add-user ann --allow-acts
   rota web -d shop --passwords users --host 0.0.0.0 --allow-acts
+  rota web --database shop --database billing
 """
 
 
@@ -339,6 +340,7 @@ def _add_web(commands: Any) -> None:
     add = _add(commands, "web", web.web, "show it all in a browser")
     add.epilog = WEB
     add.formatter_class = argparse.RawDescriptionHelpFormatter
+    _add_databases(add)
     add.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
     add.add_argument(
         "--port", type=whole(0, 65535), default=8025, help="(default: %(default)s)"

@@ -6,10 +6,13 @@ import argparse
 import getpass
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+import psycopg
+
 from ..client.connecting import connect
-from .output import CommandError, UsageError, conninfo
+from .output import CommandError, UsageError, conninfo, conninfos
 
 
 def web(arguments: argparse.Namespace) -> None:
@@ -17,7 +20,7 @@ def web(arguments: argparse.Namespace) -> None:
     try:
         import uvicorn
 
-        from ..web import app
+        from ..web import app, apps
         from ..web.access import LOOPBACK_NAMES
     except ImportError as error:
         raise CommandError(
@@ -32,18 +35,21 @@ def web(arguments: argparse.Namespace) -> None:
             f"anyone could see the jobs on {arguments.host}: say who may,"
             " with --passwords FILE or --trusted-header NAME"
         )
-    dsn = conninfo(arguments)
-    connect(dsn, "rota web").close()
+    several = conninfos(arguments)
+    dsn = several[0] if several else conninfo(arguments)
+    if len(several) < 2:
+        with connect(dsn, "rota web") as connection:
+            _tell_roles(connection, allow_acts=arguments.allow_acts)
     try:
-        page = app(
-            dsn,
-            allow_acts=arguments.allow_acts,
-            passwords=arguments.passwords,
-            trusted_header=arguments.trusted_header,
-            operators=arguments.operator or (),
-            payloads=arguments.payloads,
+        options: dict[str, Any] = {
+            "allow_acts": arguments.allow_acts,
+            "passwords": arguments.passwords,
+            "trusted_header": arguments.trusted_header,
+            "operators": arguments.operator or (),
+            "payloads": arguments.payloads,
             **({"trusted_proxies": arguments.proxy} if arguments.proxy else {}),
-        )
+        }
+        page = apps(several, **options) if len(several) > 1 else app(dsn, **options)
     except ValueError as error:
         raise UsageError(str(error)) from None
     root = "/" + quote(arguments.root_path.strip("/")) if arguments.root_path else ""
@@ -59,6 +65,24 @@ def web(arguments: argparse.Namespace) -> None:
         server_header=False,
         timeout_graceful_shutdown=1,
     )
+
+
+ROLES = """
+    select n.name, session_user::text as login
+    from unnest(array['rota_observer', 'rota_operator']) as n (name)
+    where not exists (
+        select from pg_roles as r
+        where r.rolname = n.name and pg_has_role(session_user, r.oid, 'member')
+    )
+    """
+
+
+def _tell_roles(connection: psycopg.Connection[Any], *, allow_acts: bool) -> None:
+    """Say when the page has more rights than it needs, for want of a role."""
+    for name, login in connection.execute(ROLES).fetchall():
+        does = {"rota_observer": "reads", "rota_operator": "acts" if allow_acts else ""}[name]
+        if does:
+            print(f"rota web: {does} as {login}, which is no member of {name}", file=sys.stderr)
 
 
 def _add_user(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import psycopg
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from ..client.connecting import one_line
 from ..exceptions import RotaError
@@ -495,6 +495,24 @@ async def audit(request: Request, site: Site) -> Response:
     )
 
 
+async def health(request: Request) -> Response:
+    """Tell machines what the doctor says: 503 if it is critical, or if nothing is said."""
+    site = site_of(request)
+    answer = Answer(problem=WORDS["unreachable"])
+    try:
+        answer = await site.ask_cached(queries.DOCTOR, 5)
+    except (psycopg.Error, UnreachableError) as error:
+        answer.problem = one_line(error) or WORDS["unreachable"]
+    worst = answer.rows[0]["severity"] if answer.rows else "unknown"
+    told: dict[str, Any] = {
+        "status": worst,
+        "findings": [row for row in answer.rows if row["severity"] != "ok"],
+    }
+    if answer.problem:
+        told["problem"] = answer.problem
+    return JSONResponse(told, 200 if worst in ("ok", "warning") else 503)
+
+
 def _id(request: Request) -> int:
     text = str(request.path_params["job_id"])
     if not text.isdecimal() or not 0 < int(text) < 1 << 63:
@@ -577,4 +595,5 @@ ROUTES: list[tuple[str, Screen]] = [
     ("/workers", workers),
     ("/waiting", waiting),
     ("/audit", audit),
+    ("/health", health),
 ]

@@ -102,6 +102,8 @@ class Site:
     results: Results
 
     addresses: Callable[[str | None], str | None]
+    place_name: str | None = None
+    """What this database is called, where the page shows several."""
 
     def __post_init__(self) -> None:
         """Read the templates when they are wanted, and escape all that goes into them."""
@@ -200,6 +202,7 @@ class Site:
                 "user": request.state.user,
                 "allow_acts": self.allow_acts,
                 "payloads": self.json.payloads,
+                "place_name": self.place_name,
                 **context,
             }
         )
