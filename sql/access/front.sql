@@ -74,11 +74,11 @@ as $$
 begin
     perform rota._check_databases(databases);
     perform rota._check_interval('time_limit', time_limit, '100 milliseconds', '1 hour');
-    return next format('select rota_front.set_shards(%L, %L, %L);', databases, rota.version(),
+    return query select format('select rota_front.set_shards(%L, %L, %L);', databases, rota.version(),
         time_limit);
     return query select f.statement from rota._front_functions() as f (statement);
     return query select v.statement from rota._front_views(databases) as v (statement);
-    return next format('select rota_front.grant_again(%L);', (
+    return query select format('select rota_front.grant_again(%L);', (
         select jsonb_agg(jsonb_build_object('access', a.access, 'name', a.name))
         from rota._access() as a where a.kind in ('function', 'procedure')
     ));
@@ -180,7 +180,7 @@ begin
             then '(select min(s.ordinal) from rota_front.shards as s)'
         end;
         if v_route is null then
-            return next format($f$
+            return query select format($f$
     create %1$s rota.%2$s(%3$s)%4$s language plpgsql
     %5$s as $body$
 begin
@@ -197,7 +197,7 @@ $body$;$f$,
         end if;
 
         if v_function.name = 'enqueue_to' then v_remote := 'enqueue'; end if;
-        return next format($f$
+        return query select format($f$
     create function rota._ask_%1$s(shard integer%2$s)
     returns %3$s language plproxy as $body$
     cluster 'rota_shards';
@@ -212,7 +212,7 @@ $body$;$f$,
                 else regexp_replace(v_function.named, '^database => a1, ', '') end
         );
         v_call := format('rota._ask_%s(v_shard%s)', v_function.name, v_function.passed);
-        return next format($f$
+        return query select format($f$
     create function rota.%1$s(%2$s%3$s)
     returns %4$s language plpgsql
     %8$s as $body$

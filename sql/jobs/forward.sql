@@ -45,6 +45,8 @@ create or replace function rota.enqueue_to(
     set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_payload jsonb;
+    v_line text;
     v_carrier rota.jobs;
 begin
     perform rota._check_number('database', database, 0, 1023);
@@ -67,9 +69,7 @@ begin
     perform rota._check_key_rule('', idempotency_key, unique_for, on_conflict, updated_at,
         max_wait, expires_at);
     perform rota._check_waits('', ordering_key, skip_dead, null, null, 'cancel', limit_key);
-    v_carrier.job_type := 'rota.forward';
-    v_carrier.queue := rota._forward_queue(database);
-    v_carrier.payload := jsonb_strip_nulls(jsonb_build_object('job_type', job_type, 'queue',
+    v_payload := jsonb_strip_nulls(jsonb_build_object('job_type', job_type, 'queue',
             queue, 'run_at', coalesce(run_at, rota.now() + rota._exact(delay)), 'priority',
             priority,
             'max_attempts', max_attempts, 'lease', lease, 'backoff', backoff,
@@ -78,14 +78,16 @@ begin
             'ordering_key', ordering_key, 'skip_dead', nullif(skip_dead, false), 'limit_key',
             limit_key, 'time_limit', time_limit, 'expires_at', expires_at, 'headers', headers))
         || jsonb_build_object('payload', payload);
-    v_carrier.priority := priority::smallint;
     if ordering_key is not null then
         -- A line of its own for each database.
-        v_carrier.ordering_key := format('forward:%s:%s', database,
+        v_line := format('forward:%s:%s', database,
             case when char_length(ordering_key) > 200 then md5(ordering_key)
                 else ordering_key end);
-        v_carrier.skip_dead := skip_dead;
     end if;
+    v_carrier := jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type',
+        'rota.forward', 'queue', rota._forward_queue(database), 'payload', v_payload,
+        'priority', priority, 'ordering_key', v_line, 'skip_dead',
+        case when v_line is not null then skip_dead end));
     if rota._allowed_queues('producer') is not null then
         -- Who is confined has a right to the queue there, and to none of those that carry.
         perform rota._check_queues('producer', array[queue]);
