@@ -74,8 +74,8 @@ as $$
 begin
     perform rota._check_databases(databases);
     perform rota._check_interval('time_limit', time_limit, '100 milliseconds', '1 hour');
-    return query select format('select rota_front.set_shards(%L, %L, %L);', databases, rota.version(),
-        time_limit);
+    return query select format('select rota_front.set_shards(%L, %L, %L);', databases,
+        rota.version(), time_limit);
     return query select f.statement from rota._front_functions() as f (statement);
     return query select v.statement from rota._front_views(databases) as v (statement);
     return query select format('select rota_front.grant_again(%L);', (
