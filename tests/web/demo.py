@@ -90,7 +90,17 @@ def fill(db: psycopg.Connection[Any]) -> None:
         "select rota.enqueue('mail_report', queue => 'reports', depends_on => %s)",
         [[row[0] if row else 0]],
     )
+    db.execute("select set_config('rota.actor', 'ann', false)")
     db.execute("select rota.pause_queue('reports', 'the data warehouse moves')")
+    db.execute("select rota.set_breaker('send_invoice', 'mail', failed_percent => 80)")
+    db.execute("select set_config('rota.actor', 'bea', false)")
+    db.execute("select rota.set_limit(queue => 'mail', max_running => 6)")
+    db.execute("select rota.reschedule_job(%s, delay => '1 hour')", [row[0] if row else 0])
+    db.execute(
+        "select rota.schedule_job(name => 'nightly-cleanup', schedule => '30 3 * * *',"
+        " job_type => 'clean_up', time_zone => 'Europe/Warsaw', queue => 'reports')"
+    )
+    db.execute("select set_config('rota.actor', '', false)")
 
 
 def produce(url: str, stop: threading.Event) -> None:
@@ -117,6 +127,12 @@ def produce(url: str, stop: threading.Event) -> None:
 def past(db: psycopg.Connection[Any]) -> None:
     """Give the plots of the pictures an hour that the shop has not run."""
     now = datetime.now(UTC).replace(second=0, microsecond=0)
+    for minutes, version in ((44, "0.1.9"), (19, rota.__version__)):
+        db.execute(
+            "insert into rota.worker_starts values (date_bin('5 minutes', %s, 'epoch'), %s, 4)"
+            " on conflict do nothing",
+            [now - timedelta(minutes=minutes), version],
+        )
     for minute in range(1, 60):
         bad = 0.6 if 18 < minute < 30 else 0.1
         total = _random.randint(180, 260)
@@ -145,14 +161,20 @@ def pictures(address: str, folder: Path, db: psycopg.Connection[Any]) -> None:
         "select max(id) from rota.dead_jobs where job_type = 'send_invoice'"
     ).fetchone()
     dead = row[0] if row else 0
+    # Where the shop lies on this machine is of no interest.
+    db.execute(
+        "update rota.job_errors set stack = replace(stack, %s, '/srv/shop')", [str(ROOT)]
+    )
     shots = [
         ("overview", "/", 1280, "light"), ("overview-phone", "/", 390, "dark"),
+        ("job-phone", f"/jobs/{dead}", 390, "light"),
         ("jobs", "/jobs?queue=mail", 1280, "dark"), ("job", f"/jobs/{dead}", 1280, "light"),
         ("errors", "/errors?since=1h", 1280, "light"),
         ("schedule", "/schedules/sunday-report", 1280, "light"),
         ("schedules", "/schedules", 1280, "light"), ("workers", "/workers", 1280, "dark"),
         ("waiting", "/waiting", 1280, "light"), ("audit", "/audit", 1280, "light"),
         ("retry", "/all/retry?type=send_invoice&status=dead", 1280, "light"),
+        ("waiting-phone", "/waiting", 390, "dark"),
     ]  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
@@ -176,7 +198,17 @@ def main() -> None:
     arguments = parser.parse_args()
     with EmbeddedPostgres(directory=memory(), settings=["max_connections=100"]) as server:
         url = server.url()
-        install = ["psql", "-X", "-q", "-d", url, "-f", str(ROOT / "sql" / "install.sql")]
+        install = [
+            "psql",
+            "-X",
+            "-q",
+            "-v",
+            "with_roles=1",
+            "-d",
+            url,
+            "-f",
+            str(ROOT / "sql" / "install.sql"),
+        ]
         subprocess.run(install, check=True)
         stop = threading.Event()
         worker = rota.Worker(url, registry, name="shop-1", queues=["mail"], concurrency=8)
@@ -195,11 +227,6 @@ def main() -> None:
                 if arguments.pictures:
                     time.sleep(20)
                     past(db)
-                    # Where the shop lies on this machine is of no interest.
-                    db.execute(
-                        "update rota.job_errors set stack = replace(stack, %s, '/srv/shop')",
-                        [str(ROOT)],
-                    )
                     address = f"http://127.0.0.1:{arguments.port}"
                     pictures(address, arguments.pictures, db)
                 else:

@@ -123,6 +123,18 @@ def test_jobs_are_found_by_what_the_address_says(
     assert ids == {scene.jobs[name] for name in found}
 
 
+def test_the_list_tells_how_many_there_are_and_what_can_be_asked_for(
+    http: httpx.Client, scene: Scene
+) -> None:
+    page = told(http, "/jobs?queue=hostile")
+
+    assert re.search(r">dead <b>3</b></a>", page)
+    assert re.search(r">blocked <b>1</b></a>", page)
+    assert ">dead</a>" in told(http, "/jobs?queue=hostile&type=stock")
+    assert '<option value="send_invoice">' in page.split('<datalist id="known-type">')[1]
+    assert '<option value="mail">' in page.split('<datalist id="known-queue">')[1]
+
+
 def test_what_is_typed_becomes_an_address(http: httpx.Client, scene: Scene) -> None:
     typed = 'dead queue:mail "no currency" payload.customer.id:7'
 

@@ -1,8 +1,9 @@
 """How long each screen takes among many jobs: ``make bench-web``.
 
 Live and finished jobs are made by statements of our own, one in a hundred of
-them dead.  Each screen is asked for ten times by one browser, and then the
-overview by fifty pages that stay open for a while, with what that takes of a core.
+them dead, and with them schedules with what became of their times, workers, limits, halted
+keys, dependencies and rows of the audit.  Each screen is asked for ten times by one browser,
+and then the overview by fifty pages that stay open for a while, with what that takes of a core.
 """
 
 from __future__ import annotations
@@ -65,6 +66,64 @@ def fill(db: psycopg.Connection[Any], live: int, finished: int, errors: int) -> 
     db.execute("vacuum analyze")
 
 
+def surround(db: psycopg.Connection[Any], live: int) -> None:
+    """Make what the other screens show: as much as a large shop has of it."""
+    db.execute(
+        "select rota.schedule_job('schedule/' || i, (i % 60) || ' * * * *', 'type_' || i % 20,"
+        " time_zone => 'Europe/Berlin', queue => 'q' || i % 10)"
+        " from generate_series(1, 2000) as i"
+    )
+    db.execute(
+        "insert into rota.occurrences (definition, scheduled_for, outcome, recorded_at)"
+        " select 'schedule/' || i, t, 'skipped', t from generate_series(1, 2000) as i"
+        " cross join generate_series(now() - interval '100 hours', now(), '1 hour') as t"
+    )
+    db.execute(
+        "select rota.report_worker('worker-' || i, 'host-' || i % 50, i, rota.version(),"
+        " array['q' || i % 10], concurrency => 16) from generate_series(1, 400) as i"
+    )
+    db.execute(
+        "select rota.set_limit(job_type => 'type_' || i, max_running => 100)"
+        " from generate_series(1, 20) as i"
+    )
+    db.execute(
+        "select rota.set_limit(limit_key => 'customer:' || i, max_running => 5, weight => 2)"
+        " from generate_series(1, 500) as i"
+    )
+    db.execute(
+        "update rota.jobs set limit_key = 'customer:' || id %% 500"
+        " where id %% 1000 = 0 and id <= %s",
+        [live],
+    )
+    db.execute(
+        "select rota.enqueue_many((select jsonb_agg(jsonb_build_object('job_type', 'ordered',"
+        " 'queue', 'ordered', 'ordering_key', 'key:' || i % 100, 'max_attempts', 1))"
+        " from generate_series(1, 1000) as i))"
+    )
+    db.execute(
+        "select rota.fail_job(c.job_id, c.lease_token, 'the stock of ' || c.job_id || ' is"
+        " negative', fatal => true) from rota.claim_jobs('worker-1', '{ordered}',"
+        " max_jobs => 100) as c"
+    )
+    row = db.execute(
+        "select rota.enqueue('parent', queue => 'q1', delay => '1 day')"
+    ).fetchone()
+    db.execute(
+        "select rota.enqueue_many((select jsonb_agg(jsonb_build_object('job_type', 'child',"
+        " 'queue', 'q1', 'depends_on', jsonb_build_array(%s::bigint)))"
+        " from generate_series(1, 1000) as i))",
+        [row[0] if row else 0],
+    )
+    db.execute(
+        "insert into rota.audit_log (acted_at, role, actor, act, filter, jobs, job_ids, before)"
+        " select now() - i * interval '2 minutes', 'page', 'user-' || i %% 30, 'retry',"
+        " jsonb_build_object('queue', 'q' || i %% 10), 2, array[%s + i, %s + i + 1],"
+        " '{\"dead\": 2}' from generate_series(1, 200000) as i order by i desc",
+        [live, live],
+    )
+    db.execute("vacuum analyze")
+
+
 def count(db: psycopg.Connection[Any]) -> None:
     """Let ticks count the jobs, as they would have while those came in."""
     began = time.monotonic()
@@ -83,7 +142,12 @@ def screens(live: int, finished: int) -> list[str]:
         "/jobs?status=queued&queue=q3", f"/jobs?id={dead}",
         "/jobs?type=type_3&status=succeeded", f"/jobs?payload=n%3D{finished // 2}",
         "/jobs?error=nowhere", f"/jobs/{dead}", "/errors",
-        "/schedules", "/workers", "/waiting", "/audit",
+        "/errors?since=90d", "/errors?since=7d&queue=q3", "/jobs?key=customer:7",
+        "/jobs?worker=worker-1&status=dead", "/jobs?discarded=no&status=dead", "/schedules",
+        "/schedules?name=77", "/schedules/schedule/77", "/workers", "/waiting", "/audit",
+        "/audit?who=user-7&queue=q7", f"/audit?job={live + 100}",
+        "/all/retry?type=type_3&status=dead", "/all/cancel?queue=q3",
+        "/all/retry?group=order+N+has+no+currency", "/undo?audit=200000", "/health",
     ]  # fmt: skip
 
 
@@ -135,9 +199,11 @@ def main() -> None:
         with psycopg.connect(url, autocommit=True) as db:
             db.execute("select * from rota.tick()")
             fill(db, arguments.live, arguments.finished, arguments.errors)
+            surround(db, arguments.live)
             count(db)
             say(f"{arguments.live} live, {arguments.finished} finished; load {os.getloadavg()}")
             command = [sys.executable, "-m", "rota", "web", "-d", url, "--port", "8027"]
+            command.append("--allow-acts")
             page = subprocess.Popen(command, stderr=subprocess.PIPE)
             address = "http://127.0.0.1:8027"
             try:

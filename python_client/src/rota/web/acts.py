@@ -204,7 +204,8 @@ def address_of(remedy: str | None) -> str | None:
     if _EFFECTS.match(remedy):
         return "/waiting#effects"
     if (acts := _ACTS_ON_JOBS.search(remedy)) is not None:
-        return _address_of_all(acts) if remedy.count("rota.") == 1 else None
+        rest = remedy[: acts.start()] + remedy[acts.end() :]
+        return None if "rota." in rest else _address_of_all(acts)
     match = _CALL.fullmatch(remedy.strip())
     if match is not None and match[1] == "explain_job" and match[2].isdecimal():
         return f"/jobs/{match[2]}"

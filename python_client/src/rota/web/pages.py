@@ -141,6 +141,9 @@ async def jobs(request: Request, site: Site) -> Response:
         problem = answer.problem
     except (BadFilterError, psycopg.errors.DataError) as error:
         problem = one_line(error)
+    queues = await site.ask_cached(queries.QUEUES, 2)
+    types = await site.ask_cached(queries.TYPES, 60)
+    counts = _counts(queues.rows, wanted)
     rows = answer.rows[:size]
     more = rows[-1]["id"] if len(answer.rows) > size else None
     return await site.render(
@@ -153,6 +156,11 @@ async def jobs(request: Request, site: Site) -> Response:
         payload_column=next((c for c in columns if c.startswith("payload.")), ""),
         all_columns=COLUMNS,
         statuses=STATUSES,
+        counts=counts,
+        known={
+            "queue": [row["queue"] for row in queues.rows],
+            "type": [row["job_type"] for row in types.rows],
+        },
         before=request.query_params.get("before"),
         older=wanted.address(before=more, **_columns(request)) if more else None,
         bulk=[
@@ -220,6 +228,21 @@ async def _searched(
         left = until - time.monotonic()
         step = int(min(step * 2, max(rate * left, FIRST_STEP / 4)))
     return answer
+
+
+def _counts(queues: list[Row], wanted: Filter) -> dict[str, int]:
+    """Return how many jobs there are of each status that is counted anyway."""
+    if set(wanted.values) - {"queue", "status"}:
+        return {}
+    mine = [row for row in queues if wanted.get("queue") in ("", row["queue"])]
+    counted = {
+        "queued": ("ready", "scheduled"), "running": ("running",), "failed": ("retrying",),
+        "blocked": ("blocked",), "dead": ("dead",),
+    }  # fmt: skip
+    return {
+        status: sum(row[name] for row in mine for name in names)
+        for status, names in counted.items()
+    }
 
 
 def _unknown(wanted: Filter) -> str:

@@ -27,6 +27,20 @@ QUEUES: LiteralString = """
     from rota.queue_stats order by oldest_ready_age desc nulls last, queue limit 200
     """
 
+# What workers take, schedules make, and came in of late: no table has all types.
+TYPES: LiteralString = """
+    select t.job_type
+    from (
+        select unnest(w.job_types) from rota.workers as w
+        union
+        select d.job_type from rota.job_definitions as d
+        union
+        select n.job_type
+        from (select i.job_type from rota.job_runs as i order by i.id desc limit 1000) as n
+    ) as t (job_type)
+    order by t.job_type limit 500
+    """
+
 TICKER: LiteralString = """
     select last_tick_at, last_tick_by, lag, schedules_overdue, schedules_broken
     from rota.ticker_health

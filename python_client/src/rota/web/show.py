@@ -18,22 +18,11 @@ MASKED_KEYS = (
     "password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie",
     "private_key", "credit_card", "card_number", "cvc", "iban", "ssn",
 )  # fmt: skip
-NOISE = frozenset(
-    (
-        "anchored_at",
-        "created_at",
-        "updated_at",
-        "kind",
-        "is_settled",
-        "settled_xid",
-        "limit_name",
-        "pause_name",
-        "paused_at",
-        "paused_by",
-        "next_run_at",
-        "disabled_at",
-    )
-)
+NOISE = frozenset((
+    "anchored_at", "created_at", "updated_at", "kind", "is_settled", "settled_xid",
+    "limit_name", "pause_name", "paused_at", "paused_by", "next_run_at", "disabled_at",
+    "counts_from", "times_opened",
+))  # fmt: skip
 """What the database notes with each change of a setting, and is no news."""
 MASK = "••••••"
 MAX_JSON = 200_000
