@@ -37,6 +37,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir tables/history.sql
 \ir tables/effects.sql
 \ir tables/receipts.sql
+\ir tables/moves.sql
 \ir tables/waiting.sql
 \ir tables/limits.sql
 \ir tables/pipelines.sql
@@ -63,6 +64,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir upgrades/refuse_downgrade.sql
 \endif
 \ir base/queue_rights.sql
+\ir base/moving.sql
 \ir base/checks.sql
 \ir base/ids.sql
 \ir base/backoff.sql
@@ -111,6 +113,7 @@ select to_regnamespace('rota') is null as fresh \gset
 -- maintenance/: what has to be done from time to time, by the session that ticks.
 \ir maintenance/pending.sql
 \ir maintenance/sweep.sql
+\ir maintenance/moves.sql
 \ir maintenance/breakers.sql
 \ir maintenance/budgets.sql
 \ir maintenance/expiry.sql

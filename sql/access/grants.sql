@@ -22,7 +22,8 @@ from unnest(
     'release_jobs,heartbeat,heartbeat_jobs,set_progress,record_effect,complete_effect,'
     'withdraw_effect,effect_result,report_worker,deregister_worker,wait_for_jobs,stop_waiting,'
     'untaken_jobs,sweep_stale_leases,tick,waiting_forwards,take_forwards,end_forwards,'
-    'receive_jobs}'::text[]) as f (name)
+    'receive_jobs,waiting_moves,open_arrival,pick_moves,take_moves,receive_moves,end_moves,'
+    'settle_arrival,confirm_arrival}'::text[]) as f (name)
 union all
 select 'operator', 'function', f.name
 from unnest(
@@ -31,7 +32,9 @@ from unnest(
     'resume_ordering_key,define_pipeline,drop_pipeline,restart_pipeline,schedule_job,'
     'unschedule_job,enable_schedule,disable_schedule,run_schedule_now,tick,start_ticker,'
     'stop_ticker,sweep_stale_leases,settle_effect,act_on_jobs,set_archive,set_retry_rule,'
-    'set_breaker,grant_statements}'::text[]) as f (name)
+    'set_breaker,'
+    'plan_queue_move,queue_move_facts,receive_plan,begin_queue_move,end_queue_move,'
+    'queue_move_status,grant_statements}'::text[]) as f (name)
 union all
 select a.access, 'procedure', 'tick_loop'
 from unnest('{worker,operator}'::text[]) as a (access)
@@ -41,8 +44,8 @@ from unnest(
     '{job_runs,queue_stats,running_jobs,stale_jobs,dead_jobs,error_groups,hourly_stats,'
     'workers,worker_starts,queues,job_types,pauses,job_errors,effects,dependencies,'
     'halted_keys,pipeline_stages,stage_runs,audit_log,limits,retry_rules,breakers,'
-    'retry_budgets,job_definitions,occurrences,queue_grants,limit_stats,unknown_effects,'
-    'ticker_health}'::text[]) as v (name)
+    'retry_budgets,job_definitions,occurrences,queue_grants,queue_moves,moved_jobs,'
+    'limit_stats,unknown_effects,ticker_health}'::text[]) as v (name)
 union all
 select 'observer', 'function', f.name
 from unnest(

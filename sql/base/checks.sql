@@ -386,6 +386,7 @@ $$;
 create or replace function rota._raise_not_found(job_id bigint)
     returns void language plpgsql as $$
 begin
+    perform rota._raise_moved(job_id);
     raise exception using
         errcode = 'RT001', message = format('job %s not found', job_id),
         hint = 'It never existed, or retention has removed it.';

@@ -61,6 +61,23 @@ comment on function rota.set_database_number is
     'producers wait for the commit, and a transaction that is then idle for a second is ended; '
     'raises 22023, 55P03.';
 
+/* Let all ids from now on be above that one, of whatever database it is. */
+create or replace function rota._raise_ids(above_id bigint)
+    returns void language plpgsql as $$
+declare
+    v_first bigint;
+begin
+    -- The lock of this statement waits for those that have drawn an id, and lets no other draw.
+    alter sequence rota.jobs_id_seq increment by 1024;
+    v_first := (
+        select (greatest(s.last_value, _raise_ids.above_id) / 1024 + 1) * 1024
+            + rota.database_number()
+        from rota.jobs_id_seq as s
+    );
+    execute format('alter sequence rota.jobs_id_seq restart with %s', v_first);
+end;
+$$;
+
 create or replace function rota.database_number()
     returns integer language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp

@@ -120,6 +120,7 @@ begin
     );
     if v_is_configured then
         perform rota._check_queues('producer', array[queue]);
+        perform rota._check_arrived(queue, coalesce(ordering_key, idempotency_key));
         v_max_attempts := (
             select q.max_attempts from rota.queues as q where q.queue = enqueue.queue);
         v_time_limit := coalesce(v_time_limit, (

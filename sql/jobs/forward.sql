@@ -380,7 +380,7 @@ begin
                         continue;
                     end if;
                     raise;
-                elsif sqlstate = '42501' or left(sqlstate, 2)
+                elsif sqlstate in ('42501', 'RT016') or left(sqlstate, 2)
                   = any('{08,25,40,53,55,57,58,XX}') then
                     raise;
                 end if;

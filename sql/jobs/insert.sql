@@ -27,6 +27,10 @@ declare
     v_ids bigint[];
     v_has_limit_keys boolean;
 begin
+    if v_is_configured and exists (select from rota.queue_moves) then
+        perform rota._check_arrived(n.queue, coalesce(n.ordering_key, n.idempotency_key))
+        from unnest(_insert_jobs.new_jobs) as n;
+    end if;
     with added as (
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
             time_limit, expires_at, headers, backoff, idempotency_key, ordering_key, skip_dead,

@@ -77,6 +77,9 @@ declare
     v_is_locked constant boolean := on_conflict <> 'keep'
         or v_is_versioned and current_setting('transaction_isolation') <> 'read committed';
 begin
+    if (v_is_versioned or on_conflict <> 'keep') and exists (select from rota.queue_moves) then
+        perform rota._check_stays(new_job.queue, 'a rule for a key');
+    end if;
     loop
         if v_is_locked then
             job_id := rota._lock_keyed(v_key, v_scope, may_wait);

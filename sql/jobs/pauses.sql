@@ -136,6 +136,7 @@ declare
     c_name constant text := rota._pause_name(queue, job_type);
 begin
     if until is not null then perform rota._check_run_at('until', until); end if;
+    if job_type is null then perform rota._check_stays(queue, 'another pause'); end if;
     -- One that is over is as none.
     delete from rota.pauses as p where p.pause_name = c_name and p.until <= rota.now();
     insert into rota.pauses as p (pause_name, queue, job_type, set_by, reason, until)
@@ -160,6 +161,7 @@ create or replace function rota._resume(queue text, job_type text)
 declare
     c_name constant text := rota._pause_name(queue, job_type);
 begin
+    if job_type is null then perform rota._check_stays(queue, 'claims'); end if;
     delete from rota.pauses as p where p.pause_name = c_name;
     perform rota._add_checks('pause', array[c_name]);
     perform rota._notify_paused(queue);

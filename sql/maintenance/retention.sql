@@ -42,7 +42,8 @@ create or replace function rota._retain(is_alone boolean, is_busy boolean)
 declare
     c_kinds constant text[] := array[
         'jobs', 'stage_runs', 'dependencies', 'errors', 'keys', 'effects', 'occurrences',
-        'limits', 'workers', 'stats', 'cron_runs', 'receipts', 'audit'
+        'limits', 'workers', 'stats', 'cron_runs', 'receipts', 'arrivals',
+        'moved_jobs', 'audit'
     ];
     c_max_rows constant integer := 1000;
     v_now constant timestamptz := rota.now();
@@ -178,6 +179,10 @@ begin
         when 'cron_runs' then rota._purge_cron_runs(max_rows)
         when 'receipts'
         then rota._purge_rows('receipts', 'received_at', v_now - interval '30 days', max_rows)
+        when 'arrivals'
+        then rota._purge_rows('arrivals', 'arrived_at', v_now - interval '30 days', max_rows)
+        when 'moved_jobs'
+        then rota._purge_rows('moved_jobs', 'moved_at', v_now - interval '90 days', max_rows)
         when 'audit'
         then rota._purge_rows('audit_log', 'acted_at', v_now - interval '1 year', max_rows)
     end;

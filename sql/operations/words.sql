@@ -125,6 +125,7 @@ begin
         case pause.set_by
             when 'breaker' then 'the breaker of its retry rules'
             when 'rule' then 'a retry rule'
+            when 'move' then 'the move of its queue'
             else 'role ' || pause.paused_by
         end,
         rota._span(rota.now() - pause.paused_at),
@@ -140,6 +141,8 @@ begin
     return case
         when pause.job_type is not null then format('select rota.resume_type(%L%s);',
             pause.job_type, coalesce(', queue => ' || quote_literal(pause.queue), ''))
+        when pause.set_by = 'move'
+            then format('select * from rota.queue_move_status(%L);', pause.queue)
         when pause.queue is not null then format('select rota.resume_queue(%L);', pause.queue)
         else 'select rota.resume_all();'
     end;

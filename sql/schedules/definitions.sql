@@ -44,6 +44,7 @@ begin
     perform rota._check_name('name', name);
     perform rota._check_new_job('', job_type, payload, queue, null, null, priority,
         max_attempts, lease, backoff, null);
+    perform rota._check_stays(queue, 'a schedule');
     if rota.next_run(schedule, time_zone) is null then
         perform rota._refuse_schedule(schedule, format(
             'names only times that the clocks of %s always skip', time_zone));

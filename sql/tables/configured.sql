@@ -28,5 +28,7 @@ create trigger fair_queues_configured after insert or delete on rota.fair_queues
     for each row execute function rota._list_configured();
 create trigger pauses_configured after insert or delete on rota.pauses
     for each row execute function rota._list_configured();
+create trigger queue_moves_configured after insert or delete on rota.queue_moves
+    for each row execute function rota._list_configured();
 create trigger queue_grants_configured after insert on rota.queue_grants
     for each row execute function rota._list_configured();

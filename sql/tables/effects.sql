@@ -25,6 +25,7 @@ create table rota.effects (
 );
 
 create index effects_expires_at_idx on rota.effects (expires_at);
+create index effects_job_id_idx on rota.effects (job_id);
 create index effects_open_idx on rota.effects (recorded_at) where completed_at is null;
 
 comment on table rota.effects is

@@ -281,7 +281,7 @@ create table rota.pauses (
     reason text,
     until timestamptz,
 
-    constraint pauses_set_by_check check (set_by in ('operator', 'breaker', 'rule'))
+    constraint pauses_set_by_check check (set_by in ('operator', 'breaker', 'rule', 'move'))
 );
 
 -- So that a claim asks by index for pauses of its types, whatever is known of the table.

@@ -543,3 +543,15 @@ begin
     return v_deleted;
 end;
 $$;
+
+/* Refuse that a job waits for one whose queue moves to another database. */
+create or replace function rota._check_parents_stay(parent_ids bigint[])
+    returns void language plpgsql set enable_seqscan = off as $$
+begin
+    -- From here on the move waits for this transaction, if it began without being seen.
+    perform pg_current_xact_id();
+    if not exists (select from rota.queue_moves) then return; end if;
+    perform rota._check_stays(j.queue, 'a job that others wait for')
+    from rota.jobs as j where j.id = any(_check_parents_stay.parent_ids);
+end;
+$$;

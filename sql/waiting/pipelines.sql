@@ -33,6 +33,8 @@ begin
         select s.queue from rota._stages(define_pipeline.stages) as s
     ));
 
+    perform rota._check_stays(s.queue, 'a stage')
+    from rota._stages(define_pipeline.stages) as s;
     perform rota._lock_pipeline(pipeline);
     perform rota._check_own_stages(pipeline);
     perform rota._retire_stages(pipeline, v_stages);

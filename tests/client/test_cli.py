@@ -694,7 +694,7 @@ def test_doctor_of_a_sound_database_returns_0(
 ) -> None:
     client.tick()
 
-    assert ask("doctor") == (0, "22 of 22 checks found nothing\n")
+    assert ask("doctor") == (0, "23 of 23 checks found nothing\n")
     assert ask("doctor", "--check") == (0, "OK all is in order\n")
     client.enqueue("a", queue="mail")
     client.pause_queue("mail")

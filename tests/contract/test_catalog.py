@@ -39,6 +39,10 @@ WORDS = {
     "reset": "boolean",
     "jobs": "jsonb",
     "keep": "interval",
+    "above_id": "bigint",
+    "facts": "jsonb",
+    "from_database": "integer",
+    "is_late": "boolean",
     "max_bytes": "integer",
     "max_jobs": "integer",
     "max_rows": "integer",
@@ -86,6 +90,7 @@ UNGUARDED = {
     "_hold_new": "takes waiting rows that the caller has locked",
     "_open_held": "takes waiting rows that it has just locked",
     "_give_turns": "takes waiting rows that the caller has locked",
+    "_take_out": "takes waiting rows that it has just locked",
     "_claim_carriers": "takes rows that it has just locked in a waiting state",
     "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
     "_hold_expired": "takes waiting rows that the claim has just locked",
@@ -106,6 +111,8 @@ _GLANCE = {"pg_try_advisory_lock", "pg_advisory_unlock"}
 _GLANCE_SHARED = {"pg_try_advisory_lock_shared", "pg_advisory_unlock_shared"}
 LOCKS = {
     "tick": {"pg_try_advisory_xact_lock"},
+    "begin_queue_move": {"pg_advisory_xact_lock"},
+    "_lock_move": {"pg_try_advisory_xact_lock"},
     "_leap": {"pg_advisory_lock", "pg_advisory_unlock"},
     "_take_listen_slots": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
     "_give_up": {"pg_advisory_unlock", "pg_advisory_unlock_shared"},

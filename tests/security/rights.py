@@ -22,6 +22,14 @@ _CALLS = """
     take_forwards         .       x         .         .
     end_forwards          .       x         .         .
     receive_jobs          .       x         .         .
+    waiting_moves         .       x         .         .
+    open_arrival          .       x         .         .
+    pick_moves            .       x         .         .
+    take_moves            .       x         .         .
+    receive_moves         .       x         .         .
+    end_moves             .       x         .         .
+    settle_arrival        .       x         .         .
+    confirm_arrival       .       x         .         .
     claim_jobs            .       x         .         .
     complete_effect       .       x         .         .
     effect_result         .       x         .         .
@@ -55,6 +63,12 @@ _CALLS = """
 
     cancel_job            .       .         x         .
     act_on_jobs           .       .         x         .
+    plan_queue_move       .       .         x         .
+    queue_move_facts      .       .         x         .
+    receive_plan          .       .         x         .
+    begin_queue_move      .       .         x         .
+    end_queue_move        .       .         x         .
+    queue_move_status     .       .         x         .
     define_pipeline       .       .         x         .
     disable_schedule      .       .         x         .
     drop_pipeline         .       .         x         .
@@ -132,6 +146,10 @@ _READS = """
     pipeline_stages       .       .         x         x
     stage_runs            .       .         x         x
     receipts              .       .         .         .
+    queue_moves           .       .         x         x
+    moved_jobs            .       .         x         x
+    outgoing_jobs         .       .         .         .
+    arrivals              .       .         .         .
     queue_grants          .       .         x         x
     worker_starts         .       .         x         x
     queue_stats           .       .         x         x

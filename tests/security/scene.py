@@ -46,6 +46,20 @@ CALLS = {
     "receive_jobs": """select * from rota.receive_jobs(5, '{1}', '{2026-01-12}',
         jsonb_build_array(jsonb_build_object('job_type', 't',
             'payload', %(payload)s::jsonb)))""",
+    "waiting_moves": "select * from rota.waiting_moves()",
+    "open_arrival": "select rota.open_arrival(98, 6, 'other')",
+    "pick_moves": "select * from rota.pick_moves(%(move_id)s)",
+    "take_moves": "select * from rota.take_moves(%(move_id)s)",
+    "receive_moves": "select * from rota.receive_moves(99, '{}', false, '[]')",
+    "end_moves": "select rota.end_moves(%(move_id)s, '{}', '[]')",
+    "settle_arrival": "select rota.settle_arrival(99, 1)",
+    "confirm_arrival": "select rota.confirm_arrival(%(move_id)s)",
+    "plan_queue_move": "select * from rota.plan_queue_move('free', 6)",
+    "queue_move_facts": "select rota.queue_move_facts('q')",
+    "receive_plan": "select * from rota.receive_plan('q', '{}')",
+    "begin_queue_move": "select rota.begin_queue_move('free', 6)",
+    "end_queue_move": "select rota.end_queue_move('gone')",
+    "queue_move_status": "select * from rota.queue_move_status('moving')",
     "enqueue_many": "select * from rota.enqueue_many(%(jobs)s)",
     "end_jobs": """select * from rota.end_jobs(jsonb_build_array(jsonb_build_object(
         'job_id', %(job_id)s::bigint, 'lease_token', %(token)s::bigint, 'outcome', 'failed',
@@ -154,12 +168,16 @@ def set_scene(owner: Db, secret: str = "s3", key: str = "k3") -> dict[str, Any]:
     call(owner, "set_queue", queue="paused", max_attempts=3)
     call(owner, "pause_queue", queue="paused")
     call(owner, "report_worker", worker="w", host="host", pid=1, version="1", queues=["q"])
+    move_id = value(owner, "begin_queue_move", queue="moving", database=6)
+    call(owner, "open_arrival", move_id=99, from_database=6, queue="coming")
+    call(owner, "open_arrival", move_id=97, from_database=6, queue="gone")
+    owner.execute("update rota.queue_moves set state = 'settled' where move_id = 97")
     many = [
         {"job_type": "t", "queue": "q", "payload": payload, "idempotency_key": key + k}
         for k in "ab"
     ]
     return {
-        "job_id": job_id, "token": job.lease_token, "job_ids": [job_id],
+        "job_id": job_id, "token": job.lease_token, "job_ids": [job_id], "move_id": move_id,
         "tokens": [job.lease_token], "waiting": waiting, "dead": dead, "ended": ended,
         "key": key, "error": f"cannot send to {secret}", "payload": Jsonb(payload),
         "results": Jsonb([payload]), "jobs": Jsonb([*many, {"job_type": "t", "queue": "q"}]),

@@ -16,6 +16,7 @@ RotaError                  a stored function refused (carries sqlstate and hint)
  ├ JobNotBlockedError      RT013  the job can wait for no more jobs
  ├ RunInProgressError      RT014  the run of the pipeline is under way
  ├ NoDatabaseNumberError   RT015  the database has no number
+ ├ JobMovedError           RT016  the job or queue is in another database
  └ InvalidArgumentError    22023  an argument is wrong (also a ValueError)
 
 A role without the grant for a function gets NotGrantedError (42501), which names the statement
@@ -38,7 +39,8 @@ _WORKER = (
     "release_jobs heartbeat heartbeat_jobs set_progress record_effect complete_effect "
     "withdraw_effect effect_result report_worker deregister_worker wait_for_jobs stop_waiting "
     "untaken_jobs sweep_stale_leases tick waiting_forwards take_forwards end_forwards "
-    "receive_jobs"
+    "receive_jobs waiting_moves open_arrival pick_moves take_moves receive_moves end_moves "
+    "settle_arrival confirm_arrival"
 )
 _OBSERVER = (
     "explain_job doctor verify fold_error job_stats job_counts rising_failures visible_queues "
@@ -50,7 +52,8 @@ _OPERATOR = (
     "resume_ordering_key define_pipeline drop_pipeline restart_pipeline schedule_job "
     "unschedule_job enable_schedule disable_schedule run_schedule_now start_ticker "
     "stop_ticker settle_effect act_on_jobs set_archive set_retry_rule set_breaker "
-    "grant_statements"
+    "plan_queue_move queue_move_facts receive_plan begin_queue_move end_queue_move "
+    "queue_move_status grant_statements"
 )
 ACCESS = {
     function: access
@@ -162,6 +165,18 @@ class NoDatabaseNumberError(RotaError):
     sqlstate = "RT015"
 
 
+class JobMovedError(RotaError):
+    """The job or queue is in another database, or on its way to it."""
+
+    sqlstate = "RT016"
+    detail: str | None = None
+
+    @property
+    def database(self) -> int | None:
+        """The number of that database."""
+        return int(self.detail.split()[0]) if self.detail else None
+
+
 class InvalidArgumentError(RotaError, ValueError):
     """An argument is wrong; the message begins with its name."""
 
@@ -220,6 +235,7 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
         JobNotBlockedError,
         RunInProgressError,
         NoDatabaseNumberError,
+        JobMovedError,
         InvalidArgumentError,
         NotGrantedError,
     )
@@ -263,6 +279,10 @@ def translate(error: Exception, function: str) -> Exception:
     if ours is NotGrantedError and getattr(told, "context", None) is None:
         text = f"{text}: {_remedy(function)}"  # of Postgres, which says no more than that
     translated = ours(text)
+    if isinstance(translated, JobMovedError):
+        translated.detail = getattr(told, "message_detail", None) or getattr(
+            told, "detail", None
+        )
     translated.hint = getattr(told, "message_hint", None) or getattr(told, "hint", None)
     return translated
 

@@ -113,6 +113,65 @@ class ReceivedJob(NamedTuple):
     message: str | None
 
 
+class MoveFinding(NamedTuple):
+    """What keeps a queue from moving (*severity* ``refused``), or has to be known before."""
+
+    severity: str
+    finding: str
+    evidence: str
+    remedy: str | None
+
+
+class MoveStatus(NamedTuple):
+    """How far a queue has moved."""
+
+    move_id: int
+    direction: str
+    database: int
+    state: str
+    waiting: int
+    running: int
+    in_transit: int
+    moved: int
+    obstacle: str | None
+    started_at: datetime
+
+
+class WaitingMove(NamedTuple):
+    """A move that has something to carry; *last_id* is the last that was given."""
+
+    move_id: int
+    queue: str
+    database: int
+    state: str
+    last_id: int
+
+
+class PickedMoves(NamedTuple):
+    """How many jobs of a move are to be sent, and whether to pick again at once."""
+
+    in_transit: int
+    state: str
+    has_more: bool
+
+
+class TakenMove(NamedTuple):
+    """A job that is to be sent; *job* is the text of what it was."""
+
+    job_id: int
+    is_late: bool
+    job: str
+
+
+class ReceivedMove(NamedTuple):
+    """What became of a job that moved: its id there, or why it was refused."""
+
+    job_id: int
+    new_job_id: int | None
+    error_code: str | None
+    message: str | None
+
+
 class EndedJob(NamedTuple):
     """How an ending went: what became of the job, or ``lost``, ``busy`` or ``refused``.
 

@@ -14,6 +14,7 @@ from . import (
     forward,
     front,
     jobs,
+    moves,
     questions,
     queues,
     schedules,
@@ -135,6 +136,7 @@ def make_parser() -> Parser:
     _add_job_commands(commands)
     _add_acts(commands)
     _add_queue_commands(commands)
+    _add_queue(commands)
     add_schedule_commands(commands, _add)
     _add_worker(commands)
     _add_forward(commands)
@@ -468,6 +470,39 @@ def _add_front(commands: Any) -> None:
 def _add_front_of(add: argparse.ArgumentParser) -> None:
     what = "the front, by URL or name; as a superuser to make one"
     add.add_argument("--front", metavar="URL", required=True, help=what)
+
+
+QUEUE_MOVE = """\
+examples:
+  rota queue move mail --to 8 --databases /etc/shop/databases --dry-run
+  rota queue move mail --to 8 --databases /etc/shop/databases
+  rota queue move mail --to 8 --databases /etc/shop/databases --end
+
+Exit code: 0 settled, or it can move; 1 refused; 3 not settled: say it again, or
+leave it to rota forward. It may be ended at any moment.
+"""
+
+
+def _add_queue(commands: Any) -> None:
+    what = "let a queue move to another database"
+    group = _add(commands, "queue", lambda _: 0, what)
+    actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
+    what = "move the jobs of a queue while producers and workers run"
+    add = _add(actions, "move", moves.move, what, json=True)
+    add.set_defaults(command="queue move")
+    add.epilog, add.formatter_class = QUEUE_MOVE, argparse.RawDescriptionHelpFormatter
+    add.add_argument("queue")
+    add.add_argument("--to", type=int, required=True, metavar="NUMBER", help="of which number")
+    what = "the database that it leaves, if more than two are named"
+    add.add_argument("--from", dest="source", type=int, metavar="NUMBER", help=what)
+    if not any(action.dest == "databases" for action in add._actions):
+        _add_databases(add)
+    which = add.add_mutually_exclusive_group()
+    what = "tell what keeps it from moving, and do nothing"
+    which.add_argument("--dry-run", action="store_true", help=what)
+    which.add_argument("--status", action="store_true", help="tell how far it is")
+    what = "forget the move, once nothing is left: new jobs stay where they are enqueued"
+    which.add_argument("--end", action="store_true", help=what)
 
 
 SCHEDULE = """\

@@ -229,6 +229,107 @@ class AsyncClient:
             jobs=to_job_array(jobs),
         )
 
+    async def plan_queue_move(self, queue: str, database: int) -> list[rows.MoveFinding]:
+        """Return what keeps a queue from moving to the database of that number."""
+        return await self._rows(
+            rows.MoveFinding, "plan_queue_move", queue=queue, database=database
+        )
+
+    async def queue_move_facts(self, queue: str) -> dict[str, Any]:
+        """Return what `receive_plan` of the other database has to know."""
+        facts: dict[str, Any] = await self._value("queue_move_facts", queue=queue)
+        return facts
+
+    async def receive_plan(
+        self, queue: str, facts: Mapping[str, Any]
+    ) -> list[rows.MoveFinding]:
+        """Return what keeps a queue from moving here."""
+        return await self._rows(
+            rows.MoveFinding, "receive_plan", queue=queue, facts=Jsonb(facts)
+        )
+
+    async def begin_queue_move(self, queue: str, database: int) -> int:
+        """Let a queue move to the database of that number; return the id of the move."""
+        move_id: int = await self._value("begin_queue_move", queue=queue, database=database)
+        return move_id
+
+    async def end_queue_move(self, queue: str) -> None:
+        """Forget that a queue has moved, once nothing of it is left."""
+        await self._value("end_queue_move", queue=queue)
+
+    async def queue_move_status(self, queue: str) -> rows.MoveStatus | None:
+        """Return how far a queue has moved; None if it does not."""
+        found = await self._rows(rows.MoveStatus, "queue_move_status", queue=queue)
+        return found[0] if found else None
+
+    async def waiting_moves(self) -> list[rows.WaitingMove]:
+        """Return the moves from here that have something to carry."""
+        return await self._rows(rows.WaitingMove, "waiting_moves")
+
+    async def open_arrival(self, move_id: int, from_database: int, queue: str) -> str:
+        """Be ready for the jobs of a move; return its state."""
+        state: str = await self._value(
+            "open_arrival", move_id=move_id, from_database=from_database, queue=queue
+        )
+        return state
+
+    async def pick_moves(
+        self, move_id: int, max_jobs: int | Unset = UNSET, max_bytes: int | Unset = UNSET
+    ) -> rows.PickedMoves | None:
+        """Take jobs of a move out of the live table; None while another mover is at it."""
+        found = await self._rows(
+            rows.PickedMoves,
+            "pick_moves",
+            move_id=move_id,
+            max_jobs=max_jobs,
+            max_bytes=max_bytes,
+        )
+        return found[0] if found else None
+
+    async def take_moves(
+        self, move_id: int, max_jobs: int | Unset = UNSET, max_bytes: int | Unset = UNSET
+    ) -> list[rows.TakenMove]:
+        """Return the jobs that are to be sent, to be ended in the same transaction."""
+        return await self._rows(
+            rows.TakenMove,
+            "take_moves",
+            move_id=move_id,
+            max_jobs=max_jobs,
+            max_bytes=max_bytes,
+        )
+
+    async def receive_moves(
+        self, move_id: int, job_ids: Sequence[int], is_late: bool, jobs: str
+    ) -> list[rows.ReceivedMove]:
+        """Take jobs that move here, given as the text of a JSON array, each once."""
+        return await self._rows(
+            rows.ReceivedMove,
+            "receive_moves",
+            move_id=move_id,
+            job_ids=_array(job_ids),
+            is_late=is_late,
+            jobs=to_job_array(jobs),
+        )
+
+    async def end_moves(
+        self, move_id: int, job_ids: Sequence[int], endings: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """End jobs of `take_moves` as they were received."""
+        await self._value(
+            "end_moves",
+            move_id=move_id,
+            job_ids=_array(job_ids),
+            endings=Jsonb(list(endings)),
+        )
+
+    async def settle_arrival(self, move_id: int, above_id: int) -> None:
+        """Take jobs with a key for a queue that has come, with ids above that one."""
+        await self._value("settle_arrival", move_id=move_id, above_id=above_id)
+
+    async def confirm_arrival(self, move_id: int) -> None:
+        """Note that the other database has settled the move."""
+        await self._value("confirm_arrival", move_id=move_id)
+
     async def define_pipeline(self, pipeline: str, stages: Sequence[Mapping[str, Any]]) -> None:
         """Set the stages of a pipeline, each a mapping of what a stage is."""
         array = Jsonb([to_job(stage) for stage in stages])

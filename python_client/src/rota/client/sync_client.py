@@ -229,6 +229,107 @@ class Client:
             jobs=to_job_array(jobs),
         )
 
+    def plan_queue_move(self, queue: str, database: int) -> list[rows.MoveFinding]:
+        """Return what keeps a queue from moving to the database of that number."""
+        return self._rows(
+            rows.MoveFinding, "plan_queue_move", queue=queue, database=database
+        )
+
+    def queue_move_facts(self, queue: str) -> dict[str, Any]:
+        """Return what `receive_plan` of the other database has to know."""
+        facts: dict[str, Any] = self._value("queue_move_facts", queue=queue)
+        return facts
+
+    def receive_plan(
+        self, queue: str, facts: Mapping[str, Any]
+    ) -> list[rows.MoveFinding]:
+        """Return what keeps a queue from moving here."""
+        return self._rows(
+            rows.MoveFinding, "receive_plan", queue=queue, facts=Jsonb(facts)
+        )
+
+    def begin_queue_move(self, queue: str, database: int) -> int:
+        """Let a queue move to the database of that number; return the id of the move."""
+        move_id: int = self._value("begin_queue_move", queue=queue, database=database)
+        return move_id
+
+    def end_queue_move(self, queue: str) -> None:
+        """Forget that a queue has moved, once nothing of it is left."""
+        self._value("end_queue_move", queue=queue)
+
+    def queue_move_status(self, queue: str) -> rows.MoveStatus | None:
+        """Return how far a queue has moved; None if it does not."""
+        found = self._rows(rows.MoveStatus, "queue_move_status", queue=queue)
+        return found[0] if found else None
+
+    def waiting_moves(self) -> list[rows.WaitingMove]:
+        """Return the moves from here that have something to carry."""
+        return self._rows(rows.WaitingMove, "waiting_moves")
+
+    def open_arrival(self, move_id: int, from_database: int, queue: str) -> str:
+        """Be ready for the jobs of a move; return its state."""
+        state: str = self._value(
+            "open_arrival", move_id=move_id, from_database=from_database, queue=queue
+        )
+        return state
+
+    def pick_moves(
+        self, move_id: int, max_jobs: int | Unset = UNSET, max_bytes: int | Unset = UNSET
+    ) -> rows.PickedMoves | None:
+        """Take jobs of a move out of the live table; None while another mover is at it."""
+        found = self._rows(
+            rows.PickedMoves,
+            "pick_moves",
+            move_id=move_id,
+            max_jobs=max_jobs,
+            max_bytes=max_bytes,
+        )
+        return found[0] if found else None
+
+    def take_moves(
+        self, move_id: int, max_jobs: int | Unset = UNSET, max_bytes: int | Unset = UNSET
+    ) -> list[rows.TakenMove]:
+        """Return the jobs that are to be sent, to be ended in the same transaction."""
+        return self._rows(
+            rows.TakenMove,
+            "take_moves",
+            move_id=move_id,
+            max_jobs=max_jobs,
+            max_bytes=max_bytes,
+        )
+
+    def receive_moves(
+        self, move_id: int, job_ids: Sequence[int], is_late: bool, jobs: str
+    ) -> list[rows.ReceivedMove]:
+        """Take jobs that move here, given as the text of a JSON array, each once."""
+        return self._rows(
+            rows.ReceivedMove,
+            "receive_moves",
+            move_id=move_id,
+            job_ids=_array(job_ids),
+            is_late=is_late,
+            jobs=to_job_array(jobs),
+        )
+
+    def end_moves(
+        self, move_id: int, job_ids: Sequence[int], endings: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """End jobs of `take_moves` as they were received."""
+        self._value(
+            "end_moves",
+            move_id=move_id,
+            job_ids=_array(job_ids),
+            endings=Jsonb(list(endings)),
+        )
+
+    def settle_arrival(self, move_id: int, above_id: int) -> None:
+        """Take jobs with a key for a queue that has come, with ids above that one."""
+        self._value("settle_arrival", move_id=move_id, above_id=above_id)
+
+    def confirm_arrival(self, move_id: int) -> None:
+        """Note that the other database has settled the move."""
+        self._value("confirm_arrival", move_id=move_id)
+
     def define_pipeline(self, pipeline: str, stages: Sequence[Mapping[str, Any]]) -> None:
         """Set the stages of a pipeline, each a mapping of what a stage is."""
         array = Jsonb([to_job(stage) for stage in stages])

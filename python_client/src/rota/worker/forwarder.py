@@ -30,9 +30,10 @@ from ..client.async_client import AsyncClient
 from ..client.connecting import one_line
 from ..exceptions import RotaError
 from ..registry import Registry
-from ..rows import ForwardJob, ReceivedJob
+from ..rows import ForwardJob, ReceivedJob, WaitingMove
 from .connection import Connection, ConnectionState, Retry, end_task
 from .maintenance import LEAVE_TIMEOUT, Ticker
+from .mover import Mover
 from .notifier import Notifier, Place
 
 logger = logging.getLogger("rota")
@@ -312,6 +313,7 @@ class Scout:
         self._report_at = inf
         self._connection.state.on_back(self._report_soon)
         self.carriers: dict[int, Carrier] = {}
+        self._movers: dict[int, Mover] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -324,6 +326,7 @@ class Scout:
                     await self._ask_again()
                     await self._meet_the_others()
                     waiting = await self._connection.call(AsyncClient.waiting_forwards)
+                    moves = await self._connection.call(AsyncClient.waiting_moves)
                     await self._report()
                 except (psycopg.Error, RotaError, OSError) as error:
                     await retry.wait(error)
@@ -332,6 +335,7 @@ class Scout:
                 for number in set(waiting) & self.carriers.keys():
                     if not self.carriers[number].is_held:
                         self.carriers[number].go()
+                self._move(moves)
                 if time.monotonic() >= self._ticker.due_at:
                     await self._ticker.tick()
                 await self._rest()
@@ -339,7 +343,25 @@ class Scout:
             await self._listener.close()
             for carrier in self.carriers.values():
                 await carrier.close()
+            for mover in self._movers.values():
+                await mover.close()
             await self._leave()
+
+    def _move(self, moves: list[WaitingMove]) -> None:
+        """Have queues carried that move to a database that is known here."""
+        for move in moves:
+            carrier = self.carriers.get(move.database)
+            if carrier is None or self._source.number is None:
+                continue
+            if move.move_id not in self._movers:
+                target = carrier.target
+                self._movers[move.move_id] = Mover(
+                    move,
+                    self._source.number,
+                    (self._source.conninfo, self._source.state),
+                    (target.conninfo, target.state),
+                )
+            self._movers[move.move_id].go()
 
     async def _rest(self) -> None:
         """Wait until it is time to look: at once while jobs go, else when notified."""

@@ -1,0 +1,131 @@
+"""The command ``rota queue move``: let a queue move, and tell how far it is."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from contextlib import suppress
+
+from ..client.connecting import connect
+from ..client.sync_client import Client
+from ..rows import MoveFinding, MoveStatus
+from ..worker.connection import ConnectionState, end_task
+from ..worker.mover import Mover
+from ..worker.process import run_in_loop
+from .many import name_of
+from .output import CommandError, UsageError, acting, conninfos, print_json, print_list
+
+NOT_SETTLED = 3
+WATCH_INTERVAL = 1.0
+
+
+def move(arguments: argparse.Namespace) -> int:
+    """Move a queue; go on with a move that is under way."""
+    source, target, number = _databases(arguments)
+    if arguments.status:
+        return _tell(arguments, _status(source, arguments.queue))
+    if arguments.end:
+        for database in (source, target):
+            with connect(database, "rota cli") as connection, acting(connection) as client:
+                client.end_queue_move(arguments.queue)
+        if arguments.json:
+            print_json({"queue": arguments.queue, "is_ended": True})
+        else:
+            print(f"queue {arguments.queue}: what is enqueued in {name_of(source)} stays there")
+        return 0
+    findings = _plan(source, target, arguments)
+    is_refused = any(finding.severity == "refused" for finding in findings)
+    if arguments.dry_run or is_refused:
+        if arguments.json:
+            rows = [finding._asdict() for finding in findings]
+            print_json({"queue": arguments.queue, "can_move": not is_refused, "findings": rows})
+        else:
+            print_list([finding._asdict() for finding in findings])
+            answer = "cannot move" if is_refused else "can move"
+            print(f"queue {arguments.queue} {answer} to database {arguments.to}")
+        return 1 if is_refused else 0
+    with connect(source, "rota cli") as connection, acting(connection) as client:
+        client.begin_queue_move(arguments.queue, arguments.to)
+    with suppress(KeyboardInterrupt):
+        run_in_loop(_carry(source, target, number, arguments))
+    status = _status(source, arguments.queue)
+    code = _tell(arguments, status)
+    if status is not None and status.state == "settled" and not arguments.json:
+        print("let producers and workers use the other database, and then say --end")
+    return code
+
+
+def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
+    """Return the database that the queue leaves, the one it goes to, and the first's number."""
+    numbers: dict[int, str] = {}
+    for database in conninfos(arguments):
+        with connect(database, "rota cli") as connection:
+            number = Client(connection).database_number()
+        if number is None:
+            raise CommandError(f"{name_of(database)} has no number: set_database_number()")
+        if number in numbers:
+            raise CommandError(f"two of the databases have the number {number}")
+        numbers[number] = database
+    if arguments.to not in numbers:
+        raise UsageError(f"none of the databases has the number {arguments.to}")
+    others = [number for number in numbers if number != arguments.to]
+    if arguments.source is not None:
+        others = [number for number in others if number == arguments.source]
+    if len(others) != 1:
+        raise UsageError("say with --from NUMBER which of the databases the queue leaves")
+    return numbers[others[0]], numbers[arguments.to], others[0]
+
+
+def _plan(source: str, target: str, arguments: argparse.Namespace) -> list[MoveFinding]:
+    with connect(source, "rota cli") as connection:
+        client = Client(connection)
+        findings = client.plan_queue_move(arguments.queue, arguments.to)
+        facts = client.queue_move_facts(arguments.queue)
+    with connect(target, "rota cli") as connection:
+        return findings + Client(connection).receive_plan(arguments.queue, facts)
+
+
+def _status(database: str, queue: str) -> MoveStatus | None:
+    with connect(database, "rota cli") as connection:
+        return Client(connection).queue_move_status(queue)
+
+
+def _tell(arguments: argparse.Namespace, status: MoveStatus | None) -> int:
+    if status is None:
+        raise CommandError(f"queue {arguments.queue} does not move")
+    if arguments.json:
+        print_json({"queue": arguments.queue, **status._asdict()})
+    else:
+        print(_words(status))
+    return 0 if status.state == "settled" else NOT_SETTLED
+
+
+def _words(status: MoveStatus) -> str:
+    obstacle = f", waits for {status.obstacle}" if status.obstacle else ""
+    return (
+        f"{status.state}: {status.moved} moved, {status.in_transit} on their way, "
+        f"{status.waiting} wait here, {status.running} run here{obstacle}"
+    )
+
+
+async def _carry(source: str, target: str, number: int, arguments: argparse.Namespace) -> None:
+    """Carry, beside the forwarders that may be there, until the move has settled."""
+    with connect(source, "rota cli") as connection:
+        moves = [
+            each for each in Client(connection).waiting_moves() if each.queue == arguments.queue
+        ]
+    for each in moves:
+        mover = Mover(each, number, (source, ConnectionState()), (target, ConnectionState()))
+        running = asyncio.create_task(mover.run())
+        told_at = time.monotonic()
+        try:
+            while not running.done():
+                await asyncio.wait([running], timeout=0.1)
+                if not arguments.json and time.monotonic() - told_at >= WATCH_INTERVAL:
+                    told_at = time.monotonic()
+                    if (status := _status(source, arguments.queue)) is not None:
+                        print(_words(status), file=sys.stderr)
+        finally:
+            await end_task(running)

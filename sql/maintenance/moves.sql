@@ -1,0 +1,893 @@
+/*
+ * maintenance/moves.sql -- queues that move to another database.
+ *
+ * A queue that moves is not claimed any more here, and takes jobs as ever, from producers that
+ * go on: enqueue stays in the caller's transaction.  A mover (every forwarder is one, one at a
+ * time) carries its jobs in three transactions, each of which may be the last of its process:
+ *
+ *   1. pick_moves() here: rows of jobs become rows of outgoing_jobs.
+ *   2. receive_moves() there, which commits by itself: they become rows of jobs there, with
+ *      their id, attempts and lease token, and a row of arrivals, so that none comes in twice.
+ *   3. end_moves() here, which commits the transaction that called take_moves() before the 2nd:
+ *      the row of outgoing_jobs becomes one of moved_jobs, which tells late callers.
+ *
+ * The first is committed before anything is sent.  In one transaction a mover that is killed
+ * could leave a job in two lives: its statement there may still commit after all was rolled
+ * back here, where the row can be cancelled or resumed in between.  Transaction 3 holds the
+ * lock of the move while it sends, so that no other mover sends what it does not know the end
+ * of.
+ *
+ * Order.  The jobs of an ordering key go as a beginning of their line, behind no running job,
+ * and one that cannot go keeps those behind it.  Until all are there the other database takes
+ * no job with a key of its own for the queue.  Then its sequence is raised above all ids that
+ * came, and from then on late ones get new ids there, or an old low id would overtake.
+ *
+ * A pass looks at all jobs by their ids.  The first begins when all transactions have ended
+ * that may have missed that the queue moves; one that finds no job of the queue at all, running
+ * ones included, settles the move here, then there, and then that is noted here: after each of
+ * the three steps the next mover goes on.  After that movers carry what comes late.
+ */
+
+create or replace function rota.plan_queue_move(queue text, database integer)
+    returns table (severity text, finding text, evidence text, remedy text) language plpgsql
+    stable security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off
+as $$
+declare
+    c_here constant integer := rota.database_number();
+begin
+    perform rota._check_name('queue', queue);
+    perform rota._check_number('database', database, 0, 1023);
+    perform rota._check_queues('operator', array[queue]);
+    return query
+    select 'refused', f.finding, f.evidence, f.remedy
+    from (
+        select 'number', 'this database has no number', 'select rota.set_database_number(N);'
+        where c_here is null
+        union all
+        select 'number', format('this is database %s', c_here), null
+        where plan_queue_move.database = c_here
+        union all
+        select 'move', format('the queue has a move %s database %s, which is %s',
+                case m.direction when 'out' then 'to' else 'from' end, m.database, m.state),
+            format('select rota.end_queue_move(%L);', m.queue)
+        from rota.queue_moves as m
+        where m.queue = plan_queue_move.queue
+          and (m.direction, m.database) <> ('out', plan_queue_move.database)
+        union all
+        select 'carriers', 'its jobs travel to another database by themselves', null
+        where plan_queue_move.queue ~ '^forward:[0-9]+$'
+        union all
+        (select 'dependencies', format('job %s of it is waited for by job %s', d.parent_id,
+                d.job_id), format('select * from rota.explain_job(%s);', d.job_id)
+        from rota.dependencies as d join rota.jobs as p on p.id = d.parent_id
+        join rota.jobs as j on j.id = d.job_id
+        where p.queue = plan_queue_move.queue limit 1)
+        union all
+        (select 'pipelines', format('stage %s of pipeline %s is in it', s.stage, s.pipeline),
+            format('select rota.drop_pipeline(%L);', s.pipeline)
+        from rota.pipeline_stages as s where s.queue = plan_queue_move.queue limit 1)
+        union all
+        (select 'pipelines', format('job %s of it is a run of pipeline %s', j.id, j.pipeline),
+            null
+        from rota.jobs as j where j.queue = plan_queue_move.queue and j.pipeline is not null
+        limit 1)
+        union all
+        (select 'schedules', format('schedule %s makes jobs in it', d.name),
+            format('select rota.unschedule_job(%L);', d.name)
+        from rota.job_definitions as d where d.queue = plan_queue_move.queue limit 1)
+        union all
+        (select 'schedules', format('job %s of it is of schedule %s', j.id, j.definition), null
+        from rota.jobs as j where j.queue = plan_queue_move.queue and j.definition is not null
+        limit 1)
+        union all
+        (select 'ordering_keys', format('ordering key %L has jobs in queue %s too',
+                j.ordering_key, o.queue), null
+        from rota.jobs as j join rota.jobs as o on o.ordering_key = j.ordering_key
+        where j.queue = plan_queue_move.queue and o.queue <> j.queue limit 1)
+        union all
+        (select 'ordering_keys', format('ordering key %L is halted by job %s', h.ordering_key,
+                h.job_id), format('select rota.retry_job(%s);', h.job_id)
+        from rota.halted_keys as h join rota.finished_jobs as f on f.id = h.job_id
+        where f.queue = plan_queue_move.queue limit 1)
+        union all
+        (select 'idempotency_keys', format('key %L is unique until %s, also after its job',
+                k.idempotency_key, k.expires_at), null
+        from rota.idempotency_keys as k
+        where exists (
+                select from rota.jobs as j
+                where j.id = k.job_id and j.queue = plan_queue_move.queue
+                union all
+                select from rota.finished_jobs as j
+                where j.id = k.job_id and j.queue = plan_queue_move.queue
+            )
+          and coalesce(k.unique_until, k.expires_at) > rota.now() limit 1)
+        union all
+        (select 'ids', format('job %s was enqueued before this database had its number', j.id),
+            'let it end, or enqueue it again'
+        from rota.jobs as j
+        where j.queue = plan_queue_move.queue and j.id & 1023 <> c_here
+          and not exists (select from rota.arrivals as a where a.new_job_id = j.id) limit 1)
+    ) as f (finding, evidence, remedy);
+end;
+$$;
+
+comment on function rota.plan_queue_move is
+    'What keeps a queue from moving to the database of that number, as far as it is known '
+    'here: no row if nothing does; raises 22023, 42501.';
+
+create or replace function rota.queue_move_facts(queue text)
+    returns jsonb language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_name('queue', queue);
+    perform rota._check_queues('operator', array[queue]);
+    return jsonb_build_object(
+        'version', rota.version(),
+        'limits', array(
+            select distinct l.limit_name
+            from (
+                select distinct j.job_type, j.limit_key from rota.jobs as j
+                where j.queue = queue_move_facts.queue
+                union all
+                select null, null
+            ) as j
+            cross join lateral rota._limits_of(j.job_type, j.limit_key, queue_move_facts.queue)
+                as l
+        ),
+        'settings', (
+            select to_jsonb(q) - '{created_at,updated_at}'::text[] from rota.queues as q
+            where q.queue = queue_move_facts.queue
+        ));
+end;
+$$;
+
+comment on function rota.queue_move_facts is
+    'What the database to which a queue is to move has to know, for receive_plan(); raises '
+    '22023, 42501.';
+
+create or replace function rota.receive_plan(queue text, facts jsonb)
+    returns table (severity text, finding text, evidence text, remedy text) language plpgsql
+    stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_name('queue', queue);
+    perform rota._check_queues('operator', array[queue]);
+    if jsonb_typeof(receive_plan.facts) is distinct from 'object' then
+        perform rota._refuse('facts', 'must be what queue_move_facts() returns');
+    end if;
+    return query
+    select 'refused', 'number', 'the other database has no number',
+        'select rota.set_database_number(N);'
+    where rota.database_number() is null
+    union all
+    select 'refused', 'version', format('rota is %s here, and %s in the other database',
+        facts ->> 'version', rota.version()), 'rota install'
+    where facts ->> 'version' is distinct from rota.version()
+    union all
+    select 'refused', 'limits', format('limit %s is not set in the other database', l.name),
+        'set it there with set_limit(), by its part'
+    from jsonb_array_elements_text(case when jsonb_typeof(facts -> 'limits') = 'array'
+        then facts -> 'limits' else '[]' end) as l (name)
+    where not exists (select from rota.limits as i where i.limit_name = l.name)
+    union all
+    select 'info', 'settings', format('the settings differ: %s here, %s in the other database',
+        facts -> 'settings', coalesce(s.settings::text, 'none')),
+        'set them there with set_queue()'
+    from (
+        select (
+            select to_jsonb(q) - '{created_at,updated_at}'::text[] from rota.queues as q
+            where q.queue = receive_plan.queue
+        ) as settings
+    ) as s
+    where coalesce(s.settings, 'null') <> coalesce(facts -> 'settings', 'null');
+end;
+$$;
+
+comment on function rota.receive_plan is
+    'What keeps a queue from moving here, refused, or should be looked at before, info; facts '
+    'are what queue_move_facts() returned there; raises 22023, 42501.';
+
+create or replace function rota.begin_queue_move(queue text, database integer)
+    returns bigint language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_move_id bigint;
+    v_plan record;
+begin
+    perform rota._check_name('queue', queue);
+    perform pg_advisory_xact_lock(hashtextextended('rota.move ' || queue, 0));
+    select p.finding, p.evidence into v_plan
+    from rota.plan_queue_move(begin_queue_move.queue, begin_queue_move.database) as p
+    where p.severity = 'refused' limit 1;
+    if found then
+        perform rota._refuse('queue', format('cannot move: %s (%s)', v_plan.evidence,
+            v_plan.finding));
+    end if;
+    v_move_id := (
+        select m.move_id from rota.queue_moves as m where m.queue = begin_queue_move.queue);
+    if v_move_id is not null then return v_move_id; end if;
+
+    v_move_id := (rota._new_ids(1))[1];
+    insert into rota.queue_moves (move_id, queue, direction, database)
+    values (v_move_id, begin_queue_move.queue, 'out', begin_queue_move.database);
+    insert into rota.pauses (pause_name, queue, set_by, reason)
+    values (rota._pause_name(queue, null), begin_queue_move.queue, 'move',
+        format('it moves to database %s', begin_queue_move.database))
+    on conflict on constraint pauses_pkey do update
+    set set_by = excluded.set_by, reason = excluded.reason, until = null;
+    perform rota._audit('move_queue', jsonb_build_object('queue', queue), null, null,
+        jsonb_build_object('database', database));
+    return v_move_id;
+end;
+$$;
+
+comment on function rota.begin_queue_move is
+    'Let a queue move to the database of that number: no job of it is claimed here any more, '
+    'and movers carry what is there and what comes; returns the id of the move, also where it '
+    'is under way; raises 22023 with the first finding of plan_queue_move(), 42501.';
+
+create or replace function rota.end_queue_move(queue text)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_move rota.queue_moves;
+begin
+    perform rota._check_name('queue', queue);
+    perform rota._check_queues('operator', array[queue]);
+    select m.* into v_move from rota.queue_moves as m where m.queue = end_queue_move.queue
+    for update;
+    if not found then
+        raise exception using
+            errcode = 'RT004', message = format('queue %s does not move', queue),
+            hint = 'rota.queue_moves lists the moves.';
+    elsif v_move.state <> 'settled'
+      or exists (select from rota.outgoing_jobs as o where o.move_id = v_move.move_id)
+      or v_move.direction = 'out'
+        and exists (select from rota.jobs as j where j.queue = end_queue_move.queue) then
+        raise exception using
+            errcode = 'RT016',
+            message = format('queue %s still moves %s database %s', queue,
+                case v_move.direction when 'out' then 'to' else 'from' end, v_move.database),
+            detail = v_move.database::text,
+            hint = 'It ends when no job of it is left; queue_move_status() tells of those.';
+    end if;
+    delete from rota.queue_moves as m where m.move_id = v_move.move_id;
+    if v_move.direction = 'out' then
+        delete from rota.pauses as p
+        where p.pause_name = rota._pause_name(end_queue_move.queue, null)
+          and p.set_by = 'move';
+    end if;
+    perform rota._audit('end_queue_move', jsonb_build_object('queue', queue));
+end;
+$$;
+
+comment on function rota.end_queue_move is
+    'Forget that a queue moved, once nothing of it is left: what is enqueued here then stays '
+    'here; to be called in both databases; raises RT004 if it does not move, RT016, 22023.';
+
+create or replace function rota.queue_move_status(queue text)
+    returns table (
+        move_id bigint, direction text, database integer, state text, waiting bigint,
+        running bigint, in_transit bigint, moved bigint, obstacle text, started_at timestamptz
+    ) language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform rota._check_name('queue', queue);
+    return query
+    select m.move_id, m.direction, m.database, m.state,
+        (select count(*) from rota.jobs as j
+        where j.queue = m.queue and j.status <> 'running' and m.direction = 'out'),
+        (select count(*) from rota.jobs as j
+        where j.queue = m.queue and j.status = 'running' and m.direction = 'out'),
+        (select count(*) from rota.outgoing_jobs as o where o.move_id = m.move_id),
+        (select count(*) from rota.moved_jobs as t where t.move_id = m.move_id)
+            + (select count(*) from rota.arrivals as a where a.move_id = m.move_id),
+        rota._move_obstacle(m), m.started_at
+    from rota.queue_moves as m where m.queue = queue_move_status.queue;
+end;
+$$;
+
+comment on function rota.queue_move_status is
+    'How far a queue has moved: jobs that wait and run here, are on their way and have gone or '
+    'come, and what it waits for; no row if it does not move; raises 22023.';
+
+create or replace function rota.waiting_moves()
+    returns table (
+        move_id bigint, queue text, database integer, state text, last_id bigint
+    ) language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off
+as $$
+begin
+    if not exists (select from rota.queue_moves as m where m.direction = 'out') then
+        return;
+    end if;
+    return query
+    select m.move_id, m.queue, m.database, m.state,
+        (select s.last_value from rota.jobs_id_seq as s)
+    from rota.queue_moves as m
+    where m.direction = 'out'
+      and (m.state <> 'settled'
+        or exists (select from rota.outgoing_jobs as o where o.move_id = m.move_id)
+        or exists (
+            select from rota.jobs as j
+            where j.queue = m.queue and j.hold is null and j.status in ('queued', 'failed')
+        ));
+end;
+$$;
+
+comment on function rota.waiting_moves is
+    'The moves from here that have something to carry, with the last id that was given.';
+
+create or replace function rota.open_arrival(move_id bigint, from_database integer, queue text)
+    returns text language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_move rota.queue_moves;
+begin
+    perform rota._check_given('move_id', move_id is not null);
+    perform rota._check_number('from_database', from_database, 0, 1023);
+    perform rota._check_name('queue', queue);
+    perform rota._check_queues('worker', array[queue]);
+    if from_database is not distinct
+      from coalesce(rota.database_number(), from_database) then
+        perform rota._refuse('from_database',
+            'must be another database, and this one have a number');
+    end if;
+    insert into rota.queue_moves as m (move_id, queue, direction, database)
+    values (open_arrival.move_id, open_arrival.queue, 'in',
+        open_arrival.from_database)
+    on conflict do nothing;
+    select m.* into v_move from rota.queue_moves as m where m.queue = open_arrival.queue;
+    if v_move.move_id is distinct from open_arrival.move_id then
+        perform rota._refuse('queue', format('%s has another move %s database %s', queue,
+            case v_move.direction when 'out' then 'to' else 'from' end, v_move.database));
+    end if;
+    return v_move.state;
+end;
+$$;
+
+comment on function rota.open_arrival is
+    'Be ready for the jobs of a move, and take no other job with a key for the queue until '
+    'settle_arrival(); returns the state of the move here; raises 22023, 42501.';
+
+create or replace function rota.pick_moves(
+    move_id bigint, max_jobs integer default 500, max_bytes integer default 8000000
+)
+    returns table (in_transit bigint, state text, has_more boolean) language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off
+as $$
+declare
+    c_window constant integer := 10000;
+    v_move rota.queue_moves;
+    v_window record;
+    v_ids bigint[];
+begin
+    v_move := rota._lock_move(move_id, max_jobs, max_bytes);
+    if v_move.move_id is null then return; end if;
+    state := v_move.state;
+    in_transit := (
+        select count(*) from rota.outgoing_jobs as o where o.move_id = v_move.move_id);
+    if in_transit > 0 then
+        has_more := true;
+        return next;
+        return;
+    elsif v_move.horizon is null or v_move.horizon
+      > pg_snapshot_xmin(pg_current_snapshot()) then
+        update rota.queue_moves as m
+        set horizon = coalesce(m.horizon, pg_snapshot_xmax(pg_current_snapshot()))
+        where m.move_id = v_move.move_id;
+        has_more := false;
+        return next;
+        return;
+    end if;
+
+    select coalesce(array_agg(w.id) filter (where w.queue = v_move.queue), '{}') as ids,
+        case when count(*) = c_window then max(w.id) end as last_id
+    into v_window
+    from (
+        select j.id, j.queue from rota.jobs as j where j.id > v_move.after_id
+        order by j.id limit c_window
+    ) as w;
+    v_ids := rota._take_out(v_move, v_window.ids, max_jobs, max_bytes);
+    has_more := cardinality(v_ids) > 0 or v_window.last_id is not null;
+    if cardinality(v_ids) = 0 and v_window.last_id is null and v_window.ids = '{}'
+      and not v_move.has_found and state = 'moving' then
+        state := 'settling';
+    end if;
+    -- Where some were taken there may be more at the same place: it is looked at again.
+    if v_ids = '{}' then
+        update rota.queue_moves as m
+        set state = pick_moves.state,
+            settled_at = case when pick_moves.state <> 'moving'
+                then coalesce(m.settled_at, rota.now()) end,
+            after_id = coalesce(v_window.last_id, 0),
+            has_found = v_window.last_id is not null
+                and (m.has_found or v_window.ids <> '{}')
+        where m.move_id = v_move.move_id;
+    end if;
+    in_transit := cardinality(v_ids)::bigint;
+    return next;
+end;
+$$;
+
+comment on function rota.pick_moves is
+    'Take jobs of a queue that moves out of the live table, to be sent; returns how many are '
+    'to be sent, the state of the move, and whether to call again at once; no row while '
+    'another mover is at it; raises 22023, 42501.';
+
+create or replace function rota.take_moves(
+    move_id bigint, max_jobs integer default 500, max_bytes integer default 8000000
+)
+    returns table (job_id bigint, is_late boolean, job text) language plpgsql
+    security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off
+as $$
+declare
+    v_move rota.queue_moves;
+begin
+    v_move := rota._lock_move(move_id, max_jobs, max_bytes);
+    if v_move.move_id is null then return; end if;
+    return query
+    select s.job_id, v_move.state <> 'moving', s.job
+    from (
+        select o.job_id, o.job, row_number() over by_id as n,
+            sum(octet_length(o.job)) over by_id as bytes
+        from (
+            select i.job_id, i.job::text as job from rota.outgoing_jobs as i
+            where i.move_id = v_move.move_id order by i.job_id limit take_moves.max_jobs
+        ) as o
+        window by_id as (order by o.job_id)
+    ) as s
+    where s.n = 1 or s.bytes <= take_moves.max_bytes order by s.job_id;
+end;
+$$;
+
+comment on function rota.take_moves is
+    'The jobs of a move that are to be sent, in their order, to be ended by end_moves() in the '
+    'same transaction; no row while another mover is at it; raises 22023, 42501.';
+
+create or replace function rota.receive_moves(
+    move_id bigint, job_ids bigint[], is_late boolean, jobs jsonb
+)
+    returns table (job_id bigint, new_job_id bigint, error_code text, message text)
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_move rota.queue_moves;
+    v_job record;
+    v_error record;
+    v_halted text[] := '{}'::text[];
+begin
+    select m.* into v_move from rota.queue_moves as m
+    where m.move_id = receive_moves.move_id and m.direction = 'in';
+    if not found then
+        perform rota._refuse('move_id', 'is not of a queue that comes here');
+    end if;
+    perform rota._check_queues('worker', array[v_move.queue]);
+    perform rota._check_job_refs(receive_moves.job_ids, receive_moves.job_ids);
+    perform rota._check_given('is_late', is_late is not null);
+    if jsonb_typeof(receive_moves.jobs) is distinct from 'array'
+      or jsonb_array_length(receive_moves.jobs) <> cardinality(receive_moves.job_ids) then
+        perform rota._refuse('jobs', 'must be an array as long as job_ids');
+    end if;
+
+    select r.error_code, r.message into v_error
+    from rota._arrive(v_move, receive_moves.jobs, receive_moves.is_late) as r;
+    if v_error.error_code is not null then
+        -- One of them cannot be taken: each by itself, but none behind one that was not.
+        for v_job in
+            select (e.job #>> '{row,id}')::bigint as id, e.job,
+                e.job #>> '{row,ordering_key}' as ordering_key
+            from jsonb_array_elements(receive_moves.jobs) with ordinality as e (job, n)
+            order by e.n
+        loop
+            continue when v_job.ordering_key = any(v_halted);
+            select r.error_code, r.message into v_error
+            from rota._arrive(v_move, jsonb_build_array(v_job.job), receive_moves.is_late) as r;
+            continue when v_error.error_code is null;
+            v_halted := v_halted || v_job.ordering_key;
+            return query select v_job.id, null::bigint, v_error.error_code, v_error.message;
+        end loop;
+    end if;
+    return query
+    select a.job_id, a.new_job_id, null::text, null::text from rota.arrivals as a
+    where a.move_id = receive_moves.move_id and a.job_id = any(receive_moves.job_ids);
+end;
+$$;
+
+comment on function rota.receive_moves is
+    'Take jobs that move here, each once however often it is sent: with its id, or a new one '
+    'if it came late to the queue it left; returns the job here or why it was refused, and no '
+    'row for one behind a refused one of its ordering key; raises 22023, 42501.';
+
+create or replace function rota.end_moves(move_id bigint, job_ids bigint[], endings jsonb)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set enable_bitmapscan = off
+as $$
+declare
+    v_move rota.queue_moves;
+    v_job record;
+begin
+    perform rota._check_job_refs(end_moves.job_ids, end_moves.job_ids);
+    if jsonb_typeof(end_moves.endings) is distinct from 'array' then
+        perform rota._refuse('endings', 'must be an array of the rows of receive_moves()');
+    end if;
+    v_move := rota._lock_move(move_id, 1, 1);
+    if v_move.move_id is null then
+        perform rota._refuse('move_id', 'is of a move that another mover is at');
+    end if;
+
+    with gone as (
+        delete from rota.outgoing_jobs as o
+        using jsonb_to_recordset(end_moves.endings) as e (job_id bigint, new_job_id bigint)
+        where o.move_id = v_move.move_id and o.job_id = e.job_id
+          and o.job_id = any(end_moves.job_ids) and e.new_job_id is not null
+        returning o.job_id, e.new_job_id
+    )
+    insert into rota.moved_jobs as t (job_id, move_id, database, new_job_id)
+    select g.job_id, v_move.move_id, v_move.database, g.new_job_id from gone as g
+    on conflict on constraint moved_jobs_pkey do update
+    set move_id = excluded.move_id, database = excluded.database,
+        new_job_id = excluded.new_job_id, moved_at = rota.now();
+
+    -- The others come back: what was refused as dead, what is behind it to its line.
+    for v_job in
+        delete from rota.outgoing_jobs as o
+        where o.move_id = v_move.move_id and o.job_id = any(end_moves.job_ids)
+        returning o.job_id, o.job -> 'row' as job, (
+            select jsonb_build_object('error_code', e.error_code, 'message', e.message)
+            from jsonb_to_recordset(end_moves.endings)
+                as e (job_id bigint, error_code text, message text)
+            where e.job_id = o.job_id and e.error_code is not null limit 1
+        ) as ending
+    loop
+        perform rota._come_back(v_job.job_id, v_job.job, v_job.ending);
+    end loop;
+end;
+$$;
+
+comment on function rota.end_moves is
+    'End jobs of take_moves() as receive_moves() told, whose rows the endings are: gone, or '
+    'dead here with the error of the other database, or back in their line; raises 22023.';
+
+create or replace function rota.settle_arrival(move_id bigint, above_id bigint)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+    set lock_timeout = '5s'
+as $$
+declare
+    v_move rota.queue_moves;
+begin
+    perform rota._check_given('above_id', above_id is not null);
+    select m.* into v_move from rota.queue_moves as m
+    where m.move_id = settle_arrival.move_id and m.direction = 'in' for update;
+    if not found then
+        perform rota._refuse('move_id', 'is not of a queue that comes here');
+    end if;
+    perform rota._check_queues('worker', array[v_move.queue]);
+    if v_move.state = 'settled' then return; end if;
+    perform rota._raise_ids(above_id);
+    update rota.queue_moves as m
+    set state = 'settled', settled_at = rota.now() where m.move_id = v_move.move_id;
+end;
+$$;
+
+comment on function rota.settle_arrival is
+    'Take jobs with a key for a queue that has come here, with ids above that one, which is of '
+    'the last job that kept its id; waits up to 5 seconds for transactions that have enqueued; '
+    'raises 22023, 42501, 55P03.';
+
+create or replace function rota.confirm_arrival(move_id bigint)
+    returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if (rota._lock_move(move_id, 1, 1)).move_id is null then return; end if;
+    update rota.queue_moves as m
+    set state = 'settled' where m.move_id = confirm_arrival.move_id and m.state = 'settling';
+end;
+$$;
+
+comment on function rota.confirm_arrival is
+    'Note in the database that a queue has left that settle_arrival() was called in the other '
+    'one; raises 22023, 42501.';
+
+/* The move, locked until the end of the transaction; null where another mover is at it. */
+create or replace function rota._lock_move(move_id bigint, max_jobs integer, max_bytes integer)
+    returns rota.queue_moves language plpgsql as $$
+declare
+    v_move rota.queue_moves;
+begin
+    perform rota._check_number('max_jobs', max_jobs, 1, 1000);
+    perform rota._check_number('max_bytes', max_bytes, 1, 2147483647);
+    select m.* into v_move from rota.queue_moves as m
+    where m.move_id = _lock_move.move_id and m.direction = 'out';
+    if not found then perform rota._refuse('move_id', 'is not of a queue that moves'); end if;
+    perform rota._check_queues('worker', array[v_move.queue]);
+    if not pg_try_advisory_xact_lock(hashtextextended('rota.mover ' || move_id, 0)) then
+        return null;
+    end if;
+    -- Again, with a snapshot that is younger than the lock.
+    select m.* into v_move from rota.queue_moves as m where m.move_id = _lock_move.move_id;
+    return v_move;
+end;
+$$;
+
+/* Make rows of outgoing_jobs of those of these jobs that can go, and return which did. */
+create or replace function rota._take_out(
+    move rota.queue_moves, job_ids bigint[], max_jobs integer, max_bytes integer
+)
+    returns bigint[] language plpgsql as $$
+-- It locks rows, which plpgsql_check does not see in an array.
+-- @plpgsql_check_options: performance_warnings = off
+declare
+    v_ids bigint[];
+    v_key text;
+    v_keys text[];
+    v_types jsonb;
+begin
+    if job_ids = '{}' then return '{}'::bigint[]; end if;
+    v_ids := array(
+        select j.id from rota.jobs as j
+        where j.id = any(_take_out.job_ids) and j.ordering_key is null and rota._may_go(j)
+        order by j.id limit _take_out.max_jobs for update skip locked
+    );
+    for v_key in
+        select j.ordering_key from rota.jobs as j
+        where j.id = any(_take_out.job_ids) and j.ordering_key is not null
+        group by j.ordering_key order by min(j.id) limit 200
+    loop
+        exit when cardinality(v_ids) >= max_jobs;
+        v_ids := v_ids || rota._line_to_go(v_key, move.queue, max_jobs - cardinality(v_ids));
+    end loop;
+    v_ids := array(
+        select s.id
+        from (
+            select j.id, row_number() over by_id as n,
+                sum(octet_length(j.payload::text)) over by_id as bytes
+            from rota.jobs as j where j.id = any(v_ids) window by_id as (order by j.id)
+        ) as s
+        where s.n = 1 or s.bytes <= _take_out.max_bytes
+    );
+
+    with gone as (
+        delete from rota.jobs as j where j.id = any(v_ids)
+        returning j.id, j.ordering_key, j.job_type, j.limit_key, to_jsonb(j) - '{own_lane,'
+            'own_place,hold,opened_for,held_limits,locked_by,locked_until,overdue_at,'
+            'cancel_requested_at,cancel_reason,progress_percent,progress_message}'::text[]
+            as job
+    ), kept as (
+        insert into rota.outgoing_jobs (job_id, move_id, job)
+        select g.id, move.move_id, jsonb_build_object('row', g.job, 'effects', (
+            select jsonb_agg(to_jsonb(f)) from rota.effects as f where f.job_id = g.id))
+        from gone as g
+    )
+    select array_agg(distinct g.ordering_key) filter (where g.ordering_key is not null),
+        jsonb_agg(distinct jsonb_build_array(g.job_type, g.limit_key))
+    into v_keys, v_types from gone as g;
+    if v_keys is not null then perform rota._add_checks('order', v_keys); end if;
+    if exists (select from rota.limits) then
+        perform rota._check_held_of(t.item ->> 0, t.item ->> 1)
+        from jsonb_array_elements(v_types) as t (item);
+    end if;
+    if v_ids <> '{}' then perform rota._notify_results(v_ids); end if;
+    return v_ids;
+end;
+$$;
+
+/* Whether a waiting job can leave: nothing here depends on it, and it on nothing. */
+create or replace function rota._may_go(job rota.jobs)
+    returns boolean language plpgsql stable as $$
+begin
+    return job.status <> 'running' and num_nonnulls(job.pipeline, job.definition) = 0
+        and not exists (select from rota.dependencies as d where d.parent_id = job.id)
+        and not (job.status = 'blocked'
+            and exists (select from rota.dependencies as d where d.job_id = job.id));
+end;
+$$;
+
+/* The beginning of a line that can go: up to the first that is held, or of another queue. */
+create or replace function rota._line_to_go(ordering_key text, queue text, max_jobs integer)
+    returns bigint[] language plpgsql as $$
+-- It locks rows, which plpgsql_check does not see in an array.
+-- @plpgsql_check_options: performance_warnings = off
+declare
+    v_line bigint[];
+    v_locked bigint[];
+begin
+    if exists (
+        select from rota.halted_keys as h where h.ordering_key = _line_to_go.ordering_key
+    ) then
+        return '{}'::bigint[];
+    end if;
+    v_line := array(
+        select l.id
+        from (
+            (select j.id from rota.jobs as j
+            where j.ordering_key >= _line_to_go.ordering_key
+              and j.ordering_key <= _line_to_go.ordering_key and j.status <> 'blocked')
+            union all
+            (select j.id from rota.jobs as j
+            where j.ordering_key >= _line_to_go.ordering_key
+              and j.ordering_key <= _line_to_go.ordering_key and j.status = 'blocked'
+            order by j.ordering_key, j.id limit _line_to_go.max_jobs)
+        ) as l
+        order by l.id limit _line_to_go.max_jobs
+    );
+    v_locked := array(
+        select j.id from rota.jobs as j
+        where j.id = any(v_line) and j.queue = _line_to_go.queue and rota._may_go(j)
+        order by j.id for update skip locked
+    );
+    -- The head may run, and be behind a job of a lower id that came late.
+    if exists (
+        select from rota.jobs as j
+        where j.ordering_key >= _line_to_go.ordering_key
+          and j.ordering_key <= _line_to_go.ordering_key and j.status = 'running'
+    ) then
+        return '{}'::bigint[];
+    end if;
+    return array(
+        select l.id from unnest(v_line, v_locked) with ordinality as l (id, locked_id, n)
+        where l.n < coalesce((
+                select min(m.n)
+                from unnest(v_line, v_locked) with ordinality as m (id, locked_id, n)
+                where m.id is distinct from m.locked_id
+            ), max_jobs + 1)
+        order by l.n
+    );
+end;
+$$;
+
+/*
+ * Insert those that have no row in arrivals, or none and say why.  An error that may pass is
+ * raised: it says nothing about the jobs.
+ */
+create or replace function rota._arrive(
+    move rota.queue_moves, jobs jsonb, is_late boolean, out error_code text, out message text
+)
+    language plpgsql as $$
+declare
+    v_ids bigint[];
+    v_new_ids bigint[];
+    v_inserted bigint[];
+    v_keyed bigint[];
+    v_found bigint;
+    v_job record;
+begin
+    select array_agg((e.job #>> '{row,id}')::bigint order by (e.job #>> '{row,id}')::bigint)
+    into v_ids from jsonb_array_elements(_arrive.jobs) as e (job);
+    v_new_ids := case when is_late then rota._new_ids(cardinality(v_ids)) else v_ids end;
+    begin
+        -- Who sends the same at the same time waits here, and then finds them.
+        with come as (
+            insert into rota.arrivals as a (move_id, job_id, new_job_id)
+            select move.move_id, n.id, n.new_id from unnest(v_ids, v_new_ids) as n (id, new_id)
+            order by n.id on conflict do nothing
+            returning a.job_id, a.new_job_id
+        )
+        select array_agg(c.job_id order by c.job_id),
+            array_agg(c.new_job_id order by c.job_id)
+        into v_ids, v_new_ids from come as c;
+        if v_ids is null then return; end if;
+
+        for v_job in
+            select n.new_id, n.id, e.job -> 'effects' as effects,
+                jsonb_populate_record(null::rota.jobs, (e.job -> 'row') || jsonb_build_object(
+                    'id', n.new_id, 'queue', move.queue, 'status', case
+                        when e.job #>> '{row,ordering_key}' is not null then 'blocked'
+                        when e.job #>> '{row,status}' = 'failed' then 'failed'
+                        else 'queued'
+                    end,
+                    'if_parent_dead', case when e.job #>> '{row,ordering_key}' is not null
+                        then coalesce(e.job #>> '{row,if_parent_dead}', 'cancel') end,
+                    'updated_at', rota.now())) as job
+            from unnest(v_ids, v_new_ids) as n (id, new_id)
+            join jsonb_array_elements(_arrive.jobs) as e (job)
+                on (e.job #>> '{row,id}')::bigint = n.id
+            order by n.id
+        loop
+            loop
+                insert into rota.jobs overriding system value select (v_job.job).*
+                on conflict (idempotency_key, coalesce('pipeline ' || pipeline, job_type))
+                    where idempotency_key is not null do nothing;
+                if found then
+                    v_inserted := v_inserted || v_job.new_id;
+                    if (v_job.job).ordering_key is not null then
+                        v_keyed := v_keyed || v_job.new_id;
+                    end if;
+                    exit;
+                end if;
+                -- As enqueue() would have told who came second: the job that has the key.
+                v_found := rota._find_keyed((v_job.job).idempotency_key,
+                    (v_job.job).job_type);
+                continue when v_found is null;
+                update rota.arrivals as a set new_job_id = v_found
+                where a.move_id = move.move_id and a.job_id = v_job.id;
+                exit;
+            end loop;
+            insert into rota.effects
+            select f.*
+            from jsonb_populate_recordset(null::rota.effects,
+                case when jsonb_typeof(v_job.effects) = 'array' then v_job.effects
+                    else '[]' end) as f
+            on conflict do nothing;
+        end loop;
+        if v_inserted is not null then
+            perform rota._enter_lanes(v_inserted);
+            if v_keyed is not null then perform rota._jobs_came_in(v_keyed); end if;
+            perform rota._notify_for(v_inserted);
+        end if;
+    exception
+        when others then
+            if sqlstate = '42501'
+              or left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then
+                raise;
+            end if;
+            error_code := sqlstate;
+            message := sqlerrm;
+    end;
+end;
+$$;
+
+/* A job that did not arrive is here again: dead with that error, or where it was. */
+create or replace function rota._come_back(job_id bigint, job jsonb, ending jsonb)
+    returns void language plpgsql as $$
+declare
+    v_now constant timestamptz := rota.now();
+    v_token constant bigint := greatest((job ->> 'lease_token')::bigint + 1,
+        (extract(epoch from v_now) * 1000000)::bigint);
+    v_key constant text := job ->> 'ordering_key';
+begin
+    insert into rota.jobs overriding system value
+    select r.*
+    from jsonb_populate_record(null::rota.jobs, job || case
+        when ending is not null then jsonb_build_object('status', 'running', 'attempts',
+            (job ->> 'attempts')::integer + 1, 'lease_token', v_token, 'locked_by',
+            'rota queue move', 'locked_until', v_now + interval '1 minute', 'started_at', v_now)
+        when v_key is not null then jsonb_build_object('status', 'blocked',
+            'if_parent_dead', coalesce(job ->> 'if_parent_dead', 'cancel'))
+        else '{}'
+    end) as r;
+    if ending is not null then
+        perform rota.fail_job(job_id, v_token,
+            coalesce(ending ->> 'message', 'the other database did not take it'),
+            ending ->> 'error_code', fatal => true);
+    elsif v_key is not null then
+        perform rota._add_checks('order', array[v_key]);
+    end if;
+end;
+$$;
+
+/* What a move waits for; null if for nothing but the mover. */
+create or replace function rota._move_obstacle(move rota.queue_moves)
+    returns text language plpgsql stable as $$
+begin
+    return case
+        when move.direction = 'in' or move.state <> 'moving' then null
+        when move.horizon > pg_snapshot_xmin(pg_current_snapshot())
+            then 'transactions that began before it'
+        else (
+            select format('ordering key %L, halted by job %s', h.ordering_key, h.job_id)
+            from rota.halted_keys as h join rota.jobs as j on j.ordering_key = h.ordering_key
+            where j.queue = move.queue limit 1
+        )
+    end;
+end;
+$$;

@@ -1,0 +1,80 @@
+/*
+ * tables/moves.sql -- queues that move to another database.
+ *
+ * jobs/moves.sql tells how.  A job that moves is in one place of these at a time: a row of jobs
+ * here, a row of outgoing_jobs here, a row of jobs there; and while it is sent it may be in the
+ * last two, of which only the one there is ever claimed.
+ */
+
+create table rota.queue_moves (
+    move_id bigint primary key,
+    queue text not null,
+    direction text not null,
+    database integer not null,
+    state text not null default 'moving',
+    after_id bigint not null default 0,
+    has_found boolean not null default false,
+    horizon xid8,
+    started_at timestamptz not null default rota.now(),
+    started_by text not null default session_user,
+    settled_at timestamptz,
+
+    constraint queue_moves_queue_key unique (queue),
+    constraint queue_moves_direction_check check (direction in ('out', 'in')),
+    constraint queue_moves_database_check check (database between 0 and 1023),
+    constraint queue_moves_state_check check (state in ('moving', 'settling', 'settled'))
+);
+
+comment on table rota.queue_moves is 'Queues that move from here, or to here, or have.';
+comment on column rota.queue_moves.move_id is
+    'Drawn like the id of a job by the database that the queue leaves.';
+comment on column rota.queue_moves.database is 'The number of the other database.';
+comment on column rota.queue_moves.state is
+    'Settling once nothing of the queue was left: what comes later goes with a new id; settled '
+    'when the other database knows it.';
+comment on column rota.queue_moves.after_id is 'Up to which id this pass has looked.';
+comment on column rota.queue_moves.has_found is
+    'Whether this pass has found any job of the queue.';
+comment on column rota.queue_moves.horizon is
+    'The first transaction that cannot have missed that the queue moves.';
+
+create table rota.outgoing_jobs (
+    job_id bigint primary key,
+    move_id bigint not null,
+    job jsonb not null,
+    taken_at timestamptz not null default rota.now()
+);
+
+create index outgoing_jobs_move_id_idx on rota.outgoing_jobs (move_id, job_id);
+
+comment on table rota.outgoing_jobs is
+    'Jobs on their way to another database, until it is known that they are there.';
+comment on column rota.outgoing_jobs.job is 'The row of jobs that it was, and its effects.';
+
+create table rota.moved_jobs (
+    job_id bigint primary key,
+    move_id bigint not null,
+    database integer not null,
+    new_job_id bigint not null,
+    moved_at timestamptz not null default rota.now()
+);
+
+create index moved_jobs_moved_at_idx on rota.moved_jobs (moved_at);
+
+comment on table rota.moved_jobs is 'Where jobs went, for 90 days.';
+comment on column rota.moved_jobs.new_job_id is 'The job there; mostly it kept its id.';
+
+create table rota.arrivals (
+    move_id bigint not null,
+    job_id bigint not null,
+    new_job_id bigint not null,
+    arrived_at timestamptz not null default rota.now(),
+
+    constraint arrivals_pkey primary key (move_id, job_id)
+);
+
+create index arrivals_arrived_at_idx on rota.arrivals (arrived_at);
+
+comment on table rota.arrivals is
+    'Jobs that came in with a queue, for 30 days, so that none comes in twice.';
+comment on column rota.arrivals.new_job_id is 'The job here.';

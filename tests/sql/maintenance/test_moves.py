@@ -1,0 +1,456 @@
+"""Queues that move: each job is in one database, once and in order, and late callers are told.
+
+A mover is played by its calls, so that it can end after each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from rota.testing.server import EmbeddedPostgres
+from sql.helpers import call, claim, enqueue, one, raises, refused, rows, run, scalar, value
+
+Db = psycopg.Connection[Any]
+pytestmark = pytest.mark.own_session
+
+
+@pytest.fixture
+def there(admin: Db, template: str, server: EmbeddedPostgres, db: Db) -> Iterator[Db]:
+    """Another database, of number 6, while this one has 5; its sequence is far behind."""
+    admin.execute(f"create database moved template {template}".encode())
+    with psycopg.connect(server.url("moved"), autocommit=True) as other:
+        value(other, "set_database_number", number=6)
+        value(db, "set_database_number", number=5)
+        db.execute("select nextval('rota.jobs_id_seq') from generate_series(1, 1000)")
+        yield other
+    admin.execute("drop database moved with (force)")
+
+
+def begin(db: Db, there: Db, queue: str = "q") -> int:
+    move_id = value(db, "begin_queue_move", queue=queue, database=6)
+    value(there, "open_arrival", move_id=move_id, from_database=5, queue=queue)
+    return move_id  # type: ignore[no-any-return]
+
+
+def send(there: Db, move_id: int, taken: list[Any]) -> list[dict[str, Any]]:
+    if not taken:
+        return []
+    received = call(
+        there, "receive_moves", move_id=move_id, job_ids=[job.job_id for job in taken],
+        is_late=taken[0].is_late, jobs=f"[{','.join(job.job for job in taken)}]",
+    )  # fmt: skip
+    return [row._asdict() for row in received]
+
+
+def end(db: Db, move_id: int, taken: list[Any], endings: list[dict[str, Any]]) -> None:
+    ids = [job.job_id for job in taken]
+    value(db, "end_moves", move_id=move_id, job_ids=ids, endings=json.dumps(endings))
+
+
+def step(db: Db, there: Db, move_id: int, **bounds: int) -> Any:
+    """Pick, send and end once; return what was picked."""
+    picked = one(db, "pick_moves", move_id=move_id, **bounds)
+    with db.transaction():
+        taken = call(db, "take_moves", move_id=move_id)
+        if taken:
+            end(db, move_id, taken, send(there, move_id, taken))
+    return picked
+
+
+def carry(db: Db, there: Db, move_id: int) -> str:
+    """Carry all that can go; return the state."""
+    one(db, "pick_moves", move_id=move_id)  # sees which transactions there are
+    while (picked := step(db, there, move_id)).has_more:
+        pass
+    return picked.state  # type: ignore[no-any-return]
+
+
+def settle(db: Db, there: Db, move_id: int) -> None:
+    assert carry(db, there, move_id) == "settling"
+    last_id = scalar(db, "select last_value from rota.jobs_id_seq")
+    value(there, "settle_arrival", move_id=move_id, above_id=last_id)
+    value(db, "confirm_arrival", move_id=move_id)
+
+
+def jobs(db: Db) -> list[tuple[Any, ...]]:
+    query = "select id, job_type, status, attempts, lease_token from rota.jobs order by id"
+    return [tuple(row) for row in rows(db, query)]
+
+
+def test_jobs_keep_what_they_are(db, there):
+    plain = enqueue(db, queue="q", payload={"a": 1}, priority=3, delay="1 hour",
+        idempotency_key="k", limit_key="l", headers={"h": "v"}, lease="7 s")  # fmt: skip
+    failed = enqueue(db, "y", queue="q", max_attempts=5)
+    (job,) = claim(db, queues=["q"])
+    value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, error="no")
+    columns = (
+        "select id, job_type, payload, priority, run_at, idempotency_key, limit_key, headers,"
+        " lease, max_attempts, attempts, lease_token, last_error, status, created_at"
+        " from rota.jobs order by id"
+    )
+    before = rows(db, columns)
+
+    settle(db, there, begin(db, there))
+
+    assert [job.id for job in before] == [plain, failed]
+    assert rows(there, columns) == before
+    assert jobs(db) == []
+
+
+def test_a_line_goes_in_order_behind_a_job_that_runs(db, there):
+    line = [enqueue(db, queue="q", ordering_key="k") for _ in range(4)]
+    (head,) = claim(db, queues=["q"])
+
+    move_id = begin(db, there)
+    assert carry(db, there, move_id) == "moving"
+    assert jobs(there) == []
+    value(db, "finish_job", job_id=head.job_id, lease_token=head.lease_token)
+    settle(db, there, move_id)
+
+    ran = []
+    while found := claim(there, queues=["q"]):
+        ran.append(found[0].job_id)
+        value(there, "finish_job", job_id=ran[-1], lease_token=found[0].lease_token)
+    assert ran == line[1:]
+
+
+def test_a_job_that_is_held_keeps_those_behind_it(connect, db, there):
+    line = [enqueue(db, queue="q", ordering_key="k") for _ in range(4)]
+    holder = connect(autocommit=False)
+    move_id = begin(db, there)
+    one(db, "pick_moves", move_id=move_id)
+    holder.execute("select from rota.jobs where id = %s for update", (line[2],))
+    one(db, "pick_moves", move_id=move_id)
+
+    assert [job.job_id for job in call(db, "take_moves", move_id=move_id)] == line[:2]
+
+
+def test_it_waits_for_transactions_that_may_not_have_seen_it(connect, db, there):
+    enqueue(db, queue="q")
+    writer = connect(autocommit=False)
+    enqueue(writer, queue="q")
+
+    move_id = begin(db, there)
+
+    assert carry(db, there, move_id) == "moving"
+    assert one(db, "queue_move_status", queue="q").obstacle == (
+        "transactions that began before it"
+    )
+    assert jobs(there) == []
+    writer.commit()
+    settle(db, there, move_id)
+    assert len(jobs(there)) == 2
+
+
+def test_nothing_is_claimed_here_while_it_moves_and_producers_go_on(db, there):
+    move_id = begin(db, there)
+    enqueue(db, queue="q")
+    call(db, "enqueue_many", jobs=json.dumps([{"job_type": "x", "queue": "q"}] * 2))
+
+    assert claim(db, queues=["q"]) == []
+    for act in ("resume_queue", "pause_queue"):
+        with raises("RT016"):
+            call(db, act, queue="q")
+    carry(db, there, move_id)
+    assert len(claim(there, queues=["q"], max_jobs=9)) == 3
+
+
+def test_what_was_sent_and_not_ended_is_not_taken_twice(db, there):
+    """The mover is killed after the other database has committed."""
+    for key in (None, "k", "k"):
+        enqueue(db, queue="q", ordering_key=key)
+    move_id = begin(db, there)
+    one(db, "pick_moves", move_id=move_id)
+    one(db, "pick_moves", move_id=move_id)
+    with db.transaction(force_rollback=True):
+        taken = call(db, "take_moves", move_id=move_id)
+        end(db, move_id, taken, send(there, move_id, taken))
+    (job,) = claim(there, queues=["q"])
+    value(there, "finish_job", job_id=job.job_id, lease_token=job.lease_token)
+
+    settle(db, there, move_id)
+
+    assert len(taken) == 3
+    assert len(jobs(there)) == 2
+    assert scalar(there, "select count(*) from rota.finished_jobs") == 1
+
+
+def test_what_is_sent_is_not_in_the_live_table_any_more(db, there):
+    """Else an operator could act on a row here whose job is there."""
+    job_id = enqueue(db, queue="q")
+    move_id = begin(db, there)
+    one(db, "pick_moves", move_id=move_id)
+    one(db, "pick_moves", move_id=move_id)
+    db.execute("begin")
+    taken = call(db, "take_moves", move_id=move_id)
+    send(there, move_id, taken)
+    db.execute("rollback")
+
+    for act in ("cancel_job", "retry_job"):
+        with raises("RT016"):
+            call(db, act, job_id=job_id)
+    assert jobs(db) == []
+
+
+def test_one_mover_at_a_time(connect, db, there):
+    enqueue(db, queue="q")
+    move_id = begin(db, there)
+    one(db, "pick_moves", move_id=move_id)
+    one(db, "pick_moves", move_id=move_id)
+    other = connect(autocommit=False)
+
+    assert len(call(other, "take_moves", move_id=move_id)) == 1
+    assert call(db, "take_moves", move_id=move_id) == []
+    assert call(db, "pick_moves", move_id=move_id) == []
+    with refused("move_id"):
+        call(db, "end_moves", move_id=move_id, job_ids=[], endings="[]")
+
+
+def test_the_sequence_is_raised_before_jobs_with_a_key_are_taken_there(db, there):
+    last = [enqueue(db, queue="q", ordering_key="k") for _ in range(2)][-1]
+    move_id = begin(db, there)
+    carry(db, there, move_id)
+
+    for arguments in ({"ordering_key": "k"}, {"idempotency_key": "k"}):
+        with raises("RT016"):
+            enqueue(there, queue="q", **arguments)
+        with raises("RT016"):
+            call(there, "enqueue_many", jobs=json.dumps(
+                [{"job_type": "x", "queue": "q", **arguments}]))  # fmt: skip
+    enqueue(there, queue="q")
+    settle(db, there, move_id)
+
+    assert enqueue(there, queue="q", ordering_key="k") > last
+    assert scalar(there, "select rota.database_number()") == 6
+
+
+def test_what_comes_late_goes_with_a_new_id(db, there):
+    move_id = begin(db, there)
+    settle(db, there, move_id)
+    first = enqueue(there, queue="q", ordering_key="k")
+    late = [enqueue(db, queue="q", ordering_key="k") for _ in range(2)]
+
+    assert [row.move_id for row in call(db, "waiting_moves")] == [move_id]
+    carry(db, there, move_id)
+
+    there_ids = [job[0] for job in jobs(there)]
+    assert there_ids == sorted(there_ids)
+    assert there_ids[0] == first
+    assert {job_id & 1023 for job_id in there_ids} == {6}
+    for job_id, new_id in zip(late, there_ids[1:], strict=True):
+        with pytest.raises(psycopg.Error) as raised:
+            call(db, "cancel_job", job_id=job_id)
+        assert raised.value.diag.message_detail == f"6 {new_id}"
+
+
+def test_a_key_that_has_a_live_job_there_leads_to_that_one(db, there):
+    first = enqueue(db, queue="q", idempotency_key="k")
+    move_id = begin(db, there)
+    carry(db, there, move_id)
+    second = enqueue(db, queue="q", idempotency_key="k")
+    settle(db, there, move_id)
+
+    assert [job[0] for job in jobs(there)] == [first]
+    with pytest.raises(psycopg.Error) as raised:
+        call(db, "cancel_job", job_id=second)
+    assert raised.value.diag.message_detail == f"6 {first}"
+
+
+def test_a_refused_job_is_dead_here_and_its_line_stays(db, there):
+    there.execute("alter table rota.jobs add constraint no_y check (job_type <> 'y')")
+    line = [enqueue(db, t, queue="q", ordering_key="k") for t in "xyx"]
+    free = enqueue(db, queue="q")
+    move_id = begin(db, there)
+
+    assert carry(db, there, move_id) == "moving"
+
+    assert [job[0] for job in jobs(there)] == [line[0], free]
+    assert (run(db, line[1]).status, run(db, line[1]).error_type) == ("dead", "23514")
+    assert "halted by job" in one(db, "queue_move_status", queue="q").obstacle
+    there.execute("alter table rota.jobs drop constraint no_y")
+    value(db, "retry_job", job_id=line[1])
+    settle(db, there, move_id)
+    assert [job[0] for job in jobs(there)] == [*line, free]
+
+
+def test_effects_go_with_their_job(db, there):
+    enqueue(db, queue="q")
+    (job,) = claim(db, queues=["q"])
+    owner = {"job_id": job.job_id, "lease_token": job.lease_token}
+    one(db, "record_effect", scope="mail", key="1", **owner)
+    value(db, "complete_effect", scope="mail", key="1", **owner)
+    value(db, "fail_job", **owner, error="no", retry_in="0")
+
+    settle(db, there, begin(db, there))
+
+    (again,) = claim(there, queues=["q"])
+    assert not value(
+        there, "record_effect", scope="mail", key="1", job_id=again.job_id,
+        lease_token=again.lease_token,
+    )  # fmt: skip
+
+
+REFUSED = {
+    "dependencies": """select rota.enqueue('c',
+        depends_on => array[rota.enqueue('p', queue => 'q')])""",
+    "pipelines": """select rota.define_pipeline('p',
+        '[{"stage": "a", "job_type": "x", "queue": "q"}]')""",
+    "schedules": "select rota.schedule_job('s', 'every 1 hour', 'x', queue => 'q')",
+    "ordering_keys": """select rota.enqueue('x', queue => q, ordering_key => 'k')
+        from unnest('{q,r}'::text[]) as q""",
+    "idempotency_keys": """select rota.enqueue('x', queue => 'q', idempotency_key => 'k',
+        unique_for => '1 hour')""",
+    "ids": """insert into rota.jobs (id, queue, job_type, payload, priority, max_attempts,
+        status, run_at) overriding system value values (7, 'q', 'x', '{}', 0, 1, 'queued',
+        now())""",
+}
+
+
+@pytest.mark.parametrize("finding", REFUSED)
+def test_what_cannot_move_is_told_by_name_before(db, there, finding):
+    db.execute(REFUSED[finding].encode())
+
+    found = call(db, "plan_queue_move", queue="q", database=6)
+
+    assert {row.finding for row in found} == {finding}
+    with refused("queue"):
+        begin(db, there)
+    assert rows(db, "select from rota.queue_moves") == []
+
+
+def test_a_halted_key_is_told_before(db, there):
+    enqueue(db, queue="q", ordering_key="k", max_attempts=1)
+    (job,) = claim(db, queues=["q"])
+    value(db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, error="no")
+
+    found = call(db, "plan_queue_move", queue="q", database=6)
+
+    assert [row.finding for row in found] == ["ordering_keys"]
+
+
+def test_what_is_missing_there_is_told_before(db, there):
+    value(db, "set_limit", queue="q", max_running=3)
+    value(db, "set_queue", queue="q", lease="7 s")
+    facts = value(db, "queue_move_facts", queue="q")
+
+    found = {
+        row.finding: row.severity for row in call(there, "receive_plan", queue="q", facts=facts)
+    }
+    value(there, "set_limit", queue="q", max_running=1)
+    value(there, "set_queue", queue="q", lease="7 s")
+
+    assert found == {"limits": "refused", "settings": "info"}
+    assert call(there, "receive_plan", queue="q", facts=facts) == []
+    assert call(db, "plan_queue_move", queue="q", database=6) == []
+
+
+LATER = {
+    "schedule_job": {"name": "s", "schedule": "every 1 hour", "job_type": "x", "queue": "q"},
+    "define_pipeline": {
+        "pipeline": "p",
+        "stages": '[{"stage": "a", "job_type": "x", "queue": "q"}]',
+    },
+    "enqueue": {"job_type": "x", "queue": "q", "idempotency_key": "k", "unique_for": "1 hour"},
+}
+
+
+@pytest.mark.parametrize("function", LATER)
+def test_what_cannot_move_is_refused_while_it_moves(db, there, function):
+    begin(db, there)
+
+    with raises("RT016"):
+        call(db, function, **LATER[function])
+
+
+def test_no_job_comes_to_wait_for_one_that_moves(db, there):
+    parent = enqueue(db, queue="q")
+    move_id = begin(db, there)
+
+    with raises("RT016"):
+        enqueue(db, depends_on=[parent])
+    carry(db, there, move_id)
+    with raises("RT016"):
+        enqueue(db, depends_on=[parent])
+
+
+def test_a_move_ends_when_nothing_is_left(db, there):
+    job_id = enqueue(db, queue="q")
+    move_id = begin(db, there)
+    with raises("RT016"):
+        call(db, "end_queue_move", queue="q")
+    settle(db, there, move_id)
+
+    for database in (db, there):
+        value(database, "end_queue_move", queue="q")
+        with raises("RT004"):
+            call(database, "end_queue_move", queue="q")
+
+    enqueue(db, queue="q")
+    assert len(claim(db, queues=["q"])) == 1
+    with raises("RT016"):
+        call(db, "explain_job", job_id=job_id)
+
+
+def test_a_queue_that_comes_back_loses_no_job(db, there):
+    """Its first arrival is no receipt for the second."""
+    job_id = enqueue(db, queue="q")
+    settle(db, there, begin(db, there))
+    for database in (db, there):
+        value(database, "end_queue_move", queue="q")
+    for n, (source, target) in enumerate([(there, db), (db, there)]):
+        source_number, number = (6, 5) if n == 0 else (5, 6)
+        move_id = value(source, "begin_queue_move", queue="q", database=number)
+        value(target, "open_arrival", move_id=move_id, from_database=source_number, queue="q")
+        settle(source, target, move_id)
+        assert [job[0] for job in jobs(target)] == [job_id]
+        for database in (db, there):
+            value(database, "end_queue_move", queue="q")
+
+
+def test_a_mover_that_ends_between_the_two_settlements_is_followed_by_another(db, there):
+    enqueue(db, queue="q", ordering_key="k")
+    move_id = begin(db, there)
+
+    carry(db, there, move_id)
+
+    assert [row.state for row in call(db, "waiting_moves")] == ["settling"]
+    with raises("RT016"):
+        call(db, "end_queue_move", queue="q")
+    settle(db, there, move_id)
+    assert call(db, "waiting_moves") == []
+
+
+def test_begin_is_the_same_again(db, there):
+    assert begin(db, there) == begin(db, there)
+    with refused("queue"):
+        call(db, "begin_queue_move", queue="q", database=7)
+    with refused("queue"):
+        call(there, "open_arrival", move_id=99, from_database=5, queue="q")
+
+
+def test_bad_arguments_are_refused_by_name(db, there):
+    move_id = begin(db, there)
+    good = {"move_id": move_id, "job_ids": [], "is_late": False, "jobs": "[]"}
+    for bad in ({"move_id": 1}, {"is_late": None}, {"jobs": "{}"}, {"job_ids": [1]}):
+        name = "jobs" if "job_ids" in bad else next(iter(bad))
+        with refused(name):
+            call(there, "receive_moves", **{**good, **bad})
+    for function in ("pick_moves", "take_moves"):
+        for name, value_ in (("move_id", 1), ("max_jobs", 0), ("max_bytes", 0)):
+            with refused(name):
+                call(db, function, **{"move_id": move_id, name: value_})
+    with refused("from_database"):
+        call(there, "open_arrival", move_id=1, from_database=6, queue="r")
+    with refused("above_id"):
+        call(there, "settle_arrival", move_id=move_id, above_id=None)
+    with refused("endings"):
+        call(db, "end_moves", move_id=move_id, job_ids=[], endings="{}")
+    with refused("facts"):
+        call(there, "receive_plan", queue="q", facts="[]")
+    with refused("database"):
+        call(db, "plan_queue_move", queue="q", database=1024)
