@@ -632,4 +632,45 @@ v_row ->> 'pause_name',
             "",
         ),
     ),
+    mutant(
+        "front-without-a-time-limit",
+        "A call through a front may last for ever.",
+        "sql/access/test_front.py",
+        sql("front", "if current_setting('statement_timeout') = '0' then", "if false then"),
+    ),
+    mutant(
+        "front-that-follows-no-key",
+        "A key whose slot was handed over is live in two databases.",
+        "sql/access/test_front.py",
+        sql("front", "if v_slot.earlier <> '{}' and v_keys <> '{}' then", "if false then"),
+    ),
+    mutant(
+        "front-slot-without-lock",
+        "A slot is handed over while a call is on its way to its old database.",
+        "sql/access/test_front.py",
+        sql("front", "perform pg_advisory_xact_lock_shared(1919907972, v_slots[1]);", ""),
+    ),
+    mutant(
+        "front-of-keys-that-part",
+        "Two keys of one job go to the database of the first, and part later.",
+        "sql/access/test_front.py",
+        sql("front", "if cardinality(v_slots) > 1 then", "if false then"),
+    ),
+    mutant(
+        "front-return-unchecked",
+        "A job that ended comes back beside a live one of its key in another database.",
+        "sql/access/test_front.py",
+        sql("access/front", "perform rota_front.check_return(v_shard, job_id);", "null;"),
+    ),
+    mutant(
+        "live-keys-without-halted",
+        "A front sends the jobs of a halted ordering key to another database.",
+        "sql/access/test_front.py",
+        sql(
+            "access/front",
+            "or exists (select from rota.halted_keys as h"
+            " where h.ordering_key = j.ordering_key)",
+            "",
+        ),
+    ),
 )
