@@ -520,9 +520,8 @@ def test_find_live_keys_tells_which_jobs_have_keys_that_are_live(db):
 
     for _ in range(2):
         (job,) = call(db, "claim_jobs", worker="w")
-        call(
-            db, "fail_job", job_id=job.job_id, lease_token=job.lease_token, error="e", fatal=True
-        )  # fmt: skip
+        lease = {"job_id": job.job_id, "lease_token": job.lease_token}
+        call(db, "fail_job", **lease, error="e", fatal=True)
     # The key of the first is free, the line of the second is halted.
     assert value(db, "find_live_keys", jobs=json.dumps(jobs)) == [3]
     for bad in (None, "{}", json.dumps([{}] * 10001)):
