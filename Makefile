@@ -51,6 +51,9 @@ faults: $(VENV)/.dev ## Let servers, lines, disks and clocks fail under load: AR
 incidents: $(VENV)/.dev ## Stage fifteen incidents, and see that the first line of an answer finds and mends each
 	export ROTA_INCIDENTS=1; $(PYTEST) -sv faults/test_incidents.py $(ARGS)
 
+move: $(VENV)/.dev ## Kill those who move a queue to another database, and look for each job at its end
+	cd tests && ../$(BIN)/python -m faults.move_kill $(ARGS)
+
 forward: $(VENV)/.dev ## Kill those who carry jobs to another database, and see that each arrives once and in order
 	$(BIN)/python tests/faults/forward_kill.py $(ARGS)
 

@@ -126,6 +126,77 @@ v_row ->> 'pause_name',
         sql("base/ids", "(s.last_value / 1024 + 1) * 1024", "(s.last_value / 1024) * 1024"),
     ),
     mutant(
+        "arrived-twice",
+        "A job whose mover was killed after the other database had taken it is there twice.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "order by n.id on conflict do nothing\n            returning a.job_id",
+            "order by n.id on conflict on constraint arrivals_pkey do update\n"
+            "            set arrived_at = rota.now() returning a.job_id",
+        ),
+    ),
+    mutant(
+        "receipts-of-moves-by-id-alone",
+        "A queue that comes to a database for the second time loses its jobs.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "tables/moves",
+            "constraint arrivals_pkey primary key (move_id, job_id)",
+            "constraint arrivals_pkey primary key (job_id)",
+        ),
+    ),
+    mutant(
+        "sequence-not-raised",
+        "A job enqueued where its queue has moved to overtakes those of its key that moved.",
+        "sql/maintenance/test_moves.py",
+        sql("maintenance/moves", "    perform rota._raise_ids(above_id);\n", ""),
+    ),
+    mutant(
+        "sent-before-it-is-out",
+        "A job that is being sent to another database can be acted on here.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "        delete from rota.jobs as j where j.id = any(v_ids)\n        returning",
+            "        update rota.jobs as j set updated_at = j.updated_at"
+            " where j.id = any(v_ids)\n        returning",
+        ),
+    ),
+    mutant(
+        "moved-past-a-held-one",
+        "A job moves before the one in front of it, which somebody holds.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves", "where m.id is distinct from m.locked_id", "where m.id is null"
+        ),
+    ),
+    mutant(
+        "moved-past-a-running-one",
+        "A job runs in another database while the one in front of it still runs here.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves", "and j.status = 'running'\n    ) then", "and false\n    ) then"
+        ),
+        sql("maintenance/moves", "return job.status <> 'running' and", "return"),
+    ),
+    mutant(
+        "key-taken-while-it-comes",
+        "A job with a key runs before those of its key that are still to come.",
+        "sql/maintenance/test_moves.py",
+        sql("base/moving", "and m.direction = 'in' and m.state = 'moving'", "and false"),
+    ),
+    mutant(
+        "late-job-keeps-its-id",
+        "A job that came late where its queue has left overtakes others of its key.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "s.job_id, v_move.state <> 'moving', s.job",
+            "s.job_id, false, s.job",
+        ),
+    ),
+    mutant(
         "receipt-of-an-id-given-twice",
         "A job of a restored source gets the id of one that had arrived, and is lost.",
         "sql/jobs/test_forward.py",

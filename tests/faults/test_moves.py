@@ -1,0 +1,57 @@
+"""A queue that moves: each job is run once and in order, however often movers are killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import psycopg
+
+from faults.forward_kill import ask
+from faults.move_kill import play
+from faults.test_forward import urls
+from support.waiting import wait_until
+
+__all__ = ["urls"]
+
+
+def rota(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rota", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_jobs_run_once_and_in_order_however_often_movers_are_killed(urls):
+    with psycopg.connect(urls[0], autocommit=True) as db:
+        db.execute("select nextval('rota.jobs_id_seq') from generate_series(1, 1000)")
+
+    game = play(urls, jobs=600, kills=8, seed=5, pause=0.4)
+
+    assert game.committed > 400
+    assert +game.problems == {}
+
+
+def test_rota_queue_move_tells_moves_and_ends(urls):
+    both = [word for url in urls for word in ("--database", url)]
+    words = ["queue", "move", "q", "--to", "2", *both]
+    with psycopg.connect(urls[0], autocommit=True) as db:
+        db.execute("select rota.enqueue('x', queue => 'q', ordering_key => 'k')")
+        db.execute("select rota.set_limit(queue => 'q', max_running => 1)")
+    with psycopg.connect(urls[1], autocommit=True) as there:
+        refused = rota(*words, "--dry-run")
+        there.execute("select rota.set_limit(queue => 'q', max_running => 1)")
+        can = rota(*words, "--dry-run", "--json")
+        moved = rota(*words)
+        status = rota(*words, "--status", "--json")
+        ended = rota(*words, "--end")
+        again = rota(*words, "--status")
+
+        wait_until(lambda: ask(there, "select count(*) from rota.jobs") == 1)
+    assert (refused.returncode, can.returncode) == (1, 0)
+    assert "limit queue q is not set in the other database" in refused.stdout
+    assert json.loads(can.stdout)["can_move"]
+    assert moved.returncode == 0, moved.stderr
+    assert "settled: 1 moved" in moved.stdout
+    assert json.loads(status.stdout)["state"] == "settled"
+    assert ended.returncode == 0, ended.stderr
+    assert again.returncode == 1
