@@ -127,6 +127,7 @@ def test_a_job_that_is_held_keeps_those_behind_it(connect, db, there):
     move_id = begin(db, there)
     one(db, "pick_moves", move_id=move_id)
     holder.execute("select from rota.jobs where id = %s for update", (line[2],))
+    db.execute("set lock_timeout = '2s'")
     one(db, "pick_moves", move_id=move_id)
 
     assert [job.job_id for job in call(db, "take_moves", move_id=move_id)] == line[:2]
