@@ -430,16 +430,17 @@ def _add_forward(commands: Any) -> None:
 
 
 FRONT = """\
-A front has no jobs: it passes calls that enqueue, and acts on one job, on to the databases that
-are named, by PL/Proxy (Debian: postgresql-15-plproxy). Each call is committed there at once.
+A front has no jobs: it passes calls that enqueue, and acts on one job, on to
+the databases that are named, by PL/Proxy (Debian: postgresql-15-plproxy). The
+database commits each call at once.
 
 examples:
   rota front make --front postgresql://postgres@front/shop --databases FILE \\
       --role shop=producer --role ann=operator --passwords FILE
   rota front status --front postgresql://postgres@front/shop
 
-Run it again to add a database, or after an upgrade. A file of passwords has lines
-ROLE:PASSWORD.
+Run it again to add a database, or after an upgrade. A file of passwords has
+lines ROLE:PASSWORD.
 exit codes: 0 done, 1 failed, or slots are left to hand over, 2 used wrongly
 """
 
