@@ -104,6 +104,30 @@ PAGE = (
         ),
     ),
     mutant(
+        "page-answers-others",
+        "The answer of an act is shown to another user.",
+        "web/test_access.py",
+        client("web/site", "return answer if of == user else None", "return answer"),
+    ),
+    mutant(
+        "page-undoes-later-acts",
+        "An undo takes back what a later act did to a job.",
+        "web/test_acts.py",
+        client("web/queries", "where l.job_ids @> array[r.id] and l.id > a.id", "where false"),
+    ),
+    mutant(
+        "page-undoes-later-settings",
+        "An undo takes back what was set since.",
+        "web/test_acts.py",
+        client("web/undo", 'elif not row["is_changed_since"]:', "else:"),
+    ),
+    mutant(
+        "page-undo-runs-at-once",
+        "An undo of a cancel runs at once what was planned for later.",
+        "web/test_acts.py",
+        client("web/undo", '{"keep_run_at": true}', "{}"),
+    ),
+    mutant(
         "page-escapes-nothing",
         "A text of a job is a part of the page.",
         "web/test_pages.py",

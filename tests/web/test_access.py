@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -129,6 +130,22 @@ def test_a_token_is_for_one_user(make_page: Make, scene: Scene) -> None:
     assert answer.status_code == 403
 
 
+def test_an_answer_is_for_the_user_who_asked(make_page: Make, scene: Scene) -> None:
+    def who(request: Request) -> User:
+        return User(request.headers["x-name"], is_operator=True)
+
+    with (
+        serving(make_page(authenticate=who, allow_acts=True)) as address,
+        httpx.Client(base_url=address, headers={"x-name": "ann"}) as http,
+    ):
+        form = http.get("/act/tick").text
+        token = form.split('name="token" value="')[1].split('"')[0]
+        answer = http.post("/act/tick", data={"token": token}, follow_redirects=True)
+        assert "Done" in answer.text
+        assert http.get(str(answer.url)).status_code == 200
+        assert http.get(str(answer.url), headers={"x-name": "eve"}).status_code == 404
+
+
 def test_a_header_is_believed_of_the_proxy_alone(make_page: Make, scene: Scene) -> None:
     page = make_page(trusted_header="X-Remote-User", trusted_proxies=["10.1.0.0/16"])
 
@@ -227,7 +244,7 @@ def test_several_databases_have_a_site_each_and_a_silent_one_is_named(
         assert "silent" in silent
         assert "The database does not answer" in silent
         assert "hunter2" not in first
-        assert ">warning<" in first.split('<th scope="row"')[1]
+        assert re.search(">(warning|critical)</span>", first.split('<th scope="row"')[1])
         assert http.get("/ops/static/rota.css").status_code == 200
         for number in (0, 2):
             job = f"/ops/{number}/jobs/{scene.jobs['dead']}"

@@ -126,6 +126,10 @@ def test_what_a_job_had_before_is_given_back(http: httpx.Client, db_of_page: Db)
         assert db_of_page.execute(had, [job_id]).fetchone() != before
         assert "Done: 1 changed" in undone(http, answer).text, path
         assert db_of_page.execute(had, [job_id]).fetchone() == before
+    answer = act(http, f"/act/set_priority?job_id={job_id}", priority="9")
+    (path,) = re.findall(r'href="(/undo[^"]*)"', answer.text)
+    db_of_page.execute("select rota.set_priority(%s, 2)", [job_id])
+    assert "There is nothing to take back" in http.get(path).text
 
 
 def test_what_a_setting_was_before_it_is_again(http: httpx.Client, db_of_page: Db) -> None:

@@ -112,6 +112,7 @@ def too_wide(shown: Page) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("colors", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 def test_every_screen_fits_and_can_be_used_by_all(
@@ -392,6 +393,7 @@ def test_a_remedy_is_a_button(wide: Page) -> None:
     expect(wide.get_by_role("status")).to_have_text("Done: 1 changed")
 
 
+@pytest.mark.timeout(300)
 def test_every_act_is_done_in_a_browser_beside_a_worker(
     browser: Browser, page: str, web_url: str
 ) -> None:
@@ -471,6 +473,7 @@ def prepared(db: psycopg.Connection[Any]) -> dict[str, dict[str, str]]:
         db.execute(f"{schedule}", [f"browser/{name}"])
     return {
         f"/act/retry_job?job_id={dead()}": {},
+        f"/act/retry_with_dependants?job_id={dead()}": {},
         f"/act/cancel_job?job_id={waiting()}": {"reason": "tests"},
         f"/act/reschedule_job?job_id={waiting()}": {"delay": "0"},
         f"/act/set_priority?job_id={waiting()}": {"priority": "3"},

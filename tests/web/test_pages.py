@@ -131,7 +131,7 @@ def test_the_list_tells_how_many_there_are_and_what_can_be_asked_for(
     assert re.search(r">dead <b>3</b></a>", page)
     assert re.search(r">blocked <b>1</b></a>", page)
     assert ">dead</a>" in told(http, "/jobs?queue=hostile&type=stock")
-    assert '<option value="send_invoice">' in page.split('<datalist id="known-type">')[1]
+    assert '<option value="send_mail">' in page.split('<datalist id="known-type">')[1]
     assert '<option value="mail">' in page.split('<datalist id="known-queue">')[1]
 
 
