@@ -115,6 +115,9 @@ bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, be
 	$(BIN)/python tests/bench/limits.py
 	$(BIN)/python tests/bench/held.py $(HELD)
 
+bench-databases: $(VENV)/.dev ## Work for four databases on two servers, of which one is killed and stopped, in ten minutes
+	cd tests && ../$(BIN)/python -m bench.many_databases --kill --stop $(ARGS)
+
 bench-acts: $(VENV)/.dev ## Act on 100000 jobs at once, and see what claims feel of it, in four minutes
 	$(BIN)/python tests/bench/acts.py $(ARGS)
 

@@ -41,6 +41,8 @@ from rota.testing.server import EmbeddedPostgres
 
 PRODUCERS = 8
 PATIENCE = 60.0
+MAX_COST, MAX_LATENCY = 100.0, 12.0
+"""Microseconds of CPU a job, and milliseconds for half of those sent singly."""
 TICKS = os.sysconf("SC_CLK_TCK")
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["rota.cli.forward"])
@@ -259,7 +261,10 @@ def main() -> None:
         print(f"CPU of the servers: {plain:.0f} us a job, {in_line:.0f} in one line")
         took = sorted(latency(urls, 200))
         print(f"one job: p50 {median(took) * 1e3:.1f} ms, p99 {took[-2] * 1e3:.1f} ms")
-    sys.exit(1 if any(count.problems.values()) else 0)
+    is_slow = max(plain, in_line) > MAX_COST or median(took) * 1e3 > MAX_LATENCY
+    if is_slow:
+        print(f"too slow: {MAX_COST} us a job and {MAX_LATENCY} ms are what was promised")
+    sys.exit(1 if is_slow or any(count.problems.values()) else 0)
 
 
 @contextmanager
