@@ -94,7 +94,7 @@ def left(db: psycopg.Connection[Any]) -> int:
 
 def play(urls: list[str], jobs: int, places: int) -> tuple[float, float]:
     """Return what was done of what could be, and the poorest one's part of its floor."""
-    counts = [jobs, *([jobs // 16] * (len(urls) - 1))]
+    counts = [jobs, *([jobs // 8] * (len(urls) - 1))]
     dbs = [psycopg.connect(url, autocommit=True) for url in urls]
     for db, count in zip(dbs, counts, strict=True):
         db.execute("select rota.enqueue('x') from generate_series(1, %s)", (count,))
@@ -107,6 +107,8 @@ def play(urls: list[str], jobs: int, places: int) -> tuple[float, float]:
             if began is None and all(a < b for a, b in zip(waiting, counts, strict=True)):
                 began, first = now, waiting
             if began is not None and min(waiting) < places:
+                if now == began:
+                    raise SystemExit("one was done before another began: take more --jobs")
                 break
             time.sleep(0.02)
         done = [a - b for a, b in zip(first, waiting, strict=True)]

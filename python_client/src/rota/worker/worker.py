@@ -224,6 +224,10 @@ class Worker:
         """Wait until the worker has reached the database and asks for jobs."""
         await self._ready.wait()
 
+    async def wait_until_stopping(self) -> None:
+        """Wait until the worker has been told to stop."""
+        await self._stop.wait()
+
     def stop(self, *, now: bool = False) -> None:
         """Claim no more, give back what has not been started, and let the running jobs end.
 
@@ -387,7 +391,9 @@ def run_together(
                 for worker in workers
             ]
             ready = [asyncio.create_task(worker.wait_until_ready()) for worker in workers]
-            forwarding = asyncio.create_task(_forward(forwarder)) if forwarder else None
+            forwarding = (
+                asyncio.create_task(_forward(forwarder, workers[0])) if forwarder else None
+            )
             telling = asyncio.gather(*ready)
             telling.add_done_callback(_tell_ready)
             try:
@@ -410,11 +416,19 @@ def run_together(
         worker._has_ended = has_ended
 
 
-async def _forward(forwarder: Forwarder) -> None:
+async def _forward(forwarder: Forwarder, worker: Worker) -> None:
+    """Carry until the worker stops, whose connections the forwarder may use."""
+    running = asyncio.create_task(forwarder.run())
+    stopping = asyncio.create_task(worker.wait_until_stopping())
     try:
-        await forwarder.run()
+        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
     except Exception:  # the workers go on, and others may carry
         logger.exception("this process carries no jobs between databases any more")
+    finally:
+        stopping.cancel()
+        await end_task(running)
 
 
 def _tell_ready(telling: asyncio.Future[Any]) -> None:
