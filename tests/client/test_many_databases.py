@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -307,6 +308,23 @@ def test_a_command_tells_of_each_database_and_fails_if_one_does(make, server):
     assert "many7" in done.stdout
     assert 'database "many8" does not exist' in done.stderr
     assert "1 of 2 databases" in done.stderr
+
+
+def test_json_of_many_databases_is_one_document(make, server):
+    url = make("many13")
+    enqueue(url, 7, 3)
+    both = ["--database", server.url("many14"), "--database", url]
+
+    done = rota("jobs", "--json", *both)
+    audited = rota("audit", "--json", "--database", url, "--database", make("many15"))
+
+    assert done.returncode == 1
+    away, there = json.loads(done.stdout)
+    assert (away["exit_code"], away["answer"]) == (1, None)
+    assert (there["exit_code"], len(there["answer"])) == (0, 3)
+    assert there["database"].endswith("/many13")
+    assert audited.returncode == 0, audited.stderr
+    assert [each["answer"] for each in json.loads(audited.stdout)] == [[], []]
 
 
 def test_an_act_by_id_finds_its_database_by_the_id(make):

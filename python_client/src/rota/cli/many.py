@@ -7,8 +7,11 @@ where that says nothing in all.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -16,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ..client.connecting import connect, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
-from .output import CommandError
+from .output import CommandError, print_json
 
 FAILED = 1
 Run = Callable[[argparse.Namespace], int]
@@ -27,6 +30,8 @@ def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Ru
     job_ids = _job_ids(arguments)
     chosen = _places_of(job_ids, databases) if job_ids else {each: [] for each in databases}
     codes: dict[str, int] = {}
+    answers: list[dict[str, object]] = []
+    as_json = getattr(arguments, "json", False)
     for database, its_ids in chosen.items():
         name = name_of(database)
         arguments.database_url = database
@@ -34,17 +39,34 @@ def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Ru
             arguments.job_ids = its_ids
         elif job_ids:
             arguments.job_id = its_ids[0]
-        # Not among what a program reads.
-        print(
-            f"== {name}", file=sys.stderr if getattr(arguments, "json", False) else sys.stdout
-        )
+        if as_json:
+            with redirect_stdout(StringIO()) as written:
+                codes[name] = run(arguments)
+            answers.append(
+                {
+                    "database": name,
+                    "exit_code": codes[name],
+                    "answer": _read(written.getvalue()),
+                }
+            )
+            continue
+        print(f"== {name}")
         sys.stdout.flush()
         codes[name] = run(arguments)
+    if as_json:
+        print_json(answers)  # one document; what failed has no answer, and its error is above
     failed = [name for name, code in codes.items() if code]
     if failed and len(codes) > 1:
         told = f"{len(failed)} of {len(codes)} databases: {', '.join(failed)}"
         print(f"rota: exit status other than 0 on {told}", file=sys.stderr)
     return max(codes.values(), default=0)
+
+
+def _read(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text or None
 
 
 def name_of(database: str) -> str:

@@ -32,7 +32,8 @@ from .output import CommandError, UsageError, command_terminal
 DESCRIPTION = "Background jobs in the Postgres you already have."
 FOR_MANY = {
     *("status", "doctor", "verify", "explain", "job", "jobs", "errors", "limits", "tick"),
-    *("retry", "cancel", "discard", "reschedule", "pause", "resume", "import"),
+    *("retry", "cancel", "discard", "reschedule", "priority", "move", "purge", "erase"),
+    *("pause", "resume", "import", "audit"),
 }
 """Commands that take several databases."""
 DOCTOR = "Exit code: 0 all in order, 1 warnings, 2 critical, 3 could not ask."
