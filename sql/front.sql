@@ -313,7 +313,7 @@ create or replace function rota_front.ask_each(
     view_name text, filter jsonb default '{}', number integer default null,
     max_rows integer default 1000
 )
-    returns table (database integer, problem text, found jsonb) language plpgsql stable
+    returns table (shard integer, problem text, found jsonb) language plpgsql stable
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -599,10 +599,12 @@ declare
     v_detail constant text := regexp_replace(detail, '^Remote detail: ', '');
     v_hint constant text := regexp_replace(hint, '^Remote hint: ', '');
 begin
-    if state = 'RT016' and v_detail ~ '^[0-9]{1,4}$' and exists (
-        select from rota_front.shards as s where s.number = v_detail::integer
+    -- Under the same id, mostly; what came in behind its queue has another one there.
+    if state = 'RT016' and v_message ~ '^job ([0-9]+) .* as job \1$' and exists (
+        select from rota_front.shards as s
+        where s.number = split_part(v_detail, ' ', 1)::integer
     ) then
-        return rota_front.shard_of_number('job_id', v_detail::integer);
+        return rota_front.shard_of_number('job_id', split_part(v_detail, ' ', 1)::integer);
     end if;
     if state = '08P01' and v_message = 'query timeout' then
         -- So a pooler ends the call, which stands in front of the shard.

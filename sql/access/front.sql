@@ -271,7 +271,7 @@ begin
         from jsonb_array_elements(databases) as d;
         return query
         select format('create view rota_all.%I with (security_invoker = true) as %s;',
-            v_view.name, string_agg(format('select %s as database, v.* from rota_%1$s.%I as v',
+            v_view.name, string_agg(format('select %s as shard, v.* from rota_%1$s.%I as v',
                 d ->> 'number', v_view.name), ' union all ' order by d ->> 'number'))
         from jsonb_array_elements(databases) as d;
     end loop;

@@ -3,8 +3,9 @@
     python -m faults.scale_demo [--seconds N]
 
 Producers call the front, and one worker process works in all databases.  Meanwhile a server is
-killed and comes back, and the other server dies for good and its standby takes over.  At the
-end each order that a producer was told of has been done once, and those of a customer in order.
+killed and comes back, a queue moves to another database, and the other server dies for good and
+its standby takes over.  At the end each order that a producer was told of has been done once,
+and those of a customer in order.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -119,7 +120,8 @@ class Shop:
         password_file.write_text("shop:shop\n")
         words = ["front", "make", "--front", self.front, "--databases", str(self.file)]
         words += ["--role", "shop=producer", "--role", "shop=operator"]
-        self.command(*words, "--passwords", str(password_file))
+        if self.command(*words, "--passwords", str(password_file)):
+            raise SystemExit("no front could be made")
         (folder / "shop.py").write_text(HANDLERS)
         self._worker(folder)
 
@@ -205,6 +207,10 @@ def play(shop: Shop, seconds: float) -> list[Producer]:
     shop.b.start()
     time.sleep(seconds)
     shop.say("server b is back, and its jobs go on")
+    words = ["--from", "3", "--to", "4", "--databases", str(shop.file)]
+    code = shop.command("queue", "move", "orders", *words)
+    time.sleep(seconds)
+    shop.say(f"queue orders of database 3 moves to 4: exit code {code}")
     shop.a.stop(signal.SIGQUIT)
     shop.standby.execute("select pg_promote()")
     shop.standby.configure(synchronous_standby_names="")

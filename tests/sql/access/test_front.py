@@ -53,8 +53,8 @@ def raises(sqlstate, pattern=""):
 class Front:
     """Three databases with rota and a front of the first two."""
 
-    def __init__(self, server, admin, template):
-        self._admin = admin
+    def __init__(self, server, admin, template, folder):
+        self._admin, self.folder = admin, folder
         self._open: list[psycopg.Connection] = []
         name = f"front{next(_names)}"
         self.names = [name, *(f"{name}_{number}" for number in NUMBERS)]
@@ -127,8 +127,8 @@ class Front:
 
 
 @pytest.fixture
-def front(server, admin, template) -> Iterator[Front]:
-    made = Front(server, admin, template)
+def front(server, admin, template, tmp_path) -> Iterator[Front]:
+    made = Front(server, admin, template, tmp_path)
     made.make(1, 2)
     yield made
     made.close()
@@ -400,6 +400,21 @@ def test_a_job_that_ended_does_not_come_back_beside_a_live_one(front):
     assert value(front.db, "enqueue", job_type="x", idempotency_key=key) == old
 
 
+def test_a_job_that_has_moved_is_acted_on_where_it_is(front):
+    job_id = value(front.db, "enqueue_to", database=1, job_type="x", queue="q")
+    file = front.folder / "databases"
+    file.write_text(f"{front.urls[1]}\n{front.urls[2]}\n")
+    assert (
+        main(["queue", "move", "q", "--from", "1", "--to", "2", "--databases", str(file)]) == 0
+    )
+
+    value(front.db, "set_priority", job_id=job_id, priority=5)
+
+    assert job_id & 1023 == 1
+    text = "select priority from rota.jobs where id = %s"
+    assert scalar(front.shards[2], text, job_id) == 5
+
+
 def test_a_role_is_the_same_role_at_the_shards(front, admin):
     name = f"shop{next(_names)}"
     admin.execute(sql.SQL("create role {} login password 's'").format(sql.Identifier(name)))
@@ -450,9 +465,9 @@ def test_bad_roles_are_refused_by_name(front):
 def test_views_read_all_and_push_filters_down(front):
     ids = [value(front.db, "enqueue_to", database=n, job_type=f"x{n}") for n in (1, 2, 2)]
 
-    found = rows(front.db, "select database, id from rota_all.job_runs order by id")
+    found = rows(front.db, "select shard, id from rota_all.job_runs order by id")
     assert sorted((row.id & 1023, row.id) for row in found) == sorted(
-        (row.database, row.id) for row in found
+        (row.shard, row.id) for row in found
     )
     assert {row.id for row in found} == set(ids)
     plan = "\n".join(
@@ -472,9 +487,9 @@ def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
     admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s",
                   [front.names[2]])  # fmt: skip
 
-    found = rows(front.db, """select database, problem, found ->> 'job_type' as job_type
+    found = rows(front.db, """select shard, problem, found ->> 'job_type' as job_type
         from rota_front.ask_each('job_runs', '{"job_type": "x"}')""")  # fmt: skip
-    assert [(row.database, row.job_type) for row in found] == [(1, "x"), (2, None)]
+    assert [(row.shard, row.job_type) for row in found] == [(1, "x"), (2, None)]
     assert found[1].problem
     assert value(front.db, "enqueue_to", database=1, job_type="x") & 1023 == 1
     with raises("22023", "view_name"):
