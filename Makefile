@@ -118,6 +118,9 @@ bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, be
 bench-databases: $(VENV)/.dev ## Work for four databases on two servers, of which one is killed and stopped, in ten minutes
 	cd tests && ../$(BIN)/python -m bench.many_databases --kill --stop $(ARGS)
 
+bench-growth: $(VENV)/.dev ## Compare the CPU of a job on 1, 4, 8 and 16 databases of one server
+	cd tests && ../$(BIN)/python -m bench.growth $(ARGS)
+
 bench-acts: $(VENV)/.dev ## Act on 100000 jobs at once, and see what claims feel of it, in four minutes
 	$(BIN)/python tests/bench/acts.py $(ARGS)
 
