@@ -50,6 +50,7 @@ RIGHT: dict[str, list[Any]] = {
     "Any": [*ODD_RESULTS, "\x00", float("nan"), object()],
     "Sequence[str": [[], [""], ["x"] * 2000, ("a", "b")],
     "Sequence[int]": [[], [2**63 - 1], [-1], [0, 0], [1] * 2000, range(3)],
+    "Sequence[datetime": [[], [datetime(2026, 1, 1)], [datetime.max.replace(tzinfo=UTC)] * 2],
     "Sequence[Mapping": [
         [],
         [{}],
@@ -61,14 +62,20 @@ RIGHT: dict[str, list[Any]] = {
 WRONG = [b"x", object(), 1.5, {1}, [[1], [2]], "x", 5, {"a": 1}, len, ["x", 1]]
 # What a call needs besides the value that is tried.
 PLAIN: dict[str, Any] = {
+    "above_id": 1,
     "access": "worker",
     "act": "cancel",
     "database": 1,
+    "databases": [{"number": 1, "dbname": "shop"}],
     "endings": [{"job_id": 1, "lease_token": 1, "outcome": "succeeded"}],
+    "enqueue_times": [datetime(2026, 1, 1, tzinfo=UTC)],
     "error": "it broke",
     "error_type": "ValueError",
+    "facts": {},
     "filter": {"ids": [1]},
+    "from_database": 2,
     "host": "box",
+    "is_late": False,
     "job_id": 1,
     "job_ids": [1],
     "job_type": "x",
@@ -78,6 +85,7 @@ PLAIN: dict[str, Any] = {
     "lease_tokens": [1],
     "delay": timedelta(1),
     "message": "it broke",
+    "move_id": 1,
     "name": "nightly",
     "number": 1,
     "ordering_key": "o",

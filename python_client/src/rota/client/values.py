@@ -28,6 +28,7 @@ REFUSED = re.compile("[\x00\ud800-\udfff]")
 """The characters that Postgres refuses in text and in jsonb."""
 
 _BIGINT = {
+    "above_id",
     "after_id",
     "job_id",
     "job_ids",
@@ -35,6 +36,7 @@ _BIGINT = {
     "lease_token",
     "lease_tokens",
     "kept_lease_tokens",
+    "move_id",
     "depends_on",
     "blocks",
 }
