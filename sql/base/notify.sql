@@ -19,20 +19,22 @@
  * lost, a job waits for the next poll.  maintenance/wakeups.sql is the workers' side.
  */
 
-/* Notify up to max_slots waiting workers of a queue, unless one of its workers polls. */
-create or replace function rota._notify(queue text, max_slots integer default 1)
+/*
+ * Notify up to max_slots waiting workers of a queue, told by name or key, unless one of its
+ * workers polls.
+ */
+create or replace function rota._notify(
+    queue text, max_slots integer default 1, key integer default null
+)
     returns void language plpgsql as $$
-begin perform rota._notify_key(hashtext(queue), max_slots); end;
-$$;
-
-create or replace function rota._notify_key(key integer, max_slots integer)
-    returns void language plpgsql as $$
+declare
+    c_key constant integer := coalesce(key, hashtext(queue));
 begin
     -- Nothing can come between the two halves of such a line, so no lock is left behind.
-    if not (pg_try_advisory_lock(1919907936, key) and pg_advisory_unlock(1919907936, key))
-      and pg_try_advisory_lock_shared(1919907937, key)
-      and pg_advisory_unlock_shared(1919907937, key) then
-        perform rota._notify_slots(key, max_slots);
+    if not (pg_try_advisory_lock(1919907936, c_key) and pg_advisory_unlock(1919907936, c_key))
+      and pg_try_advisory_lock_shared(1919907937, c_key)
+      and pg_advisory_unlock_shared(1919907937, c_key) then
+        perform rota._notify_slots(c_key, max_slots);
     end if;
 end;
 $$;

@@ -50,7 +50,36 @@ begin
 end;
 $$;
 
-/* The first due checks, of other transactions and perhaps of this one. */
+/*
+ * Whether a call is alone in its transaction, or in a procedure that has committed since its
+ * call.  What comes in several messages, as many drivers send a statement, cannot be told from
+ * a transaction and is taken for one.
+ */
+create or replace function rota._is_alone()
+    returns boolean language plpgsql stable as $$
+begin return transaction_timestamp() >= statement_timestamp(); end;
+$$;
+
+/*
+ * Whether this transaction leaves limits to others: it may hold what it takes for long, and a
+ * limit as a whole with it, while ticks that are alone in theirs come by.
+ */
+create or replace function rota._leaves_limits()
+    returns boolean language plpgsql stable as $$
+declare
+    c_now constant timestamptz := rota.now();
+begin
+    return not rota._is_alone() and exists (
+        select from rota.maintenance as u
+        where u.task = 'tick alone' and u.done_at between c_now - interval '6 minutes' and c_now
+    );
+end;
+$$;
+
+/*
+ * The first due checks, of other transactions and perhaps of this one.  Who leaves limits to
+ * others looks at those that nobody has looked at for three seconds.
+ */
 create or replace function rota._due_checks(max_checks integer, with_own boolean default false)
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
@@ -58,6 +87,8 @@ declare
     c_index constant oid := 'rota.pending_checks_due_at_idx'::regclass::oid;
     v_me constant xid8 := case when not with_own then pg_current_xact_id_if_assigned() end;
     v_now constant timestamptz := rota.now();
+    v_left_since constant timestamptz := case
+        when rota._leaves_limits() then v_now - interval '3 seconds' end;
     -- When a scan from the start is due, the first id and the first time.
     v_start bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
     v_is_full constant boolean := rota._is_full_scan_due(v_start[1], v_now);
@@ -76,6 +107,7 @@ begin
     v_ids := array(
         select c.id from rota.pending_checks as c
         where c.due_at <= '-infinity' and c.id >= v_from_id and c.made_by is distinct from v_me
+          and (v_left_since is null or c.kind <> 'limit' or c.updated_at < v_left_since)
         order by c.due_at, c.id limit _due_checks.max_checks
     );
     if cardinality(v_ids) < max_checks then
@@ -84,10 +116,12 @@ begin
             where c.due_at > '-infinity'
               and c.due_at >= coalesce(v_from_time, '-infinity') and c.due_at <= v_now
               and c.made_by is distinct from v_me
+              and (v_left_since is null or c.kind <> 'limit' or c.due_at < v_left_since)
             order by c.due_at, c.id limit _due_checks.max_checks - cardinality(v_ids)
         ) || array(
             select c.id from rota.pending_checks as c where c.due_at > '-infinity'
               and c.updated_at > v_now and c.made_by is distinct from v_me
+              and (v_left_since is null or c.kind <> 'limit')
             limit 100
         );
     end if;

@@ -107,7 +107,8 @@ $$;
  * Record a tick, unless one was recorded lately; returns whether it was due.  Lately is five
  * minutes where there was nothing to do for a minute, so that an idle database is not written
  * to.  Who is not alone in his transaction may hold the row for long, and so leaves it to
- * others somewhat longer.  A row that somebody holds stays as it is, and the tick is due.
+ * others somewhat longer; so whoever is alone is known to be there.  A row that somebody holds
+ * stays as it is, and the tick is due.
  */
 create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
     returns boolean language plpgsql as $$
@@ -142,7 +143,8 @@ begin
             session_user)
     where u.task = any(array(
         select f.task from rota.maintenance as f
-        where f.task = 'tick' or f.task = 'retention' and _record_tick.is_busy
+        where f.task = 'tick' or f.task = 'tick alone' and _record_tick.is_alone
+          or f.task = 'retention' and _record_tick.is_busy
         for update skip locked
     ));
     return true;
@@ -169,7 +171,7 @@ begin
         when 'occurrences'
         then rota._purge_rows(
             'occurrences', 'recorded_at', v_now - interval '90 days', max_rows)
-        when 'limits' then rota._purge_limits(max_rows)
+        when 'limits' then rota._purge_limits(max_rows, not rota._leaves_limits())
         when 'workers'
         then rota._purge_rows('workers', 'last_seen_at', v_now - interval '1 day', max_rows)
             + rota._purge_rows(

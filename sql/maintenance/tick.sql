@@ -36,9 +36,7 @@ create or replace function rota.tick()
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- Or in a procedure that has committed since its call.  What comes in several messages, as
-    -- many drivers send a statement, cannot be told from a transaction and is taken for one.
-    v_is_alone constant boolean := transaction_timestamp() >= statement_timestamp();
+    v_is_alone constant boolean := rota._is_alone();
     v_deleted jsonb;
     v_rows_counted bigint;
     v_has_uncounted boolean;

@@ -105,7 +105,7 @@ begin
     perform set_config('rota.waiting', '', false);
     -- The next worker also moves up to the slot, and so looks again until the transactions of
     -- all producers have ended that had found this session there.
-    perform rota._notify_key(k.key, 1) from unnest(v_keys) as k (key);
+    perform rota._notify(null, key => k.key) from unnest(v_keys) as k (key);
 end;
 $$;
 

@@ -10,8 +10,9 @@
  *
  * limit_parts: which parts of the capacity of a limit have been issued as slots.  The slots of
  * all parts are the free ones and those that running jobs hold (jobs.held_limits); so the sum
- * can be proved at any time.  Parts are issued one by one, when they are needed: the first
- * claim under a limit keeps nobody from the other parts.
+ * can be proved at any time.  Parts from 0 on are issued by claims, of keys with a class and of
+ * limits above 10,000.  Part -1 is what set_limit() and maintenance have issued or taken back.
+ * Part -2 is negative: what is in use by jobs whose rows do not say so yet.
  *
  * limit_starts: how many jobs started under a rate, by spans of time (cells).  Later spans are
  * later rows.
@@ -60,7 +61,7 @@ comment on column rota.limits.per is 'Null means 1 second.';
 comment on column rota.limits.burst is 'How many may start at once after a rest; null means 1.';
 comment on column rota.limits.weight is 'Jobs of the key in each of its turns; null means 1.';
 comment on column rota.limits.is_settled is
-    'Whether all that ran before the limit was set is counted by now.';
+    'Whether maintenance has looked at what ran before the limit was set.';
 comment on column rota.limits.settled_xid is
     'Transactions before this one may not know of the limit; null until somebody has looked.';
 

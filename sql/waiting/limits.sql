@@ -5,8 +5,13 @@
  * deletes rows that nobody else has locked, and whatever ends the attempt (finish, fail,
  * release, sweep, force) inserts new ones in the same transaction.  No row is ever updated, so
  * no one waits, an open transaction keeps from others only the slots that it has taken, and a
- * slot is free with the lease that held it.  The capacity is issued in parts, each by whoever
- * gets an advisory lock of its own for it.
+ * slot is free with the lease that held it.
+ *
+ * All slots of a limit are issued as rows when it is set, and adjusted by maintenance when its
+ * setting changes.  The exceptions are keys that may have a class, of which there are many, and
+ * limits above 10,000: these are issued in parts by the claims that need them, each by the one
+ * that gets an advisory lock of its own for it.  While such a claim is open, its whole part is
+ * kept from others: a slot up to a limit of 64, else a 64th of it, and never more than 257.
  *
  * A job that a claim finds under a full limit leaves its lane: hold is the name of the limit.
  * Who gives a slot back opens the next held job, in the same transaction; and where the two
@@ -17,10 +22,14 @@
  * A rate is counted in cells, spans of time of one gap (per / max_starts) or, for a large
  * burst, a sixteenth of it.  A start takes a unit of a cell of the last `burst` gaps.  So in
  * any time at most as many jobs start as the rate allows in it, rounded up, and a burst more.
+ * A claim that is open keeps the other starts of its cell from others: none up to a burst of
+ * 16, else a sixteenth of it, and no longer than the cell counts, which is `burst` gaps.
  *
- * Until maintenance has counted what runs already (with its next tick, mostly), nothing starts
- * under a limit that was set just now.  A claim that was under way then is counted as soon as
- * it is committed.
+ * Until maintenance has looked at what runs already (with its next tick, mostly), nothing
+ * starts under a limit that was set just now.  What it finds running uses slots from then on:
+ * a job whose row it can lock holds its own, and part -2 of the limit holds those of the others
+ * until they can be locked or have ended.  A claim that was under way then is counted as soon
+ * as it is committed.
  */
 
 create or replace function rota.set_limit(
@@ -67,10 +76,16 @@ begin
     returning l.* into v_limit;
     -- Nobody has looked after the commit, which is when all will know of the limit.
     update rota.limits as l
-    set is_settled = v_limit.max_running is null or cardinality(rota._uncounted(v_limit)) = 0,
+    set is_settled = v_limit.max_running is null
+            or not exists (select from rota._uncounted(v_limit)),
         settled_xid = '18446744073709551615'
-    where l.limit_name = v_limit_name;
+    where l.limit_name = v_limit_name returning l.* into v_limit;
     perform rota._check_burst(v_limit);
+    if v_limit.max_running is not null and v_limit.is_settled and not exists (
+        select from rota.limit_parts as p where p.limit_name = v_limit_name
+    ) then
+        perform rota._settle_slots(v_limit);
+    end if;
 
     delete from rota.limits as l
     where l.limit_name = v_limit_name
@@ -305,7 +320,7 @@ create or replace function rota._free_slots(
 )
     returns integer language plpgsql stable as $$
 declare
-    c_parts constant integer := greatest(1, rota._parts(bound.max_running));
+    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
     v_first constant bigint := case when not is_full
         then rota._scan_from('free ' || bound.limit_name, rota.now()) end;
     v_free integer;
@@ -319,7 +334,7 @@ begin
             order by s.version limit _free_slots.max_slots
         ) as f
     );
-    if v_free < max_slots then
+    if v_free < max_slots and c_parts > 0 then
         v_free := v_free + bound.max_running - (
             select count(*)::integer * (bound.max_running / c_parts)
                 + (count(*) filter (where p.part < bound.max_running % c_parts))::integer
@@ -331,20 +346,18 @@ begin
 end;
 $$;
 
-/* Into how many parts this many slots are split, and how many a part has. */
-create or replace function rota._parts(max_running integer)
+/*
+ * Into how many parts the slots of a limit are split that claims issue; none where maintenance
+ * issues them all.  It is the name that says so and not whether the key has a row of its own: a
+ * claim that knew the class only may be under way when that row is set.
+ */
+create or replace function rota._parts(limit_name text, max_running integer)
     returns integer language plpgsql immutable as $$
-begin return greatest(least(max_running, 64), max_running / 256); end;
-$$;
-
-create or replace function rota._part_slots(part integer, max_running integer)
-    returns integer language plpgsql immutable as $$
-declare
-    c_parts constant integer := rota._parts(max_running);
 begin
     return case
-        when part not between 0 and c_parts - 1 then 0
-        else max_running / c_parts + (part < max_running % c_parts)::integer
+        when max_running > 10000 or limit_name like 'key %:%'
+        then greatest(least(max_running, 64), max_running / 256)
+        else 0
     end;
 end;
 $$;
@@ -366,7 +379,7 @@ $$;
 
 /*
  * Take up to that many slots that nobody else has locked; returns how many.  Where there are
- * not enough, parts of the capacity are issued that were not yet.  Who has the lock of a part
+ * not enough, parts are issued that were not yet, if there are any.  Who has the lock of a part
  * and then, in another statement, does not see it issued is the only one who issues it; who
  * does not get the lock goes on to another part.
  */
@@ -375,7 +388,7 @@ create or replace function rota._take_slots(bound rota.limits, wanted integer)
 declare
     c_scan constant text := 'free ' || bound.limit_name;
     c_index constant oid := 'rota.limit_slots_pkey'::regclass::oid;
-    c_parts constant integer := rota._parts(bound.max_running);
+    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
     v_now constant timestamptz := rota.now();
     v_first constant bigint := rota._scan_from(c_scan, v_now);
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
@@ -400,7 +413,7 @@ begin
         c_scan, v_now, v_first is null, c_index, v_walked,
         coalesce(
             v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
-    if v_taken = wanted then return v_taken; end if;
+    if v_taken = wanted or c_parts = 0 then return v_taken; end if;
 
     v_issued := array(
         select p.part from rota.limit_parts as p
@@ -418,7 +431,8 @@ begin
             where p.limit_name = bound.limit_name and p.part = v_part
         );
 
-        v_slots := rota._part_slots(v_part, bound.max_running);
+        v_slots := bound.max_running / c_parts
+            + (v_part < bound.max_running % c_parts)::integer;
         insert into rota.limit_parts (limit_name, part, max_running, slots)
         values (bound.limit_name, v_part, bound.max_running, v_slots);
         perform rota._give_slots(array_fill(bound.limit_name,
@@ -726,8 +740,9 @@ begin
     v_is_settled := rota._settle_limit(c_name);
     v_bound := rota._bound(c_name);
     if c_name like 'queue %' then
-        v_is_settled := v_is_settled and (v_bound.max_running is null
-            or rota._settle_slots(c_name, v_bound.max_running));
+        if v_bound.max_running is not null then
+            v_is_settled := v_bound.is_settled and rota._settle_slots(v_bound) and v_is_settled;
+        end if;
         perform rota._notify(substr(c_name, 7));
         return v_is_settled;
     elsif c_name like '%:*' then
@@ -740,9 +755,7 @@ begin
         if v_opened > 0 then perform rota._add_checks('limit', array[c_name]); end if;
         return v_opened > 0 or not rota._has_held(c_name);
     elsif v_bound.max_running is not null then
-        if not v_bound.is_settled or not rota._settle_slots(c_name, v_bound.max_running) then
-            return false;
-        end if;
+        if not v_bound.is_settled or not rota._settle_slots(v_bound) then return false; end if;
         v_free := rota._free_slots(v_bound, 1000, true);
     end if;
     if v_bound.max_starts is not null then v_next := rota._next_start_at(v_bound); end if;
@@ -838,15 +851,16 @@ $$;
 /*
  * Let what runs already count for a limit that was set just now; false if that has to be asked
  * again.  Claims that did not know of it are counted when they are committed: that is asked for
- * until every transaction from before has ended.
+ * until every transaction from before has ended, and so it is while one that runs is not
+ * counted by a row of its own.
  */
 create or replace function rota._settle_limit(limit_name text)
     returns boolean language plpgsql as $$
 declare
     v_limit rota.limits;
-    v_ids bigint[];
-    v_name text;
-    v_slots integer;
+    v_names text[];
+    v_locked text[];
+    v_is_counted boolean;
 begin
     select l.* into v_limit from rota.limits as l
     where l.limit_name = _settle_limit.limit_name
@@ -858,75 +872,138 @@ begin
     end if;
 
     if v_limit.max_running is not null then
-        v_ids := array(
-            select j.id from rota.jobs as j
-            where j.id = any(rota._uncounted(v_limit)) and j.status = 'running' order by j.id
-            for update skip locked
+        v_names := case
+            when limit_name like '%:*' then rota._names_to_count(v_limit)
+            else array[limit_name]
+        end;
+        -- Of two who count for one limit, that of a key and that of its class, one.
+        v_locked := array(
+            select n.name from unnest(v_names) as n (name) where rota._lock_part(n.name, -1)
         );
-        for v_name, v_slots in
-            select
-                case when v_limit.limit_key is not null then 'key ' || j.limit_key
-                    else v_limit.limit_name end,
-                count(*)::integer
-            from rota.jobs as j where j.id = any(v_ids) group by 1
-        loop
-            if not rota._issue_taken(v_name, v_slots) then return false; end if;
-        end loop;
-        update rota.jobs as j
-        set held_limits = coalesce(j.held_limits, '{}') || case
-                when v_limit.limit_key is not null then 'key ' || j.limit_key
-                else v_limit.limit_name
-            end
-        where j.id = any(v_ids);
+        if v_locked <> '{}' then perform rota._count_running(v_limit, v_locked); end if;
     end if;
 
+    v_is_counted := v_limit.max_running is null
+        or not exists (select from rota._uncounted(v_limit));
     update rota.limits as l
-    set is_settled = v_limit.max_running is null or cardinality(rota._uncounted(v_limit)) = 0,
+    set is_settled = v_limit.max_running is null or v_locked @> v_names,
         settled_xid = case
             when l.max_running is null then null
             when not l.is_settled or l.settled_xid = '18446744073709551615'
             -- A snapshot alone does not know of those that began after the last that ended.
             then greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))
             when l.settled_xid > pg_snapshot_xmin(pg_current_snapshot()) then l.settled_xid
+            when not v_is_counted then l.settled_xid
         end
     where l.limit_name = v_limit.limit_name returning l.* into v_limit;
     return v_limit.is_settled and v_limit.settled_xid is null;
 end;
 $$;
 
-/* What runs without a slot of this limit, though it counts for it; up to 1000. */
-create or replace function rota._uncounted(bound rota.limits)
-    returns bigint[] language plpgsql stable as $$
+/* What runs without a slot of this limit, or of these keys, though it counts for it. */
+create or replace function rota._uncounted(bound rota.limits, names text[] default null)
+    returns table (id bigint, limit_name text) language plpgsql stable as $$
 begin
-    return array(
-        select j.id from rota.jobs as j
-        where j.status = 'running' and j.locked_until is not null
-          and (j.queue = bound.queue or j.job_type = bound.job_type
-            or j.limit_key = bound.limit_key or bound.limit_key like '%:*'
-              and bound.limit_name = any(rota._key_limits(j.limit_key))
-              and not exists (
-                select from rota.limits as l where l.limit_name = 'key ' || j.limit_key
-              ))
-          and (
-            case
+    return query
+    select j.id, n.name from rota.jobs as j
+    cross join lateral (
+        select case
                 when bound.limit_key is not null then 'key ' || j.limit_key
                 else bound.limit_name
-            end = any(j.held_limits)) is not true
-        limit 1000
+            end as name
+    ) as n
+    where j.status = 'running' and j.locked_until is not null
+      and (j.queue = bound.queue or j.job_type = bound.job_type
+        or bound.limit_key is not null and n.name = any(names)
+        or names is null and (j.limit_key = bound.limit_key or bound.limit_key like '%:*'
+          and bound.limit_name = any(rota._key_limits(j.limit_key))
+          and not exists (select from rota.limits as l where l.limit_name = n.name)))
+      and (n.name = any(j.held_limits)) is not true;
+end;
+$$;
+
+/* The keys of a class that run uncounted, or of which part -2 may be too large by now. */
+create or replace function rota._names_to_count(class rota.limits)
+    returns text[] language plpgsql stable as $$
+begin
+    return array(
+        select u.limit_name from rota._uncounted(class) as u
+        union
+        select p.limit_name from rota.limit_parts as p
+        where p.part = -2 and class.limit_name = any(rota._key_limits(substr(p.limit_name, 5)))
+          and not exists (select from rota.limits as l where l.limit_name = p.limit_name)
     );
 end;
 $$;
 
-/* Slots that are in use already, whatever the capacity: _settle_slots() makes up for them. */
-create or replace function rota._issue_taken(limit_name text, slots integer)
-    returns boolean language plpgsql as $$
+/*
+ * Let running jobs that count for these names hold a slot of each, up to a thousand of those
+ * that nobody has locked, and part -2 those of all others.  What part -2 held for jobs that
+ * have ended is given back.
+ */
+create or replace function rota._count_running(bound rota.limits, names text[])
+    returns void language plpgsql as $$
+declare
+    v_counted text[];
+    v_name text;
+    v_others integer;
+    v_new integer;
 begin
-    if not rota._lock_part(limit_name, -1) then return false; end if;
-    insert into rota.limit_parts as p (limit_name, part, max_running, slots)
-    values (_issue_taken.limit_name, -1, -1, _issue_taken.slots)
-    on conflict on constraint limit_parts_pkey do update
-    set slots = p.slots + excluded.slots, max_running = -1;
-    return true;
+    with counted as (
+        update rota.jobs as j
+        set held_limits = coalesce(j.held_limits, '{}') || case
+                when bound.limit_key is not null then 'key ' || j.limit_key
+                else bound.limit_name
+            end
+        where j.id = any(array(
+            select r.id from rota.jobs as r
+            where r.id = any(array(
+                select u.id from rota._uncounted(bound, names) as u order by u.id limit 1000
+            ))
+              and r.status = 'running' and r.locked_until is not null
+              and (case
+                    when bound.limit_key is not null then 'key ' || r.limit_key
+                    else bound.limit_name
+                end = any(r.held_limits)) is not true
+            order by r.id for update skip locked
+        ))
+        returning case
+                when bound.limit_key is not null then 'key ' || j.limit_key
+                else bound.limit_name
+            end as limit_name
+    )
+    select array_agg(c.limit_name) into v_counted from counted as c;
+
+    for v_name, v_others, v_new in
+        select n.name, coalesce(u.jobs, 0), coalesce(u.jobs, 0) + coalesce(p.slots, 0) + (
+                select count(*)::integer from unnest(v_counted) as c (name)
+                where c.name = n.name
+            )
+        from unnest(_count_running.names) as n (name)
+        left join (
+            select o.limit_name, count(*)::integer as jobs
+            from rota._uncounted(bound, _count_running.names) as o group by o.limit_name
+        ) as u on u.limit_name = n.name
+        left join rota.limit_parts as p on p.limit_name = n.name and p.part = -2
+    loop
+        if v_new > 0 then
+            -- In use already, whatever the capacity: _settle_slots() makes up for them.
+            insert into rota.limit_parts as p (limit_name, part, max_running, slots)
+            values (v_name, -1, -1, v_new)
+            on conflict on constraint limit_parts_pkey do update
+            set slots = p.slots + excluded.slots, max_running = -1;
+        elsif v_new < 0 then
+            perform rota._leave_limits(array_fill(v_name, array[-v_new]));
+        end if;
+        delete from rota.limit_parts as p where p.limit_name = v_name and p.part = -2;
+        if v_others > 0 then
+            insert into rota.limit_parts (limit_name, part, max_running, slots)
+            values (v_name, -2, -1, -v_others);
+        end if;
+        if v_name <> bound.limit_name then
+            perform rota._settle_slots(rota._bound(v_name));
+        end if;
+    end loop;
 end;
 $$;
 
@@ -935,63 +1012,74 @@ $$;
  * While it is not, nothing starts under the limit.  What is too much is taken from parts that
  * were not issued, then from free slots, and else from those that are given back later.
  */
-create or replace function rota._settle_slots(limit_name text, max_running integer)
+create or replace function rota._settle_slots(bound rota.limits)
     returns boolean language plpgsql as $$
 declare
+    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
     v_surplus integer;
     v_moved integer;
 begin
-    if rota._is_issued_for(limit_name, max_running) then
+    if rota._is_issued_for(bound.limit_name, bound.max_running) and (c_parts > 0 or exists (
+        select from rota.limit_parts as p where p.limit_name = bound.limit_name
+    )) then
         return true;
     -- Of two who adjust one limit, one; and nobody takes this part back.
-    elsif not rota._lock_part(limit_name, -1) then
+    elsif not rota._lock_part(bound.limit_name, -1) then
         return false;
     end if;
-    v_surplus := (
-        select (sum(p.slots)
-            - sum(rota._part_slots(p.part, _settle_slots.max_running)))::integer
-        from rota.limit_parts as p where p.limit_name = _settle_slots.limit_name
-    );
-    for v_part in 0..rota._parts(max_running) - 1 loop
+    -- What part -2 holds is in use, so it is left out as what jobs hold is.
+    v_surplus := coalesce((
+        select sum(p.slots)
+            - coalesce(sum(bound.max_running / nullif(c_parts, 0)
+                + (p.part < bound.max_running % nullif(c_parts, 0))::integer)
+            filter (where p.part between 0 and c_parts - 1), 0)
+        from rota.limit_parts as p where p.limit_name = bound.limit_name and p.part > -2
+    ), 0) - case when c_parts = 0 then bound.max_running else 0 end;
+    for v_part in 0..c_parts - 1 loop
         exit when v_surplus <= 0;
-        continue when not rota._lock_part(limit_name, v_part);
+        continue when not rota._lock_part(bound.limit_name, v_part);
         insert into rota.limit_parts (limit_name, part, max_running, slots)
-        select _settle_slots.limit_name, v_part, _settle_slots.max_running, 0
+        select bound.limit_name, v_part, bound.max_running, 0
         where not exists (
             select from rota.limit_parts as p
-            where p.limit_name = _settle_slots.limit_name and p.part = v_part
+            where p.limit_name = bound.limit_name and p.part = v_part
         );
-        if found then v_surplus := v_surplus - rota._part_slots(v_part, max_running); end if;
+        if found then
+            v_surplus := v_surplus - bound.max_running / c_parts
+                - (v_part < bound.max_running % c_parts)::integer;
+        end if;
     end loop;
 
     if v_surplus > 0 then
         delete from rota.limit_slots as s
         where s.ctid = any(array(
             select f.ctid from rota.limit_slots as f
-            where f.limit_name = _settle_slots.limit_name order by f.version
+            where f.limit_name = bound.limit_name order by f.version
             limit least(v_surplus, 10000) for update skip locked
         ));
         get diagnostics v_moved = row_count;
         v_moved := -v_moved;
     else
         v_moved := least(-v_surplus, 10000);
-        perform rota._give_slots(array_fill(limit_name, array[v_moved]));
+        perform rota._give_slots(array_fill(bound.limit_name, array[v_moved]));
     end if;
     insert into rota.limit_parts as p (limit_name, part, max_running, slots)
-    values (_settle_slots.limit_name, -1, -1, v_moved)
+    values (bound.limit_name, -1, -1, v_moved)
     on conflict on constraint limit_parts_pkey do update
     set slots = p.slots + excluded.slots;
     if v_surplus + v_moved <> 0 then return false; end if;
     update rota.limit_parts as p
-    set max_running = _settle_slots.max_running
-    where p.limit_name = _settle_slots.limit_name
-      and p.max_running <> _settle_slots.max_running;
+    set max_running = bound.max_running
+    where p.limit_name = bound.limit_name and p.max_running <> bound.max_running;
     return true;
 end;
 $$;
 
-/* Delete what no limit needs any more: starts of long ago, slots of limits out of use. */
-create or replace function rota._purge_limits(max_rows integer)
+/*
+ * Delete what no limit needs any more: starts of long ago and, if it may hold the locks that
+ * takes, the slots of keys that are out of use and of limits that were taken away.
+ */
+create or replace function rota._purge_limits(max_rows integer, with_slots boolean)
     returns integer language plpgsql as $$
 declare
     v_rows integer;
@@ -1004,12 +1092,15 @@ begin
         limit _purge_limits.max_rows for update skip locked
     ));
     get diagnostics v_rows = row_count;
+    if not with_slots then return v_rows; end if;
+
     for v_name in
         select distinct c.limit_name
         from (
             select p.limit_name from rota.limit_parts as p
-            where p.checked_at < rota.now() - interval '1 hour' order by p.checked_at
-            limit _purge_limits.max_rows
+            where p.checked_at < rota.now() - interval '1 hour'
+              and not exists (select from rota.limits as l where l.limit_name = p.limit_name)
+            order by p.checked_at limit _purge_limits.max_rows
         ) as c
     loop
         v_rows := v_rows + rota._purge_slots(v_name);
@@ -1023,28 +1114,31 @@ create or replace function rota._purge_slots(limit_name text)
     returns integer language plpgsql as $$
 declare
     v_rows tid[];
+    v_parts integer[];
+    v_issued bigint;
 begin
-    if (
-        select bool_and(rota._lock_part(_purge_slots.limit_name, p.part))
-        from rota.limit_parts as p where p.limit_name = _purge_slots.limit_name
-    ) is not true then
-        return 0;
-    end if;
+    if not rota._lock_part(limit_name, -1) then return 0; end if;
     v_rows := array(
         select s.ctid from rota.limit_slots as s where s.limit_name = _purge_slots.limit_name
         for update skip locked
     );
-    if cardinality(v_rows) < (
-        select sum(p.slots) from rota.limit_parts as p
-        where p.limit_name = _purge_slots.limit_name
-    ) then
-        -- Some are in use: asked again in an hour.
+    -- After the slots, so that none is of a part that is not among these.
+    select array_agg(p.part), sum(p.slots) into v_parts, v_issued from rota.limit_parts as p
+    where p.limit_name = _purge_slots.limit_name;
+    if cardinality(v_rows) < v_issued
+      or (select b.settled_xid from rota._bound(_purge_slots.limit_name) as b) is not null then
+        -- Asked again in an hour.
         update rota.limit_parts as p
         set checked_at = rota.now() where p.limit_name = _purge_slots.limit_name;
         return 0;
     end if;
-    delete from rota.limit_parts as p where p.limit_name = _purge_slots.limit_name;
+    delete from rota.limit_parts as p
+    where p.limit_name = _purge_slots.limit_name and p.part = any(v_parts);
     delete from rota.limit_slots as s where s.ctid = any(v_rows);
+    -- Should the limit be set meanwhile.
+    if limit_name not like 'key %:%' then
+        perform rota._add_checks('limit', array[limit_name]);
+    end if;
     return cardinality(v_rows);
 end;
 $$;

@@ -101,7 +101,7 @@ UNGUARDED = {
     "_hold_retries": "takes jobs that have just failed, whose rows the caller has locked",
     "_spend_budget": "takes waiting rows that it has just locked",
     "_expire": "takes waiting rows that the caller has locked",
-    "_settle_limit": "changes what the job counts for, and nothing that the worker relies on",
+    "_count_running": "changes what the job counts for, and nothing that the worker relies on",
     "_act": "changes rows that it has just locked in a status that the act is for",
     "_edit_jobs": "takes rows that the caller has locked, none of which run",
     "_cancel_jobs": "takes rows that the caller has locked, and asks those that run",
@@ -124,7 +124,7 @@ LOCKS = {
     "_note_fair_queue": {"pg_try_advisory_xact_lock"},
     "_lock_ticker": {"pg_advisory_xact_lock"},
     "enqueue": _GLANCE | _GLANCE_SHARED,
-    "_notify_key": _GLANCE | _GLANCE_SHARED,
+    "_notify": _GLANCE | _GLANCE_SHARED,
     "_notify_slots": _GLANCE_SHARED,
     "_notify_for": _GLANCE,
     "_notify_for_new": _GLANCE,
@@ -385,7 +385,7 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
         allowed = {
             "now": ["clock_timestamp"],
             # Whether it is alone in its transaction, not what time it is.
-            "tick": ["transaction_timestamp", "statement_timestamp"],
+            "_is_alone": ["transaction_timestamp", "statement_timestamp"],
             # And how long it has been at it.
             "tick_loop": ["clock_timestamp", "clock_timestamp"],
         }

@@ -157,7 +157,7 @@ def test_no_other_function_takes_an_advisory_lock(
         "_take_starts",
         "_note_fair_queue",
         "_lock_ticker",
-        "_notify_key",
+        "_notify",
         "_notify_slots",
         "_notify_for",
         "_notify_for_new",

@@ -100,7 +100,7 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_check_waits", "num_nonnulls(depends_on, ordering_key) > 0 then", "false then")
     ],
     "a limit with a slot too many": [
-        ("_take_slots", "v_slots := rota._part_slots", "v_slots := 1 + rota._part_slots")
+        ("_settle_slots", "then bound.max_running else 0", "then bound.max_running + 1 else 0")
     ],
     "a start that its rate does not count": [
         (

@@ -52,7 +52,9 @@ class Session:
 
     def fetch(self, query: QueryNoTemplate, params: Params = None) -> list[Any]:
         """Run a statement to its end and return its rows, if it has any."""
-        cursor = self.connection.execute(query, params)
+        # What has no values goes in one message, so that a tick is alone in its transaction.
+        prepare = None if params else False
+        cursor = self.connection.execute(query, params or None, prepare=prepare)
         return cursor.fetchall() if cursor.description else []
 
     def start(self, query: QueryNoTemplate, params: Params = None) -> Pending:

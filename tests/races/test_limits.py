@@ -305,12 +305,16 @@ def test_limit_counts_what_ran_though_its_row_was_held_at_each_look(
         with a.transaction():
             a.fetch(*call("set_progress", job_id=job_id, lease_token=token, percent=50))
             tick_each_second(b, clock, seconds)
-    settled = b.fetch("select job_type from rota.limits where is_settled")
+            counted = b.fetch("select held_limits from rota.jobs where id = %s", (job_id,))
+            assert counted == [(None,)]
+            if seconds == 1:
+                assert [job[3] for job in claimed(b)] == ["y"]
     tick_each_second(b, clock, 10)
 
-    assert settled == [("y",)]
-    assert [job[3] for job in claimed(b)] == ["y"]
-    assert b.fetch("select bool_and(is_settled) from rota.limits") == [(True,)]
+    assert claimed(b) == []
+    counted = b.fetch("select held_limits from rota.jobs where id = %s", (job_id,))
+    assert counted == [(["type x"],)]
+    assert b.fetch(RECOUNT) == []
 
 
 def test_limit_counts_a_claim_that_began_while_it_was_set(
@@ -331,3 +335,121 @@ def test_limit_counts_a_claim_that_began_while_it_was_set(
     tick_each_second(b, clock, 10)
 
     assert claimed(b) == []
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [{"job_type": "x"}, {"queue": "default"}, {"limit_key": "c:8"}, {"limit_key": "c:*"}],
+)
+@pytest.mark.parametrize("act", ["heartbeat", "finish_job"])
+def test_limit_lets_others_start_beside_a_job_whose_row_is_held(
+    a: Session, b: Session, clock: Clock, subject: dict[str, str], act: str
+) -> None:
+    """What runs uncounted uses a slot until it is counted, or has ended, and then no more."""
+    clock.set("2026-01-12 10:00+00")
+    for _ in range(6):
+        a.fetch(*call("enqueue", job_type="x", limit_key="c:8", lease="1 hour"))
+    (mine,) = claimed(a, 1)
+
+    with a.transaction():
+        a.fetch(*call(act, job_id=mine[0], lease_token=mine[1]))
+        b.fetch(*call("set_limit", **subject, max_running=3))
+        tick_each_second(b, clock, 1)
+        jobs = claimed(b)
+        tick_each_second(b, clock, 10)
+        assert (len(jobs), claimed(b)) == (2, [])
+        assert b.fetch(RECOUNT) == []
+    tick_each_second(b, clock, 20)
+
+    last = claimed(b)
+    assert len(last) == (1 if act == "finish_job" else 0)
+    for job in [*jobs, *last, *([mine] if act == "heartbeat" else [])]:
+        finish(b, job)
+    tick_each_second(b, clock, 10)
+    assert len(claimed(b)) == (2 if act == "finish_job" else 3)
+    assert b.fetch(RECOUNT) == []
+
+
+def test_key_keeps_what_runs_uncounted_when_it_gets_a_row_of_its_own(
+    a: Session, b: Session, clock: Clock
+) -> None:
+    """And gives it to its class again when that row is taken away."""
+    clock.set("2026-01-12 10:00+00")
+    for _ in range(6):
+        a.fetch(*call("enqueue", job_type="x", limit_key="c:8", lease="1 hour"))
+    mine = claimed(a, 2)
+
+    with a.transaction():
+        for job in mine:
+            a.fetch(*call("heartbeat", job_id=job[0], lease_token=job[1]))
+        b.fetch(*call("set_limit", limit_key="c:*", max_running=2))
+        tick_each_second(b, clock, 5)
+        assert claimed(b) == []
+        b.fetch(*call("set_limit", limit_key="c:8", max_running=3))
+        tick_each_second(b, clock, 10)
+        assert len(claimed(b)) == 1
+        b.fetch(*call("set_limit", limit_key="c:8", reset=True))
+        tick_each_second(b, clock, 10)
+        assert claimed(b) == []
+    tick_each_second(b, clock, 20)
+    for job in mine:
+        finish(b, job)
+    tick_each_second(b, clock, 10)
+
+    assert len(claimed(b)) == 1
+    assert b.fetch(RECOUNT) == []
+
+
+@pytest.mark.parametrize("state", ["new", "changed", "idle"])
+def test_forgotten_tick_keeps_no_limit_from_others(
+    a: Session, b: Session, clock: Clock, state: str
+) -> None:
+    """One that is not alone in its transaction leaves limits to those that are."""
+    now = clock.set("2026-01-12 10:00+00")
+    b.fetch("update rota.maintenance set done_at = %s where task = 'tick alone'", (now,))
+    subject = {"limit_key": "c:8" if state == "idle" else "c:*"}
+    if state != "new":
+        b.fetch(*call("set_limit", limit_key="c:*", max_running=3))
+        b.fetch(*call("tick"))
+    for _ in range(6):
+        a.fetch(*call("enqueue", job_type="x", limit_key="c:8", lease="1 day"))
+    (job,) = claimed(b, 1)
+    if state == "idle":
+        finish(b, job)
+        tick_each_second(b, clock, 10)
+        clock.advance("2 hours")
+        b.fetch(*call("tick"))
+        (job,) = claimed(b, 1)
+        finish(b, job)
+        clock.advance("70 minutes")
+        b.fetch("update rota.maintenance set done_at = rota.now() where task = 'tick alone'")
+    else:
+        b.fetch(*call("set_limit", **subject, max_running=2))
+
+    with a.transaction():
+        a.fetch("select 1")
+        a.fetch(*call("tick"))
+        tick_each_second(b, clock, 1)
+        assert len(claimed(b)) == (3 if state == "idle" else 1)
+
+
+@pytest.mark.parametrize(
+    "subject", [{"job_type": "x"}, {"queue": "default"}, {"limit_key": "k"}]
+)
+def test_forgotten_claim_keeps_one_slot_of_three_hundred(
+    a: Session, b: Session, subject: dict[str, str]
+) -> None:
+    """All are issued when the limit is set, and not in parts by those who claim."""
+    b.fetch(*call("set_limit", **subject, max_running=300))
+    b.fetch(
+        "select rota.enqueue('x', limit_key => %s) from generate_series(1, 400)",
+        (subject.get("limit_key"),),
+    )
+
+    with a.transaction():
+        assert len(claimed(a, 1)) == 1
+        others = 0
+        for _ in range(6):
+            b.fetch(*call("tick"))
+            others += len(claimed(b, 1000))
+        assert others == 299

@@ -27,7 +27,9 @@ def call(db: Db, function: str, /, **arguments: Any) -> list[Any]:
     )
     values = {k: Jsonb(v) if isinstance(v, dict) else v for k, v in arguments.items()}
     with db.cursor(row_factory=namedtuple_row) as cursor:
-        return cursor.execute(query, values).fetchall()
+        # What has no values goes in one message, so that a tick is alone in its transaction.
+        prepare = None if values else False
+        return cursor.execute(query, values or None, prepare=prepare).fetchall()
 
 
 def one(db: Db, function: str, /, **arguments: Any) -> Any:

@@ -169,6 +169,7 @@ def test_tick_is_recorded_with_its_time_and_caller(db, clock):
     assert rows(db, "select task, done_at, done_by from rota.maintenance order by 1") == [
         ("retention", now, "the night watch as postgres"),
         ("tick", now, "the night watch as postgres"),
+        ("tick alone", now, "the night watch as postgres"),
     ]
     assert rows(db, health) == [(now, "the night watch as postgres", clock.now() - now)]
 

@@ -57,6 +57,7 @@ def test_an_open_claim_keeps_only_its_own_slot(db, connect, kind, is_fresh):
         enqueue(db, **job)
     if not is_fresh:
         call(db, "finish_jobs", **owners(*claim(db, max_jobs=10)))
+    db.execute("set lock_timeout = '5 s'")
 
     first = connect()
     with first.transaction():
