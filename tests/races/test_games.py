@@ -29,7 +29,11 @@ WRITING = """
 # Where there is no pg_cron; with it they write to its tables alone.
 NOT_HERE = {"start ticker"}
 # Where the database has no number.
-NOT_HERE |= {"enqueue to", "receive jobs", "take forwards"}
+NOT_HERE |= {
+    *("enqueue to", "receive jobs", "take forwards", "begin move", "end move", "end moves"),
+    *("open arrival", "pick moves", "take moves", "receive moves", "settle arrival"),
+    "confirm arrival",
+}
 Connect = Callable[..., psycopg.Connection[Any]]
 
 
