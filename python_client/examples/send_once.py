@@ -15,7 +15,7 @@ registry = rota.Registry()
 
 
 @registry.handler("send_invoice")
-def send_invoice(job: rota.Job) -> object:
+def send_invoice(job: rota.Job) -> dict[str, str] | None:
     """Send one invoice; the key comes from the business event and not from the job."""
     number = job.payload["number"]
     with job.effect("invoice", f"invoice:{number}") as effect:
@@ -28,7 +28,8 @@ def send_invoice(job: rota.Job) -> object:
         elif not effect.is_done:
             # An earlier worker died in this block; after a look into the provider's log ...
             print(f"it is unknown whether invoice {number} was sent")
-    return effect.result
+    result: dict[str, str] | None = effect.result
+    return result
 
 
 def send_mail(number: int, email: str) -> str:
