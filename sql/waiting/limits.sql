@@ -1029,10 +1029,10 @@ begin
     end if;
     -- What part -2 holds is in use, so it is left out as what jobs hold is.
     v_surplus := coalesce((
-        select sum(p.slots)
+        select (sum(p.slots)
             - coalesce(sum(bound.max_running / nullif(c_parts, 0)
                 + (p.part < bound.max_running % nullif(c_parts, 0))::integer)
-            filter (where p.part between 0 and c_parts - 1), 0)
+            filter (where p.part between 0 and c_parts - 1), 0))::integer
         from rota.limit_parts as p where p.limit_name = bound.limit_name and p.part > -2
     ), 0) - case when c_parts = 0 then bound.max_running else 0 end;
     for v_part in 0..c_parts - 1 loop

@@ -125,7 +125,7 @@ def test_a_query_on_a_standby_is_told_and_then_the_slot_that_nobody_reads(
         (row,) = horizon(db)
 
         assert row.evidence.startswith(
-            "replication slot left, which nobody reads, holds a snap"
+            "replication slot left, which no client reads, holds a snap"
         )
         db.execute(row.remedy)
         assert horizon(db) == []
