@@ -4,12 +4,13 @@ DATABASE_URL=postgresql://localhost/shop python pipeline.py
 """
 
 import os
+from typing import Any
 
 import psycopg
 
 import rota
 
-STAGES = [
+STAGES: list[dict[str, Any]] = [
     {"stage": "check", "job_type": "check_order"},
     {"stage": "charge", "job_type": "charge_card", "max_attempts": 5},
     {"stage": "ship", "job_type": "ship_order", "queue": "warehouse"},

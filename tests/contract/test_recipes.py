@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +18,28 @@ pytestmark = [pytest.mark.plain_session, pytest.mark.own_session, pytest.mark.sl
 
 DOCS = ROOT / "python_client/docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+EXAMPLES = ROOT / "python_client/examples"
+OF_THE_READER = {
+    "README.md": """
+DATABASE_URL: str
+send_mail: Callable[[int], None]
+""",
+    "python_client/README.md": """
+import httpx
+from opentelemetry.trace import Tracer
+
+deliver: Callable[..., str]
+rates: Callable[[], Awaitable[dict[str, float]]]
+remove_what_is_older_than: Callable[..., None]
+tracer: Tracer
+page: Callable[..., None]
+""",
+    "from-other-queues.md": "deliver: Callable[..., None]",
+    "pytest.md": "import psycopg",
+}
+"""What the code of a document uses and leaves to the reader."""
+MYPY = ["--strict", "--follow-imports", "silent", "--cache-dir"]
+NO_TYPES_OF_DJANGO = ["--allow-subclassing-any", "--allow-untyped-decorators"]
 
 
 def code_of(page: str, *languages: str) -> list[str]:
@@ -25,7 +49,7 @@ def code_of(page: str, *languages: str) -> list[str]:
 
 def sources_of_examples() -> list[str]:
     """Return all sources of the examples, whose own tests run them."""
-    sources = (ROOT / "python_client/examples").glob("*_app/**/*.py")
+    sources = EXAMPLES.glob("*_app/**/*.py")
     return [path.read_text() for path in sources]
 
 
@@ -103,3 +127,46 @@ def test_links_and_commands_of_a_recipe_exist(page: str) -> None:
 
     assert [link for link in links if not (DOCS / link).exists()] == []
     assert commands <= set(re.findall(r"^    ([a-z]+) ", told, re.MULTILINE))
+
+
+def test_code_of_documents_has_the_right_types(tmp_path: Path) -> None:
+    """The blocks of each are one module; those of an example are checked with it."""
+    documents = ["README.md", "python_client/README.md", *PAGES]
+    for document in documents:
+        path = DOCS / document if document in PAGES else ROOT / document
+        known = "from collections.abc import Awaitable, Callable\n" + OF_THE_READER.get(
+            document, ""
+        )
+        blocks = [
+            text for language, text in BLOCK.findall(path.read_text()) if language == "python"
+        ]
+        own = [text for text in blocks if not any(text in s for s in sources_of_examples())]
+        module = re.sub(r"\W", "_", document.removesuffix(".md"))
+        (tmp_path / f"{module}.py").write_text("\n\n".join([known, *own]))
+
+    assert_right_types(tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("directory", "options"),
+    [(".", []), ("fastapi_app", []), ("django_app", NO_TYPES_OF_DJANGO)],
+)
+def test_an_example_has_the_right_types(
+    directory: str, options: list[str], tmp_path: Path
+) -> None:
+    chosen = EXAMPLES.glob("*.py") if directory == "." else [EXAMPLES / directory]
+
+    assert_right_types(EXAMPLES / directory, tmp_path, *options, *map(str, chosen))
+
+
+def assert_right_types(directory: Path, cache: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *MYPY, cache, *(arguments or ["."])],
+        cwd=directory,
+        env={**os.environ, "MYPYPATH": str(ROOT / "python_client/src")},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
