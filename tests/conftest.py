@@ -63,6 +63,7 @@ SLOWEST = (
     "contract/test_node.py",
     "races/test_load.py",
     "client/test_package.py",
+    "client/test_django_suite.py",
     "sql/schedules/test_describe.py",
 )
 TEMPLATE = "rota_template"

@@ -1,4 +1,4 @@
-"""Rota as the backend of Django's Tasks: what Django's own tests of backends expect of one."""
+"""Rota as the backend of Django's Tasks, beyond what Django's own tests ask of one."""
 
 from __future__ import annotations
 
@@ -76,6 +76,19 @@ def test_a_task_that_was_enqueued_is_ready() -> None:
     found = add.get_result(result.id)
     assert (found.id, found.status, found.args) == (result.id, result.status, result.args)
     assert found.task == add
+
+
+def test_a_task_of_an_older_version_has_the_time_of_its_job(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    path = add.module_path
+    job = client.enqueue(
+        "django_task", {"task": path, "args": [1], "kwargs": {}, "backend": "default"}
+    )
+
+    found = add.get_result(str(job.job_id))
+
+    assert (found.enqueued_at,) == db.execute("select created_at from rota.jobs").fetchone()
 
 
 @pytest.mark.parametrize("each", [add, add_in_loop])

@@ -74,7 +74,8 @@ class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
     def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
         """Add a job in the transaction of Django's connection."""
         self.validate_task(task)
-        result = self._result(task, "", args, kwargs, enqueued_at=timezone.now())
+        enqueued_at = timezone.now()
+        result = self._result(task, "", args, kwargs, enqueued_at=enqueued_at)
         job = Client(connections[self.database]).enqueue(
             JOB_TYPE,
             {
@@ -82,6 +83,7 @@ class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
                 "args": result.args,
                 "kwargs": result.kwargs,
                 "backend": self.alias,
+                "enqueued_at": enqueued_at.isoformat(),
             },
             queue=task.queue_name,
             priority=-task.priority,  # of rota's, the lower runs first
@@ -110,7 +112,7 @@ class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
             job["priority"],
             json.loads(job["payload"]),
             status=STATUSES.get(job["status"], TaskResultStatus.READY),
-            enqueued_at=job["created_at"],
+            created_at=job["created_at"],
             started_at=errors[0][2] if errors else job["started_at"],
             last_attempted_at=job["started_at"],
             finished_at=job["finished_at"],
@@ -132,7 +134,7 @@ class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
             job.priority,
             job.payload,
             status=TaskResultStatus.RUNNING,
-            enqueued_at=job.created_at,
+            created_at=job.created_at,
             started_at=now,
             last_attempted_at=now,
             worker_ids=[job.worker],
@@ -160,8 +162,17 @@ class RotaBackend(BaseTaskBackend):  # type: ignore[misc]  # untyped in Django
             )
 
     def _of_job(
-        self, result_id: str, queue: str, priority: int, payload: Any, **known: Any
+        self,
+        result_id: str,
+        queue: str,
+        priority: int,
+        payload: Any,
+        created_at: datetime,
+        **known: Any,
     ) -> TaskResult:
+        # By the clock of the producer, so that each result of a Task has the same time.
+        said = payload.get("enqueued_at")
+        known["enqueued_at"] = datetime.fromisoformat(said) if said else created_at
         task = import_string(payload["task"]).using(
             priority=-priority, queue_name=queue, backend=self.alias
         )

@@ -78,9 +78,24 @@ def tell_django(job: Job | AsyncJob, end: JobEnd) -> None:
     if end.exception is not None:
         result.errors.append(task_error(end.exception))
     try:
-        task_finished.send(type(result.task.get_backend()), task_result=result)
+        _send_finished(result, end.exception)
     finally:
         close_old_connections()  # this thread is none of those that run handlers
+
+
+def _send_finished(result: TaskResult, error: BaseException | None) -> None:
+    """Send the signal as Django does: while an exception is handled, which it then logs."""
+    sender = type(result.task.get_backend())
+    if error is None:
+        task_finished.send(sender, task_result=result)
+        return
+    stack = error.__traceback__
+    try:
+        raise error
+    except BaseException:
+        task_finished.send(sender, task_result=result)
+    finally:
+        error.__traceback__ = stack
 
 
 def _started(job: Job) -> TaskResult:
