@@ -111,7 +111,7 @@ class Task(Generic[Call, P, R]):
         self._own_process = own_process
         if own_process and (self._is_async or self._job_name is not None):
             raise TypeError(
-                f"{job_type} , of own_process, is a plain function without a job, which cannot "
+                f"{job_type}, of own_process, is a plain function without a job, which cannot "
                 "go there: let an async one call job.run_in_process()"
             )
         self._templates = {
