@@ -170,8 +170,8 @@ $$;
 comment on function rota.start_pipeline is
     'Begin a run of a pipeline and return the id of its job, or of the job that has its '
     'idempotency_key already, in whatever stage; raises 22023 for a bad argument, RT001 for an '
-    'unknown job in depends_on or blocks, RT013 if the job in blocks has started, RT003 if it '
-    'has ended.';
+    'unknown job in depends_on or blocks, RT013 if the job in blocks has started or another '
+    'transaction has it locked, RT003 if it has ended.';
 
 /*
  * Running or waiting jobs of pipelines leave their stage as _end_jobs() was told: those that

@@ -87,6 +87,9 @@ LINES = Game(
         "sweep": [{"swept": 0}],
         "checks": [{"is_null": False}],
         "release": [{"is_released": None}],
+        # The producer does not wait for who is at the job that it names.
+        "enqueue before": "RT013",
+        "enqueue before second": "RT013",
     },
     # In the end everything may run: so what is not running has been forgotten.
     settle=(

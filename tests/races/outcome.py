@@ -2,12 +2,16 @@
 
 New jobs get their ids in the order in which they are made, which tells nothing.  So they are
 named anew: of all ways to number them the one is taken that gives the least text.
+
+The jobs of a fair queue stand a microsecond apart, and two producers that do not see each other
+may give out the same place: nobody holds a row for it.  So places count by the millisecond.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import permutations
 from typing import Any
 
@@ -70,7 +74,11 @@ def _rename(value: Any, names: dict[int, str]) -> Any:
         return [_rename(each, names) for each in value]
     if not isinstance(value, dict):
         return value
-    return {
+    named = {
         key: names.get(each, each) if key in ID_COLUMNS else _rename(each, names)
         for key, each in value.items()
     }
+    if named.get("own_place"):
+        place = datetime.fromisoformat(named["own_place"])
+        named["own_place"] = place.isoformat(timespec="milliseconds")
+    return named
