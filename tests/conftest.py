@@ -271,7 +271,7 @@ def url_of(server: EmbeddedPostgres) -> Iterator[Callable[[str], str]]:
 
 _numbers = count(1)
 _finished: list[str] = []
-_unused: list[str] = []
+_unused: dict[str, list[str]] = {}  # by what they are copies of
 
 
 @pytest.fixture
@@ -282,11 +282,12 @@ def dsn(
 
     The test before may have had it too, if nothing was written since and nobody is left there.
     """
-    name = _unused.pop() if _unused else _clone(admin, template)
+    unused = _unused.setdefault(template, [])
+    name = unused.pop() if unused else _clone(admin, template)
     before = _written(admin)
     yield url_of(name)
     is_unused = _written(admin) == before and _is_empty(admin, name)
-    (_unused if is_unused else _finished).append(name)
+    (unused if is_unused else _finished).append(name)
 
 
 def _clone(admin: psycopg.Connection[Any], template: str) -> str:

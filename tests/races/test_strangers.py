@@ -12,8 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from races.harness import Session
+from rota.testing.server import EmbeddedPostgres
 
 Params = dict[str, Any]
 
@@ -376,12 +378,31 @@ def _scene(db: psycopg.Connection[Any]) -> Params:
     return params
 
 
+@pytest.fixture(scope="module")
+def scene() -> Params:
+    """The ids and tokens of the jobs that the template has."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def template(
+    template: str, scene: Params, server: EmbeddedPostgres, admin: psycopg.Connection[Any]
+) -> str:
+    """The database that every test gets a copy of, with the jobs and settings of both sides."""
+    admin.execute(
+        sql.SQL("create database strangers template {}").format(sql.Identifier(template))
+    )
+    with psycopg.connect(server.url("strangers"), autocommit=True) as connection:
+        scene.update(_scene(connection))
+    return "strangers"
+
+
 @pytest.mark.parametrize("act", ACTS)
 def test_an_open_transaction_delays_only_what_it_has_taken(
-    db: psycopg.Connection[Any], session: Callable[[], Session], act: str
+    scene: Params, session: Callable[[], Session], act: str
 ) -> None:
     """A acts and stays open; B makes the calls of strangers, none of which waits."""
-    params = _scene(db)
+    params = dict(scene)
     a, b = session(), session()
     b.fetch("set statement_timeout = '1s'")
     a.fetch("begin")
