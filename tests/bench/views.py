@@ -1,19 +1,24 @@
 """How long the questions take at a million live, ten million ended jobs and a million errors.
 
-    python tests/bench/views.py [--scale 0.1]
+    python tests/bench/views.py [--scale 0.1] [--keep | --url URL]
 
 The jobs are of 10 queues with 5 types each, and of the last seven days.  A hundredth of the
 live ones each waits under a full limit, behind a halted key, and for a dead job.  Twenty
 workers are there.  Ticks count what ended, as they would have; then each question is asked six
 times, and the median of the last five told.  Autovacuum is on, as it should be.
+
+To fill the tables takes long.  With --keep the server stays until Ctrl-C, and --url asks it
+again, with what this tree installs.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -150,42 +155,69 @@ def count(db: psycopg.Connection[Any]) -> tuple[int, float, float]:
             return ticks, time.perf_counter() - began, longest
 
 
+def fill(db: psycopg.Connection[Any], scale: float) -> None:
+    """Write the jobs, count them and let some wait, and tell how long it took."""
+    began = time.perf_counter()
+    with psycopg.ClientCursor(db) as cursor:
+        cursor.execute(FILL, {"scale": scale})  # type: ignore[arg-type]
+    db.execute("vacuum (analyze)")
+    print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
+    ticks, seconds, longest = count(db)
+    counted = ask(db, "select sum(total) from rota.job_stats where step = 'day'")
+    print(
+        f"counted in {ticks} ticks, {seconds:.0f} s, longest {longest * 1000:.0f} ms;"
+        f" {counted} ends are in days",
+        flush=True,
+    )
+    let_wait(db, int(10_000 * scale))
+    db.execute("vacuum (analyze)")
+
+
+def ask_all(db: psycopg.Connection[Any]) -> None:
+    """Ask each question, and tell how long it took."""
+    jobs = {name: ask(db, which) for name, which in JOBS.items()}
+    questions = QUESTIONS | {
+        f"explain_job(), {name}": f"select * from rota.explain_job({job_id})"
+        for name, job_id in jobs.items()
+        if job_id is not None  # as none is for later after an hour
+    }
+    for name, question in questions.items():
+        times = []
+        for _ in range(6):
+            start = time.perf_counter()
+            db.execute(question).fetchall()  # type: ignore[arg-type]
+            times.append((time.perf_counter() - start) * 1000)
+            if times[-1] > 5000:
+                break
+        print(f"{name:<48}{statistics.median(times[1:] or times):10.1f} ms", flush=True)
+
+
+def connect(url: str) -> psycopg.Connection[Any]:
+    """Install this tree's SQL, and connect."""
+    command = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", url]
+    subprocess.run([*command, "-f", str(SQL / "install.sql")], check=True)
+    return psycopg.connect(url, autocommit=True, prepare_threshold=None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="part of the rows")
-    scale = parser.parse_args().scale
+    parser.add_argument("--keep", action="store_true", help="keep the server until Ctrl-C")
+    parser.add_argument("--url", help="ask a server that another run keeps")
+    arguments = parser.parse_args()
+    if arguments.url:
+        with connect(arguments.url) as db:
+            ask_all(db)
+        return
     settings = ("shared_buffers=2GB", "fsync=off", "max_wal_size=8GB")
     with EmbeddedPostgres(settings=settings) as server:
-        command = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", server.url()]
-        subprocess.run([*command, "-f", str(SQL / "install.sql")], check=True)
-        with psycopg.connect(server.url(), autocommit=True, prepare_threshold=None) as db:
-            began = time.perf_counter()
-            with psycopg.ClientCursor(db) as cursor:
-                cursor.execute(FILL, {"scale": scale})  # type: ignore[arg-type]
-            db.execute("vacuum (analyze)")
-            print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
-            ticks, seconds, longest = count(db)
-            counted = ask(db, "select sum(total) from rota.job_stats where step = 'day'")
-            print(
-                f"counted in {ticks} ticks, {seconds:.0f} s, longest {longest * 1000:.0f} ms;"
-                f" {counted} ends are in days",
-                flush=True,
-            )
-            let_wait(db, int(10_000 * scale))
-            db.execute("vacuum (analyze)")
-            questions = QUESTIONS | {
-                f"explain_job(), {name}": f"select * from rota.explain_job({ask(db, which)})"
-                for name, which in JOBS.items()
-            }
-            for name, question in questions.items():
-                times = []
-                for _ in range(6):
-                    start = time.perf_counter()
-                    db.execute(question).fetchall()  # type: ignore[arg-type]
-                    times.append((time.perf_counter() - start) * 1000)
-                    if times[-1] > 5000:
-                        break
-                print(f"{name:<48}{statistics.median(times[1:] or times):10.1f} ms", flush=True)
+        with connect(server.url()) as db:
+            fill(db, arguments.scale)
+            ask_all(db)
+        if arguments.keep:
+            print(f"kept until Ctrl-C: {server.url()}", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
 
 
 if __name__ == "__main__":
