@@ -3,7 +3,8 @@
  *
  * The history tells what ended: finished_jobs, job_errors and stage_runs.  No producer and no
  * worker counts anything; a tick reads what is new in the history by its time, adds it to the
- * minutes of job_stats, and later adds up minutes to hours and hours to days.
+ * minutes of job_stats, and later adds minutes to hours, five at a time, and hours to days.  So
+ * a question about a month reads days, a few hours and a few minutes.
  *
  * A row may come to be seen after later ones: its transaction goes on after it has ended a job.
  * But who writes such a row first has a number (xid) and a lock on the table, and then reads
@@ -318,15 +319,16 @@ begin
         select b.step, b.starts_at, b.queue, b.job_type, b.outcome, sum(b.total)::bigint,
             coalesce(sum(b.total_wait), '0'), max(b.longest_wait), '{}'::smallint[],
             '{}'::bigint[], coalesce(sum(b.total_run), '0'), max(b.longest_run),
-            '{}'::smallint[], '{}'::bigint[]
+            '{}'::smallint[], '{}'::bigint[], 0::bigint, 0::bigint
         from binned as b group by 1, 2, 3, 4, 5
         union all
         select w.step, w.starts_at, w.queue, w.job_type, w.outcome, 0, '0', null,
-            array_agg(w.bucket), array_agg(w.total), '0', null, '{}', '{}'
+            array_agg(w.bucket), array_agg(w.total), '0', null, '{}', '{}',
+            sum(w.total)::bigint, 0
         from waits as w group by 1, 2, 3, 4, 5
         union all
         select r.step, r.starts_at, r.queue, r.job_type, r.outcome, 0, '0', null, '{}', '{}',
-            '0', null, array_agg(r.bucket), array_agg(r.total)
+            '0', null, array_agg(r.bucket), array_agg(r.total), 0, sum(r.total)::bigint
         from runs as r group by 1, 2, 3, 4, 5
     ) as a;
     if v_added is not null then perform rota._add_stats(v_added); end if;
@@ -365,15 +367,16 @@ begin
     )
     insert into rota.job_stats as s (step, starts_at, queue, job_type, outcome, total,
         total_wait, longest_wait, wait_buckets, wait_counts, total_run, longest_run,
-        run_buckets, run_counts)
+        run_buckets, run_counts, waits, runs)
     select t.step, t.starts_at, t.queue, t.job_type, t.outcome, t.total, t.total_wait,
         t.longest_wait, coalesce(w.buckets, '{}'), coalesce(w.counts, '{}'), t.total_run,
-        t.longest_run, coalesce(r.buckets, '{}'), coalesce(r.counts, '{}')
+        t.longest_run, coalesce(r.buckets, '{}'), coalesce(r.counts, '{}'), t.waits, t.runs
     from (
         select e.step, e.starts_at, e.queue, e.job_type, e.outcome,
             sum(e.total)::bigint as total, sum(e.total_wait) as total_wait,
             max(e.longest_wait) as longest_wait, sum(e.total_run) as total_run,
-            max(e.longest_run) as longest_run
+            max(e.longest_run) as longest_run, sum(e.waits)::bigint as waits,
+            sum(e.runs)::bigint as runs
         from every as e group by 1, 2, 3, 4, 5
     ) as t
     left join (
@@ -393,11 +396,14 @@ begin
         longest_wait = excluded.longest_wait, wait_buckets = excluded.wait_buckets,
         wait_counts = excluded.wait_counts, total_run = excluded.total_run,
         longest_run = excluded.longest_run, run_buckets = excluded.run_buckets,
-        run_counts = excluded.run_counts;
+        run_counts = excluded.run_counts, waits = excluded.waits, runs = excluded.runs;
 end;
 $$;
 
-/* Add up the next hour or day that is counted whole; returns whether there was one. */
+/*
+ * Add the next minutes to their hour, or the next hours to their day: those that are counted,
+ * up to the end of that hour or day; returns whether there were any.
+ */
 create or replace function rota._roll_up(counted_until timestamptz)
     returns boolean language plpgsql as $$
 declare
@@ -409,11 +415,12 @@ begin
     select p.* into v_progress from rota.stats_progress as p;
     for v_step in
         select 'minute' as of, 'hour' as name, interval '1 hour' as length,
-            v_progress.hours_until as since, _roll_up.counted_until as until
+            interval '5 minutes' as part, v_progress.hours_until as since,
+            _roll_up.counted_until as until
         union all
-        select 'hour', 'day', '1 day', v_progress.days_until, v_progress.hours_until
+        select 'hour', 'day', '1 day', '1 hour', v_progress.days_until, v_progress.hours_until
     loop
-        v_end := date_bin(v_step.length, v_step.until, 'epoch');
+        v_end := date_bin(v_step.part, v_step.until, 'epoch');
         continue when v_end <= v_step.since;
         v_start := date_bin(v_step.length, (
             select min(s.starts_at) from rota.job_stats as s
@@ -421,13 +428,15 @@ begin
         ), 'epoch');
         -- Otherwise nothing ended in any of them.
         if v_start < v_end then
-            v_end := v_start + v_step.length;
+            v_end := least(v_end, v_start + v_step.length);
             perform rota._add_stats((
                 select array_agg(row(v_step.name, v_start, s.queue, s.job_type, s.outcome,
                     s.total, s.total_wait, s.longest_wait, s.wait_buckets, s.wait_counts,
-                    s.total_run, s.longest_run, s.run_buckets, s.run_counts)::rota.job_stats)
+                    s.total_run, s.longest_run, s.run_buckets, s.run_counts, s.waits,
+                    s.runs)::rota.job_stats)
                 from rota.job_stats as s
-                where s.step = v_step.of and s.starts_at >= v_start and s.starts_at < v_end
+                where s.step = v_step.of and s.starts_at >= greatest(v_start, v_step.since)
+                  and s.starts_at < v_end
             ));
         end if;
         update rota.stats_progress as p

@@ -3,8 +3,8 @@
  *
  * Everything here reads job_stats, which maintenance fills (maintenance/statistics.sql), and
  * never the jobs.  Of a span it takes rows of days for the whole days in it, rows of hours for
- * the whole hours that are left, and rows of minutes for the rest; so a month costs little more
- * than an hour.
+ * the whole hours that are left, and rows of minutes for the rest.  Today and this hour have
+ * such rows, too, up to a few minutes ago.  So a month costs little more than an hour.
  */
 
 create or replace function rota.job_stats(
@@ -38,82 +38,73 @@ begin
     v_since := rota._stats_since(step, since, until);
     return query
     with parts as materialized (
-        select
-            case job_stats.step when 'total' then v_since else date_bin(
-                ('1 ' || job_stats.step)::interval, s.starts_at, 'epoch') end as starts_at,
-            case when 'queue' = any(group_by) then s.queue end as queue,
-            case when 'job_type' = any(group_by) then s.job_type end as job_type, s.outcome,
-            s.total, s.total_wait, s.longest_wait, s.wait_buckets, s.wait_counts, s.total_run,
-            s.longest_run, s.run_buckets, s.run_counts
-        from rota._stats_rows(job_stats.step, v_since,
-            greatest(least(job_stats.until, rota.now() + interval '1 day'),
-                '1970-01-01 00:00+00')) as s
-        where (queues is null or s.queue = any(queues))
-          and (c_visible is null or s.queue = any(c_visible))
-          and (job_types is null or s.job_type = any(job_types))
-    ),
-    waits as (
-        select p.starts_at, p.queue, p.job_type, h.bucket, sum(h.total) as total
-        from parts as p
-        cross join lateral unnest(p.wait_buckets, p.wait_counts) as h (bucket, total)
-        where p.outcome in ('succeeded', 'failed') group by 1, 2, 3, 4
-    ),
-    runs as (
-        select p.starts_at, p.queue, p.job_type, h.bucket, sum(h.total) as total
-        from parts as p
-        cross join lateral unnest(p.run_buckets, p.run_counts) as h (bucket, total)
-        where p.outcome in ('succeeded', 'failed') group by 1, 2, 3, 4
-    ),
-    wait_times as (
-        select r.starts_at, r.queue, r.job_type, max(r.of_all) as total,
-            min(r.bucket) filter (where r.reached >= 0.5 * r.of_all) as p50,
-            min(r.bucket) filter (where r.reached >= 0.95 * r.of_all) as p95,
-            min(r.bucket) filter (where r.reached >= 0.99 * r.of_all) as p99
+        -- By a number of its own for each row of the answer, which is quicker to group by.
+        select dense_rank() over (order by r.starts_at, r.queue, r.job_type) as place, r.*
         from (
-            select w.*, sum(w.total) over (g order by w.bucket) as reached,
-                sum(w.total) over g as of_all
-            from waits as w window g as (partition by w.starts_at, w.queue, w.job_type)
+            select
+                case job_stats.step when 'total' then v_since else date_bin(
+                    ('1 ' || job_stats.step)::interval, s.starts_at, 'epoch') end as starts_at,
+                case when 'queue' = any(group_by) then s.queue end as queue,
+                case when 'job_type' = any(group_by) then s.job_type end as job_type,
+                s.outcome, s.outcome in ('succeeded', 'failed') as is_attempt, s.total,
+                s.total_wait, s.longest_wait, s.wait_buckets, s.wait_counts, s.waits,
+                s.total_run, s.longest_run, s.run_buckets, s.run_counts, s.runs
+            from rota._stats_rows(job_stats.step, v_since,
+                greatest(least(job_stats.until, rota.now() + interval '1 day'),
+                    '1970-01-01 00:00+00')) as s
+            where (queues is null or s.queue = any(queues))
+              and (c_visible is null or s.queue = any(c_visible))
+              and (job_types is null or s.job_type = any(job_types))
         ) as r
-        group by 1, 2, 3
     ),
-    run_times as (
-        select r.starts_at, r.queue, r.job_type, max(r.of_all) as total,
-            min(r.bucket) filter (where r.reached >= 0.5 * r.of_all) as p50,
-            min(r.bucket) filter (where r.reached >= 0.95 * r.of_all) as p95,
-            min(r.bucket) filter (where r.reached >= 0.99 * r.of_all) as p99
-        from (
-            select w.*, sum(w.total) over (g order by w.bucket) as reached,
-                sum(w.total) over g as of_all
-            from runs as w window g as (partition by w.starts_at, w.queue, w.job_type)
-        ) as r
-        group by 1, 2, 3
-    )
-    select t.starts_at, t.queue, t.job_type, t.succeeded + t.failures, t.succeeded, t.failures,
-        t.dead, t.cancelled, t.total_wait / w.total::float8, rota._bucket_time(w.p50),
-        least(rota._bucket_time(w.p95), t.longest_wait),
-        least(rota._bucket_time(w.p99), t.longest_wait), t.longest_wait,
-        t.total_run / r.total::float8, rota._bucket_time(r.p50),
-        least(rota._bucket_time(r.p95), t.longest_run),
-        least(rota._bucket_time(r.p99), t.longest_run), t.longest_run
-    from (
-        select p.starts_at, p.queue, p.job_type,
+    sums as materialized (
+        select p.place, p.starts_at, p.queue, p.job_type,
             sum(case p.outcome when 'succeeded' then p.total else 0 end)::bigint as succeeded,
             sum(case p.outcome when 'failed' then p.total else 0 end)::bigint as failures,
             sum(case p.outcome when 'dead' then p.total else 0 end)::bigint as dead,
             sum(case p.outcome when 'cancelled' then p.total else 0 end)::bigint as cancelled,
-            sum(p.total_wait) filter (where p.outcome in ('succeeded', 'failed')) as total_wait,
-            max(p.longest_wait) filter (where p.outcome in ('succeeded', 'failed'))
-                as longest_wait,
-            sum(p.total_run) filter (where p.outcome in ('succeeded', 'failed')) as total_run,
-            max(p.longest_run) filter (where p.outcome in ('succeeded', 'failed'))
-                as longest_run
-        from parts as p group by 1, 2, 3
-    ) as t
-    left join wait_times as w on w.starts_at = t.starts_at
-      and w.queue is not distinct from t.queue and w.job_type is not distinct from t.job_type
-    left join run_times as r on r.starts_at = t.starts_at
-      and r.queue is not distinct from t.queue and r.job_type is not distinct from t.job_type
-    order by t.starts_at, t.queue, t.job_type;
+            sum(p.waits::float8) filter (where p.is_attempt) as waits,
+            sum(p.total_wait) filter (where p.is_attempt) as total_wait,
+            max(p.longest_wait) filter (where p.is_attempt) as longest_wait,
+            sum(p.runs::float8) filter (where p.is_attempt) as runs,
+            sum(p.total_run) filter (where p.is_attempt) as total_run,
+            max(p.longest_run) filter (where p.is_attempt) as longest_run
+        from parts as p group by 1, 2, 3, 4
+    ),
+    percentiles as (
+        select r.place,
+            min(r.bucket) filter (where not r.is_run and r.share >= 0.5) as wait_p50,
+            min(r.bucket) filter (where not r.is_run and r.share >= 0.95) as wait_p95,
+            min(r.bucket) filter (where not r.is_run and r.share >= 0.99) as wait_p99,
+            min(r.bucket) filter (where r.is_run and r.share >= 0.5) as run_p50,
+            min(r.bucket) filter (where r.is_run and r.share >= 0.95) as run_p95,
+            min(r.bucket) filter (where r.is_run and r.share >= 0.99) as run_p99
+        from (
+            select b.place, b.is_run, b.bucket,
+                -- Equal buckets of several rows have one share: that of all of them.
+                sum(b.total) over (partition by b.place, b.is_run order by b.bucket)
+                    / case when b.is_run then s.runs else s.waits end as share
+            from (
+                select p.place, false as is_run, unnest(p.wait_buckets) as bucket,
+                    unnest(p.wait_counts)::float8 as total
+                from parts as p where p.is_attempt
+                union all
+                select p.place, true, unnest(p.run_buckets), unnest(p.run_counts)
+                from parts as p where p.is_attempt
+            ) as b
+            join sums as s on s.place = b.place
+        ) as r
+        group by r.place
+    )
+    select s.starts_at, s.queue, s.job_type, s.succeeded + s.failures, s.succeeded, s.failures,
+        s.dead, s.cancelled, s.total_wait / nullif(s.waits, 0), rota._bucket_time(p.wait_p50),
+        least(rota._bucket_time(p.wait_p95), s.longest_wait),
+        least(rota._bucket_time(p.wait_p99), s.longest_wait), s.longest_wait,
+        s.total_run / nullif(s.runs, 0), rota._bucket_time(p.run_p50),
+        least(rota._bucket_time(p.run_p95), s.longest_run),
+        least(rota._bucket_time(p.run_p99), s.longest_run), s.longest_run
+    from sums as s left join percentiles as p on p.place = s.place
+    order by s.place;
 end;
 $$;
 
@@ -130,7 +121,8 @@ declare
     c_now constant timestamptz := rota.now();
     -- Nothing ends tomorrow, and steps cannot be counted to the end of all times.
     c_since constant timestamptz := least(greatest('1970-01-01 00:00+00', coalesce(since,
-        least(greatest(until, '1970-01-01 00:00+00'), c_now) - case step
+        least(case when until is not null then greatest(until, '1970-01-01 00:00+00') end,
+            c_now) - case step
             when 'hour' then interval '1 day'
             when 'day' then interval '30 days'
             else interval '1 hour'
@@ -144,7 +136,10 @@ begin
 end;
 $$;
 
-/* The rows of job_stats that make up a span, each end of a job in one of them. */
+/*
+ * The rows of job_stats that make up a span, each end of a job in one of them.  The row of a
+ * day or hour that goes on has what ended up to days_until or hours_until.
+ */
 create or replace function rota._stats_rows(
     step text, since timestamptz, until timestamptz
 )
@@ -157,15 +152,21 @@ declare
     v_hours_to timestamptz;
 begin
     select p.* into v_progress from rota.stats_progress as p;
-    -- The whole days and hours of the span that are added up; of neither if from is the end.
+    -- The days and hours that are wholly in the span; of neither if from is the end.
     if step in ('day', 'total') then
         v_days_from := date_bin('1 day', since + interval '1 day' - interval '1 us', 'epoch');
-        v_days_to := least(date_bin('1 day', until, 'epoch'), v_progress.days_until);
+        v_days_to := case
+            when until < v_progress.days_until then date_bin('1 day', until, 'epoch')
+            else v_progress.days_until
+        end;
     end if;
     if step <> 'minute' then
         v_hours_from := date_bin('1 hour', since + interval '1 hour' - interval '1 us',
             'epoch');
-        v_hours_to := least(date_bin('1 hour', until, 'epoch'), v_progress.hours_until);
+        v_hours_to := case
+            when until < v_progress.hours_until then date_bin('1 hour', until, 'epoch')
+            else v_progress.hours_until
+        end;
     end if;
     if v_hours_from < v_hours_to is not true then
         v_hours_from := until;

@@ -1,8 +1,8 @@
 /*
  * tables/statistics.sql -- how many jobs ended, how, and how long they waited and ran.
  *
- * job_stats has a row per minute, queue, job type and outcome, and such rows for hours and days
- * that are over.  They outlive the jobs that they count.  Times are counted in buckets, each a
+ * job_stats has a row per minute, queue, job type and outcome, and such rows for hours and
+ * days.  They outlive the jobs that they count.  Times are counted in buckets, each a
  * tenth longer than the one before it, so that any percentile is known within 5 %.
  *
  * How maintenance counts each end once is told in maintenance/statistics.sql, which alone
@@ -25,6 +25,8 @@ create table rota.job_stats (
     longest_run interval,
     run_buckets smallint[] not null,
     run_counts bigint[] not null,
+    waits bigint not null default 0,
+    runs bigint not null default 0,
 
     constraint job_stats_pkey primary key (step, starts_at, queue, job_type, outcome)
 );
@@ -35,6 +37,8 @@ comment on column rota.job_stats.outcome is
     'succeeded, dead or cancelled for jobs, and for stages of pipelines; failed for attempts.';
 comment on column rota.job_stats.wait_buckets is
     'Waits up to 1.1 to the power of this milliseconds, and longer than the bucket before.';
+comment on column rota.job_stats.waits is 'How many waits are in the buckets.';
+comment on column rota.job_stats.runs is 'How many runs are in the buckets.';
 
 create table rota.stats_progress (
     counted_until timestamptz not null,
@@ -53,8 +57,10 @@ comment on column rota.stats_progress.complete_until is
     'Everything that ended until then is counted, whatever commits late.';
 comment on column rota.stats_progress.open_xids is
     'Transactions that had ended jobs and were open when it was last looked, at sampled_at.';
-comment on column rota.stats_progress.hours_until is 'Hours before it have rows of their own.';
-
+comment on column rota.stats_progress.hours_until is
+    'The rows of hours have what the minutes before it have: whole hours, and the beginning of '
+    'the one that goes on.';
+comment on column rota.stats_progress.days_until is 'The rows of days, what the hours have.';
 comment on column rota.stats_progress.is_behind is 'Whether more can be counted at once.';
 
 insert into rota.stats_progress (counted_until, complete_until, sampled_at)

@@ -365,6 +365,80 @@ def test_job_stats_adds_up_the_same_from_all_steps(db, clock, step, since):
     assert {(row.queue, row.job_type) for row in by_type} <= {("default", None)}
 
 
+def test_the_hour_and_day_that_go_on_are_added_up_to_where_they_have_come(db, clock):
+    clock.set("2026-01-12 13:58:00+00")
+    for after in ("1 minute", "2 minutes", "5 minutes", "3 minutes", "1 minute"):
+        clock.advance(after)
+        end(db, "succeeded")
+        look(db, clock)
+    # At 13:59, 14:01, 14:07, 14:10 and 14:12, and counted until 14:12.
+    assert counted(db, "hour") == {
+        ("12 13:00", "x", "succeeded"): 1,
+        ("12 14:00", "x", "succeeded"): 2,
+    }
+    assert counted(db, "day") == {("12 00:00", "x", "succeeded"): 1}
+
+    def told(step: str, until: str | None = None) -> list[int]:
+        found = call(db, "job_stats", since="2026-01-12 13:00+00", until=until, step=step)
+        return [row.succeeded for row in found]
+
+    assert told("hour") == [1, 4]
+    assert told("day") == told("total") == [5]
+    # Within the beginning that is added up, the minutes tell; also of the day, the hours.
+    assert told("hour", "2026-01-12 14:05+00") == [1, 1]
+    assert told("total", "2026-01-12 14:05+00") == [2]
+    assert told("day", "2026-01-12 13:30+00") == []
+    assert told("day", "2026-01-12 14:08+00") == [3]
+
+
+def test_without_a_time_a_span_is_the_last_of_its_kind(db, clock):
+    """An hour by minute and in total, a day by hour, a month by day."""
+    clock.set("2026-01-12 12:00:30+00")
+    for before in ("31 days", "29 days", "25 hours", "23 hours", "61 minutes", "59 minutes"):
+        clock.set("2026-01-12 12:00:30+00")
+        clock.advance(f"-{before}")
+        end(db, "succeeded")
+    clock.set("2026-01-12 12:00:30+00")
+    settle(db)
+
+    def told(**arguments: Any) -> int:
+        found = call(db, "job_stats", group_by=[], **arguments)
+        return sum(row.succeeded for row in found)
+
+    assert told(step="minute") == told(step="total") == 1
+    assert told() == told(step="hour") == 3
+    assert told(step="day") == 5
+    assert told(until="2026-01-12 11:00:30+00") == 3
+
+
+def test_percentiles_of_many_groups_are_each_of_its_own(db, clock):
+    clock.set(NOON)
+    for seconds in (1, 2, 100):
+        for queue in ("p", "q"):
+            job = running(db, queue=queue, lease="1 hour")
+            clock.advance(f"{seconds if queue == 'p' else 10 * seconds} s")
+            one(db, "finish_job", **owner(job))
+    end(db, "cancelled", queue="r")
+    job = running(db, queue="p", lease="1 hour")
+    clock.advance("100 s")
+    one(db, "fail_job", **owner(job), error="e", fatal=True)
+    look(db, clock)
+
+    found = {row.queue: row for row in call(db, "job_stats", step="day", group_by=["queue"])}
+
+    def seconds(row: Any, name: str) -> float | None:
+        value = getattr(row, name)
+        return None if value is None else value.total_seconds()
+
+    assert seconds(found["p"], "run_p50") == pytest.approx(2, rel=0.05)
+    assert seconds(found["q"], "run_p50") == pytest.approx(20, rel=0.05)
+    assert seconds(found["p"], "run_p99") == pytest.approx(100, rel=0.05)
+    assert seconds(found["q"], "run_p99") == pytest.approx(1000, rel=0.05)
+    assert seconds(found["p"], "average_run") == pytest.approx(203 / 4)
+    assert (found["p"].attempts, found["p"].failures, found["p"].dead) == (4, 1, 1)
+    assert (found["r"].cancelled, found["r"].attempts, found["r"].run_p50) == (1, 0, None)
+
+
 def test_job_stats_refuses_what_it_does_not_know(db):
     with refused("step"):
         call(db, "job_stats", step="week")
