@@ -252,18 +252,26 @@ begin
                     v_bound.max_running),
                 'select * from rota.tick();';
         elsif v_free = 0 then
-            -- Running jobs are few, and those that hold a slot of this limit fewer.
+            -- Running jobs are few, and those that count for this limit fewer.
             v_running := array(
                 select r.id::text || coalesce(' (' || r.locked_by || ')', '')
                 from rota.jobs as r
                 where r.status = 'running' and r.locked_until is not null
-                  and v_bound.limit_name = any(r.held_limits)
-                order by r.locked_until limit 1000
+                  and (v_bound.limit_name = any(r.held_limits) or r.id = any(array(
+                    -- Their rows do not say so yet.
+                    select u.id from rota._uncounted(v_bound, array[v_bound.limit_name]) as u
+                    where exists (
+                        select from rota.limit_parts as p
+                        where p.limit_name = v_bound.limit_name and p.part = -2
+                    )
+                  )))
+                order by r.locked_until, r.id limit 1000
             );
             return query
             select 'limit_full', format('limit %s is full: %s may run at once%s',
                     v_bound.limit_name, v_bound.max_running,
-                    coalesce(', and these do: ' || nullif(rota._list(v_running), ''), '')),
+                    coalesce(', and these do: ' || nullif(rota._list(v_running), ''), '')
+                        || case when cardinality(v_running) = 1000 then ' or more' else '' end),
                 format('select rota.set_limit(%s, max_running => %s);', v_argument,
                     v_bound.max_running + 1);
         elsif v_next_start_at > c_now then
@@ -475,9 +483,10 @@ begin
         end || case
             when v_ended.jobs = 0 then '; none of queue ' || job.queue
                 || ' has ended in the last ten minutes'
-            when v_ahead > 0 then format('; %s ended in the last %s, so it starts in about %s',
-                v_ended.jobs, rota._span(v_ended.span),
-                rota._span(v_ahead * v_ended.span / v_ended.jobs))
+            when v_ahead > 0 then format('; %s ended in the last %s, so it starts in about %s, '
+                'at %s', v_ended.jobs, rota._span(v_ended.span),
+                rota._span(v_ahead * v_ended.span / v_ended.jobs),
+                rota._moment(c_now + v_ahead * v_ended.span / v_ended.jobs))
             else ''
         end,
         null::text;

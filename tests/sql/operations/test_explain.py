@@ -22,6 +22,7 @@ from sql.helpers import (
     settle,
     value,
 )
+from support.waiting import wait_until
 
 ME = {"worker": "w", "host": "h", "pid": 7, "version": "1.0", "queues": ["default"]}
 
@@ -148,8 +149,8 @@ def test_a_locked_row_names_the_session_that_holds_it(db, connect):
     assert row.remedy == f"select pg_terminate_backend({pid});"
     with owner_sees_sessions(db):
         assert "idle in transaction for" in first(db, job_id).explanation
-    other.rollback()
-    assert reasons(db, job_id) == ["next"]
+    db.execute(row.remedy)
+    wait_until(lambda: reasons(db, job_id) == ["next"], "the end of the session")
 
 
 @pytest.mark.own_session
@@ -188,6 +189,36 @@ def test_a_full_limit_names_the_jobs_that_fill_it(db):
     assert f"1 may run at once, and these do: {holder.job_id} (w)" in row.explanation
     cure(db, job_id)
     assert [job.job_id for job in claim(db)] == [job_id]
+
+
+@pytest.mark.own_session
+@pytest.mark.parametrize(
+    "subject", [{"queue": "default"}, {"job_type": "x"}, {"limit_key": "c:*"}]
+)
+def test_a_full_limit_names_jobs_whose_rows_do_not_say_that_they_count(db, connect, subject):
+    """They ran before the limit was set, and no tick could lock them since."""
+    holder = running(db, limit_key="c:1")
+    other = connect(autocommit=False)
+    other.execute("select from rota.jobs where id = %s for update", (holder.job_id,))
+    value(db, "set_limit", **subject, max_running=1)
+    settle(db)
+    assert scalar(db, "select sum(slots) from rota.limit_parts where part = -2") == -1
+    job_id = enqueue(db, limit_key="c:1")
+
+    row = first(db, job_id)
+
+    assert row.reason == "limit_full"
+    assert row.explanation.endswith(f"1 may run at once, and these do: {holder.job_id} (w)")
+
+
+def test_a_limit_that_many_fill_names_five_and_counts_the_others(db):
+    value(db, "set_limit", job_type="x", max_running=7)
+    settle(db)
+    held = [running(db).job_id for _ in range(7)]
+    job_id = enqueue(db)
+
+    names = ", ".join(f"{holder} (w)" for holder in held[:5])
+    assert first(db, job_id).explanation.endswith(f"and these do: {names} and 2 more")
 
 
 def test_a_full_limit_of_a_class_is_raised_for_the_key_alone(db):
@@ -232,6 +263,37 @@ def test_a_rate_says_when_the_next_may_start(db, clock):
 
     assert row.reason == "rate"
     assert "1 start in 1 h: the next may start in 59 min 30 s" in row.explanation
+    cure(db, job_id)
+    assert [job.job_id for job in claim(db)] == [job_id]
+
+
+def test_a_job_that_was_held_by_what_is_over_needs_a_tick(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    value(db, "pause_type", job_type="x", until=now + timedelta(minutes=1))
+    value(db, "set_limit", job_type="y", max_running=1)
+    settle(db)
+    paused = enqueue(db)
+    holder = running(db, job_type="y")
+    limited = enqueue(db, "y")
+    assert claim(db, max_jobs=2) == []
+    assert first(db, paused).reason == "type_paused"
+    assert first(db, limited).reason == "limit_full"
+    clock.advance("61 s")
+    # As an end that did not see the held job leaves it.
+    db.execute("update rota.jobs set hold = null where id = %s", (limited,))
+    value(db, "finish_job", **owner(holder))
+    db.execute("update rota.jobs set hold = 'type y' where id = %s", (limited,))
+
+    for job_id, words in (
+        (paused, "it was held by a pause that is over: the next tick lets it in"),
+        (limited, "it waits for limit type y, which has room: the next tick, or the end of"),
+    ):
+        row = first(db, job_id)
+        assert (row.reason, row.remedy) == ("needs_tick", "select * from rota.tick();")
+        assert row.explanation.startswith(words)
+    cure(db, paused)
+    assert first(db, paused).reason == "next"
+    assert {job.job_id for job in claim(db, max_jobs=2)} == {paused, limited}
 
 
 def test_a_limit_that_was_just_set_says_that_it_is_counted_first(db):
@@ -342,6 +404,7 @@ def test_a_worker_whose_session_is_gone_counts_no_more(db, connect):
 
 def test_a_place_in_the_lane_is_counted_and_timed(db, clock):
     clock.set("2026-01-01 00:00+00")
+    db.execute("set timezone = 'UTC'")
     for _ in range(4):
         value(db, "finish_job", **owner(running(db)))
         clock.advance("30 s")
@@ -355,7 +418,9 @@ def test_a_place_in_the_lane_is_counted_and_timed(db, clock):
 
     assert row.reason == "behind_in_lane"
     assert "2 jobs are before it in queue default" in row.explanation
-    assert "4 ended in the last 2 min, so it starts in about 1 min" in row.explanation
+    assert row.explanation.endswith(
+        "; 4 ended in the last 2 min, so it starts in about 1 min, at 2026-01-01 00:03:00 UTC"
+    )
 
 
 def test_a_job_of_a_fair_queue_whose_time_has_come_needs_a_tick(db, clock):
