@@ -492,8 +492,11 @@ begin
     select 'warning', format('failures of type %s in queue %s rise: %s of %s attempts in the '
             'last 10 minutes, where %s are usual', r.job_type, r.queue, r.failures, r.attempts,
             r.usual_failures),
-        format('select * from rota.error_groups where queue = %L and job_type = %L '
-            'order by last_failed_at desc limit 10;', r.queue, r.job_type)
+        -- Not error_groups, in which those of others may be the newest.
+        format('select rota.fold_error(message) as error, count(*) as failures, max(job_id) as '
+            'job_id from (select job_id, message from rota.job_errors where queue = %L and '
+            'job_type = %L order by failed_at desc limit 1000) as e group by 1 order by 2 desc '
+            'limit 10;', r.queue, r.job_type)
     from rota.rising_failures() as r limit 10;
 end;
 $$;
@@ -703,9 +706,22 @@ declare
     c_now constant timestamptz := rota.now();
 begin
     return query
-    select 'critical', 'autovacuum is off: tables and indexes grow with every job, and claims '
-        'become slower with every job', 'alter system set autovacuum = on;'
-    where current_setting('autovacuum') <> 'on' or current_setting('track_counts') <> 'on';
+    select 'critical', format('%s is off, so that no table is vacuumed: tables and indexes '
+            'grow with every job, and claims become slower with every job%s', s.name, case
+            when s.source = 'command line' then '. It is off on the command line of the '
+                'server, where it has to be taken away'
+            when n.step = 2 then '. The server reads the setting with this statement'
+            else ''
+        end),
+        case
+            when s.source = 'command line' then null
+            when n.step = 1 then format('alter system set %I = on;', s.name)
+            else 'select pg_reload_conf();'
+        end
+    from pg_settings as s cross join generate_series(1, 2) as n (step)
+    where s.name in ('autovacuum', 'track_counts') and s.setting = 'off'
+      and (n.step = 1 or s.source <> 'command line')
+    order by s.name, n.step;
     return query
     select 'warning', format('table %s has %s dead rows beside %s live ones, and was %s',
             t.name, t.dead, t.live, coalesce('vacuumed '

@@ -131,3 +131,41 @@ def test_a_query_on_a_standby_is_told_and_then_the_slot_that_nobody_reads(
         assert horizon(db) == []
     finally:
         standby.destroy()
+
+
+def test_a_job_that_a_prepared_transaction_has_locked_is_let_go(
+    primary: Server, db: Db
+) -> None:
+    (job_id,) = db.execute("select rota.enqueue('x')").fetchone() or (0,)
+    with psycopg.connect(primary.url(), autocommit=True) as other:
+        other.execute("begin")
+        other.execute("select from rota.jobs where id = %s for update", (job_id,))
+        other.execute("prepare transaction 'it''s locked'")
+
+    def asked() -> list[Any]:
+        with db.cursor(row_factory=namedtuple_row) as cursor:
+            return cursor.execute("select * from rota.explain_job(%s)", (job_id,)).fetchall()
+
+    row = asked()[0]
+
+    assert row.reason == "row_locked"
+    assert "by the prepared transaction 'it''s locked'; claims skip it" in row.explanation
+    db.execute(row.remedy)
+    assert "row_locked" not in {found.reason for found in asked()}
+
+
+def test_autovacuum_that_is_off_is_put_on_by_two_statements(primary: Server, db: Db) -> None:
+    def off() -> list[Any]:
+        with db.cursor(row_factory=namedtuple_row) as cursor:
+            cursor.execute(
+                "select * from rota.doctor() where finding = 'vacuum' and severity = 'critical'"
+            )
+            return cursor.fetchall()
+
+    setting, reload = off()
+
+    assert setting.evidence.startswith("autovacuum is off, so that no table is vacuumed")
+    assert "The server reads the setting with this statement" in reload.evidence
+    db.execute(setting.remedy)
+    db.execute(reload.remedy)
+    wait_until(lambda: off() == [], "the server to read its settings")

@@ -226,6 +226,9 @@ def test_a_queue_that_is_late_tells_what_keeps_it(db, connect):
     assert f"job {job_id}" in row.evidence
     assert "its row is locked by pid" in row.evidence
     assert row.remedy == f"select pg_terminate_backend({other.info.backend_pid});"
+    db.execute(row.remedy)
+    wait_until(lambda: "its row is locked" not in only(db).evidence, "the end of the session")
+    assert job_id in {job.job_id for job in claim(db, max_jobs=2)}
 
 
 def test_a_limit_of_nothing(db):
@@ -268,7 +271,7 @@ def test_dead_jobs_of_one_error(db):
     assert f"such as job {other}" in second.evidence
     db.execute(first.remedy)
     assert [row.id for row in rows(db, "select id from rota.dead_jobs")] == [other]
-    assert only(db).evidence == second.evidence
+    assert only(db).evidence.split(", the last")[0] == second.evidence.split(", the last")[0]
 
 
 @pytest.mark.parametrize("how_many", [5, 1003])
