@@ -206,6 +206,32 @@ def test_claim_jobs_with_a_hint_takes_only_its_types_and_what_is_due(db, clock, 
     assert ids(claim(db, job_types=["x"], max_jobs=max_jobs)) == [mine]
 
 
+def test_claim_jobs_walks_past_jobs_of_other_types_once_and_not_at_each_claim(db, clock):
+    now = clock.set("2026-01-01 00:00+00")
+    db.execute("select rota.enqueue('y') from generate_series(1, 3000)")
+    mine = [enqueue(db, "x", run_at=now) for _ in range(3)]
+
+    def walk(**arguments: object) -> int:
+        """Claim, and return how many entries of the lanes were read for it."""
+        read = "select pg_stat_get_xact_tuples_returned('rota.jobs_ready_idx'::regclass)"
+        with db.transaction():
+            before = scalar(db, read)
+            found.extend(ids(claim(db, **arguments)))
+            return scalar(db, read) - before
+
+    found: list[int] = []
+    walks = [walk(job_types=["x"]) for _ in range(4)]
+
+    assert found == mine
+    assert walks[0] > 3000
+    # Also where none of the type is left; the next full scan is due after 20 us for each.
+    assert max(walks[1:]) < 20
+    clock.advance("59 ms")
+    assert walk(job_types=["x"]) < 20
+    clock.advance("2 ms")
+    assert walk(job_types=["x"]) >= 3000
+
+
 def test_claim_jobs_with_a_hint_passes_over_what_an_open_claim_holds(db, connect, clock):
     now = clock.set("2026-01-01 00:00+00")
     first, second = (enqueue(db, run_at=now - n * SECOND) for n in (2, 1))
