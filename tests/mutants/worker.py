@@ -405,16 +405,7 @@ WORKER = (
         "session-lent-as-it-is",
         "A handler gets the session of another with all its settings.",
         "client/test_transaction.py",
-        client(
-            "worker/lending",
-            "                        use.connection.execute(_RESET)\n",
-            "",
-        ),
-        client(
-            "worker/lending",
-            "                        await use.connection.execute(_RESET)\n",
-            "",
-        ),
+        client("worker/lending", "                use.session.begin_reset()\n", ""),
     ),
     mutant(
         "call-without-limit",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .client.async_client import AsyncClient
 from .client.statement import Unset
+from .client.sync_client import Client
 from .client.values import storable
 from .rows import EffectResult
 from .worker.connection import PASSING, Retry
@@ -63,6 +64,7 @@ class Recording:
         self._what = f"job {job.job_id}: effect {scope!r} {key!r}"
         self._choice: dict[str, Any] = {"if_unknown": if_unknown, "keep": keep}
         self._withdraw_on = withdraw_on
+        self._retry = Retry("storing what became of an effect", context.connections.state)
         self._names: dict[str, Any] = {
             "scope": scope,
             "key": key,
@@ -71,16 +73,27 @@ class Recording:
         }
 
     def __enter__(self) -> Effect:
-        return self._context.run_in_loop(self.__aenter__())
+        is_due, earlier = self._context.connections.call(self._job, self._record)
+        return self._begin(is_due, earlier)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        self._context.run_in_loop(self.__aexit__(kind, error, _))
+        if (action := self._settlement(error)) is not None:
+            self._repeat(action)
 
     async def __aenter__(self) -> Effect:
         """Record the effect."""
-        is_due, earlier = await self._context.connections.call(self._job, self._record)
+        connections = self._context.connections
+        is_due, earlier = await connections.call_async(self._job, self._record_async)
+        return self._begin(is_due, earlier)
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Complete or withdraw the effect, or leave it unknown; repeat until it is stored."""
+        if (action := self._settlement(error)) is not None:
+            await self._repeat_async(action)
+
+    def _begin(self, is_due: bool, earlier: EffectResult | None) -> Effect:
         self._effect = Effect(is_due, earlier)
         if not is_due and not self._effect.is_done:
             logger.warning(
@@ -89,39 +102,52 @@ class Recording:
             )
         return self._effect
 
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Complete or withdraw the effect, or leave it unknown; repeat until it is stored."""
+    def _settlement(self, error: BaseException | None) -> Callable[[Any], Any] | None:
+        """Return the call that stores what became of it, if that is known."""
         effect = self._effect
         if not effect.is_due:
-            return
+            return None
         if effect._is_withdrawn or isinstance(error, self._withdraw_on):
-            await self._repeat(lambda client: client.withdraw_effect(**self._names))
-        elif error is None:
+            return lambda client: client.withdraw_effect(**self._names)
+        if error is None:
             result = storable(effect.result, self._job.job_id)
-            await self._repeat(
-                lambda client: client.complete_effect(**self._names, result=result)
-            )
-        else:
-            logger.warning(
-                "%s is unknown after %s: only withdraw() or an exception of withdraw_on says "
-                "that it did not happen",
-                self._what,
-                type(error).__name__,
-            )
+            return lambda client: client.complete_effect(**self._names, result=result)
+        logger.warning(
+            "%s is unknown after %s: only withdraw() or an exception of withdraw_on says "
+            "that it did not happen",
+            self._what,
+            type(error).__name__,
+        )
+        return None
 
-    async def _record(self, client: AsyncClient) -> tuple[bool, EffectResult | None]:
+    def _record(self, client: Client) -> tuple[bool, EffectResult | None]:
+        if client.record_effect(**self._names, **self._choice):
+            return True, None
+        return False, client.effect_result(self._names["scope"], self._names["key"])
+
+    async def _record_async(self, client: AsyncClient) -> tuple[bool, EffectResult | None]:
         if await client.record_effect(**self._names, **self._choice):
             return True, None
         return False, await client.effect_result(self._names["scope"], self._names["key"])
 
-    async def _repeat(self, action: Callable[[AsyncClient], Awaitable[object]]) -> None:
-        retry = Retry("storing what became of an effect", self._context.connections.state)
+    def _repeat(self, action: Callable[[Client], object]) -> None:
         while True:
             try:
-                await self._context.connections.call(self._job, action)
+                self._context.connections.call(self._job, action)
                 return
             except PASSING as error:
-                if self._job.is_lost:
-                    raise
-                pause = min(retry.fail(error), max(self._job.seconds_left, 0.0))
-                await self._context.connections.state.sleep(pause)
+                self._context.connections.state.sleep(self._pause(error))
+
+    async def _repeat_async(self, action: Callable[[AsyncClient], Awaitable[object]]) -> None:
+        while True:
+            try:
+                await self._context.connections.call_async(self._job, action)
+                return
+            except PASSING as error:
+                await self._context.connections.state.sleep_async(self._pause(error))
+
+    def _pause(self, error: BaseException) -> float:
+        """Return the seconds until the next try; raise the error if the lease is lost."""
+        if self._job.is_lost:
+            raise error
+        return min(self._retry.fail(error), max(self._job.seconds_left, 0.0))

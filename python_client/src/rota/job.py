@@ -82,10 +82,6 @@ class JobContext:
         self.processes = Processes()
         self.loop: asyncio.AbstractEventLoop
 
-    def run_in_loop(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the worker's loop, for a handler in a thread."""
-        return asyncio.run_coroutine_threadsafe(call, self.loop).result()
-
 
 class BaseJob:
     """What both kinds of job share: the claim, and what became known about it since."""
@@ -201,16 +197,11 @@ class BaseJob:
         """Whether *error* is the handler's answer to `check` or to a cancellation."""
         return isinstance(error, JobCancelled | LeaseLostError | asyncio.CancelledError)
 
-    async def _store_progress(self, percent: float, message: str | None) -> None:
-        """Store the progress, if the database can be reached."""
+    @contextmanager
+    def _storing_progress(self) -> Iterator[None]:
+        """Go on without the progress if the database cannot be reached."""
         try:
-            await self._context.connections.call(
-                self,
-                lambda client: client.set_progress(
-                    self.job_id, self.lease_token, percent, message
-                ),
-                PROGRESS_TIMEOUT,
-            )
+            yield
         except LeaseLostError:
             self.is_told_lost = True
             raise
@@ -262,12 +253,12 @@ class BaseJob:
     def _begin_finish(self) -> dict[str, Any]:
         # From here on a heartbeat that finds the job gone means that it is finished.
         self.state = State.FINISHING
-        return {
-            "job_id": self.job_id,
-            "lease_token": self.lease_token,
-            "result": storable(self.result, self.job_id),
-            "next_stage": self.next_stage,
-        }
+        arguments: dict[str, Any] = {"job_id": self.job_id, "lease_token": self.lease_token}
+        if self.result is not None:
+            arguments["result"] = storable(self.result, self.job_id)
+        if self.next_stage is not None:
+            arguments["next_stage"] = self.next_stage
+        return arguments
 
     def _end_finish(self, outcome: str) -> None:
         if outcome != "finished":
@@ -329,7 +320,14 @@ class Job(BaseJob):
 
     def set_progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
-        self._context.run_in_loop(self._store_progress(percent, message))
+        with self._storing_progress():
+            self._context.connections.call(
+                self,
+                lambda client: client.set_progress(
+                    self.job_id, self.lease_token, percent, message
+                ),
+                PROGRESS_TIMEOUT,
+            )
 
 
 class AsyncJob(BaseJob):
@@ -412,6 +410,16 @@ class AsyncJob(BaseJob):
         """Say how far the job is; raise LeaseLostError if it is somebody else's by now."""
         self._calls["set_progress"] = self._store_progress(percent, message)
         return self._calls["set_progress"]
+
+    async def _store_progress(self, percent: float, message: str | None) -> None:
+        with self._storing_progress():
+            await self._context.connections.call_async(
+                self,
+                lambda client: client.set_progress(
+                    self.job_id, self.lease_token, percent, message
+                ),
+                PROGRESS_TIMEOUT,
+            )
 
     def forget_calls(self) -> list[str]:
         """Drop the calls that were not awaited; return their names."""

@@ -86,9 +86,9 @@ PAGE = "'Your own connection' in python_client/README.md has an example of each"
 def adapt(connection: Caller) -> Callable[[], Connection[Any] | Psycopg2]:
     """Return what finds the driver's connection; raise TypeError for what has none."""
     source: Any = connection
-    kinds = _kinds(source)
     if isinstance(source, Connection):
         return lambda: source
+    kinds = _kinds(source)
     if "psycopg2.connection" in kinds:
         adapter = Psycopg2(source)
         return lambda: adapter
@@ -106,13 +106,13 @@ def adapt_async(
 ) -> Callable[[], Awaitable[AsyncConnection[Any] | Asyncpg]]:
     """Do the same for `AsyncClient`."""
     source: Any = connection
-    kinds = _kinds(source)
     if isinstance(source, AsyncConnection):
 
         async def itself() -> AsyncConnection[Any]:
             return source
 
         return itself
+    kinds = _kinds(source)
     if kinds & {"asyncpg.Connection", "asyncpg.PoolConnectionProxy"}:
 
         async def adapted() -> Asyncpg:

@@ -19,8 +19,7 @@ import math
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -112,7 +111,7 @@ async def run_job_async(
     **fields: Any,
 ) -> JobOutcome:
     """Run the handler of one job like `run_job`, in the event loop of the test."""
-    way = _Way(registry, resources or {}, raise_errors, asyncio.get_running_loop())
+    way = _Way(registry, resources or {}, raise_errors)
     with _one_job(way, job, payload, attempt, connection, fields) as steps:
         return await _drive_async(registry, steps)
 
@@ -153,19 +152,17 @@ async def drain_async(
 ) -> list[JobOutcome]:
     """Run all jobs that are due like `drain`, in the event loop of the test."""
     with session_of(connection) as session:
-        loop = asyncio.get_running_loop()
-        runner = _Runner(session, _Way(registry, resources or {}, raise_errors, loop))
+        runner = _Runner(session, _Way(registry, resources or {}, raise_errors))
         return await _drive_async(registry, runner.run_all(queues, with_later, max_jobs))
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How jobs are run; *loop* is that of the test, in the ``_async`` forms."""
+    """How jobs are run."""
 
     registry: Registry
     resources: Mapping[str, Any]
     raise_errors: bool
-    loop: asyncio.AbstractEventLoop | None = None
 
 
 class _Context(JobContext):
@@ -174,15 +171,6 @@ class _Context(JobContext):
     def __init__(self, way: _Way, connections: JobConnections) -> None:
         super().__init__(WORKER, connections)
         self.resources = dict(way.resources)
-        if way.loop is not None:
-            self.loop = way.loop
-
-    def run_in_loop(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine for a plain function: in a loop of its own if the test has none."""
-        if hasattr(self, "loop"):
-            return super().run_in_loop(call)
-        with ThreadPoolExecutor(1) as pool:  # this thread may have a loop that waits for us
-            return pool.submit(asyncio.run, call).result()
 
 
 class _Runner:

@@ -71,13 +71,19 @@ class Session(JobConnections):
             await self.async_connection.set_autocommit(self._driver.autocommit)
         yield Use(job, self.async_connection)
 
-    async def call(
+    def call(
+        self, job: BaseJob, action: Callable[[Client], T], seconds: float | None = None
+    ) -> T:
+        """Run *action* over the session, for a plain function."""
+        return action(self.client)
+
+    async def call_async(
         self,
         job: BaseJob,
         action: Callable[[AsyncClient], Awaitable[T]],
         seconds: float | None = None,
     ) -> T:
-        """Run *action* over the session."""
+        """Run *action* over the session, for an async function."""
         async with self.lend_async(job) as use:
             return await action(AsyncClient(use.connection))
 
@@ -150,7 +156,13 @@ class NoDatabase(JobConnections):
         """Raise NoDatabaseError."""
         yield _refuse()
 
-    async def call(
+    def call(
+        self, job: BaseJob, action: Callable[[Client], T], seconds: float | None = None
+    ) -> T:
+        """Raise NoDatabaseError."""
+        raise _refuse()
+
+    async def call_async(
         self,
         job: BaseJob,
         action: Callable[[AsyncClient], Awaitable[T]],

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import selectors
+import select
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -39,6 +39,7 @@ PROBE_INTERVAL = (0.25, 0.5)
 """Seconds after which one of those that wait for a database that is away looks for it."""
 UNREACHABLE = {"53300", "57P01", "57P02", "57P03", "57P05"}
 """Too many connections; the server shuts down, crashes, starts, or ends idle sessions."""
+PID = "select pg_backend_pid()"
 PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 """What a call raises that may go through later; in a failover the database is read-only."""
 
@@ -117,23 +118,32 @@ class ConnectionState:
             self._probe_at = now + pause
             return min(pause, longest)
 
-    async def sleep(self, seconds: float) -> None:
-        """Sleep, but no longer than until the database is back."""
+    def sleep(self, seconds: float) -> None:
+        """Sleep in a thread, but no longer than until the database is back."""
+        back = threading.Event()
+        with self._waking(back.set):
+            back.wait(seconds)
+
+    async def sleep_async(self, seconds: float) -> None:
+        """Sleep in a loop, but no longer than until the database is back."""
         loop, back = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(back.set)
 
-        self.on_back(wake)
-        try:
+        with self._waking(wake), suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await back.wait()
-        except TimeoutError:
-            pass
+
+    @contextmanager
+    def _waking(self, callback: Callable[[], None]) -> Iterator[None]:
+        self.on_back(callback)
+        try:
+            yield
         finally:
             with self._lock:
-                self._on_back.remove(wake)
+                self._on_back.remove(callback)
 
 
 class Retry:
@@ -161,7 +171,7 @@ class Retry:
 
     async def wait(self, error: BaseException) -> None:
         """Log a failure like `fail`, and wait until it is time for the next try."""
-        await self._state.sleep(self.fail(error))
+        await self._state.sleep_async(self.fail(error))
 
 
 def backoff(failures: int) -> float:
@@ -281,7 +291,7 @@ class Connection:
             self._connection = await connect_async(self._conninfo, self._name)
             await self._connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             self.database = self._connection.info.dbname
-            if await is_direct(self._connection):
+            if is_own(self._connection, await (await self._connection.execute(PID)).fetchone()):
                 self._connection.prepare_threshold = 2
         return self._connection
 
@@ -292,15 +302,18 @@ class Connection:
             await connection.close()
 
 
-async def is_direct(connection: AsyncConnection[Any]) -> bool:
-    """Return whether the server's session is ours alone: a pooler tells a number of its own."""
-    cursor = await connection.execute("select pg_backend_pid()")
-    row = await cursor.fetchone()
+def is_own(connection: psycopg.Connection[Any] | AsyncConnection[Any], row: Any) -> bool:
+    """Return from the answer to `PID` whether the server's session is ours alone.
+
+    A pooler has told a number of its own.
+    """
     return row is not None and row[0] == connection.info.backend_pid
 
 
 def is_readable(fileno: int) -> bool:
     """Return whether a socket has something to read, or is at its end."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(fileno, selectors.EVENT_READ)
-        return bool(selector.select(0))
+    if hasattr(select, "poll"):  # which Windows has not
+        poll = select.poll()
+        poll.register(fileno, select.POLLIN)
+        return bool(poll.poll(0))
+    return bool(select.select([fileno], [], [], 0)[0])

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,16 +26,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.waiting import Ready, Wait
 
 from ..client.async_client import AsyncClient
 from ..client.connecting import connect, connect_async
+from ..client.sync_client import Client
 from ..exceptions import LeaseLostError, TimeLimitExceeded
 from .connection import (
     CALL_TIMEOUT,
+    PID,
     ConnectionState,
     NoAnswerError,
-    is_direct,
+    is_own,
     is_readable,
     time_limit,
 )
@@ -50,16 +53,20 @@ SHORTEST_LIMIT = 1.0
 MAX_IDLE_TIME = 60.0
 """Seconds after which an idle connection is not lent out any more."""
 LONGEST_SLEEP = 3600.0
+PREPARE_AFTER = 5
+"""So often a statement is sent before it is prepared, where the session is ours alone."""
 
 _SETTINGS = (
     "autocommit", "isolation_level", "read_only", "deferrable", "prepare_threshold",
     "row_factory", "cursor_factory", "server_cursor_factory",
 )  # fmt: skip
 """What a handler may change in a connection itself; then nobody else gets it."""
-# As discard all, but for the plans of our functions, which would cost more than the rest.
+# As discard all, but for the plans of our functions and what psycopg has prepared: these cost
+# more than the rest.  The last column tells of statements that only their session can lose.
 _RESET = (
-    "close all; set session authorization default; reset all; deallocate all; unlisten *;"
-    " select pg_advisory_unlock_all(); discard temp; discard sequences"
+    b"close all; set session authorization default; reset all; unlisten *; discard temp;"
+    b" discard sequences; select pg_advisory_unlock_all(),"
+    b" exists (select from pg_prepared_statements where from_sql)"
 )
 
 Plain = psycopg.Connection[Any]
@@ -77,18 +84,46 @@ class Session(Generic[C]):
     def __init__(self, connection: C) -> None:
         self.connection: C = connection
         self.idle_since = 0.0
+        self.is_new = True
+        """Whether nothing is set in it that the next would find."""
+        self.is_being_reset = False
+        """Whether the server was asked to forget what was set, and has not been heard yet."""
         self._socket = socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM)
 
     @property
     def works(self) -> bool:
         """Whether it still works, as far as can be told without asking."""
         is_young = time.monotonic() - self.idle_since < MAX_IDLE_TIME
-        # A session that was ended has said so, and nothing else is to be read here.
         return (
             is_young
             and not self.connection.closed
-            and not is_readable(self.connection.fileno())
+            and (
+                # A session that was ended has said so, and nothing else is to be read here.
+                self.is_being_reset or not is_readable(self.connection.fileno())
+            )
         )
+
+    def begin_reset(self) -> None:
+        """Have the server forget what was set in the session; wait for nothing."""
+        self.connection.pgconn.send_query(_RESET)
+        self.is_being_reset, self.is_new = True, False
+        if self.connection.pgconn.flush():
+            raise psycopg.OperationalError("the connection takes nothing")
+
+    def end_reset(self) -> Generator[Wait, Ready | int, None]:
+        """Read what the server has answered."""
+        pgconn, is_new = self.connection.pgconn, True
+        while True:
+            while pgconn.is_busy():
+                yield Wait.R
+                pgconn.consume_input()
+            if (result := pgconn.get_result()) is None:
+                break
+            is_new = is_new and result.status is not ExecStatus.FATAL_ERROR
+            if result.status is ExecStatus.TUPLES_OK:
+                is_new = is_new and result.get_value(0, 1) == b"f"
+        self.is_being_reset = False
+        self.is_new = is_new and not is_readable(self.connection.fileno())
 
     def shut(self) -> None:
         """Let whatever waits for an answer raise at once."""
@@ -123,6 +158,17 @@ class Use(Generic[C]):
             self.limit = limit_of(self.job, seconds)
             self.until = time.monotonic() + self.limit
             self._watch.heed(self.until)
+
+    @contextmanager
+    def resetting(self) -> Iterator[None]:
+        """Let the block wait for the end of a reset; a session that has ended is not new."""
+        self.expect()
+        try:
+            yield
+        except psycopg.Error:
+            if self.error is not None:
+                raise
+        self.allow()
 
     def allow(self) -> None:
         """Let what follows be the handler's, which may take as long as its lease is kept."""
@@ -281,26 +327,35 @@ class Pool:
         self._idle = Idle(deque(), deque())
 
     @contextmanager
-    def lend(self, job: BaseJob) -> Iterator[Use[Plain]]:
-        """Lend a plain connection; it is closed in the end unless the use says `is_clean`."""
+    def lend(self, job: BaseJob, seconds: float | None = None) -> Iterator[Use[Plain]]:
+        """Lend a plain connection; wait for it no longer than that.
+
+        It is closed in the end unless the use says `is_clean`.
+        """
         if (turn := self._turns.take()) is not None:
             try:
-                turn.result(limit_of(job))
+                turn.result(limit_of(job, seconds))
             except TimeoutError:
                 self._turns.abandon(turn)
                 raise NoAnswerError("no connection has become free") from None
         with self._turn_taken():
-            session = self._take(self._idle.plain, self._idle.in_loop)
-            if session is None:
-                session = Session(connect(self._conninfo, "rota job"))
-            with self._using(job, session, self._idle.plain) as use:
-                yield use
+            is_lent = False
+            while not is_lent:
+                session = self._take(self._idle.plain, self._idle.in_loop)
+                if session is None:
+                    session = Session(connect(self._conninfo, "rota job"))
+                with self._using(job, session, self._idle.plain) as use:
+                    if session.is_being_reset:
+                        with use.resetting():
+                            session.connection.wait(session.end_reset())
+                    if is_lent := session.is_new:
+                        yield use
 
     @asynccontextmanager
     async def lend_async(
         self, job: BaseJob, seconds: float | None = None
     ) -> AsyncIterator[Use[AsyncConnection[Any]]]:
-        """Lend an async connection like `lend`; wait for it no longer than that."""
+        """Lend an async connection like `lend`."""
         task = asyncio.current_task()
         cancels = task.cancelling() if task else 0
         if (turn := self._turns.take()) is not None:
@@ -313,12 +368,18 @@ class Pool:
                     raise NoAnswerError("no connection has become free") from None
                 raise
         with self._turn_taken():
-            session = self._take(self._idle.in_loop, self._idle.plain)
-            if session is None:
-                session = Session(await self._open(limit_of(job, seconds)))
             try:
-                with self._using(job, session, self._idle.in_loop) as use:
-                    yield use
+                is_lent = False
+                while not is_lent:
+                    session = self._take(self._idle.in_loop, self._idle.plain)
+                    if session is None:
+                        session = Session(await self._open(limit_of(job, seconds)))
+                    with self._using(job, session, self._idle.in_loop) as use:
+                        if session.is_being_reset:
+                            with use.resetting():
+                                await session.connection.wait(session.end_reset())
+                        if is_lent := session.is_new:
+                            yield use
             except (psycopg.Error, LeaseLostError, TimeLimitExceeded) as error:
                 # It was cancelled, and the driver waited for a server that hangs.
                 if task and task.cancelling() > cancels:
@@ -404,47 +465,79 @@ class JobConnections:
     def lend(self, job: BaseJob) -> Iterator[Use[Plain]]:
         """Lend a connection to a handler in a thread."""
         with self._handlers.lend(job) as use:
+            if self._may_prepare(use.connection):
+                use.expect()
+                row = use.connection.execute(PID).fetchone()
+                self._set_direct(use.connection, row)
+                use.allow()
             settings = _settings_of(use.connection)
             try:
                 yield use
             finally:
-                with suppress(psycopg.Error):
-                    if _is_idle(use.connection) and _settings_of(use.connection) == settings:
-                        use.expect()
-                        use.connection.execute(_RESET)
-                        use.is_clean = True
+                self._take_back(use, settings)
 
     @asynccontextmanager
     async def lend_async(self, job: BaseJob) -> AsyncIterator[Use[AsyncConnection[Any]]]:
         """Lend a connection to a handler in the loop."""
         async with self._handlers.lend_async(job) as use:
+            if self._may_prepare(use.connection):
+                use.expect()
+                row = await (await use.connection.execute(PID)).fetchone()
+                self._set_direct(use.connection, row)
+                use.allow()
             settings = _settings_of(use.connection)
             try:
                 yield use
             finally:
-                with suppress(psycopg.Error):
-                    if _is_idle(use.connection) and _settings_of(use.connection) == settings:
-                        use.expect()
-                        await use.connection.execute(_RESET)
-                        use.is_clean = True
+                self._take_back(use, settings)
 
-    async def call(
+    def call(
+        self, job: BaseJob, action: Callable[[Client], T], seconds: float | None = None
+    ) -> T:
+        """Run *action* for a job in a thread, over a connection that no handler gets."""
+        with self._calls.lend(job, seconds) as use:
+            use.expect(seconds)
+            if self._may_prepare(use.connection):
+                self._set_direct(use.connection, use.connection.execute(PID).fetchone())
+            try:
+                return action(Client(use.connection))
+            finally:
+                use.is_clean = _is_idle(use.connection)
+
+    async def call_async(
         self,
         job: BaseJob,
         action: Callable[[AsyncClient], Awaitable[T]],
         seconds: float | None = None,
     ) -> T:
-        """Run *action* for a job, over a connection that no handler gets."""
+        """Run *action* for a job in the loop, over a connection that no handler gets."""
         async with self._calls.lend_async(job, seconds) as use:
             use.expect(seconds)
-            connection = use.connection
-            if connection.prepare_threshold is None and self._is_direct is not False:
-                self._is_direct = await is_direct(connection)
-                connection.prepare_threshold = 2 if self._is_direct else None
+            if self._may_prepare(use.connection):
+                cursor = await use.connection.execute(PID)
+                self._set_direct(use.connection, await cursor.fetchone())
             try:
-                return await action(AsyncClient(connection))
+                return await action(AsyncClient(use.connection))
             finally:
-                use.is_clean = _is_idle(connection)
+                use.is_clean = _is_idle(use.connection)
+
+    def _may_prepare(self, connection: Plain | AsyncConnection[Any]) -> bool:
+        """Return whether it is to be asked if the session is ours alone."""
+        return connection.prepare_threshold is None and self._is_direct is not False
+
+    def _set_direct(self, connection: Plain | AsyncConnection[Any], row: Any) -> None:
+        self._is_direct = is_own(connection, row)
+        connection.prepare_threshold = PREPARE_AFTER if self._is_direct else None
+
+    def _take_back(self, use: Use[C], settings: list[Any]) -> None:
+        with suppress(psycopg.Error):
+            if (
+                use.session is not None
+                and _is_idle(use.connection)
+                and _settings_of(use.connection) == settings
+            ):
+                use.session.begin_reset()
+                use.is_clean = True
 
     def cut(self, job: BaseJob) -> bool:
         """Shut down what a job has been lent; return whether there was anything."""
