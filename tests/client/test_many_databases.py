@@ -17,7 +17,7 @@ import pytest
 
 from rota import AsyncJob, Registry
 from rota.testing.server import EmbeddedPostgres
-from rota.worker.places import Places, Share
+from rota.worker.executor import Places, Share
 from rota.worker.worker import Worker
 from support.waiting import wait_until
 

@@ -14,7 +14,7 @@ import pytest
 
 from client import computing
 from rota import AsyncJob, Client, Job, Registry
-from rota.worker.processes import RemoteTraceback
+from rota.worker.own_process import RemoteTraceback
 from support.waiting import wait_until
 from support.workers import BackgroundWorker, WorkerProcess
 

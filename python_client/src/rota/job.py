@@ -32,7 +32,7 @@ from .exceptions import JobCancelled, JobFinishedError, LeaseLostError, TimeLimi
 from .rows import ClaimedJob
 from .worker.connection import PASSING, is_lost
 from .worker.lending import JobConnections
-from .worker.processes import Processes
+from .worker.own_process import Processes
 
 logger = logging.getLogger("rota")
 

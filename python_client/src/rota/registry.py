@@ -127,6 +127,9 @@ class Registry:
         *give_up_on* the job is dead.  Keys may name parameters in braces.  With *own_process*
         the function, which takes no job, runs in another process, as it should if it computes
         for long; see `AsyncJob.run_in_process`.
+
+        A function whose job is of the wrong kind, or that cannot go to a process, raises
+        TypeError here, at its definition; type checkers report it where the task is used.
         """
         if not isinstance(job_type, str | None):
             raise TypeError("use @registry.task(), with parentheses")

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from ..client.connecting import named
 from ..registry import Registry
+from ..worker.executor import Places
 from ..worker.forwarder import Forwarder
-from ..worker.places import Places
 from ..worker.supervisor import Supervisor
 from ..worker.worker import Worker, run_together
 from .output import CommandError, UsageError, conninfo, conninfos, set_up_log

@@ -1,4 +1,9 @@
-"""The process of a worker: its event loop, its signals, and what systemd hears of it."""
+"""The process of a worker: its event loop, its signals, and what systemd and HTTP hear of it.
+
+``/live`` answers as long as the event loop turns, with the database or without: to kill all
+workers because the database is down would only make its return harder.  ``/ready`` says whether
+jobs are asked for.  ``/metrics`` has what prometheus_client knows, ours and the user's own.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,9 @@ import socket
 import sys
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 from typing import Any, Protocol, cast
@@ -20,6 +25,13 @@ from typing import Any, Protocol, cast
 PR_SET_PDEATHSIG = 1
 LAST_WORDS = 1.0
 """Seconds that what is left in a loop has to end after it was cancelled."""
+REQUEST_TIMEOUT = 5.0
+MAX_REQUEST = 8192
+TEXT = "text/plain; charset=utf-8"
+NO_METRICS = "pip install 'rota[prometheus]' for metrics\n"
+
+Answer = tuple[int, str, str]
+Metrics = Callable[[], tuple[str, str]]
 
 
 def loop_factory() -> Callable[[], AbstractEventLoop] | None:
@@ -122,3 +134,65 @@ def peak_memory() -> float:
     resource = import_module("resource")  # which Windows has not
     used: float = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used / (1e6 if sys.platform == "darwin" else 1e3)  # bytes there, kilobytes elsewhere
+
+
+class Served(Protocol):
+    """What is asked of a worker."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it reaches the database and asks for jobs."""
+
+
+@asynccontextmanager
+async def serve_health(host: str, port: int, workers: Sequence[Served]) -> AsyncIterator[int]:
+    """Answer requests inside the block; return the port, which is a free one for 0."""
+    metrics = _metrics()
+
+    def answer(path: str) -> Answer:
+        match path.partition("?")[0]:
+            case "/live":
+                return 200, TEXT, "live\n"
+            case "/ready":
+                is_ready = all(worker.is_ready for worker in workers)
+                return (200, TEXT, "ready\n") if is_ready else (503, TEXT, "not ready\n")
+            case "/metrics" if metrics is not None:
+                return (200, *metrics())
+            case "/metrics":
+                return 404, TEXT, NO_METRICS
+        return 404, TEXT, "/live, /ready, /metrics\n"
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT):
+                head = await reader.readuntil(b"\r\n\r\n")
+                words = head.decode("latin-1").split(" ", 2)
+                code, kind, text = answer(words[1] if words[0] in ("GET", "HEAD") else "")
+                body = text.encode()
+                writer.write(
+                    f"HTTP/1.1 {code} {'OK' if code == 200 else 'Unavailable'}\r\n"
+                    f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                    "Connection: close\r\n\r\n".encode()
+                )
+                writer.write(body if words[0] != "HEAD" else b"")
+                await writer.drain()
+        except (TimeoutError, OSError, IndexError, asyncio.IncompleteReadError):
+            pass  # it is the caller who gets no answer
+        except asyncio.LimitOverrunError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, host, port, limit=MAX_REQUEST)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def _metrics() -> Metrics | None:
+    try:
+        found: Metrics = import_module("rota.contrib.prometheus").exposition
+    except ImportError:
+        return None
+    return found

@@ -33,16 +33,20 @@ from ..registry import Registry
 from ..rows import ClaimedJob
 from .connection import Connection, ConnectionState, Retry, end_task
 from .events import log_start, log_stop
-from .executor import MAX_BATCH, Executor, Prefetch
+from .executor import MAX_BATCH, Executor, Places, Prefetch, Share
 from .fetcher import Fetcher, Poller
 from .forwarder import Forwarder
-from .health import serve_health
 from .heartbeat import Heartbeat
 from .lending import JobConnections
 from .maintenance import Maintenance
 from .notifier import Notifier
-from .places import Places, Share
-from .process import notify_service, peak_memory, run_in_loop, stop_on_signals
+from .process import (
+    notify_service,
+    peak_memory,
+    run_in_loop,
+    serve_health,
+    stop_on_signals,
+)
 
 logger = logging.getLogger("rota")
 
@@ -370,7 +374,7 @@ def run_together(
 ) -> None:
     """Run workers in this process until all have left; if one fails, the others stop.
 
-    *health* is the address at which `rota.worker.health` answers.  Meanwhile *forwarder*
+    *health* is the address at which `serve_health` answers.  Meanwhile *forwarder*
     carries jobs between the databases.
     """
     if _is_in_loop():
