@@ -113,7 +113,7 @@ bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and 
 bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, before and after: ARGS="--against PATH" HELD="--against PATH"
 	$(BIN)/python tests/bench/waiting.py $(ARGS)
 	$(BIN)/python tests/bench/limits.py
-	$(BIN)/python tests/bench/held.py $(HELD)
+	$(BIN)/python tests/bench/waiting_held.py $(HELD)
 
 bench-databases: $(VENV)/.dev ## Work for four databases on two servers, of which one is killed and stopped, in ten minutes
 	cd tests && ../$(BIN)/python -m bench.many_databases --kill --stop $(ARGS)

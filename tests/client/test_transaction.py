@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -244,29 +244,41 @@ def test_transactions_and_effects_use_connections_again(
 
 @pytest.mark.own_session
 @pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "create temp table t (); set search_path = public; select pg_advisory_lock(1)",
+        "prepare t as select 1",
+        "deallocate all; set search_path = public",
+    ],
+)
 def test_a_handler_sees_nothing_of_the_session_of_another(
-    client: Client, db: psycopg.Connection[Any], drain: Drain, kind: str
+    client: Client, drain: Drain, kind: str, change: LiteralString
 ) -> None:
     registry = Registry()
     seen: list[Any] = []
-    look = "select current_setting('search_path'), to_regclass('pg_temp.t')"
+    look = """
+        select current_setting('search_path'), to_regclass('pg_temp.t'),
+            exists (select from pg_prepared_statements where name = 't'),
+            exists (select from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())
+    """
 
     @registry.handler("plain")
     def plain(job: Job) -> None:
         with job.transaction() as connection:
             seen.append(connection.execute(look).fetchone())
-            connection.execute("create temp table t (); set search_path = public")
+            connection.execute(change)
 
     @registry.handler("async")
     async def in_loop(job: AsyncJob) -> None:
         async with job.transaction() as connection:
             seen.append(await (await connection.execute(look)).fetchone())
-            await connection.execute("create temp table t (); set search_path = public")
+            await connection.execute(change)
 
     client.enqueue_many([{"job_type": kind}] * 3)
     drain(registry, concurrency=1)
 
-    assert seen == [('"$user", public', None)] * 3
+    assert seen == [('"$user", public', None, False, False)] * 3
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])

@@ -12,9 +12,7 @@ as many attempts as there is evidence for, and no report of the zombie may have 
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,74 +33,28 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 from handlers import TABLES  # noqa: E402
 
 from invariants import BROKEN  # noqa: E402
+from support.supervisor import Command, Supervisor  # noqa: E402
 
 LEASE = 2.0
 BACKOFF = {"kind": "fixed", "base_seconds": 0.2, "jitter": 0.5}
 REFUSED = {"RT002"}
 
 
-class Workers:
-    """Worker processes that keep their names however often they die."""
+class Workers(Supervisor):
+    """Worker processes."""
 
     def __init__(self, url: str, count: int, logs: Path) -> None:
-        self._environment = {**os.environ, "DATABASE_URL": url}
-        self._logs = logs
-        self._processes = {f"chaos-{number}": self._start(number) for number in range(count)}
-        self._frozen: dict[str, float] = {}
-        self.counts: Counter[str] = Counter()
-
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rota", "worker", "handlers:registry"]
-        options = f"--name chaos-{number} --concurrency 4 --batch 8 --lease {LEASE}"
-        options += " --poll-interval 0.1 --tick-interval 0.5 --log-level warning"
-        with Path(self._logs, f"chaos-{number}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, *options.split()], cwd=HERE, env=self._environment, stderr=log
+        def start(number: int) -> Command:
+            options = f"--name chaos-{number} --concurrency 4 --batch 8 --lease {LEASE}"
+            options += " --poll-interval 0.1 --tick-interval 0.5 --log-level warning"
+            return Command(
+                [sys.executable, "-m", "rota", "worker", "handlers:registry", *options.split()],
+                HERE,
+                {"DATABASE_URL": url},
+                logs / f"chaos-{number}.log",
             )
 
-    def kill(self, name: str) -> None:
-        self._frozen.pop(name, None)
-        self._processes[name].kill()
-        self._processes[name].wait()
-        self._processes[name] = self._start(int(name.rpartition("-")[2]))
-        self.counts["killed"] += 1
-
-    def freeze(self, name: str) -> None:
-        self._processes[name].send_signal(signal.SIGSTOP)
-        self._frozen[name] = time.monotonic() + LEASE * 1.5
-        self.counts["frozen"] += 1
-
-    def thaw(self, *, everybody: bool = False) -> None:
-        for name, until in list(self._frozen.items()):
-            if everybody or time.monotonic() >= until:
-                del self._frozen[name]
-                self._processes[name].send_signal(signal.SIGCONT)
-
-    def hurt_one(self, dice: random.Random) -> None:
-        """Kill a worker; one time in five freeze it instead."""
-        name = dice.choice(list(self._processes))
-        if dice.random() < 0.2 and name not in self._frozen:
-            self.freeze(name)
-        else:
-            self.kill(name)
-
-    def look(self) -> None:
-        """A worker may not end by itself."""
-        for name, process in self._processes.items():
-            if process.poll() is not None:
-                self.counts["ended by themselves"] += 1
-                self._processes[name] = self._start(int(name.rpartition("-")[2]))
-
-    def stop(self) -> None:
-        self.thaw(everybody=True)
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                self.counts["did not leave"] += 1
+        super().__init__(start, count)
 
 
 class Zombie(threading.Thread):
@@ -308,10 +260,9 @@ def play(url: str, arguments: argparse.Namespace, logs: Path) -> tuple[Workers, 
             time.sleep(0.05)
             now = time.monotonic()
             workers.look()
-            workers.thaw()
             if next_hurt <= now < began + arguments.seconds:
                 next_hurt += 1
-                workers.hurt_one(dice)
+                workers.hurt(dice, 0.2, 1.5 * LEASE)
             if now >= next_show:
                 next_show += 1 if sys.stderr.isatty() else 10
                 ended = observer.execute("select count(*) from rota.finished_jobs").fetchone()[

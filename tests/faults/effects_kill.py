@@ -37,50 +37,27 @@ sys.path.insert(0, str(HERE.parent))
 
 from faults import effects_worker  # noqa: E402
 from invariants import BROKEN  # noqa: E402
+from support.supervisor import Supervisor  # noqa: E402
 
 BACKOFF = {"kind": "fixed", "base_seconds": 0.1, "jitter": 0.5}
 BATCH = 100
 IN_WINDOW = ("killed-sent", "killed-completed")
 
 
-class Workers:
-    """So many worker processes; one that was killed is replaced at once."""
+class Workers(Supervisor):
+    """Worker processes, of which one that has killed itself is replaced."""
 
     def __init__(self, count: int, *arguments: Any) -> None:
         # A server that has everything imported forks them: so they start at once.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["rota", "rota.testing", "rota.contrib.demo.mail"])
-        self._arguments = arguments
-        self._processes = [self._start() for _ in range(count)]
-        self.killed: set[int] = set()
-        self.exits: Counter[int] = Counter()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["rota", "rota.testing", "rota.contrib.demo.mail"])
 
-    def _start(self) -> Any:
-        process = self._context.Process(target=effects_worker.run, args=self._arguments)
-        process.start()
-        return process
+        def start(number: int) -> Any:
+            process = context.Process(target=effects_worker.run, args=arguments)
+            process.start()
+            return process
 
-    def replace(self) -> None:
-        for number, process in enumerate(self._processes):
-            if process.exitcode is not None:
-                self._bury(process)
-                self._processes[number] = self._start()
-
-    def stop(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join(20)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
-            self._bury(process)
-
-    def _bury(self, process: Any) -> None:
-        self.exits[process.exitcode] += 1
-        if process.exitcode == -9:
-            self.killed.add(process.pid)
-        process.close()
+        super().__init__(start, count)
 
 
 class Notes:
@@ -147,7 +124,7 @@ def _play(
     deadline = began + 60 + kills
     while time.monotonic() < deadline:
         time.sleep(0.02)
-        crew.replace()
+        crew.look()
         notes.read()
         if notes.kills >= kills:
             (folder / "enough").touch()

@@ -147,7 +147,6 @@ class Load:
         until = time.monotonic() + seconds
         while True:
             for crew in self._crews:
-                crew.thaw()
                 crew.look()
             self._show()
             if (left := until - time.monotonic()) <= 0:
@@ -168,7 +167,7 @@ class Load:
     def rest(self) -> None:
         """Let everything come to its end: there are no more faults."""
         for crew in self._crews:
-            crew.thaw(everybody=True)
+            crew.thaw()
         self._limit.value = CALM_BACKLOG
         self.wait(lambda live: live <= 2 * CALM_BACKLOG)
         self.pause(1.0)

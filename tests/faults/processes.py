@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from faults.producer import MIX, PAUSE, Producer
 from history import recorder
 from history.recording import record
 from rota import Worker
+from support.supervisor import Supervisor
 
 TESTS = Path(__file__).resolve().parents[1]
 LEASE = 1.0
@@ -55,8 +55,8 @@ class Task:
     """What to add to the clock of the calls, if its other clock is a false one."""
 
 
-class Crew:
-    """Processes that keep their names however often they die."""
+class Crew(Supervisor):
+    """Processes that are forked, and all run the same."""
 
     def __init__(self, run: Run, task: Task, name: str, count: int, *arguments: Any) -> None:
         self._run, self._arguments = run, arguments
@@ -64,13 +64,10 @@ class Crew:
             replace(task, name=f"{name}-{number}", seed=f"{task.seed} {name} {number}")
             for number in range(count)
         ]
-        self.counts: Counter[str] = Counter()
-        self._frozen: dict[int, float] = {}
-        self._processes: list[Any] = []
-        for each in self._tasks:
-            self._processes.append(self._start(each))
+        super().__init__(self._begin, count)
 
-    def _start(self, task: Task) -> Any:
+    def _begin(self, number: int) -> Any:
+        task = self._tasks[number]
         context: Any = multiprocessing.get_context(
             "spawn" if task.environment else "forkserver"
         )
@@ -80,62 +77,6 @@ class Crew:
         with _environment({"PYTHONPATH": str(TESTS), **task.environment}):
             process.start()
         return process
-
-    def __len__(self) -> int:
-        return len(self._processes)
-
-    @property
-    def frozen(self) -> int:
-        """How many are frozen now."""
-        return len(self._frozen)
-
-    def kill(self, number: int) -> None:
-        """Kill one and start it again."""
-        self._frozen.pop(number, None)
-        self._processes[number].kill()
-        self._replace(number)
-        self.counts["killed"] += 1
-
-    def freeze(self, number: int, seconds: float) -> bool:
-        """Freeze one for some time; return whether it was not frozen before."""
-        if number in self._frozen:
-            return False
-        os.kill(self._processes[number].pid, signal.SIGSTOP)
-        self._frozen[number] = time.monotonic() + seconds
-        self.counts["frozen"] += 1
-        return True
-
-    def thaw(self, *, everybody: bool = False) -> None:
-        """Let those go on that have been frozen for long enough."""
-        for number, until in list(self._frozen.items()):
-            if everybody or time.monotonic() >= until:
-                del self._frozen[number]
-                os.kill(self._processes[number].pid, signal.SIGCONT)
-
-    def look(self) -> None:
-        """Start those again that have ended by themselves, which none of them may."""
-        for number, process in enumerate(self._processes):
-            if process.exitcode is not None:
-                self.counts["ended by themselves"] += 1
-                self._replace(number)
-
-    def stop(self) -> None:
-        """End all of them, by force those that do not go."""
-        self.thaw(everybody=True)
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join(20)
-            if process.exitcode is None:
-                self.counts["did not leave"] += 1
-                process.kill()
-                process.join()
-        self._processes.clear()
-
-    def _replace(self, number: int) -> None:
-        self._processes[number].join()
-        self._processes[number].close()
-        self._processes[number] = self._start(self._tasks[number])
 
 
 @contextmanager

@@ -7,15 +7,10 @@ When the faults are over, it is calm until all jobs have ended, or could have.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +20,7 @@ import psycopg
 from history.dump import dump
 from history.recording import VARIABLE, mark, record, stop_recording
 from rota import Client
+from support.supervisor import Command, Supervisor
 
 TESTS = Path(__file__).resolve().parents[1]
 LEASE = 1.0
@@ -34,72 +30,22 @@ TYPES = ["plain", "plain", "plain", "together", "mail", "waiting"]
 PATIENCE = 30.0
 
 
-class Crew:
-    """Workers that keep their names however often they die."""
+class Crew(Supervisor):
+    """Recorded workers."""
 
     def __init__(self, url: str, folder: Path, count: int) -> None:
-        self._folder = folder
-        self._environment = {**os.environ, "DATABASE_URL": url, VARIABLE: str(folder)}
-        self._processes = [self._start(number) for number in range(count)]
-        self._frozen: dict[int, threading.Timer] = {}
-        self.killed = self.frozen = 0
-
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rota", "worker", "history.handlers:registry"]
-        options = f"--name crew-{number} --concurrency 4 --batch 4 --lease {LEASE}"
-        options += f" --poll-interval 0.1 --tick-interval {TICK} --log-level warning"
-        with (self._folder / f"crew-{number}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, *options.split()], cwd=TESTS, env=self._environment, stderr=log
+        def start(number: int) -> Command:
+            options = f"--name crew-{number} --concurrency 4 --batch 4 --lease {LEASE}"
+            options += f" --poll-interval 0.1 --tick-interval {TICK} --log-level warning"
+            command = [sys.executable, "-m", "rota", "worker", "history.handlers:registry"]
+            return Command(
+                [*command, *options.split()],
+                TESTS,
+                {"DATABASE_URL": url, VARIABLE: str(folder)},
+                folder / f"crew-{number}.log",
             )
 
-    @property
-    def pids(self) -> set[int]:
-        """Return the numbers of the processes."""
-        return {process.pid for process in self._processes}
-
-    def hurt(self, dice: random.Random) -> None:
-        """Kill one; one time in four freeze it until its leases are over."""
-        number = dice.randrange(len(self._processes))
-        process = self._processes[number]
-        is_frozen = number in self._frozen and self._frozen[number].is_alive()
-        if dice.random() < 0.25 and not is_frozen:
-            self._freeze(number)
-            return
-        process.kill()
-        process.wait()
-        self._processes[number] = self._start(number)
-        self.killed += 1
-
-    def _freeze(self, number: int) -> None:
-        """Stop one until its leases are over.
-
-        A thread lets it go on: whoever hurts them may be waiting for what it has locked.
-        """
-        process = self._processes[number]
-        timer = threading.Timer(1.5 * LEASE, process.send_signal, [signal.SIGCONT])
-        process.send_signal(signal.SIGSTOP)
-        self._frozen[number] = timer
-        timer.start()
-        self.frozen += 1
-
-    def thaw(self) -> None:
-        """Let all of them go on."""
-        for timer in self._frozen.values():
-            timer.cancel()
-        for process in self._processes:
-            process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        """End all of them, by force those that do not go."""
-        self.thaw()
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(15)
-            process.kill()
-            process.wait()
+        super().__init__(start, count)
 
 
 class Producer:
@@ -170,7 +116,7 @@ def play(url: str, folder: Path, *, faults: int = 8, workers: int = 3, seed: int
         for _ in range(faults):
             since = time.monotonic()
             wait_until(has_worked, every=0.02)
-            crew.hurt(dice)
+            crew.hurt(dice, 0.25, 1.5 * LEASE)
         crew.thaw()
         dump(url, folder)
         # The new ones need their time to come to work.

@@ -61,13 +61,22 @@ _SETTINGS = (
     "row_factory", "cursor_factory", "server_cursor_factory",
 )  # fmt: skip
 """What a handler may change in a connection itself; then nobody else gets it."""
-# As discard all, but for the plans of our functions and what psycopg has prepared: these cost
-# more than the rest.  The last column tells of statements that only their session can lose.
+# As discard all, but for the plans of our functions, which would cost more than the rest.
 _RESET = (
     b"close all; set session authorization default; reset all; unlisten *; discard temp;"
-    b" discard sequences; select pg_advisory_unlock_all(),"
-    b" exists (select from pg_prepared_statements where from_sql)"
+    b" discard sequences; "
 )
+_RESET_SHARED = _RESET + b"deallocate all; select pg_advisory_unlock_all()"
+# Where psycopg prepares statements they stay, and one that a handler has prepared by itself is
+# told of: only the end of the session is sure to take it away.  To ask costs the half if that
+# is prepared, too.
+_PREPARE_RESET = """
+    prepare rota_reset as
+    select pg_advisory_unlock_all(), exists (
+        select from pg_prepared_statement() as p where p.from_sql and p.name <> 'rota_reset'
+    )
+"""
+_RESET_OWN = _RESET + b"execute rota_reset"
 
 Plain = psycopg.Connection[Any]
 C = TypeVar("C", Plain, AsyncConnection[Any])
@@ -105,7 +114,8 @@ class Session(Generic[C]):
 
     def begin_reset(self) -> None:
         """Have the server forget what was set in the session; wait for nothing."""
-        self.connection.pgconn.send_query(_RESET)
+        is_own = self.connection.prepare_threshold is not None
+        self.connection.pgconn.send_query(_RESET_OWN if is_own else _RESET_SHARED)
         self.is_being_reset, self.is_new = True, False
         if self.connection.pgconn.flush():
             raise psycopg.OperationalError("the connection takes nothing")
@@ -119,8 +129,8 @@ class Session(Generic[C]):
                 pgconn.consume_input()
             if (result := pgconn.get_result()) is None:
                 break
-            is_new = is_new and result.status is not ExecStatus.FATAL_ERROR
-            if result.status is ExecStatus.TUPLES_OK:
+            is_new = is_new and result.status != ExecStatus.FATAL_ERROR
+            if result.nfields > 1:
                 is_new = is_new and result.get_value(0, 1) == b"f"
         self.is_being_reset = False
         self.is_new = is_new and not is_readable(self.connection.fileno())
@@ -467,8 +477,9 @@ class JobConnections:
         with self._handlers.lend(job) as use:
             if self._may_prepare(use.connection):
                 use.expect()
-                row = use.connection.execute(PID).fetchone()
-                self._set_direct(use.connection, row)
+                self._set_direct(use.connection, use.connection.execute(PID).fetchone())
+                if self._is_direct:
+                    use.connection.execute(_PREPARE_RESET)
                 use.allow()
             settings = _settings_of(use.connection)
             try:
@@ -484,6 +495,8 @@ class JobConnections:
                 use.expect()
                 row = await (await use.connection.execute(PID)).fetchone()
                 self._set_direct(use.connection, row)
+                if self._is_direct:
+                    await use.connection.execute(_PREPARE_RESET)
                 use.allow()
             settings = _settings_of(use.connection)
             try:
