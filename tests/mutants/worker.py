@@ -234,8 +234,8 @@ WORKER = (
         "client/test_effect.py",
         client(
             "effects",
-            "        elif error is None:\n",
-            "        elif True:\n",
+            "        if error is None:\n",
+            "        if True:\n",
         ),
     ),
     mutant(
@@ -338,8 +338,8 @@ WORKER = (
         "client/test_effect.py",
         client(
             "effects",
-            "                if self._job.is_lost:\n                    raise\n",
-            "                raise\n",
+            "        if self._job.is_lost:\n            raise error\n",
+            "        raise error\n",
         ),
     ),
     mutant(
@@ -406,6 +406,16 @@ WORKER = (
         "A handler gets the session of another with all its settings.",
         "client/test_transaction.py",
         client("worker/lending", "                use.session.begin_reset()\n", ""),
+    ),
+    mutant(
+        "reset-taken-on-trust",
+        "A session is lent again whose reset has failed.",
+        "client/test_transaction.py",
+        client(
+            "worker/lending",
+            "            is_new = is_new and result.status != ExecStatus.FATAL_ERROR\n",
+            "",
+        ),
     ),
     mutant(
         "call-without-limit",
