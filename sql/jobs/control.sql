@@ -54,7 +54,7 @@ comment on function rota.retry_job is
     'Run a job again now and return queued, or blocked if it has to wait for others: a waiting '
     'one at once, an ended one with all its attempts, a running one only if forced (its worker '
     'loses the lease); raises RT001, RT007 if its idempotency_key is taken, RT008 if it is '
-    'running.';
+    'running, 22023 if it was erased.';
 
 /* A live job, back to the head of its lane; its worker has lost the lease. */
 create or replace function rota._requeue(job_id bigint)
@@ -145,6 +145,8 @@ begin
     into v_jobs, v_ids, v_blocked, v_halted
     from ended as e left join kept_place as k on k.job_id = e.id;
     if v_ids = '{}' then return v_ids; end if;
+    perform rota._check_not_erased((j.job ->> 'id')::bigint, j.job -> 'payload')
+    from jsonb_array_elements(v_jobs) as j (job);
 
     v_added := rota._insert_jobs(array(
         select jsonb_populate_record(null::rota.jobs, j.job)
@@ -164,6 +166,27 @@ begin
     if v_blocked <> '{}' then perform rota._jobs_came_in(v_blocked); end if;
     perform rota._notify_for(v_ids);
     return v_ids;
+end;
+$$;
+
+/* What kind of a payload it is: as jsonb tells it, or erased. */
+create or replace function rota._payload_type(payload jsonb)
+    returns text language plpgsql immutable as $$
+begin
+    return case when payload = '{"erased": true}' then 'erased' else jsonb_typeof(payload) end;
+end;
+$$;
+
+/* Refuse to run again what has lost its payload. */
+create or replace function rota._check_not_erased(job_id bigint, payload jsonb)
+    returns void language plpgsql as $$
+begin
+    if rota._payload_type(payload) <> 'erased' then return; end if;
+    raise exception using
+        errcode = 'invalid_parameter_value',
+        message = format('job_id %s was erased, and cannot run without a payload', job_id),
+        hint = format('Retry it with another one: select * from rota.act_on_jobs(''retry'', '
+            '''{"ids": [%s]}'', ''{"payload": {}}'')', job_id);
 end;
 $$;
 

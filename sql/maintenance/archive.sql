@@ -4,7 +4,8 @@
  * With an archive nothing of the history is deleted.  A partition that would be dropped is
  * detached and goes to the schema of the archive as it is, which copies nothing; rows that are
  * deleted one by one go to its table rota_rows, as jsonb, in the statement that deletes them.
- * If the archive cannot take them the statement fails, and they stay.
+ * If the archive cannot take them the statement fails, and they stay.  So it is with what an
+ * operator purges; what he erases is erased for good.
  *
  * The schema has to belong to the owner of rota: the owner of a schema can put tables with
  * triggers into it, and those would run with the rights of retention.
@@ -52,8 +53,9 @@ end;
 $$;
 
 comment on function rota.set_archive is
-    'Let retention move what it takes out of the history to a schema of the owner, partitions '
-    'as tables and rows to its table rota_rows; null lets it delete again; raises 22023.';
+    'Let retention and purges move what they take out of the history to a schema of the owner, '
+    'partitions as tables and rows to its table rota_rows; null lets them delete again; raises '
+    '22023.';
 
 /* Where rows of a table go to; null if nowhere. */
 create or replace function rota._archive_of(name text)
@@ -74,5 +76,18 @@ begin
     return format('with gone as (%s returning to_jsonb(f) as row_as) '
         'insert into %I.rota_rows (source, row_as) select %L, g.row_as from gone as g',
         statement, c_archive, name);
+end;
+$$;
+
+/* With an archive, copy rows f of a table there that the transaction is about to delete. */
+create or replace function rota._archive_rows(name text, condition text, job_ids bigint[])
+    returns void language plpgsql as $$
+declare
+    c_archive constant text := rota._archive_of(name);
+begin
+    if c_archive is null then return; end if;
+    execute format('insert into %I.rota_rows (source, row_as) '
+        'select %L, to_jsonb(f) from rota.%I as f where %s', c_archive, name, name, condition)
+    using job_ids;
 end;
 $$;

@@ -206,13 +206,14 @@ create or replace function rota._breaker_failures(
     language plpgsql stable as $$
 begin
     select count(*)::integer, min(n.failed_at),
-        (array_agg(coalesce(n.error_type, 'an error') || ': ' || left(n.message, 100)
+        -- Not its message: the log of pauses outlives the errors, and is not erased with them.
+        (array_agg(format('%s (job %s)', coalesce(n.error_type, 'an error'), n.job_id)
             order by n.failed_at desc))[1]
     into failures, since, last
     from (
-        select e.failed_at, e.error_type, e.message
+        select e.failed_at, e.error_type, e.job_id
         from (
-            select r.failed_at, r.started_at, r.job_type, r.queue, r.error_type, r.message
+            select r.failed_at, r.started_at, r.job_type, r.queue, r.error_type, r.job_id
             from rota.job_errors as r where r.failed_at >= begun_since
             order by r.failed_at desc limit 5000
         ) as e

@@ -667,14 +667,6 @@ begin
 end;
 $$;
 
-/* What kind of a payload it is: as jsonb tells it, or erased. */
-create or replace function rota._payload_type(payload jsonb)
-    returns text language plpgsql immutable as $$
-begin
-    return case when payload = '{"erased": true}' then 'erased' else jsonb_typeof(payload) end;
-end;
-$$;
-
 /* Why an act cannot be done to a job, which was locked unless it is null; null if it can. */
 create or replace function rota._conflict(
     act text, job_id bigint, locked jsonb, arguments jsonb
@@ -778,12 +770,15 @@ begin
 end;
 $$;
 
-/* Delete ended jobs and what is told of their attempts, as retention does. */
+/* Delete ended jobs and what is told of their attempts, as retention does: to an archive. */
 create or replace function rota._purge_ended(job_ids bigint[])
     returns void language plpgsql as $$
 declare
     c_counted_until constant timestamptz := rota._counted_until();
 begin
+    perform rota._archive_rows('job_errors', 'f.job_id = any($1)', job_ids),
+        rota._archive_rows('stage_runs', 'f.job_id = any($1)', job_ids),
+        rota._archive_rows('finished_jobs', 'f.id = any($1)', job_ids);
     -- What was not counted yet still will be (maintenance/statistics.sql).
     with errors as (
         delete from rota.job_errors as e where e.job_id = any(_purge_ended.job_ids)

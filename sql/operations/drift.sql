@@ -7,8 +7,9 @@
  * caller compares it with what is there.  What differs is named with the statement that mends
  * it.
  *
- * So it is with the rights of our four roles.  Those that the owner has given to roles of his
- * own are the owner's business, but not those to public, nor to what is private.
+ * So it is with the rights that the install gives our four roles.  Those that the owner has
+ * given by hand, to ours or to roles of his own, are the owner's business, but not those to
+ * public, nor to what is private.
  *
  * An upgrade must not take what is out of order for what it made.  So it notes what differs
  * before it begins, and keeps those rows of the manifest as they are.
@@ -208,6 +209,7 @@ begin
         where t.kind in ('table', 'view') and num_nulls(t.expected, t.actual) > 0
           and d.name like t.name || '.%'
     )
+      and (d.kind <> 'grant' or d.expected is not null)
     order by 1, d.kind, d.name;
     return query
     select 'critical', w.evidence, w.remedy from rota._wrong_rights() as w order by 2;
@@ -222,7 +224,6 @@ declare
     c_table constant text := 'rota.' || quote_ident(split_part(name, '.', 1));
     c_part constant text := quote_ident(split_part(name, '.', 2));
     c_drop constant text := case
-        when kind = 'grant' then format('revoke %s;', replace(name, ' to ', ' from '))
         when kind = 'table' then format('alter table %s set schema public;', c_table)
         when kind = 'column' then format('alter table %s drop column %s;', c_table, c_part)
         when kind = 'constraint'

@@ -260,9 +260,10 @@ def test_a_breaker_opens_after_failures_in_a_row_and_tries_again_by_itself(db, c
     settle(db)
 
     (pause,) = rows(db, "select * from rota.pauses")
+    failed = scalar(db, "select job_id from rota.job_errors order by failed_at desc limit 1")
     assert (pause.job_type, pause.queue, pause.set_by) == ("mail", "default", "breaker")
     assert pause.reason == (
-        "3 attempts in a row failed, the last with SMTPError: no route;"
+        f"3 attempts in a row failed, the last with SMTPError (job {failed});"
         " it tries again at 00:00:30 UTC"
     )
     assert rows(db, STATE) == [(1, now + 30 * SECOND, None)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from psycopg.types.json import Jsonb
 
-from sql.helpers import one, refused, rows, scalar, settle, value
+from sql.helpers import claim, one, owner, refused, rows, scalar, settle, value
 from sql.maintenance.test_retention import end, tick_until_done
+from sql.operations.test_acts import act, dead
 
 KEPT = """
     select count(*) from (
@@ -58,6 +60,36 @@ def test_rows_that_are_deleted_one_by_one_go_to_its_table(db, clock, history):
             " where source like 'finished%%'",
         )
     } == ids  # fmt: skip
+
+
+def test_what_an_operator_purges_goes_there_too(db, history):
+    stages = [{"stage": "pay", "job_type": "a"}]
+    value(db, "define_pipeline", pipeline="order", stages=Jsonb(stages))
+    run = value(db, "start_pipeline", pipeline="order")
+    value(db, "finish_job", **owner(claim(db)[0]))
+    lost = dead(db)
+
+    act(db, "purge", {"status": ["succeeded", "dead"]})
+
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 0
+    archived = {
+        (source, row.get("job_id", row.get("id")))
+        for source, row in rows(db, "select source, row_as from history.rota_rows")
+    }
+    assert archived == {
+        ("finished_jobs", run), ("stage_runs", run), ("finished_jobs", lost),
+        ("job_errors", lost),
+    }  # fmt: skip
+
+
+def test_what_the_archive_cannot_take_is_not_purged(db, history):
+    lost = dead(db)
+    db.execute("drop table history.rota_rows")
+
+    told = act(db, "purge", {"ids": [lost]})
+
+    assert (told.changed, len(told.conflicts)) == (0, 1)
+    assert scalar(db, "select count(*) from rota.finished_jobs") == 1
 
 
 def test_what_the_archive_cannot_take_stays(db, clock, history):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -487,8 +488,34 @@ def test_what_was_erased_is_retried_with_another_payload_only(db):
         "it was erased: without another payload it cannot run"
     }
     assert [run(db, each).ordering_key for each in (job_id, loose)] == ["of Ann", None]
-    act(db, "retry", {"ids": [job_id]}, {"payload": {"name": "Eve"}})
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as refusal:
+        value(db, "retry_job", job_id=job_id)
+    assert f"job_id {job_id} was erased" in str(refusal.value)
+    remedy = (refusal.value.diag.message_hint or "").partition(": ")[2]
+    db.execute(remedy.replace("{}", '{"name": "Eve"}').encode())
     assert claim(db)[0].payload == {"name": "Eve"}
+
+
+def test_a_dependant_that_was_erased_does_not_come_back_with_its_parent(db):
+    parent = dead(db)
+    erased, kept = (enqueue(db, depends_on=[parent]) for _ in range(2))
+    settle(db)
+    act(db, "erase", {"ids": [erased]})
+
+    value(db, "retry_with_dependants", job_id=parent)
+    settle(db)
+
+    assert (run(db, erased).status, run(db, kept).status) == ("cancelled", "blocked")
+
+
+def test_a_run_that_was_erased_does_not_go_on(db):
+    stages = [{"stage": "pay", "job_type": "a"}, {"stage": "ship", "job_type": "b"}]
+    value(db, "define_pipeline", pipeline="order", stages=Jsonb(stages))
+    job_id = value(db, "start_pipeline", pipeline="order")
+    act(db, "erase", {"ids": [job_id]})
+
+    with refused("job_id"):
+        value(db, "restart_pipeline", job_id=job_id, stage="pay")
 
 
 def test_singles_pauses_settings_and_schedules_are_in_the_log(db):

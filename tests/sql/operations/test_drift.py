@@ -183,6 +183,10 @@ def test_rights_of_our_roles_are_compared_where_the_roles_are(db):
         db.execute(row.remedy)
         assert [row for row in doctor(db) if row.finding == "drift"] == []
         db.execute("grant execute on procedure rota.tick_loop to rota_worker")
-        assert only(db).remedy.startswith("revoke execute on procedure rota.tick_loop(")
+        db.execute("grant select on rota.effects to rota_worker with grant option")
+        db.execute("grant rota_worker to pg_monitor")
+        assert [row for row in doctor(db) if row.finding == "drift"] == []
+        db.execute("grant delete on rota.effects to rota_worker")
+        assert only(db).remedy == "revoke delete on table rota.effects from rota_worker;"
     finally:
         db.execute("drop owned by rota_worker; drop role rota_worker")
