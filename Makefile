@@ -110,6 +110,9 @@ bench-schedules: $(VENV)/.dev ## Enqueue the jobs of 100000 schedules of one min
 bench-behind: $(VENV)/.dev ## Claim with a million jobs behind limits, keys and tenants, and without
 	$(BIN)/python tests/bench/behind.py $(ARGS)
 
+bench-upgrade: $(VENV)/.dev ## Upgrade a million rows of 0.1.0 with old clients at work, and tell how long they wait
+	$(PYTEST) releases/test_from_0_1_0.py -m long -s $(ARGS)
+
 bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, before and after: ARGS="--against PATH" HELD="--against PATH"
 	$(BIN)/python tests/bench/waiting.py $(ARGS)
 	$(BIN)/python tests/bench/limits.py

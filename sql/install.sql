@@ -152,6 +152,9 @@ do $$ begin perform rota._drop_leftovers(); end $$;
 \ir upgrades/from_0_1_0/carry_over.sql
 \endif
 do $$ begin perform rota._keep_manifest(); end $$;
+\if :is_first
+\ir upgrades/from_0_1_0/switch_over.sql
+\endif
 \if :{?database_number}
 select rota.set_database_number(:database_number) as done \gset
 \endif

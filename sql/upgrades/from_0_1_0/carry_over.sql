@@ -13,82 +13,171 @@
  *
  * Places in lanes, free slots of limits and what waits for what are found anew: each is left as
  * a check for maintenance, which the next ticks do.
+ *
+ * Old clients write to the old tables meanwhile.  So a first pass carries everything, and each
+ * pass after it what has changed since the one before began: the rows that a transaction wrote
+ * which was not over then, and those that are gone.  They are carried anew, also where a pass
+ * had them already.  The last pass runs while no session can write (switch_over.sql).  What a
+ * pass reads by several statements need not be of one moment: the next one mends it.
+ *
+ * The functions stand in the old schema, and go with it.
  */
 
 -- Compiling the expressions would take longer than to copy.
 set local jit = off;
 
-do $$
+/* The transaction before which all are over: what they wrote, the next statement sees. */
+create function rota_0_1_0._begin_pass() returns xid language plpgsql as $$
+begin
+    -- This transaction is open itself, and not in the list.
+    return (
+        select coalesce(min(x.xid), pg_snapshot_xmax(pg_current_snapshot()))::xid
+        from pg_snapshot_xip(pg_current_snapshot()) as x (xid)
+    );
+end;
+$$;
+
+/* Whether a row was written since; of one that is frozen that is sometimes said wrongly. */
+create function rota_0_1_0._is_since(written_by xid, since xid)
+    returns boolean language sql stable as $$
+select age(written_by) <= age(since)
+$$;
+
+-- What has the same key on both sides: the new rows, and which transaction wrote the old ones.
+create view rota_0_1_0._queues as
+select q.xmin as written_by, q.queue, q.lease, q.max_attempts, q.backoff, q.keep_finished,
+    q.keep_dead, q.ageing, q.created_at, q.updated_at
+from rota_0_1_0.queues as q;
+create view rota_0_1_0._pauses as
+select q.xmin as written_by, rota._pause_name(q.queue, null) as pause_name, q.queue,
+    q.paused_at, q.paused_by, q.pause_reason as reason
+from rota_0_1_0.queues as q where q.is_paused;
+create view rota_0_1_0._limits as
+select l.xmin as written_by, l.limit_name, l.queue, l.job_type, l.limit_key, l.max_running,
+    l.max_starts, l.per, l.burst, l.weight, l.created_at, l.updated_at, false as is_settled,
+    xid8 '18446744073709551615' as settled_xid
+from rota_0_1_0.limits as l;
+create view rota_0_1_0._queue_grants as
+select g.xmin as written_by, g.role, g.access, g.queue, g.granted_at, g.revoked_at
+from rota_0_1_0.queue_grants as g;
+create view rota_0_1_0._workers as
+select w.xmin as written_by, w.worker, w.host, w.pid, w.version, w.queues, w.started_at,
+    w.last_seen_at
+from rota_0_1_0.workers as w;
+create view rota_0_1_0._maintenance as
+select u.xmin as written_by, u.task, u.done_at, u.done_by from rota_0_1_0.upkeep as u;
+create view rota_0_1_0._pipeline_stages as
+select p.xmin as written_by, p.pipeline, p.stage, p.ordinal, p.next_stage, p.job_type, p.queue,
+    p.priority, p.max_attempts, p.lease, p.backoff
+from rota_0_1_0.pipeline_stages as p;
+create view rota_0_1_0._job_definitions as
+select d.xmin as written_by, d.name, d.job_type, d.queue, d.payload, d.schedule, d.time_zone,
+    d.priority, d.max_attempts, d.lease, d.backoff, d.catch_up, d.catch_up_window,
+    d.catch_up_max, d.overlap, d.jitter, d.starts_at, d.ends_at, d.is_enabled, d.disabled_at,
+    d.disabled_by, d.last_error, d.anchored_at, d.next_run_at, d.last_run_at, d.last_job_id,
+    d.created_at, d.updated_at
+from rota_0_1_0.job_definitions as d;
+create view rota_0_1_0._occurrences as
+select f.xmin as written_by, f.definition, f.scheduled_for,
+    case f.outcome when 'fired' then 'enqueued' else f.outcome end as outcome, f.job_id,
+    f.fired_at as recorded_at
+from rota_0_1_0.fires as f;
+create view rota_0_1_0._effects as
+select e.xmin as written_by, e.scope, e.key, e.job_id, e.lease_token, e.recorded_at,
+    e.completed_at, e.kept_until as expires_at, e.result
+from rota_0_1_0.effects as e;
+create view rota_0_1_0._dependencies as
+select case when age(d.xmin) < age(j.xmin) then d.xmin else j.xmin end as written_by,
+    d.parent_id, coalesce(j.first_job_id, j.id) as job_id
+from rota_0_1_0.dependencies as d join rota_0_1_0.jobs as j on j.id = d.job_id
+where j.status = 'blocked';
+create view rota_0_1_0._halted_keys as
+select s.xmin as written_by, s.ordering_key, coalesce(f.first_job_id, s.job_id) as job_id,
+    s.stuck_since as halted_since
+from rota_0_1_0.stuck_keys as s
+left join lateral (
+    select h.first_job_id from rota_0_1_0.finished_jobs as h where h.id = s.job_id limit 1
+) as f on true;
+create view rota_0_1_0._job_errors as
+select e.xmin as written_by, coalesce(j.first_job_id, f.first_job_id, e.job_id) as job_id,
+    e.lease_token, e.attempt, e.queue, e.job_type, e.worker, e.started_at, e.failed_at,
+    e.error_type, e.message, e.stack
+from rota_0_1_0.job_errors as e
+left join rota_0_1_0.jobs as j on j.id = e.job_id and j.first_job_id is not null
+left join rota_0_1_0.finished_jobs as f on f.id = e.job_id and f.first_job_id is not null;
+
+/*
+ * Carry the rows of one of these that were written since, or all; which are gone is of no
+ * interest where only retention deletes.
+ */
+create function rota_0_1_0._carry_rows(name text, keys text[], since xid, goes_by_age boolean)
+    returns void language plpgsql as $$
+declare
+    c_columns constant text := (
+        select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
+        from pg_attribute as a
+        where a.attrelid = format('rota_0_1_0._%s', _carry_rows.name)::regclass
+          and a.attname <> 'written_by'
+    );
+    c_same constant text := (
+        select string_agg(format('n.%1$I = o.%1$I', k.key), ' and ')
+        from unnest(_carry_rows.keys) as k (key)
+    );
+begin
+    if since is not null then
+        execute format(
+            'delete from rota.%1$I as n using rota_0_1_0._%1$s as o '
+            'where rota_0_1_0._is_since(o.written_by, $1) and %2$s', name, c_same)
+        using since;
+    end if;
+    if since is not null and not goes_by_age then
+        execute format(
+            'delete from rota.%1$I as n where not exists ('
+            'select from rota_0_1_0._%1$s as o where %2$s)', name, c_same);
+    end if;
+    execute format(
+        'insert into rota.%1$I (%2$s) select %2$s from rota_0_1_0._%1$s as o '
+        'where $1 is null or rota_0_1_0._is_since(o.written_by, $1) '
+        'on conflict do nothing', name, c_columns)
+    using since;
+end;
+$$;
+
+/* The ids, as they are here, of jobs that were written since. */
+create function rota_0_1_0._changed_jobs(since xid)
+    returns bigint[] language plpgsql as $$
+begin
+    return array(
+        select coalesce(j.first_job_id, j.id) from rota_0_1_0.jobs as j
+        where rota_0_1_0._is_since(j.xmin, _changed_jobs.since)
+        union
+        select coalesce(f.first_job_id, f.id) from rota_0_1_0.finished_jobs as f
+        where rota_0_1_0._is_since(f.xmin, _changed_jobs.since)
+    );
+end;
+$$;
+
+/* Carry these jobs, or all.  The stages before of a run have had leases of their own. */
+create function rota_0_1_0._carry_jobs(ids bigint[])
+    returns void language plpgsql set plan_cache_mode = force_custom_plan
+    set enable_seqscan = on as $$
 declare
     v_indexes text[];
     v_index text;
-    v_part record;
-    v_ids bigint[];
-    v_after bigint := 0;
 begin
-    -- Settings first: triggers list what they are for.
-    insert into rota.queues (queue, lease, max_attempts, backoff, keep_finished, keep_dead,
-        ageing, created_at, updated_at)
-    select q.queue, q.lease, q.max_attempts, q.backoff, q.keep_finished, q.keep_dead, q.ageing,
-        q.created_at, q.updated_at
-    from rota_0_1_0.queues as q;
-    insert into rota.pauses (pause_name, queue, paused_at, paused_by, reason)
-    select rota._pause_name(q.queue, null), q.queue, q.paused_at, q.paused_by, q.pause_reason
-    from rota_0_1_0.queues as q where q.is_paused;
-    insert into rota.limits (limit_name, queue, job_type, limit_key, max_running, max_starts,
-        per, burst, weight, created_at, updated_at, is_settled, settled_xid)
-    select l.limit_name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
-        l.burst, l.weight, l.created_at, l.updated_at, false, '18446744073709551615'
-    from rota_0_1_0.limits as l;
-    insert into rota.queue_grants (role, access, queue, granted_at, revoked_at)
-    select g.role, g.access, g.queue, g.granted_at, g.revoked_at
-    from rota_0_1_0.queue_grants as g;
-    insert into rota.workers (worker, host, pid, version, queues, started_at, last_seen_at)
-    select w.worker, w.host, w.pid, w.version, w.queues, w.started_at, w.last_seen_at
-    from rota_0_1_0.workers as w;
-    insert into rota.pipeline_stages (pipeline, stage, ordinal, next_stage, job_type, queue,
-        priority, max_attempts, lease, backoff)
-    select p.pipeline, p.stage, p.ordinal, p.next_stage, p.job_type, p.queue, p.priority,
-        p.max_attempts, p.lease, p.backoff
-    from rota_0_1_0.pipeline_stages as p;
-    insert into rota.job_definitions (name, job_type, queue, payload, schedule, time_zone,
-        priority, max_attempts, lease, backoff, catch_up, catch_up_window, catch_up_max,
-        overlap, jitter, starts_at, ends_at, is_enabled, disabled_at, disabled_by, last_error,
-        anchored_at, next_run_at, last_run_at, last_job_id, created_at, updated_at)
-    select d.name, d.job_type, d.queue, d.payload, d.schedule, d.time_zone, d.priority,
-        d.max_attempts, d.lease, d.backoff, d.catch_up, d.catch_up_window, d.catch_up_max,
-        d.overlap, d.jitter, d.starts_at, d.ends_at, d.is_enabled, d.disabled_at,
-        d.disabled_by, d.last_error, d.anchored_at, d.next_run_at, d.last_run_at,
-        d.last_job_id, d.created_at, d.updated_at
-    from rota_0_1_0.job_definitions as d;
-    insert into rota.occurrences (definition, scheduled_for, outcome, job_id, recorded_at)
-    select f.definition, f.scheduled_for,
-        case f.outcome when 'fired' then 'enqueued' else f.outcome end, f.job_id, f.fired_at
-    from rota_0_1_0.fires as f;
-    insert into rota.effects (scope, key, job_id, lease_token, recorded_at, completed_at,
-        expires_at, result)
-    select e.scope, e.key, e.job_id, e.lease_token, e.recorded_at, e.completed_at,
-        e.kept_until, e.result
-    from rota_0_1_0.effects as e;
-    update rota.maintenance as m
-    set done_at = u.done_at, done_by = u.done_by
-    from rota_0_1_0.upkeep as u where u.task = m.task;
-    insert into rota.maintenance (task, done_at, done_by)
-    select u.task, u.done_at, u.done_by from rota_0_1_0.upkeep as u on conflict do nothing;
+    perform set_config('enable_seqscan', (ids is null)::text, true);
+    if ids is null then
+        -- Rows first and then their indexes is half the time.
+        select array_agg(pg_get_indexdef(i.indexrelid)),
+            string_agg(i.indexrelid::regclass::text, ', ')
+        into v_indexes, v_index from pg_index as i
+        where i.indrelid = 'rota.jobs'::regclass and not i.indisprimary;
+        execute 'drop index ' || v_index;
+    end if;
+    delete from rota.jobs as n where n.id = any(ids);
+    delete from rota.finished_jobs as n where n.id = any(ids);
+    delete from rota.stage_runs as n where n.job_id = any(ids);
 
-    -- Rows first and then their indexes is half the time.
-    v_indexes := array(
-        select pg_get_indexdef(i.indexrelid) from pg_index as i
-        where i.indrelid = 'rota.jobs'::regclass and not i.indisprimary
-    );
-    for v_index in
-        select i.indexrelid::regclass from pg_index as i
-        where i.indrelid = 'rota.jobs'::regclass and not i.indisprimary
-    loop
-        execute format('drop index %s', v_index);
-    end loop;
-
-    -- Live jobs.  The stages before of a run have had leases of their own.
     insert into rota.jobs (id, queue, job_type, payload, priority, max_attempts, lease, backoff,
         idempotency_key, ordering_key, skip_dead, if_parent_dead, limit_key, pipeline, stage,
         stage_input, stage_queued_at, definition, scheduled_for, status, run_at, attempts,
@@ -111,24 +200,13 @@ begin
         j.locked_by, j.locked_until, j.cancel_requested_at, j.cancel_reason, j.rerun_payload,
         j.rerun_run_at, j.rerun_priority, j.progress_percent, j.progress_message, j.last_error,
         j.error_type, j.failed_at, j.created_at, j.updated_at, j.started_at
-    from rota_0_1_0.jobs as j;
-    foreach v_index in array v_indexes loop
+    from rota_0_1_0.jobs as j
+    where ids is null or j.id = any(ids) or j.first_job_id = any(ids)
+    on conflict do nothing;
+    foreach v_index in array coalesce(v_indexes, '{}') loop
         execute v_index;
     end loop;
 
-    -- The days and weeks of what is kept have their partitions.
-    for v_part in
-        select distinct 'finished_jobs_done' as parent, 'finished_at' as time_column, 1 as days,
-            (f.finished_at at time zone 'UTC')::date as day
-        from rota_0_1_0.finished_jobs_done as f
-        union
-        select distinct 'job_errors', 'failed_at', 7,
-            date_trunc('week', e.failed_at at time zone 'UTC')::date
-        from rota_0_1_0.job_errors as e
-    loop
-        perform rota._create_partition(v_part.parent, v_part.time_column, v_part.day,
-            v_part.days);
-    end loop;
     insert into rota.finished_jobs (id, queue, job_type, payload, priority, max_attempts, lease,
         backoff, idempotency_key, ordering_key, skip_dead, limit_key, pipeline, stage,
         stage_input, definition, scheduled_for, status, run_at, attempts, lease_token,
@@ -150,55 +228,41 @@ begin
         f.progress_message, f.last_error, f.error_type, f.failed_at, f.created_at, f.updated_at,
         f.started_at, f.finished_at, f.result
     from rota_0_1_0.finished_jobs as f
-    -- Of a run its last stage, and none while it goes on.
-    where f.first_job_id is null
-       or not exists (
+    where (ids is null or f.id = any(ids) or f.first_job_id = any(ids))
+      -- Of a run its last stage, and none while it goes on.
+      and (f.first_job_id is null
+        or not exists (
             select from rota_0_1_0.jobs as j where j.first_job_id = f.first_job_id
         )
         and not exists (
             select from rota_0_1_0.finished_jobs as s
             where s.first_job_id = f.first_job_id and s.id > f.id
-        );
+        ));
+
     insert into rota.stage_runs (job_id, lease_token, pipeline, stage, status, queue, job_type,
         attempts, worker, queued_at, started_at, finished_at, stage_input, result)
     select f.first_job_id, row_number() over (partition by f.first_job_id order by f.id),
         f.pipeline, f.stage, f.status, f.queue, f.job_type, f.attempts, f.locked_by,
         f.created_at, f.started_at, f.finished_at, f.stage_input, f.result
-    from rota_0_1_0.finished_jobs as f where f.first_job_id is not null;
-    insert into rota.job_errors (job_id, lease_token, attempt, queue, job_type, worker,
-        started_at, failed_at, error_type, message, stack)
-    select coalesce(f.first_job_id, j.first_job_id, e.job_id), e.lease_token, e.attempt,
-        e.queue, e.job_type, e.worker, e.started_at, e.failed_at, e.error_type, e.message,
-        e.stack
-    from rota_0_1_0.job_errors as e
-    left join (
-        select r.id, r.first_job_id from rota_0_1_0.finished_jobs as r
-        where r.first_job_id is not null
-    ) as f on f.id = e.job_id
-    left join rota_0_1_0.jobs as j on j.id = e.job_id and j.first_job_id is not null;
+    from rota_0_1_0.finished_jobs as f
+    where f.first_job_id is not null and (ids is null or f.first_job_id = any(ids));
+end;
+$$;
 
-    -- What jobs wait for.
-    insert into rota.dependencies (parent_id, job_id)
-    select d.parent_id, coalesce(j.first_job_id, j.id)
-    from rota_0_1_0.dependencies as d join rota_0_1_0.jobs as j on j.id = d.job_id
-    where j.status = 'blocked';
-    perform rota._add_checks('job', array(
-        select distinct format('%s all', d.job_id) from rota.dependencies as d));
-    insert into rota.halted_keys (ordering_key, job_id, halted_since)
-    select s.ordering_key, coalesce(f.first_job_id, s.job_id), s.stuck_since
-    from rota_0_1_0.stuck_keys as s
-    left join rota_0_1_0.finished_jobs as f on f.id = s.job_id;
-    perform rota._add_checks('order', array(
-        select distinct j.ordering_key from rota.jobs as j
-        where j.ordering_key is not null and j.status = 'blocked'));
-    perform rota._add_checks('schedule', array(
-        select d.name from rota.job_definitions as d where d.kind = 'after'));
-    perform rota._add_checks('limit', array(select l.limit_name from rota.limits as l));
-    perform rota._add_checks('queue', array(
-        select q.queue from rota.queues as q where q.ageing is not null));
-
-    -- Keys, one by one where they are few and the history is long.
-    analyze rota_0_1_0.idempotency_keys;
+/* Carry the keys that were written since, or all; one whose job is unknown to each type. */
+create function rota_0_1_0._carry_keys(since xid)
+    returns void language plpgsql set plan_cache_mode = force_custom_plan as $$
+begin
+    if since is not null then
+        delete from rota.idempotency_keys as n
+        where not exists (
+            select from rota_0_1_0.idempotency_keys as o
+            where o.idempotency_key = n.idempotency_key
+        );
+        delete from rota.idempotency_keys as n using rota_0_1_0.idempotency_keys as o
+        where o.idempotency_key = n.idempotency_key
+          and rota_0_1_0._is_since(o.xmin, _carry_keys.since);
+    end if;
     with kept as (
         select k.idempotency_key, k.unique_until, k.source_updated_at, k.kept_until,
             coalesce(j.first_job_id, f.first_job_id, k.job_id) as job_id,
@@ -210,39 +274,124 @@ begin
             select h.job_type, h.pipeline, h.first_job_id from rota_0_1_0.finished_jobs as h
             where h.id = k.job_id limit 1
         ) as f on true
+        where _carry_keys.since is null or rota_0_1_0._is_since(k.xmin, _carry_keys.since)
     ), scopes (key_scope) as (
         select l.job_type from rota_0_1_0.jobs as l
+        where exists (select from kept as n where n.key_scope is null)
         union
         select f.job_type from rota_0_1_0.finished_jobs as f
+        where exists (select from kept as n where n.key_scope is null)
         union
         select d.job_type from rota_0_1_0.job_definitions as d
         union
         select 'pipeline ' || p.pipeline from rota_0_1_0.pipeline_stages as p
+        union
+        select k.key_scope from kept as k where k.key_scope is not null
     )
     insert into rota.idempotency_keys (idempotency_key, key_scope, job_id, unique_until,
         source_updated_at, expires_at)
     select k.idempotency_key, s.key_scope, k.job_id, k.unique_until, k.source_updated_at,
         k.kept_until
-    from kept as k join scopes as s on s.key_scope = coalesce(k.key_scope, s.key_scope);
+    from kept as k join scopes as s on s.key_scope = coalesce(k.key_scope, s.key_scope)
+    on conflict do nothing;
+end;
+$$;
 
+/* Take away what has ended and is not kept there any more, of which no row tells. */
+create function rota_0_1_0._drop_gone_jobs() returns void language plpgsql as $$
+begin
+    delete from rota.jobs as n
+    where not exists (
+        select from rota_0_1_0.jobs as o where coalesce(o.first_job_id, o.id) = n.id
+    );
+end;
+$$;
+
+/* Leave checks of what these jobs wait for, or all, and give places to those of limit keys. */
+create function rota_0_1_0._settle_jobs(ids bigint[])
+    returns void language plpgsql set plan_cache_mode = force_custom_plan as $$
+declare
+    v_ids bigint[];
+    v_after bigint := 0;
+begin
+    perform rota._add_checks('job', array(
+        select format('%s all', j.id) from rota.jobs as j
+        where (_settle_jobs.ids is null or j.id = any(_settle_jobs.ids))
+          and j.status = 'blocked'
+          and (j.ordering_key is null
+            or exists (select from rota.dependencies as d where d.job_id = j.id))
+    ));
+    perform rota._add_checks('order', array(
+        select distinct j.ordering_key from rota.jobs as j
+        where (_settle_jobs.ids is null or j.id = any(_settle_jobs.ids))
+          and j.ordering_key is not null and j.status = 'blocked'
+    ));
     -- Jobs of keys take turns, which gives their queues places.
     loop
         v_ids := array(
             select j.id from rota.jobs as j
-            where j.id > v_after and j.limit_key is not null
-              and j.status in ('queued', 'failed')
+            where j.id > v_after and (_settle_jobs.ids is null or j.id = any(_settle_jobs.ids))
+              and j.limit_key is not null and j.status in ('queued', 'failed')
             order by j.id limit 5000
         );
         exit when v_ids = '{}';
         v_after := v_ids[cardinality(v_ids)];
         perform rota._place_jobs(v_ids);
     end loop;
+end;
+$$;
 
-    perform setval('rota.jobs_id_seq', s.last_value, s.is_called)
-    from rota_0_1_0.jobs_id_seq as s;
-    -- Nobody has set anew what was carried over.
-    delete from rota.audit_log;
-    update rota.upgrade_log as u set name = 'carried over from 0.1.0' where u.id = 0;
+/* One pass: all, or what has changed since; returns how many jobs that were. */
+create function rota_0_1_0._carry(since xid) returns integer language plpgsql as $$
+declare
+    c_changed constant bigint[] :=
+        case when since is not null then rota_0_1_0._changed_jobs(since) end;
+begin
+    -- Settings first: triggers list what they are for.
+    perform rota_0_1_0._carry_rows('queues', '{queue}', since, false);
+    perform rota_0_1_0._carry_rows('pauses', '{pause_name}', since, false);
+    perform rota_0_1_0._carry_rows('limits', '{limit_name}', since, false);
+    perform rota_0_1_0._carry_rows('queue_grants', '{role,access,queue}', since, false);
+    perform rota_0_1_0._carry_rows('workers', '{worker}', since, false);
+    perform rota_0_1_0._carry_rows('pipeline_stages', '{pipeline,stage}', since, false);
+    perform rota_0_1_0._carry_rows('job_definitions', '{name}', since, false);
+    perform rota_0_1_0._carry_rows('occurrences', '{definition,scheduled_for}', since, true);
+    perform rota_0_1_0._carry_rows('effects', '{scope,key}', since, false);
+    perform rota_0_1_0._carry_jobs(c_changed);
+    perform rota_0_1_0._carry_rows('job_errors', '{job_id,lease_token,failed_at,job_type}',
+        since, true);
+    perform rota_0_1_0._carry_rows('dependencies', '{parent_id,job_id}', since, false);
+    perform rota_0_1_0._carry_rows('halted_keys', '{ordering_key}', since, false);
+    perform rota_0_1_0._carry_keys(since);
+    perform rota_0_1_0._settle_jobs(c_changed);
+    return cardinality(c_changed);
+end;
+$$;
+
+do $$
+declare
+    c_since constant xid := rota_0_1_0._begin_pass();
+    v_part record;
+begin
+    -- Keys, one by one where they are few and the history is long.
+    analyze rota_0_1_0.idempotency_keys;
+    -- The days and weeks of what is kept have their partitions.
+    for v_part in
+        select distinct 'finished_jobs_done' as parent, 'finished_at' as time_column, 1 as days,
+            (f.finished_at at time zone 'UTC')::date as day
+        from rota_0_1_0.finished_jobs_done as f
+        union
+        select distinct 'job_errors', 'failed_at', 7,
+            date_trunc('week', e.failed_at at time zone 'UTC')::date
+        from rota_0_1_0.job_errors as e
+    loop
+        perform rota._create_partition(v_part.parent, v_part.time_column, v_part.day,
+            v_part.days);
+    end loop;
+    perform rota_0_1_0._carry(null);
+    analyze rota.jobs, rota.finished_jobs, rota.effects, rota.dependencies,
+        rota.idempotency_keys;
+    perform set_config('rota.carried_before', c_since::text, true);
 end;
 $$;
 
@@ -283,5 +432,3 @@ begin
     end loop;
 end;
 $$;
-
-analyze rota.jobs;

@@ -5,14 +5,9 @@
  * the old schema takes another name, the install makes everything anew, carry_over.sql brings
  * the rows, and the old schema goes.  What comes out is a fresh install, to the last column.
  *
- * It is one transaction, and every old table is locked against writes before anything is read:
- * calls of old clients that write wait for it, and nothing that they committed before can be
- * missed.  They go on in the old functions then, but find the tables by their names, so no row
- * comes where nobody reads any more: what does not fit the new tables is an error.  The old
- * schema is dropped afterwards, when nobody is left in it.
- *
- * The locks are taken together or not at all, time and again: two that wait for each other
- * would be a deadlock, since calls write to the tables in any order.
+ * It is one transaction, so a kill at any point leaves 0.1.0 as it was.  Old clients work on the
+ * old tables meanwhile, which they still find by their name, and wait only while the last changes
+ * are carried (switch_over.sql).  The old schema is dropped afterwards, when nobody is left in it.
  *
  * What belongs to others and hangs on the old schema would go with it; so then nothing is done.
  */
@@ -21,8 +16,6 @@ do $$
 declare
     v_owner regrole;
     v_others text;
-    v_table regclass;
-    v_tries integer := 0;
 begin
     select n.nspowner::regrole into v_owner from pg_namespace as n where n.nspname = 'rota';
     if v_owner <> to_regrole(quote_ident(current_user)) then
@@ -32,30 +25,6 @@ begin
             hint = format('Install as that role: PGOPTIONS="-c role=%s" psql -f install.sql',
                 v_owner);
     end if;
-
-    loop
-        begin
-            -- Nearly every call writes to this one first.
-            lock table rota.jobs in share row exclusive mode;
-            for v_table in
-                select c.oid::regclass from pg_class as c
-                where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p')
-            loop
-                execute format('lock table %s in share row exclusive mode nowait', v_table);
-            end loop;
-            exit;
-        exception
-            when lock_not_available then
-                v_tries := v_tries + 1;
-                if v_tries >= 200 then
-                    raise exception using
-                        errcode = 'lock_not_available',
-                        message = 'somebody always writes to rota: no moment was found to upgrade',
-                        hint = 'Nothing has changed.  Stop the workers, or try again.';
-                end if;
-                perform pg_sleep(0.02);
-        end;
-    end loop;
 
     with ours as (
         select 'pg_class'::regclass as classid, c.oid, c.relnamespace as home
