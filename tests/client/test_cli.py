@@ -6,7 +6,7 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -504,6 +504,29 @@ def test_texts_of_jobs_cannot_command_the_terminal(
 
     assert not any(line.startswith("rota; all is well") for line in shown.out.splitlines())
     assert (shown.out + shown.err).replace("\n", "").isprintable()
+
+
+# A page, a script for the shell, and a play for a person are no answers.
+WITHOUT_JSON = {"rota web", "rota completion", "rota demo"}
+
+
+def test_every_command_answers_in_json() -> None:
+    def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+        groups = [
+            action for action in parser._actions
+            if isinstance(action, argparse._SubParsersAction)
+        ]  # fmt: skip
+        for group in groups:
+            for command in group.choices.values():
+                yield from commands(command)
+        if not any(group.required for group in groups):
+            yield parser
+
+    lacking = {
+        command.prog for command in commands(make_parser())
+        if "--json" not in command._option_string_actions
+    }  # fmt: skip
+    assert lacking == WITHOUT_JSON
 
 
 @pytest.mark.parametrize("columns", ["80"])

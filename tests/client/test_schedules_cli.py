@@ -229,7 +229,7 @@ def test_add_passes_every_option(run: Run, db: Db) -> None:
 
 def test_add_refuses(run: Run) -> None:
     assert "the payload is not JSON" in run("schedule", "add", "a", "@daily", "b", "{", code=2)
-    assert "expected five fields" in run("schedule", "add", "a", "daily", "b", code=1)
+    assert "expected five fields" in run("schedule", "add", "a", "daily", "b", code=2)
     assert "job_type must be" in run("schedule", "add", "a", "@daily", "b c", code=2)
     with pytest.raises(SystemExit) as caught:
         main(["schedule", "add", "a", "@daily", "b", "--overlap", "never"])
@@ -399,6 +399,33 @@ def test_disable_and_enable_take_several_or_all(run: Run, capsys: Capsys) -> Non
         assert "give the names of schedules, or --all" in run(
             "schedule", "enable", *words, code=2
         )
+
+
+def test_what_switches_and_removes_answers_in_json(run: Run, capsys: Capsys) -> None:
+    run("schedule", "add", *NIGHTLY)
+
+    (disabled,) = json.loads(run("schedule", "disable", "nightly", "--json"))
+    assert disabled == {"name": "nightly", "is_enabled": False, "next_run_at": None}
+    assert json.loads(run("schedule", "disable", "--all", "--json")) == []
+    assert main(["schedule", "enable", "nobody", "nightly", "--json"]) == 1
+    unknown, enabled = json.loads(capsys.readouterr().out)
+    assert unknown["error"].startswith("schedule 'nobody' not found")
+    assert (enabled["is_enabled"], enabled["next_run_at"] is None) == (True, False)
+    assert json.loads(run("schedule", "remove", "nightly", "--yes", "--json")) == {
+        "name": "nightly", "outcome": "removed",
+    }  # fmt: skip
+
+
+def test_import_answers_in_json(put: Run) -> None:
+    created, again = (json.loads(put("@daily first\n", "--json")) for _ in range(2))
+
+    assert [(row["name"], row["outcome"]) for row in created] == [("first", "created")]
+    assert [(row["name"], row["outcome"]) for row in again] == [("first", "unchanged")]
+
+
+def test_a_bad_text_that_was_given_is_exit_code_2(run: Run) -> None:
+    for words in (["next", "daily"], ["add", "a", "0 0 31 2 *", "b"]):
+        run("schedule", *words, code=2)
 
 
 def test_run_prints_the_job(run: Run) -> None:

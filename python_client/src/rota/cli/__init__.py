@@ -15,7 +15,7 @@ import psycopg
 
 from ..client.connecting import one_line
 from ..client.sync_client import Client
-from ..exceptions import InvalidArgumentError, RotaError
+from ..exceptions import BadScheduleError, InvalidArgumentError, RotaError
 from .many import run_on_many
 from .output import (
     CommandError,
@@ -94,7 +94,10 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
     except InvalidArgumentError as error:
         return complain(_naming_option(error, arguments), error.hint, own or UsageError.code)
     except RotaError as error:
-        return complain(error, hint_for(error, arguments))
+        # A bad text that was given is a wrong value; one that was stored is not.
+        is_given = isinstance(error, BadScheduleError) and getattr(arguments, "schedule", None)
+        code = UsageError.code if is_given else FAILED
+        return complain(error, hint_for(error, arguments), own or code)
     except psycopg.DataError as error:
         hint = error.diag.message_hint
         return complain(_naming_option(error, arguments), hint, own or UsageError.code)

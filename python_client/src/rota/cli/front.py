@@ -40,8 +40,12 @@ def make(arguments: argparse.Namespace) -> int:
                     (role, access, passwords.get(role)),
                 )
         left = _rebalance(front)
+        rows, _ = _told_of_shards(front)
+        if arguments.json:
+            print_json({"front": front.info.dbname, "shards": rows, "slots_left": left})
+            return int(left > 0)
         print(f"{front.info.dbname} is a front of {len(databases)} databases")
-        _print_shards(front, as_json=False)
+        print_table(rows)
     if left:
         print(
             f"{left} slots are still where they were: open transactions use them; run it again"
@@ -52,7 +56,9 @@ def make(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """Tell which databases are behind a front, and whether they answer it."""
     with connect(named(arguments.front), "rota front") as front:
-        return _print_shards(front, as_json=arguments.json)
+        rows, code = _told_of_shards(front)
+    (print_json if arguments.json else print_table)(rows)
+    return code
 
 
 def _shards(databases: list[str]) -> list[dict[str, Any]]:
@@ -114,8 +120,8 @@ def _rebalance(front: psycopg.Connection[Any]) -> int:
     return int(remaining)
 
 
-def _print_shards(front: psycopg.Connection[Any], *, as_json: bool) -> int:
-    """Print a row a database; return 1 if one does not answer, or has another version."""
+def _told_of_shards(front: psycopg.Connection[Any]) -> tuple[list[dict[str, Any]], int]:
+    """Return a row a database, and 1 if one does not answer, or has another version."""
     shards = front.execute(
         "select h.number, count(s.slot) filter (where s.number = h.number),"
         " count(s.slot) filter (where h.number = any(s.earlier))"
@@ -132,5 +138,4 @@ def _print_shards(front: psycopg.Connection[Any], *, as_json: bool) -> int:
         rows.append(
             {"database": number, "slots": slots, "earlier_slots": earlier, "answer": answer}
         )
-    (print_json if as_json else print_table)(rows)
-    return int(any(row["answer"] != version for row in rows))
+    return rows, int(any(row["answer"] != version for row in rows))

@@ -410,6 +410,8 @@ def _add_log(add: argparse.ArgumentParser) -> None:
     default = "(default: %(default)s)"
     formats = ("text", "json")
     add.add_argument("--log-format", choices=formats, default="text", help=default)
+    what = "write the log as JSON, as --log-format json does"
+    add.add_argument("--json", action="store_true", help=what)
     levels = ("debug", "info", "warning", "error")
     add.add_argument("--log-level", choices=levels, default="info", help=default)
 
@@ -424,8 +426,6 @@ def _add_databases(add: argparse.ArgumentParser) -> None:
 def _add_forward(commands: Any) -> None:
     what = "carry jobs of enqueue_to() between databases, and tick, until SIGTERM or Ctrl-C"
     add = _add(commands, "forward", forward.forward, what)
-    what = "write the log as JSON, as --log-format json does"
-    add.add_argument("--json", action="store_true", help=what)
     _add_databases(add)
     _add_log(add)
 
@@ -453,7 +453,8 @@ def _add_front(commands: Any) -> None:
     )
     parser.epilog, parser.formatter_class = FRONT, argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    add = _add(actions, "make", front.make, "make a front, or bring it up to date")
+    what = "make a front, or bring it up to date"
+    add = _add(actions, "make", front.make, what, json=True)
     _add_databases(add)
     add.add_argument("--role", action="append", metavar="ROLE=ACCESS", help=(
         "let a role of the front enqueue (producer) or act and read (operator); may be repeated"
@@ -583,21 +584,21 @@ def add_schedule_commands(commands: Any, add_command: Add) -> None:
     add_command(own, "list", schedules.list_all, "list schedules and when they run", json=True)
     what = "show a schedule, its next and its last runs"
     _named(add_command(own, "show", schedules.show, what, json=True))
-    add = _named(add_command(own, "remove", schedules.remove, "forget a schedule"))
+    what = "forget a schedule"
+    add = _named(add_command(own, "remove", schedules.remove, what, json=True))
     add.add_argument("--yes", action="store_true", help="do not ask")
     for name, switch, what in (
         ("enable", schedules.enable, "let schedules make jobs again"),
         ("disable", schedules.disable, "let schedules make no more jobs"),
     ):
-        add = add_command(own, name, switch, what)
+        add = add_command(own, name, switch, what, json=True)
         add.add_argument("names", nargs="*", metavar="name", help="of a schedule")
         add.add_argument("--all", action="store_true", help="all that are not so yet")
     what = "make a job of a schedule now and print its id"
     _named(add_command(own, "run", schedules.run, what, json=True))
     _add_next(own, add_command)
-    add = add_command(
-        own, "import", schedules.import_file, "put in the schedules of a file, or none"
-    )
+    what = "put in the schedules of a file, or none"
+    add = add_command(own, "import", schedules.import_file, what, json=True)
     _teach(add, IMPORT)
     add.add_argument("file", help="lines as in a crontab; - is the standard input")
     add.add_argument("--dry-run", action="store_true", help="say what would be, change nothing")

@@ -110,6 +110,9 @@ def remove(arguments: argparse.Namespace) -> int:
                 return 1
         with acting(connection) as client:
             client.unschedule_job(name)
+    if arguments.json:
+        print_json({"name": name, "outcome": "removed"})
+        return 0
     print(f"schedule {name} is removed; the jobs that it has made stay")
     return 0
 
@@ -148,17 +151,26 @@ def _switch(
     if bool(arguments.names) == arguments.all:
         raise UsageError("give the names of schedules, or --all")
     code = 0
+    told: list[dict[str, Any]] = []
     with connected(arguments) as connection:
         others = [r["name"] for r in definitions(connection) if r["is_enabled"] != is_enabled]
         names = others if arguments.all else arguments.names
         for arguments.name in names:
             try:
-                print(f"schedule {arguments.name} is {do(connection, arguments.name)}")
+                done = do(connection, arguments.name)
+                row = definition(connection, arguments.name)
+                told.append({key: row[key] for key in ("name", "is_enabled", "next_run_at")})
+                if not arguments.json:
+                    print(f"schedule {arguments.name} is {done}")
             except RotaError as error:
                 code = 1
                 hint = hint_for(error, arguments)
-                print(f"rota: {one_line(error)} ({hint})", file=sys.stderr)
-    if not names:
+                told.append({"name": arguments.name, "error": one_line(error), "hint": hint})
+                if not arguments.json:
+                    print(f"rota: {one_line(error)} ({hint})", file=sys.stderr)
+    if arguments.json:
+        print_json(told)
+    elif not names:
         print(f"all schedules are {'enabled' if is_enabled else 'disabled'} already")
     return code
 
@@ -291,6 +303,10 @@ def import_file(arguments: argparse.Namespace) -> None:
             raise _refusal(
                 "stdin" if arguments.file == "-" else arguments.file, crontab.problems
             )
+    if arguments.json:
+        told = (rows[entry.name] for entry in entries)
+        print_json([row | {"changes": changed} for row, changed in told])
+        return
     _print_rows([rows[entry.name] for entry in entries])
     counts = Counter(row["outcome"] for row, _ in rows.values())
     _print_counts(counts, ("created", "changed", "unchanged"), arguments)

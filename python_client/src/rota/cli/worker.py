@@ -24,7 +24,8 @@ LEFT_HANDLERS = 3
 
 def work(arguments: argparse.Namespace) -> int:
     """Run workers until they are told to stop."""
-    set_up_log(arguments.log_format, arguments.log_level)
+    log_format = "json" if arguments.json else arguments.log_format
+    set_up_log(log_format, arguments.log_level)
     if arguments.processes < 1:
         raise UsageError(f"--processes must be 1 or more, got {arguments.processes}")
     is_child = arguments.process_number is not None
