@@ -1,6 +1,6 @@
 #!/bin/sh
 # Bring what the tests need beside Python: a PostgreSQL server with pg_cron,
-# plpgsql_check and PL/Proxy, pgbouncer, npm, chromium.  Does nothing when all is there; as root on Debian or
+# plpgsql_check and PL/Proxy, pgbouncer, npm, chromium, the SQL exporter.  Does nothing when all is there; as root on Debian or
 # Ubuntu it installs the rest, and anybody else gets a list.
 set -eu
 
@@ -33,6 +33,7 @@ needs util-linux setpriv
 needs systemd systemd-analyze
 needs iproute2 ip
 needs faketime faketime
+needs prometheus-sql-exporter prometheus-sql-exporter
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
 [ -n "$missing" ] || exit 0
 

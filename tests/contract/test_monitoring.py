@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
+from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from contract.test_docs import ROOT
+from support.waiting import wait_until
 
 FILES = ROOT / "python_client/docs/monitoring"
+NAME = "sql_exporter.yml"
 FIGURE = re.compile(r'sql_(\w+)\{col=~?"([\w|]+)"\}')
 
 
@@ -68,6 +75,43 @@ def test_alerts_and_dashboard_ask_for_figures_that_there_are(name: str) -> None:
 
     assert asked
     assert asked <= have
+
+
+@pytest.mark.slow
+def test_the_exporter_of_debian_shows_each_figure(
+    dsn: str, tmp_path: Path, db: psycopg.Connection[Any]
+) -> None:
+    """It runs with our file alone, against a database with a job that nothing ticks for."""
+    program = shutil.which("prometheus-sql-exporter")
+    if program is None:
+        pytest.skip("prometheus-sql-exporter is not installed")
+    db.execute("select rota.enqueue('mail', queue => 'letters')")
+    own = conninfo_to_dict(dsn)
+    url = "postgres://{user}:{password}@{host}:{port}/{dbname}?sslmode=disable".format(**own)
+    text, replaced = re.subn(r"'postgres://.*'", f"'{url}'", (FILES / NAME).read_text())
+    assert replaced == 1
+    (tmp_path / NAME).write_text(text)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def shown() -> str:
+        with contextlib.suppress(OSError), urlopen(f"http://{address}/metrics") as answer:
+            return str(answer.read(), "utf-8")
+        return ""
+
+    have = {(query["name"], value) for query in queries() for value in words(query["values"])}
+    command = [program, "-config.file", tmp_path / NAME, "-web.listen-address", address]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as exporter:
+        try:
+            wait_until(
+                lambda: have <= set(re.findall(r'sql_(\w+)\{col="(\w+)"', shown())), "figures"
+            )
+            text = shown()
+        finally:
+            exporter.terminate()
+
+    found = re.findall(r'^sql_rota_queue\{col="ready",.*queue="letters".* (\S+)$', text, re.M)
+    assert list(map(float, found)) == [1]
 
 
 def test_promtool_accepts_the_alerts() -> None:
