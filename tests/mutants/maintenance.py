@@ -10,14 +10,34 @@ MAINTENANCE = (
         "What old clients write while the rows are carried over from 0.1.0 is lost.",
         "releases/test_from_0_1_0.py",
         sql(
-            "upgrades/from_0_1_0/set_aside",
-            "lock table rota.jobs in share row exclusive mode;",
-            "lock table rota.jobs in access share mode;",
+            "upgrades/from_0_1_0/switch_over",
+            "lock table rota_0_1_0.jobs in share row exclusive mode;",
+            "lock table rota_0_1_0.jobs in access share mode;",
         ),
         sql(
-            "upgrades/from_0_1_0/set_aside",
+            "upgrades/from_0_1_0/switch_over",
             "'lock table %s in share row exclusive mode nowait'",
             "'lock table %s in access share mode nowait'",
+        ),
+    ),
+    mutant(
+        "upgrade-without-last-pass",
+        "What old clients changed after the first pass over their tables is not carried over.",
+        "releases/test_from_0_1_0.py",
+        sql(
+            "upgrades/from_0_1_0/switch_over",
+            "    perform rota_0_1_0._carry(v_since);\n    if (select",
+            "    if (select",
+        ),
+    ),
+    mutant(
+        "upgrade-keeps-what-is-gone",
+        "What old clients took away after the first pass over their tables comes back.",
+        "releases/test_from_0_1_0.py",
+        sql(
+            "upgrades/from_0_1_0/carry_over",
+            "if since is not null and not goes_by_age then",
+            "if false then",
         ),
     ),
     mutant(
@@ -367,9 +387,63 @@ MAINTENANCE = (
         "A retry of many brings back what was erased, with no payload to run with.",
         "sql/operations/test_acts.py",
         sql(
-            "operations/acts",
+            "jobs/control",
             "case when payload = '{\"erased\": true}' then 'erased' else",
             "case when false then 'erased' else",
+        ),
+    ),
+    mutant(
+        "erased-retried-alone",
+        "A retry of one job brings it back, although it was erased.",
+        "sql/operations/test_acts.py",
+        sql(
+            "jobs/control",
+            "if rota._payload_type(payload) <> 'erased' then return; end if;",
+            "return;",
+        ),
+    ),
+    mutant(
+        "erased-follows-its-parent",
+        "What was erased comes back with its parent, with no payload to run with.",
+        "sql/operations/test_acts.py",
+        sql(
+            "waiting/dependencies",
+            "          and rota._payload_type(f.payload) <> 'erased'\n",
+            "",
+        ),
+    ),
+    mutant(
+        "purge-past-the-archive",
+        "What an operator purges does not go to the archive.",
+        "sql/maintenance/test_archive.py",
+        sql("maintenance/archive", "if c_archive is null then return; end if;", "return;"),
+    ),
+    mutant(
+        "breaker-quotes-an-error",
+        "The reason of a pause keeps the text of an error, which no erase reaches.",
+        "sql/jobs/test_retries.py",
+        sql(
+            "maintenance/breakers",
+            "format('%s (job %s)', coalesce(n.error_type, 'an error'), n.job_id)",
+            "format('%s: %s', coalesce(n.error_type, 'an error'), n.message)",
+        ),
+        sql(
+            "maintenance/breakers",
+            "select e.failed_at, e.error_type, e.job_id",
+            "select e.failed_at, e.error_type, e.message",
+        ),
+        sql(
+            "maintenance/breakers",
+            "r.queue, r.error_type, r.job_id\n",
+            "r.queue, r.error_type, r.message\n",
+        ),
+    ),
+    mutant(
+        "grants-by-hand-reported",
+        "The doctor takes a grant by hand to a role of ours for drift.",
+        "sql/operations/test_drift.py",
+        sql(
+            "operations/drift", "      and (d.kind <> 'grant' or d.expected is not null)\n", ""
         ),
     ),
     mutant(
