@@ -80,14 +80,15 @@ end;
 $$;
 
 /* With an archive, copy rows f of a table there that the transaction is about to delete. */
-create or replace function rota._archive_rows(name text, condition text, job_ids bigint[])
+create or replace function rota._archive_rows(name text, id_column text, job_ids bigint[])
     returns void language plpgsql as $$
 declare
     c_archive constant text := rota._archive_of(name);
 begin
     if c_archive is null then return; end if;
     execute format('insert into %I.rota_rows (source, row_as) '
-        'select %L, to_jsonb(f) from rota.%I as f where %s', c_archive, name, name, condition)
+        'select %L, to_jsonb(f) from rota.%I as f where f.%I = any($1)', c_archive, name, name,
+        id_column)
     using job_ids;
 end;
 $$;

@@ -776,9 +776,9 @@ create or replace function rota._purge_ended(job_ids bigint[])
 declare
     c_counted_until constant timestamptz := rota._counted_until();
 begin
-    perform rota._archive_rows('job_errors', 'f.job_id = any($1)', job_ids),
-        rota._archive_rows('stage_runs', 'f.job_id = any($1)', job_ids),
-        rota._archive_rows('finished_jobs', 'f.id = any($1)', job_ids);
+    perform rota._archive_rows('job_errors', 'job_id', job_ids),
+        rota._archive_rows('stage_runs', 'job_id', job_ids),
+        rota._archive_rows('finished_jobs', 'id', job_ids);
     -- What was not counted yet still will be (maintenance/statistics.sql).
     with errors as (
         delete from rota.job_errors as e where e.job_id = any(_purge_ended.job_ids)
