@@ -4,7 +4,8 @@
  * A call looks at the jobs in the order of their ids, at a bounded number of rows, acts on at
  * most max_jobs of them and returns the id that it has reached; a caller that passes it as
  * after_id goes on there, until it is null.  So each call is a short transaction, which holds
- * few rows and no claim feels, and a job that an act has moved is not met again.
+ * few rows and no claim feels, and a job that an act has moved is not met again.  A call that
+ * only counts also ends after some hundredths of a second: a page waits for its answer.
  *
  * Nothing that stands in the way of one job stops the others.  A row that another session has
  * locked, a status that the act is not for, a key that a live job has: each is a conflict in
@@ -27,8 +28,9 @@ create or replace function rota.act_on_jobs(
     set plan_cache_mode = force_custom_plan
 as $$
 declare
-    c_window constant integer := case when dry_run then 10000 else 1000 end;
-    c_max_looked constant integer := 5 * c_window;
+    c_window constant integer := case when dry_run then 2500 else 1000 end;
+    c_max_looked constant integer := case when dry_run then 50000 else 5000 end;
+    c_began_at constant timestamptz := clock_timestamp();
     v_arguments jsonb;
     v_filter jsonb;
     v_ids bigint[] := '{}'::bigint[];
@@ -46,7 +48,9 @@ begin
 
     next_after_id := after_id;
     while next_after_id is not null and v_looked < c_max_looked
-      and (dry_run or cardinality(v_ids) < max_jobs) loop
+      and case when dry_run then v_looked = 0
+          or clock_timestamp() < c_began_at + interval '40 ms'
+        else cardinality(v_ids) < max_jobs end loop
         select f.ids, f.last_id, f.looked into v_found
         from rota._matching_jobs(v_filter, act, next_after_id, c_window) as f;
         v_looked := v_looked + v_found.looked;
@@ -91,7 +95,7 @@ begin
                 -- Not of whom.
                 then jsonb_build_object('keys', array(select jsonb_object_keys(filter)))
                 else filter end,
-            v_done, rota._before_of(v_before), nullif(v_arguments, '{}'));
+            v_done, rota._before_of(v_before, v_done), nullif(v_arguments, '{}'));
     end if;
     return next;
 end;
@@ -239,8 +243,8 @@ $$;
 create or replace function rota._check_filter(act text, filter jsonb, arguments jsonb)
     returns jsonb language plpgsql as $$
 declare
-    c_texts constant text[] := '{queue,job_type,error,error_type,idempotency_key,ordering_key,'
-        'limit_key,definition,pipeline,worker}'::text[];
+    c_texts constant text[] := '{queue,job_type,error,error_text,error_type,key,'
+        'idempotency_key,ordering_key,limit_key,definition,pipeline,stage,worker}'::text[];
     c_statuses constant text[] := rota._act_statuses(act, arguments);
     v_entry record;
     v_statuses text[];
@@ -280,9 +284,11 @@ begin
                     array_to_string(c_statuses, ', '), act, v_entry.value));
             end if;
         elsif v_entry.key in ('payload', 'headers') then
-            if jsonb_typeof(v_entry.value) <> 'object' then
+            if jsonb_typeof(v_entry.value) <> 'object'
+              and (jsonb_typeof(v_entry.value) <> 'array' or v_entry.value = '[]'
+                or jsonb_path_exists(v_entry.value, '$[*] ? (@.type() <> "object")')) then
                 perform rota._refuse('filter', format('must have an object as %s, which that '
-                    'of the job contains', v_entry.key));
+                    'of the job contains, or a list of them', v_entry.key));
             end if;
         elsif v_entry.key in ('older_than', 'newer_than') then
             perform rota._check_interval('filter.' || v_entry.key, rota._interval_of(
@@ -326,15 +332,20 @@ declare
     c_job_type constant text := filter ->> 'job_type';
     c_error constant text := rota.fold_error(filter ->> 'error');
     c_error_type constant text := filter ->> 'error_type';
-    c_key constant text := filter ->> 'idempotency_key';
+    c_error_text constant text := lower(filter ->> 'error_text');
+    c_key constant text := filter ->> 'key';
+    c_idempotency_key constant text := filter ->> 'idempotency_key';
     c_ordering_key constant text := filter ->> 'ordering_key';
     c_limit_key constant text := filter ->> 'limit_key';
     c_definition constant text := filter ->> 'definition';
     c_pipeline constant text := filter ->> 'pipeline';
+    c_stage constant text := filter ->> 'stage';
     c_worker constant text := filter ->> 'worker';
     c_is_discarded constant boolean := (filter ->> 'is_discarded')::boolean;
-    c_payload constant jsonb := filter -> 'payload';
-    c_headers constant jsonb := filter -> 'headers';
+    c_payload constant jsonb[] := array(
+        select jsonb_path_query(_matching_jobs.filter, '$.payload[*]'));
+    c_headers constant jsonb[] := array(
+        select jsonb_path_query(_matching_jobs.filter, '$.headers[*]'));
     c_before constant timestamptz := rota.now() - (filter ->> 'older_than')::interval;
     c_since constant timestamptz := rota.now() - (filter ->> 'newer_than')::interval;
 begin
@@ -344,18 +355,21 @@ begin
             and (c_job_type is null or w.job_type = c_job_type)
             and (c_error_type is null or w.error_type = c_error_type)
             and (c_error_type is not null or not filter ? 'error_type' or w.error_type is null)
-            and (c_key is null or w.idempotency_key = c_key)
+            and (c_key is null or c_key in (w.idempotency_key, w.ordering_key, w.limit_key))
+            and (c_idempotency_key is null or w.idempotency_key = c_idempotency_key)
             and (c_ordering_key is null or w.ordering_key = c_ordering_key)
             and (c_limit_key is null or w.limit_key = c_limit_key)
             and (c_definition is null or w.definition = c_definition)
             and (c_pipeline is null or w.pipeline = c_pipeline)
+            and (c_stage is null or w.stage = c_stage)
             and (c_worker is null or w.locked_by = c_worker)
             and (c_is_discarded is null or (w.discarded_at is not null) = c_is_discarded)
             and (c_before is null or w.since <= c_before)
             and (c_since is null or w.since > c_since)
             and (act <> 'discard' or w.discarded_at is null)
-            and (c_payload is null or w.payload @> c_payload)
-            and (c_headers is null or w.headers @> c_headers)
+            and w.payload @> all(c_payload)
+            and (c_headers = '{}' or w.headers @> all(c_headers))
+            and (c_error_text is null or strpos(lower(w.last_error), c_error_text) > 0)
             -- What is folded already may fold once more.
             and (c_error is null or rota.fold_error(w.last_error)
                 in (c_error, filter ->> 'error'))
@@ -364,12 +378,12 @@ begin
     into ids, last_id, looked
     from (
         select a.id, a.status, a.queue, a.job_type, a.error_type, a.idempotency_key,
-            a.ordering_key, a.limit_key, a.definition, a.pipeline, a.since, a.discarded_at,
-            a.payload, a.headers, a.last_error, a.locked_by
+            a.ordering_key, a.limit_key, a.definition, a.pipeline, a.stage, a.since,
+            a.discarded_at, a.payload, a.headers, a.last_error, a.locked_by
         from (
             (
                 select j.id, j.status, j.queue, j.job_type, j.error_type, j.idempotency_key,
-                    j.ordering_key, j.limit_key, j.definition, j.pipeline,
+                    j.ordering_key, j.limit_key, j.definition, j.pipeline, j.stage,
                     j.created_at as since, null::timestamptz as discarded_at, j.payload,
                     j.headers, j.last_error, j.locked_by
                 from rota.jobs as j
@@ -380,8 +394,9 @@ begin
             union all
             (
                 select f.id, f.status, f.queue, f.job_type, f.error_type, f.idempotency_key,
-                    f.ordering_key, f.limit_key, f.definition, f.pipeline, f.finished_at,
-                    null::timestamptz, f.payload, f.headers, f.last_error, f.locked_by
+                    f.ordering_key, f.limit_key, f.definition, f.pipeline, f.stage,
+                    f.finished_at, null::timestamptz, f.payload, f.headers, f.last_error,
+                    f.locked_by
                 from rota.finished_jobs_done as f
                 where c_is_done and f.id > _matching_jobs.after_id
                   and (c_ids is null or f.id = any(c_ids))
@@ -390,8 +405,9 @@ begin
             union all
             (
                 select d.id, d.status, d.queue, d.job_type, d.error_type, d.idempotency_key,
-                    d.ordering_key, d.limit_key, d.definition, d.pipeline, d.finished_at,
-                    d.discarded_at, d.payload, d.headers, d.last_error, d.locked_by
+                    d.ordering_key, d.limit_key, d.definition, d.pipeline, d.stage,
+                    d.finished_at, d.discarded_at, d.payload, d.headers, d.last_error,
+                    d.locked_by
                 from rota.finished_jobs_dead as d
                 where c_is_dead and d.id > _matching_jobs.after_id
                   and (c_ids is null or d.id = any(c_ids))
@@ -591,9 +607,10 @@ $$;
 /*
  * What the record keeps of jobs as they were: how many had which status; and of what was
  * replaced, of one job the value, of many how many had which of the 20 most frequent, of times
- * the first and the last.
+ * the first and the last.  Where the jobs had up to 100 values it keeps which job had which, so
+ * that the act can be taken back.
  */
-create or replace function rota._before_of(jobs jsonb)
+create or replace function rota._before_of(jobs jsonb, job_ids bigint[])
     returns jsonb language plpgsql stable as $$
 declare
     c_statuses constant jsonb := (
@@ -607,20 +624,32 @@ declare
         select k.name from jsonb_object_keys(_before_of.jobs -> 0) as k (name)
         where k.name not in ('status', 'payload')
     );
+    v_of_each jsonb;
 begin
     if jsonb_array_length(jobs) = 1 then
         return c_statuses || (jobs -> 0) - 'status';
     elsif c_replaced is null then
         return c_statuses;
-    elsif c_replaced = 'run_at' then
-        return c_statuses || (
+    end if;
+    v_of_each := coalesce((
+        select jsonb_build_object(c_replaced || '_of', jsonb_object_agg(v.value, v.ids))
+        from (
+            select b.job ->> c_replaced as value,
+                jsonb_agg(_before_of.job_ids[b.place] order by b.place) as ids
+            from jsonb_array_elements(_before_of.jobs) with ordinality as b (job, place)
+            where c_replaced in ('queue', 'priority', 'run_at') group by 1
+        ) as v
+        having count(*) between 2 and 100
+    ), '{}');
+    if c_replaced = 'run_at' then
+        return c_statuses || v_of_each || (
             select jsonb_build_object('run_at', jsonb_build_object('first',
                 min((b.job ->> 'run_at')::timestamptz), 'last',
                 max((b.job ->> 'run_at')::timestamptz)))
             from jsonb_array_elements(_before_of.jobs) as b (job)
         );
     end if;
-    return c_statuses || (
+    return c_statuses || v_of_each || (
         select jsonb_build_object(c_replaced, jsonb_object_agg(g.value, g.jobs))
         from (
             select case when v.place <= 20 then v.value else '(others)' end as value,

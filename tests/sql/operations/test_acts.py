@@ -61,8 +61,18 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         "worker": dead(db, worker="w2"),
         "error_type": dead(db, error_type=None),
         "error": dead(db),
+        "error_text": dead(db, error="100% of the stock is gone"),
+        "key": dead(db, limit_key="any"),
         "is_discarded": dead(db),
     }
+    for name in ("a", "b"):
+        stages = [{"stage": f"pack_{name}", "job_type": "pack"}]
+        db.execute("select rota.define_pipeline(%s, %s)", [name, Jsonb(stages)])
+        started = value(db, "start_pipeline", pipeline=name, payload=Jsonb({}))
+        (job,) = claim(db)
+        assert job.job_id == started
+        one(db, "fail_job", **owner(job), error="boom", error_type="E", fatal=True)
+        others["stage"] = started
     act(db, "discard", {"ids": [others["is_discarded"]]})
     db.execute(
         "update rota.finished_jobs set last_error = null where id = %s", [others["error"]]
@@ -79,6 +89,9 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         "worker": "w2",
         "error_type": None,
         "error": None,
+        "error_text": "0% OF THE",
+        "key": "any",
+        "stage": "pack_b",
         "is_discarded": True,
     }
 
@@ -91,11 +104,25 @@ def test_a_filter_finds_by_each_of_its_keys(db, clock):
         {"error": "card N declined"},
         {"older_than": "1 hour", "is_discarded": False},
         {"ids": [old]},
+        {"error_text": "4711"},
         {"error_type": "E", "older_than": "01:00:00", "status": ["dead"]},
     ):
         assert act(db, "retry", filter_, dry_run=True).samples[0]["job_id"] == old
-    assert act(db, "retry", {"newer_than": "1 hour"}, dry_run=True).matched == len(others)
-    assert act(db, "retry", {"all": True}, dry_run=True).matched == len(others) + 1
+    assert act(db, "retry", {"newer_than": "1 hour"}, dry_run=True).matched == len(others) + 1
+    assert act(db, "retry", {"all": True}, dry_run=True).matched == len(others) + 2
+    for key, filters_ in {
+        "key": [{"key": one_key} for one_key in ("k", "o", "l")],
+        "payload": [{"payload": [{"customer": {"id": 7}}, {"customer": {"name": "Ann"}}]}],
+        "headers": [{"headers": [{"tenant": "acme"}, {}]}],
+    }.items():
+        for filter_ in filters_:
+            found = act(db, "retry", filter_, dry_run=True).samples
+            name = {"k": "idempotency_key", "o": "ordering_key", "l": "limit_key"}.get(
+                str(filter_.get("key")), key
+            )
+            assert [job["job_id"] for job in found] == [others[name]], filter_
+    both = {"payload": [{"customer": {"id": 7}}, {"customer": {"id": 8}}]}
+    assert act(db, "retry", both, dry_run=True).matched == 0
     assert len(log(db)) == logged
 
 
@@ -397,12 +424,31 @@ def test_what_was_replaced_is_kept_with_its_numbers(db, clock):
     assert len(many["priority"]) == 21
     assert (many["priority"]["4"], many["priority"]["(others)"]) == (3, 20)
     assert sum(many["priority"].values()) == 61
-    assert moved == {"queued": 60, "queue": {"a": 30, "b": 30}}
+    assert many["priority_of"]["4"] == [ids[4], ids[34], one_id]
+    assert len(many["priority_of"]) == 30
+    assert moved == {
+        "queued": 60,
+        "queue": {"a": 30, "b": 30},
+        "queue_of": {"a": ids[::2], "b": ids[1::2]},
+    }
     assert later == {"queued": 1, "run_at": now.isoformat()}
     assert {*latest["run_at"]} == {"first", "last"}
+    assert sorted(latest["run_at_of"].values()) == [[ids[0]], [one_id]]
     assert moved_one == {"queued": 1, "queue": "c"}
     assert one_priority == {"queued": 1, "priority": 9}
     assert retried == {"queued": 1, "max_attempts": 10, "payload": {}}
+
+
+@pytest.mark.parametrize(("values", "is_kept"), [(100, True), (101, False)])
+def test_which_job_had_which_value_is_kept_of_up_to_a_hundred_values(db, values, is_kept):
+    ids = [enqueue(db, priority=n) for n in range(values)]
+
+    act(db, "set_priority", {"ids": ids}, {"priority": 500})
+
+    before = log(db)[-1].before
+    kept = {str(n): [job_id] for n, job_id in enumerate(ids)} if is_kept else None
+    assert before.get("priority_of") == kept
+    assert sum(before["priority"].values()) == values
 
 
 def test_what_was_replaced_is_kept_where_the_jobs_are_done_one_by_one(db):
@@ -586,6 +632,9 @@ BAD = {
             {"status": "running"},
             {"status": 7},
             {"payload": "Ann"},
+            {"payload": []},
+            {"headers": [{}, "Ann"]},
+            {"stage": None},
             {"queue": None},
             {"worker": 7},
             {"is_discarded": "yes"},
