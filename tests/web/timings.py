@@ -16,11 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from rota.testing.server import EmbeddedPostgres
 
@@ -151,8 +153,11 @@ def screens(live: int, finished: int) -> list[str]:
     ]  # fmt: skip
 
 
-def watch(address: str, seconds: float) -> int:
-    """Keep pages open that load again when told; return how many loads that were."""
+def watch(address: str, seconds: float, work: str | None) -> int:
+    """Keep pages open that load again when told; return how many loads that were.
+
+    Meanwhile jobs come and end, if there is a database to *work* in.
+    """
     loads, until = [0], time.monotonic() + seconds
 
     def one() -> None:
@@ -167,11 +172,27 @@ def watch(address: str, seconds: float) -> int:
                             return
 
     threads = [threading.Thread(target=one) for _ in range(OPEN_PAGES)]
+    if work is not None:
+        threads.append(threading.Thread(target=do_jobs, args=(work, until)))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return loads[0]
+
+
+def do_jobs(url: str, until: float) -> None:
+    """Enqueue and finish some jobs ten times a second."""
+    with psycopg.connect(url, autocommit=True) as db:
+        while time.monotonic() < until:
+            db.execute(
+                "select rota.enqueue('done', queue => 'done') from generate_series(1, 5)"
+            )
+            db.execute(
+                "select rota.finish_job(c.job_id, c.lease_token)"
+                " from rota.claim_jobs('worker-1', '{done}', max_jobs => 5) as c"
+            )
+            time.sleep(0.1)
 
 
 def cpu(pids: Iterable[int]) -> float:
@@ -190,46 +211,53 @@ def main() -> None:
     parser.add_argument("--finished", type=int, default=10_000_000)
     parser.add_argument("--errors", type=int, default=1_000_000)
     parser.add_argument("--watch", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--database", metavar="URL", help="where it is; filled, if it is empty")
     arguments = parser.parse_args()
-    settings = ["max_wal_size=8GB", "shared_buffers=1GB"]
-    with EmbeddedPostgres(settings=settings) as server:
-        url = server.url()
-        install = ["psql", "-X", "-q", "-d", url, "-f", str(ROOT / "sql" / "install.sql")]
-        subprocess.run(install, check=True)
-        with psycopg.connect(url, autocommit=True) as db:
+    with ExitStack() as stack:
+        url = arguments.database
+        if url is None:
+            settings = ["max_wal_size=8GB", "shared_buffers=1GB"]
+            url = stack.enter_context(EmbeddedPostgres(settings=settings)).url()
+        db = stack.enter_context(psycopg.connect(url, autocommit=True))
+        if db.execute("select to_regnamespace('rota')").fetchone() == (None,):
+            install = ["psql", "-X", "-q", "-v", "with_roles=1", "-d", url]
+            subprocess.run([*install, "-f", str(ROOT / "sql" / "install.sql")], check=True)
+            roles = (
+                "create role page login password 'page' in role rota_observer, rota_operator"
+            )
+            db.execute(roles)
             db.execute("select * from rota.tick()")
             fill(db, arguments.live, arguments.finished, arguments.errors)
             surround(db, arguments.live)
             count(db)
-            say(f"{arguments.live} live, {arguments.finished} finished; load {os.getloadavg()}")
-            command = [sys.executable, "-m", "rota", "web", "-d", url, "--port", "8027"]
-            command.append("--allow-acts")
-            page = subprocess.Popen(command, stderr=subprocess.PIPE)
-            address = "http://127.0.0.1:8027"
-            try:
-                assert page.stderr is not None
-                page.stderr.readline()
-                ask(address, screens(arguments.live, arguments.finished))
-                pids = [
-                    page.pid,
-                    *(
-                        row[0]
-                        for row in db.execute(
-                            "select pid from pg_stat_activity"
-                            " where application_name = 'rota web'"
-                        )
-                    ),
-                ]
-                before = cpu(pids)
-                loads = watch(address, arguments.watch)
-                share = (cpu(pids) - before) / arguments.watch
-                say(
-                    f"{OPEN_PAGES} open pages for {arguments.watch:.0f} s: {loads} loads,"
-                    f" {share:.1%} of a core, with its sessions in the database"
-                )
-            finally:
-                page.terminate()
-                page.wait()
+        measure(db, url, arguments)
+
+
+def measure(db: psycopg.Connection[Any], url: str, arguments: argparse.Namespace) -> None:
+    """Ask for each screen, and have many open."""
+    say(f"{arguments.live} live, {arguments.finished} finished; load {os.getloadavg()}")
+    reads = make_conninfo(url, user="page", password="page")
+    command = [sys.executable, "-m", "rota", "web", "-d", reads, "--port", "8027"]
+    command.append("--allow-acts")
+    page = subprocess.Popen(command, stderr=subprocess.PIPE)
+    address = "http://127.0.0.1:8027"
+    try:
+        assert page.stderr is not None
+        page.stderr.readline()
+        ask(address, screens(arguments.live, arguments.finished))
+        sessions = "select pid from pg_stat_activity where application_name = 'rota web'"
+        for name, work in (("at rest", None), ("while jobs end", url)):
+            before = cpu([page.pid, *(pid for (pid,) in db.execute(sessions).fetchall())])
+            loads = watch(address, arguments.watch, work)
+            after = cpu([page.pid, *(pid for (pid,) in db.execute(sessions).fetchall())])
+            share = (after - before) / arguments.watch
+            say(
+                f"{OPEN_PAGES} open pages for {arguments.watch:.0f} s {name}: {loads} loads,"
+                f" {share:.1%} of a core, with its sessions in the database"
+            )
+    finally:
+        page.terminate()
+        page.wait()
 
 
 def ask(address: str, paths: list[str]) -> None:
