@@ -12,6 +12,7 @@ import pytest
 import rota
 
 PROJECT = Path(rota.__file__).resolve().parents[2]
+STATIC = Path(rota.__file__).parent / "web" / "static"
 
 
 @pytest.mark.own_session
@@ -31,6 +32,8 @@ def test_package_from_the_source_distribution_installs(dsn: str, tmp_path: Path)
         path.relative_to(PROJECT.parent) for path in (PROJECT.parent / "sql").rglob("*.sql")
     }
     assert {f"rota/{part}" for part in parts} <= names
+    page = {path.relative_to(PROJECT / "src") for path in STATIC.iterdir()}
+    assert {str(path) for path in page} <= names
     assert "rota/py.typed" in names
 
     where = "import rota; print(rota.sql_dir())"

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
-from rota.web import app
+from rota.web import acts, app
 from web.scene import Scene, set_scene
 
 OBSERVER, OPERATOR, LOGIN = "web_observer", "web_operator", "web_login"
@@ -88,7 +88,8 @@ def make_page(login_url: str) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def page(make_page: Callable[..., Any], scene: Scene) -> Iterator[str]:
-    """The address of a page on which the operator may act."""
+    """The address of a page on which the operator may act, and which counts to the end."""
+    acts.FIRST_TIME = 5.0
     with serving(make_page(allow_acts=True)) as address:
         yield address
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from psycopg.types.json import Jsonb
 
 import rota
 from rota.testing.server import EmbeddedPostgres, memory
+from web.scene import set_past
 
 ROOT = Path(__file__).resolve().parents[2]
 registry = rota.Registry()
@@ -124,33 +124,6 @@ def produce(url: str, stop: threading.Event) -> None:
             stop.wait(_random.expovariate(4))
 
 
-def past(db: psycopg.Connection[Any]) -> None:
-    """Give the plots of the pictures an hour that the shop has not run."""
-    now = datetime.now(UTC).replace(second=0, microsecond=0)
-    for minutes, version in ((44, "0.1.9"), (19, rota.__version__)):
-        db.execute(
-            "insert into rota.worker_starts values (date_bin('5 minutes', %s, 'epoch'), %s, 4)"
-            " on conflict do nothing",
-            [now - timedelta(minutes=minutes), version],
-        )
-    for minute in range(1, 60):
-        bad = 0.6 if 18 < minute < 30 else 0.1
-        total = _random.randint(180, 260)
-        failed = int(total * bad)
-        for outcome, count in (("succeeded", total - failed), ("failed", failed), ("dead", 2)):
-            db.execute(
-                "insert into rota.job_stats (step, starts_at, queue, job_type, outcome, total,"
-                " total_wait, longest_wait, wait_buckets, wait_counts, total_run, longest_run,"
-                " run_buckets, run_counts) values ('minute', %s, 'mail', 'send_invoice', %s,"
-                " %s, '1 s', '9 s', %s, %s, '1 s', '2 s', %s, %s) on conflict do nothing",
-                [
-                    now - timedelta(minutes=minute), outcome, count,
-                    [60, 80 + int(bad * 20)], [count, count // 8],
-                    [50, 70 + _random.randint(0, 6)], [count, count // 9],
-                ],
-            )  # fmt: skip
-
-
 def pictures(address: str, folder: Path, db: psycopg.Connection[Any]) -> None:
     """Take a picture of each screen."""
     from playwright.sync_api import sync_playwright
@@ -226,7 +199,7 @@ def main() -> None:
             try:
                 if arguments.pictures:
                     time.sleep(20)
-                    past(db)
+                    set_past(db)
                     address = f"http://127.0.0.1:{arguments.port}"
                     pictures(address, arguments.pictures, db)
                 else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any, LiteralString
 
 import psycopg
@@ -138,5 +140,34 @@ def set_scene(db: psycopg.Connection[Any]) -> Scene:
     )
     # The statistics count a minute when it is over.
     db.execute("select * from rota.tick()")
+    set_past(db)
     db.execute("select rota.pause_queue('reports', %s)", [HOSTILE])
     return scene
+
+
+def set_past(db: psycopg.Connection[Any]) -> None:
+    """Give the plots an hour that nothing has run in, with two deploys."""
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    for minutes, version in ((44, "0.1.9"), (19, __version__)):
+        db.execute(
+            "insert into rota.worker_starts values (date_bin('5 minutes', %s, 'epoch'), %s, 4)"
+            " on conflict do nothing",
+            [now - timedelta(minutes=minutes), version],
+        )
+    random = Random(7)
+    for minute in range(1, 60):
+        bad = 0.6 if 18 < minute < 30 else 0.1
+        total = random.randint(180, 260)
+        failed = int(total * bad)
+        for outcome, count in (("succeeded", total - failed), ("failed", failed), ("dead", 2)):
+            db.execute(
+                "insert into rota.job_stats (step, starts_at, queue, job_type, outcome, total,"
+                " total_wait, longest_wait, wait_buckets, wait_counts, total_run, longest_run,"
+                " run_buckets, run_counts) values ('minute', %s, 'mail', 'send_invoice', %s,"
+                " %s, '1 s', '9 s', %s, %s, '1 s', '2 s', %s, %s) on conflict do nothing",
+                [
+                    now - timedelta(minutes=minute), outcome, count,
+                    [60, 80 + int(bad * 20)], [count, count // 8],
+                    [50, 70 + random.randint(0, 6)], [count, count // 9],
+                ],
+            )  # fmt: skip

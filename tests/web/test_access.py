@@ -56,7 +56,7 @@ def asked(
 def test_without_passwords_only_this_machine_is_answered(
     make_page: Make, scene: Scene, peer: str, host: str, status: int
 ) -> None:
-    for path in ("/static/rota.css", "/static/htmx.min.js"):
+    for path in ("/static/rota.css", "/static/htmx.min.js", "/static/uplot.min.js"):
         assert asked(make_page(), path, peer=peer, host=host).status_code == status
 
 

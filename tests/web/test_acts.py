@@ -16,7 +16,7 @@ import pytest
 from rota.web import User
 from rota.web.acts import ACTS, address_of
 from web.conftest import serving
-from web.scene import BIG, HOSTILE
+from web.scene import BIG, HOSTILE, Scene
 
 Db = psycopg.Connection[Any]
 
@@ -189,11 +189,37 @@ def test_no_undo_is_offered_where_there_is_none(http: httpx.Client, db_of_page: 
     job_id = enqueue(db_of_page, delay="1 day")
     assert "/undo" not in act(http, f"/act/retry_job?job_id={job_id}").text
     assert "/undo" not in act(http, "/act/tick").text
-    for priority in (1, 2):
+    for priority in range(101):
         enqueue(db_of_page, "mixed", priority=priority)
-    answer = act(http, "/all/set_priority?type=mixed", **{"to.priority": "5"})
-    assert "Done: 2 changed" in answer.text
+    answer = act(http, "/all/set_priority?type=mixed", **{"to.priority": "500"})
+    assert "Done: 101 changed" in answer.text
     assert "/undo" not in answer.text
+    newest = http.get("/audit").text.split('<th scope="row">')[1]
+    assert "Cannot be undone: the jobs had too many values" in newest
+
+
+def test_jobs_that_had_different_values_get_each_its_own_again(
+    http: httpx.Client, db_of_page: Db
+) -> None:
+    for number in range(6):
+        enqueue(db_of_page, "various", priority=number % 3, delay=f"{number + 1} hours")
+    last = enqueue(db_of_page, "various", priority=7, delay="9 hours")
+    had = "select id, queue, priority, run_at from rota.jobs where job_type = 'various'"
+    jobs = sorted(db_of_page.execute(had).fetchall())
+    for path, more in (
+        ("/all/set_priority?type=various", {"to.priority": "50"}),
+        ("/all/reschedule?type=various", {"to.delay": "3 days"}),
+    ):
+        answer = act(http, path, **more)
+        assert "Done: 7 changed" in answer.text
+        assert sorted(db_of_page.execute(had).fetchall()) != jobs
+        assert "Done: 7 changed" in undone(http, answer).text
+        assert sorted(db_of_page.execute(had).fetchall()) == jobs
+    answer = act(http, "/all/set_priority?type=various", **{"to.priority": "50"})
+    act(http, f"/act/set_priority?job_id={last}", priority="60")
+    assert "Done: 6 changed" in undone(http, answer).text
+    jobs = [(*job[:2], 60, job[3]) if job[0] == last else job for job in jobs]
+    assert sorted(db_of_page.execute(had).fetchall()) == jobs
 
 
 def test_an_answer_can_be_loaded_again_and_does_nothing_again(
@@ -452,7 +478,6 @@ def test_the_sql_does_the_same_to_all_of_them(http: httpx.Client, db_of_page: Db
     ("path", "says"),
     [
         ("/all/retry", "Nothing was said"),
-        ("/all/retry?error=x", "while the filter has: Error has"),
         ("/all/discard?status=queued", "status"),
         ("/all/cancel?id=1&id=x", "there is no job x"),
     ],
@@ -698,8 +723,40 @@ def test_acts_of_a_whole_screen_have_their_buttons(http: httpx.Client, db_of_pag
     assert (form["max_starts"], form["per"]) == ("7", "00:01:00")
 
 
-def test_no_act_is_offered_that_would_be_refused(http: httpx.Client) -> None:
-    page = http.get("/jobs?status=dead&error=currency").text
-    assert '<th scope="row">' in page
-    assert "/all/retry?" not in page
-    assert "take away: Error has" in page
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"error": "HAS no currency"},
+        {"group": "order N has no currency '...'"},
+        {"error_type": "BadCurrency"},
+        {"key": "invoice:7"},
+        {"key": "warehouse:3"},
+        {"pipeline": "order", "stage": "pack"},
+        {"payload": ["customer.id=7", f"amount={BIG}"]},
+        {"header": ["tenant=acme"]},
+        {"newer": "1 h", "type": "send_mail"},
+        {"worker": "host-1:4711"},
+        {"discarded": "no", "status": "dead"},
+    ],
+    ids=str,
+)
+def test_what_the_list_finds_is_what_is_acted_on(
+    http: httpx.Client, db_of_page: Db, scene: Scene, query: dict[str, Any]
+) -> None:
+    """No filter of the list is one that an act on all that match does not know."""
+    every = ("queued", "failed", "blocked", "dead", "succeeded", "cancelled")
+    listed = http.get("/jobs", params={"status": every, "size": "200", **query}).text
+    ids = {int(found) for found in re.findall(r'name="id" value="(\d+)"', listed)}
+    (address,) = re.findall(r'href="(/all/retry\?[^"]*)"', listed)
+    page = html.unescape(http.get(html.unescape(address)).text)
+
+    (asked,) = re.findall(r"filter => (E?'(?:[^']|'')*')", page)
+    matched = db_of_page.execute(
+        f"select array_agg((s ->> 'job_id')::bigint) from rota.act_on_jobs('retry', {asked},"
+        " dry_run => true) as a, jsonb_array_elements(a.samples) as s"
+    ).fetchone()
+    assert ids
+    assert matched is not None
+    assert matched[0]
+    assert ids >= set(matched[0])
+    assert re.search(rf'id="count"[^>]*><b>{len(ids)} job', page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -113,11 +114,15 @@ def too_wide(shown: Page) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("colors", ["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize(
+    ("size", "colors", "others"),
+    [(WIDE, "light", "dark"), (PHONE, "dark", "light")],
+    ids=["wide", "phone"],
+)
 def test_every_screen_fits_and_can_be_used_by_all(
-    browser: Browser, page: str, scene: Scene, size: dict[str, int], colors: str
+    browser: Browser, page: str, scene: Scene, size: dict[str, int], colors: str, others: str
 ) -> None:
+    """In both colours: what is more than colour is looked at in the first of them."""
     context = browser.new_context(
         viewport=size,  # type: ignore[arg-type]
         color_scheme=colors,  # type: ignore[arg-type]
@@ -133,6 +138,9 @@ def test_every_screen_fits_and_can_be_used_by_all(
             box.check()
         shown.evaluate(AXE)
         found = too_wide(shown) + hurt(shown) + (too_small(shown) if size is PHONE else [])
+        shown.emulate_media(color_scheme=others)  # type: ignore[arg-type]
+        found += hurt(shown, runOnly=["color-contrast"])
+        shown.emulate_media(color_scheme=colors)  # type: ignore[arg-type]
         wrong += [f"{path}: {one}" for one in found]
     assert not wrong, "\n".join(wrong)
     assert shown.complaints == []  # type: ignore[attr-defined]
@@ -196,14 +204,16 @@ def test_the_page_of_a_standby_can_be_read_by_all(browser: Browser, tmp_path: Pa
         page = app(standby.url(), allow_acts=True, observer_role=None, operator_role=None)
         try:
             with serving(page) as address:
-                for size, colors in ((WIDE, "light"), (PHONE, "dark")):
-                    shown = browser.new_page(viewport=size, color_scheme=colors)  # type: ignore[arg-type]
-                    for path in ("/", "/jobs", "/jobs/1", "/waiting", "/audit"):
-                        shown.goto(address + path)
-                        expect(shown.locator("footer")).to_contain_text("standby, read only")
-                        shown.evaluate(AXE)
-                        assert too_wide(shown) + hurt(shown) == []
-                    shown.close()
+                shown = browser.new_page()
+                for number, path in enumerate(("/", "/jobs", "/jobs/1", "/waiting", "/audit")):
+                    size, colors = ((WIDE, "light"), (PHONE, "dark"))[number % 2]
+                    shown.set_viewport_size(size)  # type: ignore[arg-type]
+                    shown.emulate_media(color_scheme=colors)  # type: ignore[arg-type]
+                    shown.goto(address + path)
+                    expect(shown.locator("footer")).to_contain_text("standby, read only")
+                    shown.evaluate(AXE)
+                    assert too_wide(shown) + hurt(shown) == []
+                shown.close()
         finally:
             standby.destroy()
     finally:
@@ -211,23 +221,20 @@ def test_the_page_of_a_standby_can_be_read_by_all(browser: Browser, tmp_path: Pa
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-def test_all_can_be_read_without_a_script(
-    browser: Browser, page: str, scene: Scene, size: dict[str, int]
-) -> None:
-    context = browser.new_context(
-        java_script_enabled=False,
-        base_url=page,
-        viewport=size,  # type: ignore[arg-type]
-    )
+def test_all_can_be_read_without_a_script(browser: Browser, page: str, scene: Scene) -> None:
+    context = browser.new_context(java_script_enabled=False, base_url=page)
     shown = context.new_page()
     for path in screens(scene):
         shown.goto(path)
         assert shown.locator("main").inner_text().strip()
-        main = shown.locator("main").bounding_box()
-        assert main is not None
-        assert main["width"] <= size["width"]
+        for size in (WIDE, PHONE):
+            shown.set_viewport_size(size)  # type: ignore[arg-type]
+            main = shown.locator("main").bounding_box()
+            assert main is not None
+            assert main["width"] <= size["width"]
     shown.goto("/")
+    expect(shown.locator("svg.plot")).to_have_count(3)
+    expect(shown.locator("svg.plot").first).to_be_visible()
     shown.get_by_role("link", name="Jobs", exact=True).click()
     shown.get_by_role("searchbox").fill(f"{scene.jobs['dead']}")
     shown.keyboard.press("Enter")
@@ -261,6 +268,18 @@ def test_a_search_that_has_found_nothing_yet_goes_on_by_itself(
     wide.goto("/jobs?error=has+no+currency")
 
     expect(wide.locator("table.jobs")).to_contain_text(str(scene.jobs["dead"]))
+
+
+def test_an_act_on_all_that_match_is_shown_while_it_is_still_counted(
+    wide: Page, web_url: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.web.acts.FIRST_TIME", -1.0)
+
+    wide.goto("/all/retry?error=has+no+currency&status=dead")
+
+    expect(wide.locator("#found b").first).to_have_text("2 jobs")
+    expect(wide.locator("#found")).to_contain_text(str(scene.jobs["dead"]))
+    assert wide.locator("[form=acts]").input_value() == "2"
 
 
 def test_a_selection_is_not_taken_away_and_is_acted_on(wide: Page, web_url: str) -> None:
@@ -336,6 +355,71 @@ def test_times_go_on_while_no_answer_comes(wide: Page, scene: Scene) -> None:
     wide.complaints.clear()  # type: ignore[attr-defined]
 
 
+DRAWN = "over => over.parentElement.querySelector('canvas').toDataURL()"
+
+
+def test_plots_are_read_and_zoomed_and_stay_so(
+    browser: Browser, page: str, wide: Page, web_url: str, scene: Scene
+) -> None:
+    wide.goto("/")
+    ended = wide.locator("figure", has_text="What ended")
+    told, over = ended.locator(".told"), ended.locator(".u-over")
+    expect(wide.locator(".chart canvas")).to_have_count(3)
+    expect(wide.locator("svg.plot").first).to_be_hidden()
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    plot = json.loads(ended.locator(".chart").get_attribute("data-plot") or "")
+    assert box is not None
+    left, width, y = box["x"], box["width"], box["y"] + 30
+
+    def at(moment: float) -> float:
+        return left + (moment - plot["begin"]) / (plot["step"] * len(plot["values"][0])) * width
+
+    # What is under the pointer, in the zone that was chosen.
+    wide.mouse.move(at(plot["begin"] + 30.5 * plot["step"]), y)
+    succeeded, failed, dead = (values[30] for values in plot["values"])
+    assert min(succeeded, failed) > dead > 0
+    expect(told).to_contain_text(f": succeeded {succeeded}, failed {failed}, dead {dead}")
+    wide.mouse.move(at(plot["marks"][-1][0]), y)
+    expect(told).to_contain_text("4 workers started, 0.1.9")
+    wide.keyboard.press("u")
+    expect(told).to_contain_text(" UTC: succeeded")
+    drawn = over.evaluate(DRAWN)
+    wide.keyboard.press("t")
+    assert over.evaluate(DRAWN) != drawn
+
+    # A part of it stays chosen while the page stays fresh.
+    wide.mouse.move(at(plot["begin"] + 10 * plot["step"]), y)
+    wide.mouse.down()
+    wide.mouse.move(at(plot["begin"] + 30 * plot["step"]), y, steps=4)
+    wide.mouse.up()
+    wide.mouse.move(5, 5)
+    expect(told).to_have_text("Double-click to see all again")
+    with psycopg.connect(web_url, autocommit=True) as db:
+        db.execute("update rota.job_stats set total = total + 7000 where outcome = 'failed'")
+        wide.evaluate(f"window.fresh = ({FRESH})()")
+        db.execute("select rota.enqueue('plotted', queue => 'plotted', delay => '1 day')")
+        wide.evaluate("window.fresh")
+    expect(told).to_have_text("Double-click to see all again")
+    wide.mouse.move(left + width / 2, y)
+    expect(told).to_contain_text("failed 7\N{NARROW NO-BREAK SPACE}0")
+    over.dblclick()
+    wide.mouse.move(5, 5)
+    expect(told).to_have_text("Point at a bar to read it, drag over a part to zoom")
+
+    # A finger reads it, too.
+    phone = browser.new_context(viewport=PHONE, base_url=page, has_touch=True, is_mobile=True)  # type: ignore[arg-type]
+    shown = opened(phone)
+    shown.goto("/")
+    told = shown.locator(".told").first
+    expect(told).to_have_text("Move a finger over the bars to read them")
+    shown.locator(".u-over").first.tap()
+    expect(told).to_contain_text("succeeded")
+    assert too_wide(shown) == []
+    assert shown.complaints == []  # type: ignore[attr-defined]
+    phone.close()
+
+
 def test_keys_do_what_the_help_says(wide: Page) -> None:
     wide.goto("/")
     wide.keyboard.press("?")
@@ -404,14 +488,12 @@ def test_every_act_is_done_in_a_browser_beside_a_worker(
         assert {path.split("/")[2].partition("?")[0] for path in addresses} == {*ACTS, *BULK}
         worker = BackgroundWorker(web_url, registry, queues=["acted"], tick=False)
         try:
+            context = browser.new_context(base_url=page)
+            shown = opened(context)
             for number, (path, given) in enumerate(addresses.items()):
                 size, colors = ((WIDE, "light"), (PHONE, "dark"))[number % 2]
-                context = browser.new_context(
-                    viewport=size,  # type: ignore[arg-type]
-                    color_scheme=colors,  # type: ignore[arg-type]
-                    base_url=page,
-                )
-                shown = opened(context)
+                shown.set_viewport_size(size)  # type: ignore[arg-type]
+                shown.emulate_media(color_scheme=colors)  # type: ignore[arg-type]
                 shown.goto(path)
                 for name, value in given.items():
                     field = shown.locator(f'main [name="{name}"]')
@@ -424,7 +506,7 @@ def test_every_act_is_done_in_a_browser_beside_a_worker(
                 expect(shown.get_by_role("status")).to_contain_text("Done")
                 assert shown.locator("main [role=alert]").count() == 0, path
                 assert shown.complaints == []  # type: ignore[attr-defined]
-                context.close()
+            context.close()
             db.execute("select rota.resume_all()")
             left = "select count(*) from rota.jobs where job_type = 'acted' and run_at <= now()"
             wait_until(lambda: db.execute(left).fetchone() == (0,), "the worker's jobs to end")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
 from collections.abc import Callable
@@ -341,16 +343,24 @@ def test_what_ended_is_plotted_with_what_each_bar_stands_for() -> None:
     mark = {"started_at": now - timedelta(minutes=9), "workers": 4, "versions": "0.2.0"}
 
     plot = ended([too_old, row], "1h", now, [mark])
-    waits = times([row], TIMES[0], "1h", now, HOSTILE)
-    runs = times([row], TIMES[1], "1h", now, "ran")
+    waits = times([row], TIMES[0], "1h", now, HOSTILE, [])
+    runs = times([row], TIMES[1], "1h", now, "ran", [mark])
 
     assert plot.picture.count("11:55 UTC: 120 succeeded, 3 failed, 1 dead") == 1
     assert plot.picture.count("<rect") == 3
     assert "11:51 UTC: 4 workers started, 0.2.0" in plot.picture
+    drawn = json.loads(plot.data)
+    assert [values[54] for values in drawn["values"]] == [120, 3, 1]
+    assert drawn["begin"] + 54 * drawn["step"] == row["starts_at"].timestamp()
+    assert [len(values) for values in drawn["values"]] == [60, 60, 60]
+    assert sum(value is None for value in drawn["values"][0]) == 59
+    assert drawn["marks"] == [[mark["started_at"].timestamp(), "4 workers started, 0.2.0"]]
     assert plot.scale == ("200", "100", "0")
     assert plot.kinds[:3] == [("succeeded", "120"), ("failed", "3"), ("dead", "1")]
     assert plot.rows == [(row["starts_at"], ["120", "3", "1"])]
     assert "half 1 s, 95 of 100 2 min" in waits.picture
+    assert [values[54] for values in json.loads(waits.data)["values"]] == [1, 120]
+    assert [kind for kind, _ in runs.kinds] == ["half", "most", "deploy"]
     assert waits.scale == ("2 min", "1 min", "0")
     assert "<script>" not in waits.picture
     assert "<rect" not in runs.picture
@@ -478,3 +488,32 @@ def test_all_words_are_in_one_file() -> None:
 def db_of_page(web_url: str) -> Any:
     with psycopg.connect(web_url, autocommit=True) as connection:
         yield connection
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "digest"),
+    [
+        (
+            "htmx.min.js",
+            "htmx.org@4.0.1 dist/htmx.min.js",
+            "a0abb04f2f45a1f89d1d4844023245537e5e6014c87b144553e0607b4cc32130",
+        ),
+        (
+            "uplot.min.js",
+            "uplot@1.6.32 dist/uPlot.iife.min.js",
+            "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+        ),
+        (
+            "uplot.min.css",
+            "uplot@1.6.32 dist/uPlot.min.css",
+            "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+        ),
+    ],
+)
+def test_what_others_wrote_is_shipped_as_they_released_it(
+    name: str, release: str, digest: str
+) -> None:
+    static = Path(rota.web.__file__).parent / "static"
+
+    assert hashlib.sha256((static / name).read_bytes()).hexdigest() == digest, release
+    assert "WARRANT" in (static / f"{name.partition('.')[0]}.LICENSE.txt").read_text()

@@ -41,7 +41,8 @@ from .words import WORDS
 MAX_BODY = 2 << 20
 MAX_SELECTED = 1000
 MAX_TOLD = 100
-STEP_TIME = 1.0
+STEP_TIME, FIRST_TIME = 1.0, 0.02
+"""Seconds of each step of an act, and of counting until its page is shown."""
 COUNTED_WITH = {
     "set_priority": '{"priority": 0}',
     "move": '{"queue": "default"}',
@@ -462,23 +463,21 @@ async def act_on_all(request: Request) -> Response:
     values = {n.removeprefix("to."): v.strip() for n, v in pairs if n.startswith("to.")}
     arguments, problem = _arguments(BULK[name], values)
     asked = "{}"
-    unknown: list[str] = []
     try:
         check_masked(site.json, wanted)
-        asked, unknown = acted(wanted)
+        asked = acted(wanted)
     except BadFilterError as error:
         problem = str(error)
-    if unknown:
-        names = ", ".join(WORDS[f"f_{one}"] for one in unknown)
-        problem = WORDS["all_unknown"].format(names)
-    elif not wanted.values:
+    if not wanted.values:
         problem = WORDS["act_nothing"]
-    progress, is_step = Progress(), request.method == "POST" and problem is None
-    if is_step:
-        progress = _so_far(pairs)
+    is_step = request.method == "POST" and problem is None
+    is_counting = request.method == "GET" and "after_id" in request.query_params
+    progress = _so_far(pairs) if is_step or is_counting else Progress()
     if problem is None:
         last = await _last_of_audit(site) if is_step else None
-        problem = await _run(site, request, progress, (name, asked, arguments), is_step=is_step)
+        seconds = STEP_TIME if is_step or is_counting else FIRST_TIME
+        call = (name, asked, arguments)
+        problem = await _run(site, request, progress, call, seconds, is_step=is_step)
         if is_step:
             progress.rows += await _audited_since(site, request, last)
     is_over = is_step and progress.after_id is None and problem is None
@@ -506,11 +505,18 @@ async def act_on_all(request: Request) -> Response:
         is_sent=request.method == "POST",
         is_over=is_over,
         undo=await _undo(site, progress.rows) if is_over else None,
-        sql=_bulk_sql(
-            name, asked, arguments, is_one=max(total, progress.matched) <= MAX_SELECTED
-        ),
+        sql=_bulk_sql(name, asked, arguments, is_one="id" in wanted.values),
+        counts_on=_counts_on(wanted, values, progress) if problem is None else None,
     )
     return _kept(site, request, answer) if is_over else answer
+
+
+def _counts_on(wanted: Filter, values: Mapping[str, str], progress: Progress) -> str | None:
+    """Return the parameters of an address that counts on, if not all is counted."""
+    if progress.after_id is None:
+        return None
+    given = {f"to.{name}": value for name, value in values.items()}
+    return wanted.address(**given, after_id=progress.after_id, matched=progress.matched)
 
 
 async def _payload(site: Site, wanted: Filter) -> dict[str, str]:
@@ -567,7 +573,7 @@ end;
 
 
 def _bulk_sql(act: str, asked: str, arguments: str, *, is_one: bool) -> str:
-    """Return what does the same by hand, in steps of a thousand where there may be more."""
+    """Return what does the same by hand, in steps where more than some jobs are looked at."""
     call = _bulk(act, asked, arguments, None, None)
     if is_one:
         return told(call)
@@ -581,11 +587,12 @@ async def _run(
     request: Request,
     progress: Progress,
     call: tuple[str, str, str],
+    seconds: float,
     *,
     is_step: bool,
 ) -> str | None:
     """Call until all is done, or for as long as a page may take; return what went wrong."""
-    until = time.monotonic() + STEP_TIME
+    until = time.monotonic() + seconds
     act, asked, arguments = call
     if not is_step and act in ("set_priority", "move", "reschedule") and arguments == "{}":
         # Only counted yet: what it takes is still to be said.

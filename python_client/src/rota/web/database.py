@@ -73,7 +73,7 @@ class Database:
             min_size=0,
             max_size=MAX_CONNECTIONS,
             timeout=read_time,
-            max_idle=60,
+            max_idle=600,
             reconnect_timeout=0,
             open=False,
         )

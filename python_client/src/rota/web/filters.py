@@ -123,16 +123,15 @@ class Filter:
 
 FOR_ACTS = {
     "queue": "queue", "type": "job_type", "group": "error", "error_type": "error_type",
-    "schedule": "definition", "pipeline": "pipeline",
-    "worker": "worker",
+    "error": "error_text", "key": "key", "schedule": "definition", "pipeline": "pipeline",
+    "stage": "stage", "worker": "worker",
 }  # fmt: skip
 
 
-def acted(wanted: Filter) -> tuple[str, list[str]]:
-    """Return a filter as act_on_jobs() takes it, and what of it that function does not know."""
-    values = wanted.asked()
+def acted(wanted: Filter) -> str:
+    """Return a filter as act_on_jobs() takes it."""
+    values = {**wanted.asked(), "error": wanted.get("error")}
     told: dict[str, str] = {}
-    unknown: list[str] = []
     for name in wanted.values:
         if name in FOR_ACTS:
             told[FOR_ACTS[name]] = json.dumps(values[name])
@@ -144,11 +143,11 @@ def acted(wanted: Filter) -> tuple[str, list[str]]:
             told["ids"] = json.dumps(values["id"])
         elif name == "status":
             told["status"] = json.dumps(values["status"])
-        elif name in ("payload", "header") and len(values[name]) == 1:
-            told["headers" if name == "header" else "payload"] = values[name][0]
-        else:
-            unknown.append(name)
-    return json_object(told), unknown
+        elif name in ("payload", "header"):
+            one, *more = values[name]
+            text = f"[{', '.join(values[name])}]" if more else one
+            told["headers" if name == "header" else "payload"] = text
+    return json_object(told)
 
 
 def asked_of(text: str) -> list[tuple[str, str]]:
@@ -170,7 +169,9 @@ def asked_of(text: str) -> list[tuple[str, str]]:
             many = value if isinstance(value, list) else [value]
             pairs += [("id" if name == "ids" else name, str(one)) for one in many]
         elif name in ("payload", "headers"):
-            pairs.append(("header" if name == "headers" else name, json.dumps(value)))
+            many = value if isinstance(value, list) else [value]
+            own = "header" if name == "headers" else name
+            pairs += [(own, json.dumps(one)) for one in many]
         else:
             raise BadFilterError(name)
     return pairs

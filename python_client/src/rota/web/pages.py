@@ -29,13 +29,12 @@ from .filters import (
     STATUSES,
     BadFilterError,
     Filter,
-    acted,
     check_masked,
 )
 from .graphs import dependencies
 from .plots import STEPS, TIMES, ended, times
 from .site import Answer, Site, site_of
-from .undo import may_be_undone
+from .undo import is_not_kept, may_be_undone
 from .words import WORDS
 
 Screen = Callable[[Request], Awaitable[Response]]
@@ -43,7 +42,7 @@ SEVERITIES = ("critical", "warning", "ok")
 PAGE_SIZES = (50, 200)
 PARTS = 24
 AUDITED = ("who", "act", "queue", "job")
-ALL_AUDITED = {"before": None, "who": None, "act": None, "queue": None}
+ALL_AUDITED: dict[str, Any] = {"before": None, "who": None, "act": None, "queue": None}
 FIRST_STEP = 20_000
 FIRST_TIME, SEARCH_TIME = 0.04, 1.0
 """Seconds of a search until the page is shown, and of each that goes on with it."""
@@ -86,10 +85,11 @@ async def overview(request: Request, site: Site) -> Response:
     statistics = await site.ask(queries.STATISTICS, asked)
     deploys = await site.ask(queries.DEPLOYS, asked)
     place = await site.place()
+    found, now, marks = statistics.rows, place["now"], deploys.rows
     plots = [
-        ended(statistics.rows, since, place["now"], deploys.rows),
-        times(statistics.rows, TIMES[0], since, place["now"], WORDS["plot_wait_title"]),
-        times(statistics.rows, TIMES[1], since, place["now"], WORDS["plot_run_title"]),
+        ended(found, since, now, marks),
+        times(found, TIMES[0], since, now, WORDS["plot_wait_title"], marks),
+        times(found, TIMES[1], since, now, WORDS["plot_run_title"], marks),
     ]
     by_severity = {
         severity: [row for row in findings.rows if row["severity"] == severity]
@@ -170,7 +170,6 @@ async def jobs(request: Request, site: Site) -> Response:
             or any(act in WANTED.get(status, ()) for status in wanted.values["status"])
         ],
         dangers=DANGERS,
-        unknown=_unknown(wanted),
         size=size,
         looked_to=answer.looked_to,
         further=wanted.address(before=answer.looked_to, **_columns(request)),
@@ -245,14 +244,6 @@ def _counts(queues: list[Row], wanted: Filter) -> dict[str, int]:
     }
 
 
-def _unknown(wanted: Filter) -> str:
-    """Return the filters of which an act on all that match knows nothing."""
-    try:
-        return ", ".join(WORDS[f"f_{name}"] for name in acted(wanted)[1])
-    except BadFilterError:
-        return ""
-
-
 def _sides(values: dict[str, Any]) -> list[str]:
     """Return in which of the two tables jobs of these statuses can be."""
     statuses = set(values.get("status", STATUSES))
@@ -298,7 +289,8 @@ async def job(request: Request, site: Site) -> Response:
     parents = await site.ask(queries.PARENTS, job_id)
     children = await site.ask(queries.CHILDREN, job_id)
     stages = await site.ask(queries.STAGES, job_id)
-    audit = await site.ask(queries.AUDIT, {**ALL_AUDITED, "job": job_id["id"], "limit": 50})
+    acts = {**ALL_AUDITED, "job": job_id["id"], "since": row.get("created_at"), "limit": 50}
+    audit = await site.ask(queries.AUDIT, acts)
     pipeline = Answer()
     if row.get("pipeline"):
         pipeline = await site.ask(queries.PIPELINE, {"pipeline": row["pipeline"]})
@@ -495,12 +487,16 @@ async def audit(request: Request, site: Site) -> Response:
         for name in AUDITED
         if (text := request.query_params.get(name, "").strip()[:MAX_LENGTH])
     }
-    words = {name: wanted.get(name) for name in AUDITED if name != "job"}
+    words: dict[str, Any] = {name: wanted.get(name) for name in AUDITED if name != "job"}
+    created = Answer()
+    if asked["job"] is not None:
+        created = await site.ask(queries.CREATED, {"id": asked["job"]})
+    words["since"] = created.rows[0]["created_at"] if created.rows else None
     found = await site.ask(queries.AUDIT, {**asked, **words, "limit": PAGE_SIZES[0] + 1})
     rows = found.rows[: PAGE_SIZES[0]]
     for row in rows:
         row["changes"] = site.json.changes(row["before"], row["after"])
-        row["may_be_undone"] = may_be_undone(row)
+        row["may_be_undone"], row["is_not_kept"] = may_be_undone(row), is_not_kept(row)
     older = urlencode({**wanted, "before": rows[-1]["id"]}) if rows else ""
     return await site.render(
         request,

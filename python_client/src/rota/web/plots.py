@@ -2,13 +2,16 @@
 
 The scale and the times stand beside the picture as text, so that they are as large as the rest
 of the page on every screen.  Each bar carries what it stands for as its title, and a table
-under the plot has the same for those who cannot point.
+under the plot has the same for those who cannot point.  With the picture comes what it was
+drawn from: where a script runs, uPlot draws that in its place, to be read under the pointer and
+zoomed.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -39,6 +42,8 @@ class Plot:
 
     title: str
     picture: Markup
+    data: str
+    """What a script draws, as JSON."""
     scale: tuple[str, str, str]
     begin: datetime
     length: str
@@ -67,9 +72,11 @@ def ended(rows: Sequence[Row], since: str, now: datetime, marks: Sequence[Row]) 
         parts.append(frame.titled(row["starts_at"], title, bars))
     parts.append(frame.marks(marks))
     total = {name: number(sum(row[name] for row in shown)) for name in OUTCOMES}
+    heads = [WORDS[f"legend_{name}"] for name in ("succeeded", "failed", "dead")]
     return Plot(
         title=WORDS["plots_title"],
         picture=frame.picture(WORDS["plot_ended_title"], parts),
+        data=frame.data("stacked", shown, dict(zip(OUTCOMES, heads, strict=True)), marks),
         scale=(number(top), number(top / 2 if top % 2 else top // 2), "0"),
         begin=frame.begin,
         length=since,
@@ -77,7 +84,7 @@ def ended(rows: Sequence[Row], since: str, now: datetime, marks: Sequence[Row]) 
             ("succeeded", total["succeeded"]), ("failed", total["failures"]),
             ("dead", total["dead"]), *([("deploy", "")] if marks else []),
         ],
-        heads=[WORDS["legend_succeeded"], WORDS["legend_failed"], WORDS["legend_dead"]],
+        heads=heads,
         rows=[
             (row["starts_at"], [number(row[name]) for name in OUTCOMES])
             for row in reversed(shown)
@@ -86,7 +93,12 @@ def ended(rows: Sequence[Row], since: str, now: datetime, marks: Sequence[Row]) 
 
 
 def times(
-    rows: Sequence[Row], names: tuple[str, str], since: str, now: datetime, title: str
+    rows: Sequence[Row],
+    names: tuple[str, str],
+    since: str,
+    now: datetime,
+    title: str,
+    marks: Sequence[Row],
 ) -> Plot:
     """Return how long half and nineteen of twenty waited or ran at most, by step of time."""
     frame = _Frame(since, now)
@@ -104,18 +116,22 @@ def times(
         told = WORDS["plot_times"].format(span(row[names[0]]), span(row[names[1]]))
         if bars:
             parts.append(frame.titled(row["starts_at"], told, bars))
+    parts.append(frame.marks(marks))
     latest = next((row for row in reversed(shown) if row[names[1]] is not None), None)
+    heads = [WORDS["legend_half"], WORDS["legend_most"]]
     return Plot(
         title=title,
         picture=frame.picture(title, parts),
+        data=frame.data("times", shown, dict(zip(names, heads, strict=True)), marks),
         scale=(span(timedelta(seconds=top)), span(timedelta(seconds=top / 2)), "0"),
         begin=frame.begin,
         length=since,
         kinds=[
             (kind, span(latest[name]) if latest else "")
             for name, kind in zip(names, ("half", "most"), strict=True)
-        ],
-        heads=[WORDS["legend_half"], WORDS["legend_most"]],
+        ]
+        + ([("deploy", "")] if marks else []),
+        heads=heads,
         rows=[
             (row["starts_at"], [span(row[name]) for name in names])
             for row in reversed(shown)
@@ -139,6 +155,27 @@ class _Frame:
         place = (moment.timestamp() - self._begin) / self._length.total_seconds()
         return place * self.step if 0 <= place < self._count else None
 
+    def data(
+        self, kind: str, rows: Sequence[Row], names: Mapping[str, str], marks: Sequence[Row]
+    ) -> str:
+        """Return for each step of time what there was in it, for a script to draw."""
+        found = {row["starts_at"].timestamp(): row for row in rows}
+        step = self._length.total_seconds()
+        at = [self._begin + step * place for place in range(self._count)]
+        told = {
+            "kind": kind,
+            "begin": self._begin,
+            "step": step,
+            "names": list(names.values()),
+            "values": [[_number(found.get(x, {}).get(name)) for x in at] for name in names],
+            "marks": [
+                (row["started_at"].timestamp(), _deploy(row))
+                for row in marks
+                if self.x(row["started_at"]) is not None
+            ],
+        }
+        return json.dumps(told, separators=(",", ":"))
+
     def titled(self, moment: datetime, text: str, parts: Sequence[Markup]) -> Markup:
         """Return parts with a title that begins with a time, which a script may tell again."""
         return Markup('<g><title data-at="{}">{} UTC: {}</title>{}</g>').format(
@@ -155,7 +192,7 @@ class _Frame:
         return Markup("").join(
             self.titled(
                 row["started_at"],
-                WORDS["plot_deploy"].format(row["workers"], row["versions"] or "?"),
+                _deploy(row),
                 [Markup('<path class="mark" d="M{0:.1f} 0V{1}"/>').format(x, HEIGHT)],
             )
             for row in rows
@@ -174,6 +211,14 @@ def _bar(kind: str, x: float, y: float, width: float, height: float) -> Markup:
     return Markup(
         '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
     ).format(kind, x, y, width - gap, height)
+
+
+def _deploy(row: Row) -> str:
+    return WORDS["plot_deploy"].format(row["workers"], row["versions"] or "?")
+
+
+def _number(value: timedelta | int | None) -> float | None:
+    return round(value.total_seconds(), 3) if isinstance(value, timedelta) else value
 
 
 def _round(most: float) -> int:

@@ -126,8 +126,8 @@ CONDITIONS: dict[str, LiteralString] = {
     "pipeline": "pipeline = %(pipeline)s",
     "stage": "stage = %(stage)s",
     "worker": "locked_by = %(worker)s",
-    "older": "created_at < rota.now() - %(older)s::interval",
-    "newer": "created_at > rota.now() - %(newer)s::interval",
+    "older": "coalesce(finished_at, created_at) <= rota.now() - %(older)s::interval",
+    "newer": "coalesce(finished_at, created_at) > rota.now() - %(newer)s::interval",
     "discarded": (
         "exists (select from rota.dead_jobs as d where d.id = job_runs.id"
         " and d.discarded_at is not null) = %(discarded)s"
@@ -215,7 +215,7 @@ SCHEDULES: LiteralString = """
     ) as r on true
     where (%(name)s::text is null or d.name = %(name)s)
       and (%(text)s::text is null or strpos(d.name || ' ' || d.job_type, %(text)s) > 0)
-    order by d.next_run_at nulls first, d.name limit 200
+    order by d.next_run_at nulls first, d.name limit 100
     """
 
 SCHEDULE: LiteralString = """
@@ -342,18 +342,22 @@ PAUSES: LiteralString = """
     order by pause_name <> 'all', paused_at limit 100
     """
 
+# The rows of a job are few, none older than the job, and sorted when they are found.
 AUDIT: LiteralString = """
     select id, acted_at, role, actor, act, filter::text as filter, jobs,
         job_ids[:20] as job_ids, before::text as before, after::text as after
     from rota.audit_log
     where (%(before)s::bigint is null or id < %(before)s)
       and (%(job)s::bigint is null or job_ids @> array[%(job)s::bigint])
+      and (%(since)s::timestamptz is null or acted_at >= %(since)s)
       and (%(who)s::text is null or coalesce(actor, role) = %(who)s)
       and (%(act)s::text is null or act = %(act)s)
       and (%(queue)s::text is null
         or %(queue)s in (filter ->> 'queue', before ->> 'queue', after ->> 'queue'))
-    order by id desc limit %(limit)s
+    order by case when %(job)s::bigint is null then id else id + 0 end desc limit %(limit)s
     """
+
+CREATED: LiteralString = "select created_at from rota.job_runs where id = %(id)s limit 1"
 
 LAST_OF_AUDIT: LiteralString = """
     select coalesce(max(n.id), 0) as id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -42,6 +43,9 @@ ESSENTIAL = 0.7
 """Seconds for that without which there is no page: a question of no table."""
 
 
+_LIMIT = re.compile(r"limit (\d+)\s*$")
+
+
 class Words:
     """The words of the page by their names."""
 
@@ -63,6 +67,8 @@ class Answer:
     rows: list[Row] = field(default_factory=list)
     problem: str | None = None
     looked_to: int | None = None
+    cut_at: int | None = None
+    """How many rows were asked for, if there may be more."""
 
 
 class Results:
@@ -124,7 +130,9 @@ class Site:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Close the connections in the end."""
+        """Read all templates before the first page is asked for; close the connections."""
+        for name in self._templates.list_templates(["html"]):
+            self._templates.get_template(name)
         yield
         await self.database.close()
 
@@ -133,11 +141,14 @@ class Site:
     ) -> Answer:
         """Return what a question finds; one that is stopped leaves the rest of a page alone."""
         try:
-            return Answer(await self.database.rows(query, values))
+            rows = await self.database.rows(query, values)
         except TooSlowError:
             return Answer(problem=self.too_slow())
         except psycopg.errors.InsufficientPrivilege as error:
             return Answer(problem=WORDS["no_right"].format(one_line(error)))
+        limit = _LIMIT.search(query) if isinstance(query, str) else None
+        most = int(limit[1]) if limit else None
+        return Answer(rows, cut_at=most if most and len(rows) >= most > 1 else None)
 
     async def ask_cached(self, query: LiteralString, seconds: float) -> Answer:
         """Return an answer that many pages share for a while."""

@@ -7,7 +7,7 @@ so is a setting that was changed since: what is taken back is this act, and no o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,13 +56,18 @@ def undo_of(row: Row, shown: Json) -> Undo:
     return undo
 
 
+def is_not_kept(row: Row) -> bool:
+    """Whether an act replaced values of jobs, and the audit has not kept of which job which."""
+    return row["act"] in OF_JOBS and not may_be_undone(row)
+
+
 def may_be_undone(row: Row) -> bool:
     """Whether it is worth a look if an act can be taken back."""
     act, before = row["act"], _parsed(row["before"])
     if act == "cancel":
         return True
     if act in OF_JOBS:
-        return _only(before.get(OF_JOBS[act])) is not None
+        return bool(_values_of(act, before, []))
     if act == "resume":
         return before.get("set_by") == "operator"
     return act in ("pause", "schedule", "unschedule", "set_limit")
@@ -76,12 +81,33 @@ def _of_jobs(row: Row, before: Mapping[str, Any]) -> list[Statement]:
     if act == "cancel":
         call["act"] = "retry"
         return [("act_on_jobs", {**call, "arguments": '{"keep_run_at": true}'})]
-    if act not in OF_JOBS or (value := _only(before.get(OF_JOBS[act]))) is None:
+    if act not in OF_JOBS:
         return []
+    found: list[Statement] = []
+    for value, given in _values_of(act, before, ids):
+        more = {"filter": json.dumps({"ids": given}), "arguments": _argument(act, value)}
+        found.append(("act_on_jobs", {**call, **more}))
+    return found
+
+
+def _argument(act: str, value: Any) -> str:
     name = OF_JOBS[act]
-    if name == "priority":
-        value = int(value)
-    return [("act_on_jobs", {**call, "arguments": json.dumps({name: value})})]
+    return json.dumps({name: int(value) if name == "priority" else value})
+
+
+def _values_of(
+    act: str, before: Mapping[str, Any], ids: Sequence[int]
+) -> list[tuple[Any, list[int]]]:
+    """Return what was replaced, each value with those of the jobs that had it."""
+    name = OF_JOBS[act]
+    if (value := _only(before.get(name))) is not None:
+        return [(value, list(ids))]
+    wanted = set(ids)
+    found = [
+        (value, [one for one in had if one in wanted] if ids else had)
+        for value, had in before.get(f"{name}_of", {}).items()
+    ]
+    return [(value, given) for value, given in found if given]
 
 
 def _only(value: Any) -> Any:

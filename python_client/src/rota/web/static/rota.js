@@ -47,24 +47,25 @@
       if (told && time.textContent !== told) time.textContent = told;
     }
   }
+  const isLocal = () => keep.get("zone") !== "utc";
   function tellTimes() {
-    const isLocal = keep.get("zone") !== "utc";
+    const isHere = isLocal();
     for (const time of all("time[datetime]")) {
       const date = new Date(time.dateTime);
       if (isNaN(date)) continue;
       time.title = `${full(date, true)} (${Intl.DateTimeFormat().resolvedOptions().timeZone})\n${full(date, false)}`;
-      const told = full(date, isLocal);
+      const told = full(date, isHere);
       if (time.dataset.full === "short") time.textContent = told.slice(5, 16) + told.slice(19);
       else if (time.dataset.full !== undefined) time.textContent = told;
     }
     for (const title of all("title[data-at]")) {
       const date = new Date(title.dataset.at), rest = title.textContent.indexOf(": ");
-      const zone = isLocal ? full(date, true).slice(0, 16) : full(date, false).slice(0, 16) + " UTC";
+      const zone = isHere ? full(date, true).slice(0, 16) : full(date, false).slice(0, 16) + " UTC";
       title.textContent = zone + title.textContent.slice(title.dataset.cut ?? rest);
       title.dataset.cut = zone.length;
     }
     const button = $('[data-do="zone"]');
-    if (button) button.textContent = isLocal ? "local" : "UTC";
+    if (button) button.textContent = isHere ? "local" : "UTC";
     tellAges();
   }
 
@@ -74,6 +75,7 @@
   function isBusy() {
     const at = document.activeElement;
     return document.hidden || $("dialog[open]") || $("main input:checked[name=id]") ||
+      $(".chart[data-held]") ||
       $("main details.filters[open]") || $("main details.act[open]") ||
       (at && at.closest("main") && /^(INPUT|TEXTAREA|SELECT)$/.test(at.tagName)) ||
       String(getSelection()).length > 0;
@@ -165,7 +167,11 @@
       keep.set("theme", root.dataset.theme);
       document.dispatchEvent(new Event("rota:theme"));
     },
-    zone() { keep.set("zone", keep.get("zone") === "utc" ? "local" : "utc"); tellTimes(); },
+    zone() {
+      keep.set("zone", isLocal() ? "utc" : "local");
+      tellTimes();
+      document.dispatchEvent(new Event("rota:zone"));
+    },
     help() { $("#help").showModal(); },
     copy(button) {
       const text = button.parentElement.querySelector("code").textContent;
@@ -222,4 +228,5 @@
   tellTimes();
   setInterval(tellAges, 1000);
   if (!$("#main [data-still]")) listen();
+  window.rota = { span, isLocal };
 })();

@@ -1,0 +1,503 @@
+"""The page in a browser: what is seen, heard by a screen reader, typed and clicked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from faults.server import Server
+from rota import Registry
+from rota.testing.server import memory
+from rota.web import app
+from rota.web.acts import ACTS, BULK
+from support.waiting import wait_until
+from support.workers import BackgroundWorker
+from web.conftest import serving
+from web.scene import Scene
+
+AXE = Path(__file__).with_name("axe.min.js").read_text()
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None and "CI" not in os.environ, reason="no chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser, which has an event loop in this thread and so is closed before other tests."""
+    assert CHROMIUM, "there is no chromium: tests/setup.sh brings it"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def opened(context: BrowserContext) -> Page:
+    """Open a page that fails the test when a script does, or when the browser complains."""
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    page.complaints = []  # type: ignore[attr-defined]
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))  # type: ignore[attr-defined]
+    page.on(
+        "console",
+        lambda said: (
+            page.complaints.append(said.text)  # type: ignore[attr-defined]
+            if said.type in ("error", "warning") and "404" not in said.text
+            else None
+        ),
+    )
+    page.on("dialog", lambda dialog: page.complaints.append(dialog.message))  # type: ignore[attr-defined]
+    return page
+
+
+@pytest.fixture
+def wide(browser: Browser, page: str) -> Iterator[Page]:
+    context = browser.new_context(viewport=WIDE, base_url=page)  # type: ignore[arg-type]
+    found = opened(context)
+    yield found
+    assert found.complaints == []  # type: ignore[attr-defined]
+    context.close()
+
+
+def screens(scene: Scene) -> list[str]:
+    return [
+        "/", "/jobs", "/jobs?status=dead&q=", f"/jobs/{scene.jobs['dead']}",
+        f"/jobs/{scene.jobs['running']}", f"/jobs/{scene.jobs['hostile']}", "/errors",
+        "/schedules", "/schedules/changes", "/workers", "/waiting", "/audit",
+        "/all/retry?queue=mail&status=dead",
+        f"/act/retry_job?job_id={scene.jobs['dead']}",
+        f"/jobs/{scene.jobs['pipeline']}", "/?since=90d", "/act/pause_all", "/act/set_limit",
+        "/jobs?col=payload.customer.name&col=key", "/jobs?payload=password%3Dx",
+        "/undo?audit=1", "/audit?act=pause", "/schedules/weekly",
+        f"/jobs/{scene.jobs['parent']}", f"/all/retry?id={scene.jobs['parent']}",
+        "/act/schedule_job?name=changes", "/act/settle_effect?scope=mails&key=x",
+        "/jobs?queue=nowhere", "/jobs/999999",
+    ]  # fmt: skip
+
+
+def hurt(shown: Page, **options: Any) -> list[str]:
+    """Return what keeps somebody from using what is shown, as axe sees it."""
+    found = shown.evaluate(
+        "options => axe.run(document, {resultTypes: ['violations'], ...options})"
+        ".then(r => r.violations.map(v => [v.impact, v.id, v.nodes[0].html,"
+        " v.nodes[0].failureSummary]))",
+        options,
+    )
+    return [f"{one}" for one in found if one[0] in ("serious", "critical")]
+
+
+def too_wide(shown: Page) -> list[str]:
+    """Return what makes a screen wider than the window."""
+    found: list[str] = shown.evaluate(
+        "() => document.documentElement.scrollWidth <= innerWidth ? [] :"
+        " [...document.querySelectorAll('main *')].filter(e => "
+        "e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll, table, pre'))"
+        ".map(e => `${innerWidth}: ${e.outerHTML.slice(0, 200)}`).concat(['wide']).slice(0, 3)"
+    )
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("colors", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_every_screen_fits_and_can_be_used_by_all(
+    browser: Browser, page: str, scene: Scene, size: dict[str, int], colors: str
+) -> None:
+    context = browser.new_context(
+        viewport=size,  # type: ignore[arg-type]
+        color_scheme=colors,  # type: ignore[arg-type]
+        base_url=page,
+    )
+    shown = opened(context)
+    wrong = []
+    for path in screens(scene):
+        shown.goto(path)
+        # What is folded is a part of the screen.
+        shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        for box in shown.locator("main tbody input[name=id]").all()[:1]:
+            box.check()
+        shown.evaluate(AXE)
+        found = too_wide(shown) + hurt(shown) + (too_small(shown) if size is PHONE else [])
+        wrong += [f"{path}: {one}" for one in found]
+    assert not wrong, "\n".join(wrong)
+    assert shown.complaints == []  # type: ignore[attr-defined]
+    context.close()
+
+
+def too_small(shown: Page) -> list[str]:
+    """Return what a finger does not hit: less than 24 pixels high or wide."""
+    found: list[str] = shown.evaluate(
+        "() => [...document.querySelectorAll('a, button, input, select, summary')].filter("
+        "e => {"
+        "const r = e.getBoundingClientRect();"
+        "return r.width && (r.height < 23.5 || r.width < 23.5) && !e.closest('.skip, svg, p')"
+        "}).map(e => `small: ${e.outerHTML.slice(0, 160)}`).slice(0, 3)"
+    )
+    return found
+
+
+def test_trouble_can_be_read_by_all(
+    browser: Browser, make_page: Callable[..., Any], web_url: str, scene: Scene
+) -> None:
+    """A lock, a database that is away, and a page that only shows."""
+    away = app("postgresql://u:p@127.0.0.1:1/x", observer_role=None, read_time=0.3)
+    with (
+        serving(make_page(read_time=0.3)) as address,
+        serving(away) as nowhere,
+        psycopg.connect(web_url, autocommit=True) as db,
+    ):
+        for size, colors in ((WIDE, "light"), (PHONE, "dark")):
+            shown = browser.new_page(viewport=size, color_scheme=colors)  # type: ignore[arg-type]
+            wrong = []
+            for path, says in (
+                (f"{address}/act/pause_all", "This page only shows"),
+                (f"{nowhere}/", "The database does not answer"),
+                (f"{address}/", "read only"),
+                (f"{address}/jobs", "The database was stopped"),
+                (f"{address}/jobs/{scene.jobs['dead']}", "The database was stopped"),
+            ):
+                with db.transaction():
+                    if "stopped" in says:
+                        db.execute(
+                            "lock table rota.jobs, rota.finished_jobs in access exclusive mode"
+                        )
+                    shown.goto(path)
+                expect(shown.locator("body")).to_contain_text(says)
+                shown.evaluate(AXE)
+                wrong += [f"{path}: {one}" for one in too_wide(shown) + hurt(shown)]
+            assert not wrong, "\n".join(wrong)
+            shown.close()
+
+
+def test_the_page_of_a_standby_can_be_read_by_all(browser: Browser, tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(dir=memory()))
+    folder.chmod(0o755)
+    (folder / "primary").mkdir()
+    primary = Server.create(folder / "primary")
+    try:
+        with psycopg.connect(primary.url(), autocommit=True) as db:
+            db.execute("select rota.enqueue('send', delay => '1 hour')")
+        standby = primary.copy(folder / "standby")
+        page = app(standby.url(), allow_acts=True, observer_role=None, operator_role=None)
+        try:
+            with serving(page) as address:
+                for size, colors in ((WIDE, "light"), (PHONE, "dark")):
+                    shown = browser.new_page(viewport=size, color_scheme=colors)  # type: ignore[arg-type]
+                    for path in ("/", "/jobs", "/jobs/1", "/waiting", "/audit"):
+                        shown.goto(address + path)
+                        expect(shown.locator("footer")).to_contain_text("standby, read only")
+                        shown.evaluate(AXE)
+                        assert too_wide(shown) + hurt(shown) == []
+                    shown.close()
+        finally:
+            standby.destroy()
+    finally:
+        primary.destroy()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_all_can_be_read_without_a_script(
+    browser: Browser, page: str, scene: Scene, size: dict[str, int]
+) -> None:
+    context = browser.new_context(
+        java_script_enabled=False,
+        base_url=page,
+        viewport=size,  # type: ignore[arg-type]
+    )
+    shown = context.new_page()
+    for path in screens(scene):
+        shown.goto(path)
+        assert shown.locator("main").inner_text().strip()
+        main = shown.locator("main").bounding_box()
+        assert main is not None
+        assert main["width"] <= size["width"]
+    shown.goto("/")
+    shown.get_by_role("link", name="Jobs", exact=True).click()
+    shown.get_by_role("searchbox").fill(f"{scene.jobs['dead']}")
+    shown.keyboard.press("Enter")
+    shown.get_by_role("link", name=str(scene.jobs["dead"]), exact=True).click()
+    expect(shown.locator("pre").first).to_contain_text("Traceback")
+    expect(shown.get_by_role("button", name="Copy").first).to_be_hidden()
+    # What is selected can be acted on, too.
+    shown.goto("/jobs?status=dead&queue=mail")
+    shown.locator("main input[name=id]").first.check()
+    shown.get_by_role("button", name="Retry", exact=True).click()
+    expect(shown.locator("h1")).to_contain_text("Retry")
+    context.close()
+
+
+def test_a_new_job_appears_by_itself(wide: Page, web_url: str) -> None:
+    wide.goto("/jobs?type=appears")
+    expect(wide.locator("main")).to_contain_text("No job is like this")
+    expect(wide.locator("#live")).to_have_text("live")
+
+    with psycopg.connect(web_url, autocommit=True) as db:
+        db.execute("select rota.enqueue('appears', queue => 'appears', delay => '1 day')")
+
+    expect(wide.locator("main tbody tr")).to_have_count(1, timeout=20_000)
+
+
+def test_a_search_that_has_found_nothing_yet_goes_on_by_itself(
+    wide: Page, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.web.pages.FIRST_TIME", -1.0)
+
+    wide.goto("/jobs?error=has+no+currency")
+
+    expect(wide.locator("table.jobs")).to_contain_text(str(scene.jobs["dead"]))
+
+
+def test_a_selection_is_not_taken_away_and_is_acted_on(wide: Page, web_url: str) -> None:
+    with psycopg.connect(web_url, autocommit=True) as db:
+        for _ in range(3):
+            db.execute("select rota.enqueue('picked', queue => 'picked', delay => '1 day')")
+        wide.goto("/jobs?type=picked")
+        expect(wide.locator("#selected")).to_be_hidden()
+        wide.keyboard.press("j")
+        wide.keyboard.press("x")
+        wide.keyboard.press("j")
+        wide.keyboard.press("x")
+        expect(wide.locator("#selected output")).to_have_text("2")
+        db.execute("select rota.enqueue('picked', queue => 'picked', delay => '1 day')")
+        expect(wide.locator("#live")).to_have_text("paused", timeout=20_000)
+        expect(wide.locator("main tbody input:checked")).to_have_count(2)
+
+        wide.get_by_role("button", name="Cancel").click()
+        wide.get_by_label("Reason").fill("not needed")
+        wide.get_by_role("button", name="Cancel 2").click()
+
+        expect(wide.get_by_role("status")).to_have_text("Done: 2 changed")
+        wide.get_by_role("link", name="Undo").click()
+        wide.get_by_role("button", name="Undo").click()
+        expect(wide.get_by_role("status")).to_have_text("Done: 2 changed")
+        found = db.execute(
+            "select count(*) from rota.jobs where job_type = 'picked' and status = 'queued'"
+        ).fetchone()
+    assert found == (4,)
+
+
+FRESH = """
+    () => new Promise(done => document.addEventListener("rota:fresh", done, {once: true}))
+    """
+
+
+def test_what_is_marked_closed_and_old_is_so_after_a_refresh(
+    wide: Page, web_url: str, scene: Scene
+) -> None:
+    with psycopg.connect(web_url, autocommit=True) as db:
+        for _ in range(3):
+            db.execute("select rota.enqueue('marked', queue => 'marked', delay => '1 day')")
+        wide.goto("/jobs?type=marked")
+        wide.keyboard.press("j")
+        wide.keyboard.press("j")
+        link = wide.locator("main tbody tr.at th a")
+        expect(link).to_be_focused()
+        name = link.inner_text()
+        db.execute("select rota.enqueue('marked', queue => 'marked', delay => '1 day')")
+        expect(wide.locator("main tbody tr")).to_have_count(4, timeout=20_000)
+        expect(link).to_have_text(name)
+        expect(link).to_be_focused()
+        expect(wide.locator("main tbody tr").nth(2)).to_have_class("at")
+
+        wide.goto(f"/jobs/{scene.jobs['dead']}")
+        stack = wide.locator("details", has_text="Traceback")
+        expect(stack).to_have_attribute("open", "")
+        stack.locator("summary").click()
+        wide.evaluate(f"window.fresh = ({FRESH})()")
+        db.execute("select rota.enqueue('marked', queue => 'marked', delay => '1 day')")
+        wide.evaluate("window.fresh")
+        expect(stack).not_to_have_attribute("open", "")
+
+
+def test_times_go_on_while_no_answer_comes(wide: Page, scene: Scene) -> None:
+    wide.clock.install()
+    wide.route("**/events", lambda route: route.fulfill(status=204))
+    wide.goto(f"/jobs/{scene.jobs['dead']}")
+    ended = wide.locator(".story time").last
+    expect(ended).to_contain_text("ago")
+    wide.clock.run_for("03:00:00")
+    expect(ended).to_contain_text("3 h")
+    wide.complaints.clear()  # type: ignore[attr-defined]
+
+
+def test_keys_do_what_the_help_says(wide: Page) -> None:
+    wide.goto("/")
+    wide.keyboard.press("?")
+    expect(wide.get_by_role("dialog")).to_be_visible()
+    wide.keyboard.press("Escape")
+    wide.keyboard.press("2")
+    wide.wait_for_url("**/jobs")
+    wide.keyboard.press("/")
+    wide.keyboard.type("dead queue:mail")
+    wide.keyboard.press("Enter")
+    wide.wait_for_url("**/jobs?status=dead&queue=mail")
+    wide.keyboard.press("j")
+    wide.keyboard.press("j")
+    wide.keyboard.press("k")
+    expect(wide.locator("main tbody tr.at")).to_have_count(1)
+    wide.keyboard.press("Enter")
+    expect(wide.locator("h1")).to_contain_text("send_invoice")
+    wide.go_back()
+    assert wide.url.endswith("/jobs?status=dead&queue=mail")
+
+
+def test_theme_and_zone_are_chosen_and_kept(wide: Page, scene: Scene) -> None:
+    wide.goto(f"/jobs/{scene.jobs['done']}")
+    wide.keyboard.press("t")
+    color = wide.evaluate("getComputedStyle(document.body).backgroundColor")
+    wide.get_by_role("button", name="Local time or UTC").click()
+    expect(wide.locator(".facts time").first).to_contain_text("UTC")
+    wide.reload()
+    assert wide.evaluate("getComputedStyle(document.body).backgroundColor") == color
+    expect(wide.locator(".facts time").first).to_contain_text("UTC")
+
+
+def test_the_sql_is_copied(wide: Page, scene: Scene) -> None:
+    wide.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    wide.goto(f"/jobs/{scene.jobs['dead']}")
+    wide.get_by_role("button", name="Copy").first.click()
+    expect(wide.get_by_role("button", name="Copied")).to_be_visible()
+    copied = wide.evaluate("navigator.clipboard.readText()")
+    assert copied == f"select rota.retry_job({scene.jobs['dead']});"
+
+
+def test_a_remedy_is_a_button(wide: Page) -> None:
+    wide.goto("/")
+    # There may be more findings than are shown at once.
+    wide.locator(".verdict details").evaluate_all("all => all.forEach(d => { d.open = true; })")
+    finding = wide.locator(".sql", has_text="rota.resume_queue('reports')")
+    finding.get_by_role("link", name="Resume").click()
+    expect(wide.locator("code").first).to_have_text(
+        "select * from rota.resume_queue(queue => 'reports');"
+    )
+    wide.get_by_role("button", name="Resume").click()
+    expect(wide.get_by_role("status")).to_have_text("Done")
+    wide.get_by_role("link", name="Undo").click()
+    wide.get_by_role("button", name="Undo").click()
+    expect(wide.get_by_role("status")).to_have_text("Done: 1 changed")
+
+
+@pytest.mark.timeout(300)
+def test_every_act_is_done_in_a_browser_beside_a_worker(
+    browser: Browser, page: str, web_url: str
+) -> None:
+    registry = Registry()
+    registry.add("acted", lambda job: None)
+    with psycopg.connect(web_url, autocommit=True) as db:
+        addresses = prepared(db)
+        assert {path.split("/")[2].partition("?")[0] for path in addresses} == {*ACTS, *BULK}
+        worker = BackgroundWorker(web_url, registry, queues=["acted"], tick=False)
+        try:
+            for number, (path, given) in enumerate(addresses.items()):
+                size, colors = ((WIDE, "light"), (PHONE, "dark"))[number % 2]
+                context = browser.new_context(
+                    viewport=size,  # type: ignore[arg-type]
+                    color_scheme=colors,  # type: ignore[arg-type]
+                    base_url=page,
+                )
+                shown = opened(context)
+                shown.goto(path)
+                for name, value in given.items():
+                    field = shown.locator(f'main [name="{name}"]')
+                    if field.evaluate("e => e.tagName") == "SELECT":
+                        field.select_option(value)
+                    else:
+                        field.fill(value)
+                assert too_wide(shown) == []
+                shown.locator("main form button:not([name=look])").first.click()
+                expect(shown.get_by_role("status")).to_contain_text("Done")
+                assert shown.locator("main [role=alert]").count() == 0, path
+                assert shown.complaints == []  # type: ignore[attr-defined]
+                context.close()
+            db.execute("select rota.resume_all()")
+            left = "select count(*) from rota.jobs where job_type = 'acted' and run_at <= now()"
+            wait_until(lambda: db.execute(left).fetchone() == (0,), "the worker's jobs to end")
+        finally:
+            worker.stop()
+
+
+def prepared(db: psycopg.Connection[Any]) -> dict[str, dict[str, str]]:
+    """Make something for each act; return its address, and what is to be filled in."""
+
+    def one(query: str, *values: Any) -> int:
+        row = db.execute(query, values).fetchone()  # type: ignore[arg-type]
+        assert row is not None
+        return int(row[0])
+
+    def waiting() -> int:
+        return one("select rota.enqueue('acted', queue => 'acted', delay => '1 day')")
+
+    def dead() -> int:
+        job_id = waiting()
+        db.execute("select rota.cancel_job(%s)", [job_id])
+        return job_id
+
+    def claimed(**options: Any) -> tuple[int, int]:
+        given = "".join(f", {name} => %({name})s" for name in options)
+        db.execute(f"select rota.enqueue('held', queue => 'held'{given})", options)
+        row = db.execute(
+            "select job_id, lease_token from rota.claim_jobs('w', '{held}')"
+        ).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    fail = "select rota.fail_job(%s, %s, 'e', fatal => true)"
+    effect = claimed()
+    db.execute(
+        "select rota.record_effect(job_id => %s, lease_token => %s, scope => 'browser',"
+        " key => 'key')",
+        effect,
+    )
+    db.execute(fail, effect)
+    db.execute(fail, claimed(ordering_key="browser"))
+    died = claimed()
+    db.execute(fail, died)
+    schedule = "select rota.schedule_job(%s, '@daily', 'acted', queue => 'acted')"
+    for name in ("run", "edit", "end"):
+        db.execute(f"{schedule}", [f"browser/{name}"])
+    return {
+        f"/act/retry_job?job_id={dead()}": {},
+        f"/act/retry_with_dependants?job_id={dead()}": {},
+        f"/act/cancel_job?job_id={waiting()}": {"reason": "tests"},
+        f"/act/reschedule_job?job_id={waiting()}": {"delay": "0"},
+        f"/act/set_priority?job_id={waiting()}": {"priority": "3"},
+        "/act/pause_queue?queue=acted": {"reason": "tests"},
+        "/act/resume_queue?queue=acted": {},
+        "/act/pause_type?job_type=browser": {"reason": "tests"},
+        "/act/resume_type?job_type=browser": {},
+        "/act/pause_all": {"reason": "tests"},
+        "/act/resume_all": {},
+        "/act/schedule_job?name=browser/edit": {"schedule": "@hourly"},
+        "/act/run_schedule_now?name=browser/run": {},
+        "/act/disable_schedule?name=browser/run": {},
+        "/act/enable_schedule?name=browser/run": {},
+        "/act/unschedule_job?name=browser/end": {},
+        "/act/resume_ordering_key?ordering_key=browser": {},
+        "/act/settle_effect?scope=browser&key=key": {"outcome": "done"},
+        "/act/set_limit": {"queue": "browser", "max_running": "3"},
+        "/act/tick": {},
+        "/act/sweep_stale_leases": {},
+        f"/all/retry?id={dead()}": {},
+        f"/all/cancel?id={waiting()}": {"to.reason": "tests"},
+        f"/all/discard?id={died[0]}": {},
+        f"/all/reschedule?id={waiting()}": {"to.delay": "0"},
+        f"/all/set_priority?id={waiting()}": {"to.priority": "2"},
+        f"/all/move?id={waiting()}": {"to.queue": "browser"},
+        f"/all/purge?id={dead()}": {},
+    }
