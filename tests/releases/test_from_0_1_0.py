@@ -242,7 +242,10 @@ class OldClients:
         for thread in self.threads:
             thread.start()
 
-    def stop(self) -> None:
+    def __enter__(self) -> OldClients:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
         for thread in self.threads:
             thread.join()
@@ -256,6 +259,7 @@ class OldClients:
 
     def check(self) -> None:
         """What each was told stands, and each met the upgrade with one call at most."""
+        assert len(set(self.added)) == len(self.added)
         assert len(set(self.finished)) == len(self.finished)
         with psycopg.connect(self.dsn, autocommit=True) as db:
             known = dict(rows(db, "select id, status from rota.job_runs"))
@@ -284,7 +288,11 @@ class OldClients:
         (row,) = self._call(
             db, "select enqueue from rota.enqueue(job_type => 'a', payload => '{}')"
         )
-        self.added.append(row[0])
+        batch = self._call(
+            db, "select job_id from rota.enqueue_many(%s)",
+            '[{"job_type": "a"}, {"job_type": "a"}]',
+        )  # fmt: skip
+        self.added += [row[0], *(job_id for (job_id,) in batch)]
 
     def _work(self, db: psycopg.Connection[Any]) -> None:
         for job in self._call(
@@ -306,11 +314,10 @@ def test_nothing_is_lost_with_old_clients_at_work(old: str, psql: Any, sql_dir: 
     What one is told stands: an id that was returned is there, a job that was finished has
     succeeded once.  What the new functions refuse is an error, never a silent loss.
     """
-    clients = OldClients(old)
-    clients.wait_for(finished=200)
-    upgrade(psql, old, sql_dir)
-    clients.wait_for(finished=200, added=100)
-    clients.stop()
+    with OldClients(old) as clients:
+        clients.wait_for(finished=200)
+        upgrade(psql, old, sql_dir)
+        clients.wait_for(finished=200, added=100)
     clients.check()
 
 
@@ -479,13 +486,12 @@ def test_how_long_calls_wait_for_the_upgrade(old: str, psql: Any, sql_dir: Path)
             " from generate_series(100000001, 100500000) as n", ("old", "succeeded"),
         )  # fmt: skip
         db.execute("vacuum analyze rota.jobs, rota.finished_jobs")
-    clients = OldClients(old, producers=1, workers=1)
-    clients.wait_for(finished=100)
-    began, calls = time.monotonic(), len(clients.waits)
-    upgrade(psql, old, sql_dir)
-    took, calls = time.monotonic() - began, len(clients.waits) - calls
-    clients.wait_for(finished=20)
-    clients.stop()
+    with OldClients(old, producers=1, workers=1) as clients:
+        clients.wait_for(finished=100)
+        began, calls = time.monotonic(), len(clients.waits)
+        upgrade(psql, old, sql_dir)
+        took, calls = time.monotonic() - began, len(clients.waits) - calls
+        clients.wait_for(finished=20)
 
     sys.stderr.write(
         f"\nupgrade of 1,000,000 rows: {took:.1f} s, in which old clients made {calls} calls,"

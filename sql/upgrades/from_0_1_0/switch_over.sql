@@ -71,7 +71,8 @@ begin
     perform rota._add_checks('limit', array(select l.limit_name from rota.limits as l));
     perform rota._add_checks('queue', array(
         select q.queue from rota.queues as q where q.ageing is not null));
-    perform setval('rota.jobs_id_seq', s.last_value, s.is_called)
+    -- A call that waits may have drawn ids there just now, which it will use here.
+    perform setval('rota.jobs_id_seq', s.last_value + 10000)
     from rota_0_1_0.jobs_id_seq as s;
     -- Nobody has set anew what was carried over.
     delete from rota.audit_log;
