@@ -443,8 +443,9 @@ end;
 $$;
 
 /*
- * How many are before it, and when it will start if jobs go on ending as those of the last ten
- * minutes did.  Both are counted up to a thousand.
+ * How many are before it, in its lane or among those of its queue that wait for the same limit,
+ * and when it will start if such jobs go on ending as those of the last ten minutes did.  Both
+ * are counted up to a thousand.
  */
 create or replace function rota._explain_place(job rota.jobs)
     returns table (reason text, explanation text, remedy text) language plpgsql stable as $$
@@ -452,37 +453,70 @@ declare
     c_max constant integer := 1000;
     c_now constant timestamptz := rota.now();
     c_lane constant smallint := coalesce(job.own_lane, job.priority);
+    c_limit constant text := substring(job.hold, '^(?:queue|type|key) .*');
     v_ahead integer;
     v_ended record;
 begin
-    if job.run_at > c_now or job.hold is not null then return; end if;
-    v_ahead := (
-        select count(*)::integer
-        from (
-            select from rota.jobs as j
-            where j.queue = job.queue and j.hold is null and j.status in ('queued', 'failed')
-              and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id)
-                < (c_lane, coalesce(job.own_place, job.run_at), job.id)
-              and j.run_at <= c_now
-            limit c_max
-        ) as a
-    );
-    select count(*) as jobs, c_now - min(f.finished_at) as span into v_ended
+    if job.run_at > c_now or job.hold <> coalesce(c_limit, '') then return; end if;
+    if c_limit is null then
+        v_ahead := (
+            select count(*)::integer
+            from (
+                select from rota.jobs as j
+                where j.queue = job.queue and j.hold is null
+                  and j.status in ('queued', 'failed')
+                  and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id)
+                    < (c_lane, coalesce(job.own_place, job.run_at), job.id)
+                  and j.run_at <= c_now
+                limit c_max
+            ) as a
+        );
+    else
+        v_ahead := (
+            select count(*)::integer
+            from (
+                select from rota._held_kinds(c_limit) as k
+                cross join lateral (
+                    select from rota.jobs as j
+                    where j.hold = c_limit and j.hold <> 'time'
+                      and j.status in ('queued', 'failed') and j.queue = k.queue
+                      and j.job_type = k.job_type
+                      and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at),
+                        j.id) < (c_lane, coalesce(job.own_place, job.run_at), job.id)
+                    limit c_max
+                ) as o
+                where k.queue = job.queue limit c_max
+            ) as a
+        );
+    end if;
+    select count(*) filter (where c_limit is null or c_limit = any(f.names)) as jobs,
+        c_now - min(f.finished_at) as span
+    into v_ended
     from (
-        select e.finished_at from rota.finished_jobs as e
+        select e.finished_at,
+            array['queue ' || e.queue, 'type ' || e.job_type, 'key ' || e.limit_key] as names
+        from rota.finished_jobs as e
         where e.queue = job.queue and e.finished_at > c_now - interval '10 minutes'
         order by e.finished_at desc limit c_max
     ) as f;
 
     return query
-    select case when v_ahead = 0 then 'next' else 'behind_in_lane' end,
+    select
         case
-            when v_ahead = 0
+            when c_limit is not null then 'behind_in_limit'
+            when v_ahead = 0 then 'next'
+            else 'behind_in_lane'
+        end,
+        case
+            when c_limit is null and v_ahead = 0
                 then 'it is the next of its queue: a worker with a free place takes it'
+            when v_ahead = 0 then format('it is the first of queue %s that waits for limit %s',
+                job.queue, c_limit)
             else format('%s before it in queue %s', rota._jobs_words(v_ahead, c_max), job.queue)
+                || coalesce(', waiting for limit ' || c_limit, '')
         end || case
-            when v_ended.jobs = 0 then '; none of queue ' || job.queue
-                || ' has ended in the last ten minutes'
+            when v_ended.jobs = 0 then format('; none of %s has ended in the last ten minutes',
+                case when c_limit is null then 'queue ' || job.queue else 'those under it' end)
             when v_ahead > 0 then format('; %s ended in the last %s, so it starts in about %s, '
                 'at %s', v_ended.jobs, rota._span(v_ended.span),
                 rota._span(v_ahead * v_ended.span / v_ended.jobs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -423,6 +424,46 @@ def test_a_place_in_the_lane_is_counted_and_timed(db, clock):
     )
 
 
+def test_a_place_among_those_that_wait_for_a_limit_is_counted_and_timed(db, clock):
+    clock.set("2026-01-01 00:00+00")
+    db.execute("set timezone = 'UTC'")
+    value(db, "set_limit", job_type="x", max_running=1)
+    settle(db)
+    holder = running(db, lease="1 hour")
+    held = [enqueue(db), enqueue(db, priority=-1), enqueue(db)]
+    enqueue(db, queue="other")
+    claim(db, queues=["default", "other"], max_jobs=10)
+    waiting = "select id from rota.jobs where hold = 'type x' and queue = 'default' order by id"
+    assert [row.id for row in rows(db, waiting)] == held
+
+    full, place = explain(db, held[2])
+
+    assert full.reason == "limit_full"
+    assert (place.reason, place.remedy) == ("behind_in_limit", None)
+    assert place.explanation == (
+        "2 jobs are before it in queue default, waiting for limit type x; none of those under"
+        " it has ended in the last ten minutes"
+    )
+    clock.advance("90 s")
+    call(db, "report_worker", **ME)
+    end_of(db, running(db, job_type="y"))
+    end_of(db, holder)
+    clock.advance("30 s")
+    (job,) = claim(db)
+    assert job.job_id == held[1]
+    # The first of the others is open, and the last waits behind it.
+    last = explain(db, held[2])
+    assert [row.reason for row in last] == ["limit_full", "behind_in_limit"]
+    assert last[1].explanation == (
+        "1 job is before it in queue default, waiting for limit type x; 1 ended in the last"
+        " 30 s, so it starts in about 30 s, at 2026-01-01 00:02:30 UTC"
+    )
+
+
+def end_of(db, job):
+    value(db, "finish_job", **owner(job))
+
+
 def test_a_job_of_a_fair_queue_whose_time_has_come_needs_a_tick(db, clock):
     clock.set("2026-01-01 00:00+00")
     settle(db)
@@ -634,6 +675,17 @@ def test_what_succeeded_or_was_cancelled(db, clock):
     assert good.explanation == "it succeeded 0 s ago in attempt 1 of 10, after 2 s, by w"
     assert bad.explanation == "it was cancelled 0 s ago, because wrong file"
     assert (good.remedy, bad.remedy) == (None, f"select rota.retry_job({cancelled});")
+
+
+def test_the_reference_has_each_reason_and_each_finding(db, sql_dir):
+    code = (sql_dir / "operations" / "explain.sql").read_text()
+    table = set(re.findall(r"`(\w+)`", "".join(
+        line.split("|")[1] for line in (sql_dir / "README.md").read_text().splitlines()
+        if line.startswith("| `")
+    )))  # fmt: skip
+
+    assert set(re.findall(r"select '([a-z_]+)'", code)) <= table
+    assert {row.finding for row in call(db, "doctor")} <= table
 
 
 def test_explain_job_refuses_what_it_cannot_answer(db):
