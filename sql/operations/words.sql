@@ -201,7 +201,8 @@ $$;
 
 /*
  * The statement that runs an ended job again.  Where a live job has its key, that one is
- * cancelled in the same statement; a running one has to be waited for.
+ * cancelled in the same statement; a running one has to be waited for.  One that was erased
+ * gets another payload.
  */
 create or replace function rota._retry_statement(ended_id bigint)
     returns text language plpgsql stable as $$
@@ -210,6 +211,11 @@ declare
         select j from rota.jobs as j where j.id = rota._key_holder(ended_id));
 begin
     return case
+        when c_holder.id is null and exists (
+            select from rota.finished_jobs as f
+            where f.id = ended_id and rota._payload_type(f.payload) = 'erased'
+        ) then format('select * from rota.act_on_jobs(''retry'', ''{"ids": [%s]}'', '
+            '''{"payload": {}}'');', ended_id)
         when c_holder.id is null then format('select rota.retry_job(%s);', ended_id)
         when c_holder.status = 'running'
             then format('select * from rota.explain_job(%s);', c_holder.id)

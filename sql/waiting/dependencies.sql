@@ -430,7 +430,6 @@ begin
         select f.id from rota.finished_jobs as f
         where f.id = any(v_seen)
           and f.status = 'cancelled' and f.cancel_reason like format('parent %s %%', c_id)
-          and rota._payload_type(f.payload) <> 'erased'
         order by f.id
     loop
         begin

@@ -403,16 +403,6 @@ MAINTENANCE = (
         ),
     ),
     mutant(
-        "erased-follows-its-parent",
-        "What was erased comes back with its parent, with no payload to run with.",
-        "sql/operations/test_acts.py",
-        sql(
-            "waiting/dependencies",
-            "          and rota._payload_type(f.payload) <> 'erased'\n",
-            "",
-        ),
-    ),
-    mutant(
         "purge-past-the-archive",
         "What an operator purges does not go to the archive.",
         "sql/maintenance/test_archive.py",

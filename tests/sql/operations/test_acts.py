@@ -538,6 +538,9 @@ def test_what_was_erased_is_retried_with_another_payload_only(db):
         value(db, "retry_job", job_id=job_id)
     assert f"job_id {job_id} was erased" in str(refusal.value)
     remedy = (refusal.value.diag.message_hint or "").partition(": ")[2]
+    assert call(db, "explain_job", job_id=loose)[0].remedy == (
+        remedy.replace(f"[{job_id}]", f"[{loose}]") + ";"
+    )
     db.execute(remedy.replace("{}", '{"name": "Eve"}').encode())
     assert claim(db)[0].payload == {"name": "Eve"}
 
