@@ -26,24 +26,30 @@ from ..client.values import check_stage, dump_result, join_endings, to_array
 from ..exceptions import InvalidArgumentError, RotaError
 from ..job import BaseJob, State
 from ..rows import EndedJob
-from .connection import PASSING, Connection, Retry, backoff, end_task, is_lost
+from .connection import (
+    BUSY_PAUSE,
+    MAX_JOBS,
+    PASSING,
+    Connection,
+    Retry,
+    backoff,
+    end_task,
+    is_lost,
+)
 from .events import Ends
 from .heartbeat import Heartbeat
 from .outcomes import Failed, Lost, Outcome, Snoozed, Stopped, Succeeded, failure
 
 logger = logging.getLogger("rota")
 
-MAX_JOBS = 1000
 MAX_SIZE = 16_000_000
 """So many characters of results and errors may wait to be reported."""
 PAUSE = 0.005
 """Seconds between two calls, in which more jobs may end: each call costs as much as ten."""
-BUSY_PAUSE = 0.5
-"""Seconds until a job whose row another session has locked is reported again."""
 LAST_REPORT = 1.5
 """Seconds that the last report of a worker that leaves may take."""
 RELEASE_PAUSE = 0.1
-"""The same for one that is given back, maybe by a worker that leaves."""
+"""Seconds until a locked one is given back again, maybe by a worker that leaves."""
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
 
 

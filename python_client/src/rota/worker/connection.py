@@ -31,6 +31,12 @@ T = TypeVar("T")
 
 CALL_TIMEOUT = 30.0
 """Seconds that a call may take."""
+SHORTEST_LIMIT = 1.0
+"""Seconds that a call for a job may take, however short its lease is."""
+MAX_JOBS = 1000
+"""So many jobs go with one call."""
+BUSY_PAUSE = 0.5
+"""Seconds until a call is repeated for a job whose row another session has locked."""
 MAX_DOUBLINGS = 4
 """So many times in a row a call that had no answer is given twice the time."""
 CANCEL_TIMEOUT = 1.0

@@ -16,13 +16,9 @@ from typing import Any
 
 from ..job import BaseJob, State
 from ..rows import JobHeartbeat
-from .connection import CALL_TIMEOUT, Connection, Retry
+from .connection import BUSY_PAUSE, CALL_TIMEOUT, MAX_JOBS, SHORTEST_LIMIT, Connection, Retry
 
 BEATS_PER_LEASE = 3
-MAX_JOBS = 1000
-BUSY_PAUSE = 0.5
-SHORTEST_LIMIT = 1.0
-"""Seconds that a heartbeat may take, however short the lease is."""
 
 
 class Heartbeat(threading.Thread):

@@ -36,6 +36,7 @@ from ..exceptions import LeaseLostError, TimeLimitExceeded
 from .connection import (
     CALL_TIMEOUT,
     PID,
+    SHORTEST_LIMIT,
     ConnectionState,
     NoAnswerError,
     is_own,
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 CALLS = 10
 """So many calls of handlers, such as of effects and of progress, are under way at a time."""
-SHORTEST_LIMIT = 1.0
-"""Seconds that a call may take, however short the lease is."""
 MAX_IDLE_TIME = 60.0
 """Seconds after which an idle connection is not lent out any more."""
 LONGEST_SLEEP = 3600.0
