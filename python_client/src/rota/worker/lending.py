@@ -122,6 +122,7 @@ class Session(Generic[C]):
     def end_reset(self) -> Generator[Wait, Ready | int, None]:
         """Read what the server has answered."""
         pgconn, is_new = self.connection.pgconn, True
+        pgconn.consume_input()  # most often all is there
         while True:
             while pgconn.is_busy():
                 yield Wait.R
