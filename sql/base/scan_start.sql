@@ -55,38 +55,55 @@ create or replace function rota._next_full_scan(
 )
     returns bigint language plpgsql immutable as $$
 begin
-    return (extract(epoch from scanned_at) * 1000000)::bigint
+    return rota._micros(scanned_at)
         + least(20 * walked, extract(epoch from max_pause) * 1000000)::bigint;
 end;
 $$;
 
 /* Whether that time has come; one too far ahead is of a clock that went back. */
-create or replace function rota._is_full_scan_due(full_scan_at bigint, moment timestamptz)
+create or replace function rota._is_full_scan_due(
+    full_scan_at bigint, moment timestamptz, max_pause interval default '1 minute'
+)
     returns boolean language plpgsql immutable as $$
 declare
-    c_moment constant bigint := (extract(epoch from moment) * 1000000)::bigint;
+    c_moment constant bigint := rota._micros(moment);
 begin
-    return (full_scan_at > c_moment and full_scan_at <= c_moment + 60000000) is not true;
+    return (full_scan_at > c_moment
+        and full_scan_at <= c_moment + extract(epoch from max_pause) * 1000000) is not true;
 end;
 $$;
 
+/* A time as the number that a scan remembers; null is the first time of all. */
+create or replace function rota._micros(moment timestamptz)
+    returns bigint language sql stable as $$
+select (extract(epoch from moment) * 1000000)::bigint
+$$;
+
+create or replace function rota._from_micros(micros bigint)
+    returns timestamptz language sql stable as $$
+select coalesce('epoch'::timestamptz + micros * interval '1 microsecond', '-infinity')
+$$;
+
 /*
- * Where a scan begins that remembers one number beside the time of its next full scan; null if
- * that has come.
+ * Where a scan begins that remembers one number beside the time of its next full scan: an id, a
+ * version, a time by _micros().  Null if that has come, or nothing is remembered.
  */
-create or replace function rota._scan_from(name text, moment timestamptz)
+create or replace function rota._scan_from(
+    name text, moment timestamptz, max_pause interval default '1 minute'
+)
     returns bigint language plpgsql stable as $$
 declare
     c_start constant bigint[] := string_to_array(rota._scan_start(name), ' ')::bigint[];
 begin
-    if rota._is_full_scan_due(c_start[1], moment) then return null; end if;
+    if rota._is_full_scan_due(c_start[1], moment, max_pause) then return null; end if;
     return c_start[2];
 end;
 $$;
 
 /*
  * Remember where the next scan begins, after one that walked so many entries of an index,
- * counted from *walked_before* on.  Where a full one walks few the next is a full one again.
+ * counted from *walked_before* on; without an index, after one that began at that time.  Where
+ * a full one walks few the next is a full one again.
  */
 create or replace function rota._keep_scan_from(
     name text, moment timestamptz, was_full boolean, index oid, walked_before bigint,
@@ -98,7 +115,8 @@ declare
     v_walked bigint;
 begin
     if was_full then
-        v_walked := pg_stat_get_xact_tuples_returned(index) - walked_before;
+        v_walked := coalesce(pg_stat_get_xact_tuples_returned(index), rota._micros(rota.now()))
+            - walked_before;
         if v_walked < 200 then return; end if;
         v_start := array[rota._next_full_scan(moment, v_walked, max_pause)];
     else

@@ -19,8 +19,6 @@ create or replace function rota._expire_jobs(max_jobs integer)
 declare
     v_now constant timestamptz := rota.now();
     v_start constant bigint := rota._scan_from('expired', v_now);
-    v_from constant timestamptz := coalesce(
-        'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
     c_index constant oid := 'rota.jobs_deadline_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_job_id bigint;
@@ -28,16 +26,16 @@ declare
 begin
     v_ids := array(
         select j.id from rota.jobs as j
-        where j.locked_until is null and j.expires_at <= v_now and j.expires_at >= v_from
+        where j.locked_until is null and j.expires_at <= v_now
+          and j.expires_at >= rota._from_micros(v_start)
         -- By both columns: the server does not see that the first is the same for all.
         order by j.locked_until, j.expires_at limit _expire_jobs.max_jobs
         for update skip locked
     );
     perform rota._keep_scan_from(
         'expired', v_now, v_start is null, c_index, v_walked,
-        (extract(epoch from coalesce(
-            (select j.expires_at from rota.jobs as j where j.id = v_ids[1]), v_now))
-            * 1000000)::bigint);
+        rota._micros(coalesce(
+            (select j.expires_at from rota.jobs as j where j.id = v_ids[1]), v_now)));
     if v_ids = '{}' then return 0; end if;
 
     begin
@@ -77,16 +75,22 @@ $$;
 
 /* Whether a job waits that has expired. */
 create or replace function rota._has_expired()
-    returns boolean language plpgsql stable as $$
+    returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_from constant timestamptz := coalesce(
-        'epoch'::timestamptz + rota._scan_from('expired', v_now) * interval '1 microsecond',
-        '-infinity');
+    v_start constant bigint := rota._scan_from('expired', v_now);
+    c_index constant oid := 'rota.jobs_deadline_idx'::regclass::oid;
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
 begin
-    return exists (
+    if exists (
         select from rota.jobs as j
-        where j.locked_until is null and j.expires_at <= v_now and j.expires_at >= v_from
-    );
+        where j.locked_until is null and j.expires_at <= v_now
+          and j.expires_at >= rota._from_micros(v_start)
+    ) then
+        return true;
+    end if;
+    perform rota._keep_scan_from('expired', v_now, v_start is null, c_index, v_walked,
+        rota._micros(v_now));
+    return false;
 end;
 $$;

@@ -9,10 +9,10 @@
  * deferred, a little longer each time; one that fails is deferred with a warning and stops no
  * other.
  *
- * Checks are due at once, and then in the order of their ids, or at a time.  While somebody
- * holds an old snapshot the index entries of all that were done stay in front; so a session
- * remembers where the first one was and begins there.  A check that was written at a time that
- * is still to come was deferred before the clock stepped back, and is due.
+ * Checks are due at once, and then in the order of their ids, or at a time.  A session scans
+ * both from where its last scan found the first one (base/scan_start.sql).  A check that was
+ * written at a time that is still to come was deferred before the clock stepped back, and is
+ * due.
  */
 
 /* Do up to max_checks due checks, each of them short; returns how many were looked at. */
@@ -77,8 +77,8 @@ end;
 $$;
 
 /*
- * The first due checks, of other transactions and perhaps of this one.  Who leaves limits to
- * others looks at those that nobody has looked at for three seconds.
+ * The first due checks, of other transactions and perhaps of this one.  A transaction that
+ * leaves limits to others takes those that have been due for three seconds.
  */
 create or replace function rota._due_checks(max_checks integer, with_own boolean default false)
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off
@@ -89,55 +89,47 @@ declare
     v_now constant timestamptz := rota.now();
     v_left_since constant timestamptz := case
         when rota._leaves_limits() then v_now - interval '3 seconds' end;
-    -- When a scan from the start is due, the first id and the first time.
-    v_start bigint[] := string_to_array(rota._scan_start('checks'), ' ')::bigint[];
-    v_is_full constant boolean := rota._is_full_scan_due(v_start[1], v_now);
-    v_from_id constant bigint := case when v_is_full then 0 else v_start[2] end;
-    v_from_time constant timestamptz := case
-        when not v_is_full
-        then 'epoch'::timestamptz + v_start[3] * interval '1 microsecond' - interval '10 ms'
-    end;
-    v_last_id bigint;
+    v_from bigint := rota._scan_from('checks', v_now);
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
-    v_ids bigint[];
-    v_late_ids bigint[] := '{}'::bigint[];
-begin
     -- Before the scan: what comes in during it stands behind it.
-    v_last_id := (select s.last_value from rota.pending_checks_id_seq as s);
+    c_last_id constant bigint := (select s.last_value from rota.pending_checks_id_seq as s);
+    v_ids bigint[];
+    v_timed_ids bigint[];
+begin
     v_ids := array(
         select c.id from rota.pending_checks as c
-        where c.due_at <= '-infinity' and c.id >= v_from_id and c.made_by is distinct from v_me
+        where c.due_at <= '-infinity' and c.id >= coalesce(v_from, 0)
+          and c.made_by is distinct from v_me
           and (v_left_since is null or c.kind <> 'limit' or c.updated_at < v_left_since)
         order by c.due_at, c.id limit _due_checks.max_checks
     );
-    if cardinality(v_ids) < max_checks then
-        v_late_ids := array(
-            select c.id from rota.pending_checks as c
-            where c.due_at > '-infinity'
-              and c.due_at >= coalesce(v_from_time, '-infinity') and c.due_at <= v_now
-              and c.made_by is distinct from v_me
-              and (v_left_since is null or c.kind <> 'limit' or c.due_at < v_left_since)
-            order by c.due_at, c.id limit _due_checks.max_checks - cardinality(v_ids)
-        ) || array(
+    perform rota._keep_scan_from('checks', v_now, v_from is null, c_index, v_walked,
+        coalesce(v_ids[1], c_last_id));
+    if cardinality(v_ids) >= max_checks then return v_ids; end if;
+
+    v_from := rota._scan_from('timed', v_now);
+    v_walked := pg_stat_get_xact_tuples_returned(c_index);
+    v_timed_ids := array(
+        select c.id from rota.pending_checks as c
+        where c.due_at > '-infinity'
+          and c.due_at >= rota._from_micros(v_from) and c.due_at <= v_now
+          and c.made_by is distinct from v_me
+          and (v_left_since is null or c.kind <> 'limit' or c.due_at < v_left_since)
+        order by c.due_at, c.id limit _due_checks.max_checks - cardinality(v_ids)
+    );
+    if v_from is null then
+        v_ids := v_ids || array(
             select c.id from rota.pending_checks as c where c.due_at > '-infinity'
               and c.updated_at > v_now and c.made_by is distinct from v_me
               and (v_left_since is null or c.kind <> 'limit')
             limit 100
         );
     end if;
-
-    if v_is_full then
-        v_walked := pg_stat_get_xact_tuples_returned(c_index) - v_walked
-            - cardinality(v_ids || v_late_ids);
-        if v_walked < 200 then return v_ids || v_late_ids; end if;
-        v_start[1] := rota._next_full_scan(v_now, v_walked);
-    end if;
-    v_start[2] := coalesce(v_ids[1], v_last_id);
-    v_start[3] := (extract(epoch from coalesce(
-        (select c.due_at from rota.pending_checks as c where c.id = v_late_ids[1]),
-        v_now)) * 1000000)::bigint;
-    perform rota._keep_scan_start('checks', array_to_string(v_start, ' '));
-    return v_ids || v_late_ids;
+    perform rota._keep_scan_from('timed', v_now, v_from is null, c_index, v_walked,
+        rota._micros(coalesce(
+            (select c.due_at from rota.pending_checks as c where c.id = v_timed_ids[1]),
+            v_now)) - 10000);
+    return v_ids || v_timed_ids;
 end;
 $$;
 

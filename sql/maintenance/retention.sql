@@ -11,10 +11,9 @@
  * Otherwise retention looks every ten seconds.  Kinds are taken in any order, so that none
  * starves behind another.
  *
- * While a session holds an old snapshot, the index entries of what was deleted stay in front.
- * So each scan remembers what it reached and begins there the next time.  A row behind that
- * place -- it was locked, it was committed late -- is found by a full scan, and full scans take
- * at most a twentieth of the time.  In peace a scan takes a moment, and nearly all are full.
+ * Each scan begins where the last one of its kind ended (base/scan_start.sql).  A row behind
+ * that place -- it was locked, it was committed late -- is found by a full scan, an hour later
+ * at the latest.
  *
  * Making and dropping a partition locks the parent for a moment.  It waits for that lock no
  * longer than a tenth of a second, so that finishing jobs never queue up behind it; what does
@@ -211,42 +210,6 @@ begin
 end;
 $$;
 
-/* Where a scan begins: at what it reached the last time, or -infinity for a full one. */
-create or replace function rota._purge_from(scan text, moment timestamptz)
-    returns timestamptz language plpgsql stable as $$
-declare
-    v_hint constant bigint[] := string_to_array(rota._scan_start(scan), ' ')::bigint[];
-    v_moment constant bigint := (extract(epoch from _purge_from.moment) * 1000000)::bigint;
-begin
-    if (
-        v_hint[1] > v_moment and v_hint[1] <= v_moment + 3600000000 and v_hint[2] <= v_moment
-    ) is not true then
-        return timestamptz '-infinity';
-    end if;
-    return 'epoch'::timestamptz + v_hint[2] * interval '1 microsecond';
-end;
-$$;
-
-/*
- * Keep what a scan reached; *moment* is when it began, and *start* where.  After a full one the
- * next full one is due when twenty times as long has passed.
- */
-create or replace function rota._keep_purge(
-    scan text, moment timestamptz, start timestamptz, reached timestamptz
-)
-    returns void language plpgsql as $$
-declare
-    v_hint bigint[] := string_to_array(rota._scan_start(scan), ' ')::bigint[];
-begin
-    if not isfinite(start) then
-        v_hint[1] := (extract(epoch from _keep_purge.moment + least(
-            21 * (rota.now() - _keep_purge.moment), interval '1 hour')) * 1000000)::bigint;
-    end if;
-    v_hint[2] := (extract(epoch from _keep_purge.reached) * 1000000)::bigint;
-    perform rota._keep_scan_start(scan, array_to_string(v_hint, ' '));
-end;
-$$;
-
 /*
  * Delete the oldest rows of a table whose time is before this and for which the condition
  * holds, from where the last scan of this table and subject got to; returns how many.  Table,
@@ -264,7 +227,7 @@ create or replace function rota._purge_rows(
 declare
     v_now constant timestamptz := rota.now();
     v_scan constant text := name || coalesce(' ' || hashtext(subject), '');
-    v_from constant timestamptz := rota._purge_from(v_scan, v_now);
+    v_from constant bigint := rota._scan_from(v_scan, v_now, '1 hour');
     -- Rows of several partitions may lie at the same ctid.
     v_key constant text := case name when 'finished_jobs_done' then 'id' else 'ctid' end;
     v_keys text[];
@@ -277,8 +240,9 @@ begin
         'where f.%2$I < $1 and f.%2$I >= $2 and (%4$s) '
         'order by f.%2$I limit $3 for update skip locked) as o',
         name, time_column, v_key, condition)
-    into v_keys, v_first, v_last using before, v_from, max_rows, subject;
-    perform rota._keep_purge(v_scan, v_now, v_from, coalesce(v_last, before));
+    into v_keys, v_first, v_last using before, rota._from_micros(v_from), max_rows, subject;
+    perform rota._keep_scan_from(v_scan, v_now, v_from is null, null, rota._micros(v_now),
+        rota._micros(coalesce(v_last, before)), '1 hour');
     execute rota._removing(name, format(
         'delete from rota.%1$I as f where f.%3$I = any($1::%5$s[]) '
         'and f.%2$I between $2 and $3 and (%4$s)',
@@ -513,12 +477,10 @@ $$;
 create or replace function rota._purge_partition(partition regclass, max_rows integer)
     returns integer language plpgsql as $$
 declare
-    c_zero constant timestamptz := timestamptz 'epoch';
     v_now constant timestamptz := rota.now();
     v_scan constant text := 'partition ' || partition::oid;
-    v_from constant timestamptz := rota._purge_from(v_scan, v_now);
-    v_page bigint := case when isfinite(v_from)
-        then (extract(epoch from v_from) * 1000000)::bigint else 0 end;
+    v_page bigint := rota._scan_from(v_scan, v_now, '1 hour');
+    v_is_full constant boolean := v_page is null;
     v_rows tid[];
     v_deleted integer;
 begin
@@ -526,8 +488,9 @@ begin
         'select array_agg(o.ctid), coalesce(max((o.ctid::text::point)[0]::bigint), $1) from ('
         'select f.ctid from %s as f where f.ctid >= format(''(%%s,0)'', $1)::tid '
         'limit $2 for update skip locked) as o', partition)
-    into v_rows, v_page using v_page, max_rows;
-    perform rota._keep_purge(v_scan, v_now, v_from, c_zero + v_page * interval '1 microsecond');
+    into v_rows, v_page using coalesce(v_page, 0), max_rows;
+    perform rota._keep_scan_from(v_scan, v_now, v_is_full, null, rota._micros(v_now), v_page,
+        '1 hour');
     -- @plpgsql_check_options: security_warnings = off
     execute rota._removing(
         (select c.relname::text from pg_class as c where c.oid = partition),

@@ -15,9 +15,8 @@
  * In the first seconds of a server nothing is swept.  The leases that ended while it was away
  * say nothing of their workers, which come back with what they have ended meanwhile.
  *
- * While somebody holds an old snapshot, the index entries of all leases that ended well stay in
- * front.  So a session remembers until when it has swept and begins there, as claims do (see
- * there): looks from the very start take at most a twentieth of the time.
+ * A session begins where its last sweep ended (base/scan_start.sql), and looks from the very
+ * start after a minute at the latest.
  */
 
 create or replace function rota.sweep_stale_leases(max_jobs integer default 1000)
@@ -46,7 +45,8 @@ create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
     returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_since constant timestamptz := rota._swept_until(v_now, is_one_by_one);
+    v_since constant bigint := case
+        when not is_one_by_one then rota._scan_from('sweep', v_now) end;
     v_walked constant bigint :=
         pg_stat_get_xact_tuples_returned('rota.jobs_deadline_idx'::regclass::oid);
     v_job rota.jobs;
@@ -55,7 +55,8 @@ begin
     if rota._has_just_started(v_now) then return 0; end if;
     for v_job in
         select j.* from rota.jobs as j
-        where j.status = 'running' and j.locked_until < v_now and j.locked_until >= v_since
+        where j.status = 'running' and j.locked_until < v_now
+          and j.locked_until >= rota._from_micros(v_since)
         order by j.locked_until
         limit _sweep.max_jobs * case when _sweep.is_one_by_one then 10 else 1 end
         for update skip locked
@@ -77,31 +78,44 @@ begin
     end loop;
 
     if v_swept < max_jobs and not is_one_by_one then
-        perform rota._keep_sweep(v_now, not isfinite(v_since), v_walked);
+        perform rota._keep_sweep(v_now, v_since is null, v_walked);
     end if;
     return v_swept;
 end;
 $$;
 
-/*
- * Whether a lease has ended; true without a look when one from the start would take long, and
- * is due: then the sweep does it.
- */
+/* Whether a lease has ended. */
 create or replace function rota._has_stale_leases()
-    returns boolean language plpgsql stable as $$
+    returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_since timestamptz := timestamptz '-infinity';
+    v_since constant bigint := rota._scan_from('sweep', v_now);
+    v_walked constant bigint :=
+        pg_stat_get_xact_tuples_returned('rota.jobs_deadline_idx'::regclass::oid);
 begin
-    if rota._has_just_started(v_now) then return false; end if;
-    if (string_to_array(rota._scan_start('sweep'), ' '))[3]::bigint > 5000 then
-        v_since := rota._swept_until(v_now, false);
-        if not isfinite(v_since) then return true; end if;
-    end if;
-    return exists (
+    if rota._has_just_started(v_now) then
+        return false;
+    elsif exists (
         select from rota.jobs as j
-        where j.status = 'running' and j.locked_until < v_now and j.locked_until >= v_since
-    );
+        where j.status = 'running' and j.locked_until < v_now
+          and j.locked_until >= rota._from_micros(v_since)
+    ) then
+        return true;
+    end if;
+    perform rota._keep_sweep(v_now, v_since is null, v_walked);
+    return false;
+end;
+$$;
+
+/* No lease that ended before this time is left; a little earlier, for late commits. */
+create or replace function rota._keep_sweep(
+    moment timestamptz, was_full boolean, walked_before bigint
+)
+    returns void language plpgsql as $$
+begin
+    perform rota._keep_scan_from('sweep', moment, was_full,
+        'rota.jobs_deadline_idx'::regclass::oid, walked_before, rota._micros(moment) - 10000,
+        '1 minute');
 end;
 $$;
 
@@ -109,38 +123,6 @@ $$;
 create or replace function rota._has_just_started(moment timestamptz)
     returns boolean language sql stable as $$
 select moment - pg_postmaster_start_time() between interval '0' and interval '3 seconds'
-$$;
-
-/* Before that no lease is looked for; '-infinity' when it is time for a full scan. */
-create or replace function rota._swept_until(moment timestamptz, is_full boolean)
-    returns timestamptz language plpgsql stable as $$
-declare
-    v_hint constant bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
-    v_moment constant bigint := (extract(epoch from _swept_until.moment) * 1000000)::bigint;
-begin
-    if is_full or (v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000
-        and v_hint[2] <= v_moment and v_hint[3] > 5000) is not true then
-        return timestamptz '-infinity';
-    end if;
-    return 'epoch'::timestamptz + v_hint[2] * interval '1 microsecond' - interval '10 ms';
-end;
-$$;
-
-/* The hint: when a look from the start is due, until when was swept, what the last walked. */
-create or replace function rota._keep_sweep(moment timestamptz, was_full boolean, walked bigint)
-    returns void language plpgsql as $$
-declare
-    v_hint bigint[] := string_to_array(rota._scan_start('sweep'), ' ')::bigint[];
-begin
-    if was_full then
-        v_hint[1] := (extract(epoch from _keep_sweep.moment + least(
-            21 * (rota.now() - _keep_sweep.moment), interval '1 minute')) * 1000000)::bigint;
-        v_hint[3] := pg_stat_get_xact_tuples_returned('rota.jobs_deadline_idx'::regclass::oid)
-            - walked;
-    end if;
-    v_hint[2] := (extract(epoch from _keep_sweep.moment) * 1000000)::bigint;
-    perform rota._keep_scan_start('sweep', array_to_string(v_hint, ' '));
-end;
 $$;
 
 /*

@@ -265,8 +265,6 @@ declare
     c_scan constant text := format('lane %s %s', lane, queue);
     v_now constant timestamptz := rota.now();
     v_start constant bigint := rota._scan_from(c_scan, v_now);
-    v_from constant timestamptz := coalesce(
-        'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
     c_index constant oid := 'rota.jobs_ready_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_place timestamptz;
@@ -275,13 +273,14 @@ begin
         select coalesce(j.own_place, j.run_at) from rota.jobs as j
         where j.queue = _first_place.queue
           and coalesce(j.own_lane, j.priority) = _first_place.lane and j.hold is null
-          and j.status in ('queued', 'failed') and coalesce(j.own_place, j.run_at) >= v_from
+          and j.status in ('queued', 'failed')
+          and coalesce(j.own_place, j.run_at) >= rota._from_micros(v_start)
         order by coalesce(j.own_place, j.run_at) limit 1
     ));
     -- Asked here too, where it costs no call.
     if v_start is not null or pg_stat_get_xact_tuples_returned(c_index) - v_walked >= 200 then
         perform rota._keep_scan_from(c_scan, v_now, v_start is null, c_index, v_walked,
-            (extract(epoch from v_place) * 1000000)::bigint, '1 minute');
+            rota._micros(v_place), '1 minute');
     end if;
     return v_place;
 end;
@@ -295,8 +294,6 @@ create or replace function rota._enter_due(max_jobs integer)
 declare
     v_now constant timestamptz := rota.now();
     v_start constant bigint := rota._scan_from('later', v_now);
-    v_from constant timestamptz := coalesce(
-        'epoch'::timestamptz + v_start * interval '1 microsecond', '-infinity');
     c_index constant oid := 'rota.jobs_later_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_ids bigint[];
@@ -304,14 +301,14 @@ begin
     v_ids := array(
         select j.id from rota.jobs as j
         where j.hold = 'time'
-          and j.status in ('queued', 'failed') and j.run_at <= v_now and j.run_at >= v_from
+          and j.status in ('queued', 'failed') and j.run_at <= v_now
+          and j.run_at >= rota._from_micros(v_start)
         order by j.run_at, j.id limit _enter_due.max_jobs for update skip locked
     );
     perform rota._keep_scan_from(
         'later', v_now, v_start is null, c_index, v_walked,
-        (extract(epoch from coalesce(
-            (select j.run_at from rota.jobs as j where j.id = v_ids[1]), v_now))
-            * 1000000)::bigint);
+        rota._micros(coalesce(
+            (select j.run_at from rota.jobs as j where j.id = v_ids[1]), v_now)));
     if v_ids <> '{}' then
         perform rota._place_jobs(v_ids);
         perform rota._notify_for(v_ids);
@@ -322,18 +319,24 @@ $$;
 
 /* Whether the time of a job has come that is kept out of its lane until then. */
 create or replace function rota._has_later_due()
-    returns boolean language plpgsql stable as $$
+    returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_from constant timestamptz := coalesce(
-        'epoch'::timestamptz + rota._scan_from('later', v_now) * interval '1 microsecond',
-        '-infinity');
+    v_start constant bigint := rota._scan_from('later', v_now);
+    c_index constant oid := 'rota.jobs_later_idx'::regclass::oid;
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
 begin
-    return exists (
+    if exists (
         select from rota.jobs as j
         where j.hold = 'time'
-          and j.status in ('queued', 'failed') and j.run_at <= v_now and j.run_at >= v_from
-    );
+          and j.status in ('queued', 'failed') and j.run_at <= v_now
+          and j.run_at >= rota._from_micros(v_start)
+    ) then
+        return true;
+    end if;
+    perform rota._keep_scan_from('later', v_now, v_start is null, c_index, v_walked,
+        rota._micros(v_now));
+    return false;
 end;
 $$;
 

@@ -310,8 +310,9 @@ begin
         "sql/jobs/test_scan_start.py",
         sql(
             "maintenance/sweep",
-            "v_hint[1] > v_moment and v_hint[1] <= v_moment + 60000000",
-            "v_hint[1] > 0",
+            "when not is_one_by_one then rota._scan_from('sweep', v_now) end;",
+            "when not is_one_by_one then (string_to_array(rota._scan_start('sweep'), ' '))[2]"
+            "::bigint end;",
         ),
     ),
     mutant(

@@ -492,12 +492,17 @@ def test_rows_of_partitions_go_also_where_no_tick_is_alone(db, clock):
     assert scalar(db, "select count(*) from rota.job_errors") == 0
 
 
+def scanned(db, begun, reached):
+    """Let a session have scanned all keys from then until now, as far as that time."""
+    db.execute(
+        "select rota._keep_scan_from('idempotency_keys', rota.now(), true, null,"
+        f" rota._micros({begun}), rota._micros({reached}), '1 hour')"
+    )
+
+
 def test_a_purge_begins_where_the_last_one_ended(db):
     db.execute(EXPIRED["keys"], (10,))
-    db.execute(
-        "select rota._keep_purge('idempotency_keys', rota.now() - interval '1 s', '-infinity',"
-        " rota.now() - interval '1 hour' + interval '5.5 s')"
-    )
+    scanned(db, "rota.now() - interval '1 s'", "rota.now() - interval '1 hour' + '5.5 s'")
 
     value(db, "_purge", kind="keys", max_rows=1000)
 
@@ -508,9 +513,8 @@ def test_a_purge_begins_where_the_last_one_ended(db):
 def test_a_purge_finds_what_lies_behind_its_start_in_time(db, clock):
     now = clock.now()
     db.execute(EXPIRED["keys"], (10,))
-    begun = now - timedelta(seconds=1)
     clock.set(now)
-    db.execute("select rota._keep_purge('idempotency_keys', %s, '-infinity', %s)", (begun, now))
+    scanned(db, "rota.now() - interval '1 s'", "rota.now()")
 
     assert value(db, "_purge", kind="keys", max_rows=1000) == 0
     clock.set(now + timedelta(seconds=21))
@@ -519,7 +523,7 @@ def test_a_purge_finds_what_lies_behind_its_start_in_time(db, clock):
 
 def test_a_purge_starts_over_when_the_clock_was_set_back(db, clock):
     now = clock.now()
-    db.execute("select rota._keep_purge('idempotency_keys', %s, '-infinity', %s)", (now, now))
+    scanned(db, "rota.now() - interval '1 s'", "rota.now()")
     clock.set(now - timedelta(days=1))
     db.execute(EXPIRED["keys"], (10,))
 
