@@ -78,6 +78,7 @@ select to_regnamespace('rota') is null as fresh \gset
 \ir jobs/insert.sql
 \ir jobs/keys.sql
 \ir jobs/enqueue.sql
+\ir jobs/slots.sql
 \ir jobs/claim.sql
 \ir jobs/finish.sql
 \ir jobs/lease.sql

@@ -20,11 +20,14 @@ begin if not is_given then perform rota._refuse(argument, 'must not be null'); e
 $$;
 
 create or replace function rota._check_number(
-    argument text, value integer, lowest integer, highest integer
+    argument text, value integer, lowest integer, highest integer,
+    may_be_null boolean default false
 )
     returns void language plpgsql as $$
 begin
-    if (value between lowest and highest) is not true then
+    if value is null and may_be_null then
+        return;
+    elsif (value between lowest and highest) is not true then
         perform rota._refuse(argument, format('must be %s to %s, got %s', lowest, highest,
             coalesce(value::text, 'null')));
     end if;
@@ -267,8 +270,8 @@ $$;
 /*
  * The ids of the leases that may be alive, null for the others, in the order given.  A worker
  * can hold an old and a new lease of one job and report both together; only that counts which
- * the job has, and else the newest, which may just be in the making.  None is alive for who may
- * not work there.
+ * the job has, and else the newest, which may just be in the making.  None is alive for a
+ * caller that may not work there.
  */
 create or replace function rota._newest_refs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql stable as $$
@@ -299,11 +302,11 @@ $$;
  * a claim that came upon the row while it was being claimed holds it too, and only until its
  * commit: so those that are held are tried again, for 20 ms.
  *
- * Tried, and not waited for: who waits while he holds others can be part of a cycle, and on a
- * machine that is slow enough the server breaks it before the wait is over.  An order of the
+ * Tried, and not waited for: a session that waits while it holds others can be part of a
+ * cycle, and on a slow machine the server breaks it before the wait is over.  An order of the
  * locks would not help, because a claim is in no order, and `skip locked` does wait, though
  * seldom: if the transaction that it would pass over ends in that very moment, it waits for
- * whoever has locked the row after that.
+ * the next one that has locked the row.
  */
 create or replace function rota._hold_jobs(job_ids bigint[], lease_tokens bigint[])
     returns bigint[] language plpgsql as $$

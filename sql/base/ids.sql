@@ -11,8 +11,8 @@
  * first write on, hence each looks once and remembers that; what it remembers may be lost.
  *
  * No transaction can undo what is done to a sequence.  So the timeline of the last leap is kept
- * in one, and the lock of the leap is given back at once and not at the commit: who comes first
- * after a promotion may leave a transaction open, and delays no other session.
+ * in one, and the lock of the leap is given back at once and not at the commit: the first
+ * session after a promotion may leave its transaction open, and delays no other one.
  *
  * Only set_database_number() needs a lock that producers wait for.  It waits for the lock in
  * turns of 100 ms, between which producers go on.  Once it has the lock, its transaction may be
@@ -29,10 +29,7 @@ declare
     c_attempts constant integer := 25;
     v_first bigint;
 begin
-    if number is null or number not between 0 and 1023 then
-        perform rota._refuse('number', format('must be 0 to 1023, got %s',
-            coalesce(number::text, 'null')));
-    end if;
+    perform rota._check_number('number', number, 0, 1023);
     if number = rota.database_number() then return; end if;
     -- The lock of this statement waits for those that have drawn an id, and lets no other draw.
     for v_attempt in 1..c_attempts loop

@@ -5,15 +5,16 @@
  * waits.  A waiting worker says so by advisory locks of its session: no row is written, and a
  * worker that dies disappears by itself.  A queue has three kinds of locks:
  *
- *   idle lock       Every waiting worker holds it shared.  Who makes a job claimable tries to
- *                   take it alone: if that succeeds no worker waits, and that was all it cost.
+ *   idle lock       Every waiting worker holds it shared.  A transaction that makes a job
+ *                   claimable tries to take it alone: if that succeeds no worker waits, and
+ *                   that was all it cost.
  *   listen slot     One of 16, each with a channel.  The holder listens to that channel.  The
  *                   lowest slot that is held is notified first: one job wakes one worker.
  *   active poller   Held by one worker that does not wait but claims every few milliseconds,
  *                   because jobs come all the time.  While it is held none is notified.
  *
  * The queue without a name stands for all of them: a pending check notifies any worker.
- * Who waits for the result of a job holds two more, of all such and of the job.
+ * A session that waits for the result of a job holds two more, of all such and of the job.
  *
  * Nothing is right or wrong by these locks.  Held by mistake, one costs a NOTIFY too many;
  * lost, a job waits for the next poll.  maintenance/wakeups.sql is the workers' side.
@@ -48,7 +49,8 @@ declare
     v_notified integer := 0;
 begin
     -- Where the queue of messages is full a commit would fail; and a transaction that has
-    -- notified cannot be prepared, so who prepares them says so.  Workers poll in any case.
+    -- notified cannot be prepared, so a session that prepares says so.  Workers poll in any
+    -- case.
     if pg_notification_queue_usage() > 0.5 or current_setting('rota.wakeups', true) = 'off' then
         return;
     end if;
@@ -114,7 +116,7 @@ create or replace function rota._soon()
 begin return interval '2 seconds'; end;
 $$;
 
-/* Notify those who wait for the results of these jobs, which have ended. */
+/* Notify the sessions that wait for the results of these jobs, which have ended. */
 create or replace function rota._notify_results(job_ids bigint[])
     returns void language plpgsql as $$
 declare

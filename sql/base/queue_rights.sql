@@ -7,16 +7,16 @@
  *
  * A function that runs with its owner's rights does not see who called it as current_user.
  * The caller is the role that he has set, and else the one that he came as.  He can set only a
- * role that he is a member of; but that of all workers is one too, so who sets a role that is
- * confined to nothing is still confined as the one that he came as.
+ * role that he is a member of; but that of all workers is one too, so a caller that sets a role
+ * which is confined to nothing is still confined as the one that he came as.
  *
  * A job of another queue is for a confined worker not there: RT001.  The work that his tick()
- * does is for all queues, since recovery must not depend on who is there.
+ * does is for all queues, since recovery must not depend on which workers are there.
  */
 
 /*
- * The queues in which the caller may do this; null for all.  Who is confined to nothing is the
- * usual case, and pays for one scan of the few rights that there are.
+ * The queues in which the caller may do this; null for all.  A caller that is
+ * confined to nothing, as most are, pays for one scan of the few rights that there are.
  */
 create or replace function rota._allowed_queues(access text)
     returns text[] language plpgsql stable as $$
@@ -100,7 +100,7 @@ begin
 end;
 $$;
 
-/* The same for those who enqueue or receive jobs in the form of enqueue_many(). */
+/* The same for jobs in the form of enqueue_many(). */
 create or replace function rota._check_queues_of(jobs jsonb, access text default 'producer')
     returns void language plpgsql as $$
 begin

@@ -309,7 +309,7 @@ begin
         perform rota._add_checks('limit', v_limits_to_check);
     end if;
     if v_may_leave <= 0 and cardinality(v_ids) < max_jobs then
-        -- Behind those that were turned away there may be others that can start.
+        -- Behind those that left their lanes there may be others that can start.
         perform rota._notify(q.queue) from unnest(_lock_due.queues) as q (queue);
     end if;
     -- By number: an update of rows that are locked needs no index to find them.
@@ -337,20 +337,8 @@ begin
     select j.* into v_first from rota.jobs as j where j.id = v_ids[1];
     v_ids := v_ids || array(
         select j.id from rota.jobs as j
-        where j.id = any(array(
-            select w.id
-            from (
-                select j.id, j.expires_at from rota.jobs as j
-                where j.queue = v_first.queue
-                  and coalesce(j.own_lane, j.priority)
-                    = coalesce(v_first.own_lane, v_first.priority)
-                  and j.hold is null and j.status in ('queued', 'failed')
-                  and (coalesce(j.own_place, j.run_at), j.id)
-                    > (coalesce(v_first.own_place, v_first.run_at), v_first.id)
-                order by coalesce(j.own_place, j.run_at), j.id limit 100
-            ) as w
-            where w.expires_at <= _hold_expired.due
-        ))
+        where j.id = any(array(select b.id from rota._behind_in_lane(v_first) as b
+            where b.expires_at <= _hold_expired.due))
           and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
           and j.expires_at <= _hold_expired.due
         limit _hold_expired.max_more for update skip locked
@@ -384,7 +372,11 @@ begin
     if exists (select from rota.limits as l where l.queue = any(open_queues)) then
         select coalesce(array_agg(c.queue), '{}'), coalesce(array_agg(c.until), '{}')
         into open_queues, ends from unnest(open_queues, ends) as c (queue, until)
-        where rota._has_room('queue ' || c.queue);
+        cross join lateral rota._bound('queue ' || c.queue) as b
+        -- If it seems to have free capacity; a claim that goes on takes it for certain.
+        where num_nonnulls(b.max_running, b.max_starts) = 0 or b.is_backfilled
+          and (b.max_running is null or rota._free_slots(b, 1) > 0)
+          and (b.max_starts is null or rota._next_start_at(b) <= rota.now());
     end if;
 end;
 $$;
@@ -473,7 +465,7 @@ end;
 $$;
 
 /*
- * Lock the first due jobs of one lane, or of one lane of several queues, that nobody else
+ * Lock the first due jobs of one lane, or of one lane of several queues, that no other session
  * holds: from (lane, place in microseconds, id) on, but for those that this claim has.  Returns
  * the place of the first of them, and then the ids, with a minus if the job has expired.
  */

@@ -3,7 +3,7 @@
  *
  * Each of these locks the job's row first, so it happens wholly before or wholly after a
  * claim, a finish or a sweep of the same job, and says what it found.  A job that moves
- * between jobs and finished_jobs while we look is looked for again.
+ * between jobs and finished_jobs meanwhile is looked for again.
  *
  * The database cannot stop a worker from outside.  cancel_job() therefore ends a waiting job at
  * once, but of a running one it only asks; the worker learns of it at its next heartbeat.
@@ -84,11 +84,10 @@ $$;
 
 /*
  * Ended jobs, back to life with their ids and tokens; returns the ids of those that there were.
- * If one halted its ordering key, the first of the line, which mostly is itself, becomes the
- * head; any other waits for its turn.  It waits again for those parents that have not
- * succeeded, and whatever becomes of them: an operator wants it to run.  In a pipeline it is
- * the next time in its stage, which needs a token of its own.  If it has expired it does so no
- * more.
+ * If one halted its ordering key, the first job of the key, mostly itself, becomes the head;
+ * any other waits behind the head.  It waits again for those parents that have not succeeded,
+ * and whatever becomes of them: an operator wants it to run.  In a pipeline it is the next time
+ * in its stage, which needs a token of its own.  If it has expired it does so no more.
  */
 create or replace function rota._restore_jobs(job_ids bigint[])
     returns bigint[] language plpgsql as $$
@@ -197,13 +196,8 @@ declare
     v_key constant text := job ->> 'idempotency_key';
     v_pipeline constant text := 'pipeline ' || (job ->> 'pipeline');
     v_scope constant text := coalesce(v_pipeline, job ->> 'job_type');
-    v_key_job bigint;
+    v_key_job constant bigint := rota._find_keyed(v_key, v_scope);
 begin
-    v_key_job := (
-        select j.id from rota.jobs as j
-        where j.idempotency_key = v_key
-          and coalesce('pipeline ' || j.pipeline, j.job_type) = v_scope
-    );
     -- What was in the way a moment ago may have ended since.
     raise exception using
         errcode = 'RT007',

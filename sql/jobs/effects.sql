@@ -6,7 +6,7 @@
  * 1. Of all that record the same (scope, key) one is told true and holds the record, until it
  *    is withdrawn, purged or taken over.
  * 2. If the holder's lease is lost before it completes the record, it is unknown whether the
- *    effect happened.  Neither answer is right for every effect, so who comes next chooses:
+ *    effect happened.  Neither answer is right for every effect, so the next caller chooses:
  *    'skip' is told false, at most once; 'again' takes the record over, at least once.
  * 3. As long as the holder's lease is not lost, other jobs get neither answer, but RT010; the
  *    holder itself, should it ask again, chooses too.

@@ -31,13 +31,9 @@ create or replace function rota.fail_job(
 as $$
 begin
     perform rota._check_job_ref(job_id, lease_token);
-    if error is null then
-        perform rota._refuse('error', 'must not be null');
-    elsif fatal is null then
-        perform rota._refuse('fatal', 'must not be null');
-    elsif retry_in is not null then
-        perform rota._check_interval('retry_in', retry_in, '0', '1 year');
-    end if;
+    perform rota._check_given('error', error is not null);
+    perform rota._check_given('fatal', fatal is not null);
+    perform rota._check_interval('retry_in', retry_in, '0', '1 year', true);
 
     return query
     select f.status, f.run_at

@@ -8,8 +8,8 @@
  * Only a single enqueue() and a batch of plain jobs have inserts of their own, which cost them
  * less (jobs/enqueue.sql).
  *
- * Who hands over jobs with keys does so in the order of the keys, so that two calls that share
- * some wait for each other in one direction only.
+ * A caller passes jobs with keys in the order of the keys, so that two calls that share some
+ * wait for each other in one direction only.
  */
 
 /*
@@ -85,8 +85,8 @@ end;
 $$;
 
 /*
- * The live job of a key, whoever has it locked; null if there is none.  Null too where an older
- * snapshot may show as live what has ended: there the insert has to find out.
+ * The live job of a key, also while it is locked; null if there is none.  Null too where an
+ * older snapshot may show as live what has ended: there the insert has to find out.
  */
 create or replace function rota._find_live(idempotency_key text, key_scope text)
     returns bigint language plpgsql stable set enable_seqscan = off as $$

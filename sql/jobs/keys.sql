@@ -14,8 +14,9 @@
  * idempotency_keys is the memory of a key that outlives its job: until when it is unique, and
  * which version was seen last.  Both are locked in this order, the job first, and many keys in
  * their order.  Only replace and rerun, which change the job, lock it, and so wait for an open
- * claim or heartbeat of it.  No subtransaction is opened and closed in between: who waits for a
- * lock that it took would wait for the whole transaction, also after the lock was given back.
+ * claim or heartbeat of it.  No subtransaction is opened and closed in between: a session that
+ * waits for a lock that it took would wait for the whole transaction, also after the lock was
+ * given back.
  *
  * The rerun of a running job waits in the job's own row, so the transaction that ends the job
  * finds it there under the row's lock: nothing can come between.  _end_jobs() makes a new job
@@ -136,11 +137,7 @@ begin
     where j.idempotency_key = _lock_keyed.idempotency_key
       and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
     for update skip locked;
-    if not found and exists (
-        select from rota.jobs as j
-        where j.idempotency_key = _lock_keyed.idempotency_key
-          and coalesce('pipeline ' || j.pipeline, j.job_type) = _lock_keyed.key_scope
-    ) then
+    if not found and rota._find_keyed(idempotency_key, key_scope) is not null then
         raise exception using errcode = 'RTB00', message = idempotency_key, detail = key_scope;
     end if;
     return v_job_id;

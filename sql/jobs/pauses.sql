@@ -1,5 +1,5 @@
 /*
- * jobs/pauses.sql -- the brake.
+ * jobs/pauses.sql -- pause a queue, a job type or everything.
  *
  * A pause is a row: of a queue, of a job type in one queue or in all, or of everything.  It
  * stops claims only: jobs still come in, and running ones finish.  Every reader compares until
@@ -8,8 +8,8 @@
  * A claim leaves a paused queue out.  A million jobs of a paused type may stand in front of
  * others, so a claim that finds one takes it out of its lane: hold is then the word pause and
  * the name of the pause.  Maintenance lets such jobs in when the pause is over.  A claim may
- * not see that it is over already, so it leaves a check when it holds jobs; so does who
- * resumes, and each pause with an end has a check that is due then.
+ * not see that it is over already, so it leaves a check when it holds jobs; so does the
+ * operator who resumes, and each pause with an end has a check that is due then.
  */
 
 create or replace function rota.pause_queue(
@@ -235,20 +235,8 @@ begin
         limit 1;
         v_more := array(
             select j.id from rota.jobs as j
-            where j.id = any(array(
-                select w.id
-                from (
-                    select j.id, j.job_type from rota.jobs as j
-                    where j.queue = v_first.queue
-                      and coalesce(j.own_lane, j.priority)
-                        = coalesce(v_first.own_lane, v_first.priority)
-                      and j.hold is null and j.status in ('queued', 'failed')
-                      and (coalesce(j.own_place, j.run_at), j.id)
-                        > (coalesce(v_first.own_place, v_first.run_at), v_first.id)
-                    order by coalesce(j.own_place, j.run_at), j.id limit 100
-                ) as w
-                where w.job_type = v_pause.job_type
-            ))
+            where j.id = any(array(select b.id from rota._behind_in_lane(v_first) as b
+                where b.job_type = v_pause.job_type))
               and j.id <> all(v_ids) and j.status = any(c_waiting) and j.hold is null
               and j.job_type = v_pause.job_type and j.queue = v_first.queue
               and j.run_at <= _hold_paused.due
@@ -267,6 +255,22 @@ begin
         perform rota._add_checks('pause', array[v_pause.pause_name]);
         held := held + cardinality(v_ids);
     end loop;
+end;
+$$;
+
+/* The 100 jobs behind one in its lane. */
+create or replace function rota._behind_in_lane(first rota.jobs)
+    returns table (id bigint, job_type text, expires_at timestamptz)
+    language plpgsql stable as $$
+begin
+    return query
+    select j.id, j.job_type, j.expires_at from rota.jobs as j
+    where j.queue = first.queue
+      and coalesce(j.own_lane, j.priority) = coalesce(first.own_lane, first.priority)
+      and j.hold is null and j.status in ('queued', 'failed')
+      and (coalesce(j.own_place, j.run_at), j.id)
+        > (coalesce(first.own_place, first.run_at), first.id)
+    order by coalesce(j.own_place, j.run_at), j.id limit 100;
 end;
 $$;
 

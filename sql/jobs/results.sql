@@ -1,15 +1,15 @@
 /*
  * jobs/results.sql -- wait for the result of a job.
  *
- * Who waits says so by two shared advisory locks of his session, one of all who wait and one of
- * the job; the transaction that ends a job tries the first, and only if that is held the second
- * (base/notify.sql).  So an end that no session waits for costs one look at a lock.
+ * A session that waits holds two shared advisory locks, one of all that wait and one of the
+ * job; the transaction that ends a job tries the first, and only if that is held the second
+ * (base/notify.sql).  So an end that no session waits for costs one try of a lock.
  *
  * What a client does, on a direct connection: call wait_for_result(), LISTEN to its channel,
  * call again, since the job may have ended in between, and then after each notification.  An
  * end that looked for the locks before they were there, and commits after the second call,
- * notifies nobody: so the client also looks again by itself, now and then.  Once the job has
- * ended the locks are given up; who waits no longer says so with active => false.
+ * notifies no session: so the client also calls again by itself, now and then.  Once the job
+ * has ended the locks are given up; a client that waits no longer calls with active => false.
  */
 
 create or replace function rota.wait_for_result(job_id bigint, active boolean default true)
@@ -21,6 +21,7 @@ create or replace function rota.wait_for_result(job_id bigint, active boolean de
     set enable_seqscan = off set jit = off
 as $$
 declare
+    v_holds boolean;
     v_is_known boolean;
 begin
     perform rota._check_job_id(job_id);
@@ -29,7 +30,17 @@ begin
         perform rota._raise_not_found(job_id);
     end if;
 
-    if active then perform rota._hold_result_locks(job_id); end if;
+    v_holds := exists (
+        select from pg_locks as l
+        where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.objsubid = 2
+          and l.classid::bigint = 1919907971
+          and l.objid::bigint::bit(32)::integer = hashint8(wait_for_result.job_id)
+    );
+    -- Once for each job that the session waits for.
+    if active and not v_holds then
+        perform pg_advisory_lock_shared(1919907970, 0);
+        perform pg_advisory_lock_shared(1919907971, hashint8(job_id));
+    end if;
     channel := rota._result_channel(job_id);
     select f.id is not null, coalesce(f.status, j.status), f.result, f.error_type, f.last_error,
         num_nonnulls(f.id, j.id) > 0
@@ -40,8 +51,9 @@ begin
         from rota.finished_jobs as i where i.id = asked.id limit 1
     ) as f on true
     left join rota.jobs as j on j.id = asked.id;
-    if is_ended or not active or not v_is_known then
-        perform rota._give_up_result_locks(job_id);
+    if (active or v_holds) and (is_ended or not active or not v_is_known) then
+        perform pg_advisory_unlock_shared(1919907971, hashint8(job_id));
+        perform pg_advisory_unlock_shared(1919907970, 0);
     end if;
     if not v_is_known then perform rota._raise_not_found(job_id); end if;
     return next;
@@ -52,36 +64,3 @@ comment on function rota.wait_for_result is
     'Whether a job has ended, how, and with what result; if not, the transaction that ends it '
     'notifies the channel, until this session calls again after the end or with active => '
     'false; raises RT001, 22023.';
-
-/* Once for each job that the session waits for. */
-create or replace function rota._hold_result_locks(job_id bigint)
-    returns void language plpgsql as $$
-begin
-    if not rota._holds_result_lock(job_id) then
-        perform pg_advisory_lock_shared(1919907970, 0);
-        perform pg_advisory_lock_shared(1919907971, hashint8(job_id));
-    end if;
-end;
-$$;
-
-create or replace function rota._give_up_result_locks(job_id bigint)
-    returns void language plpgsql as $$
-begin
-    if rota._holds_result_lock(job_id) then
-        perform pg_advisory_unlock_shared(1919907971, hashint8(job_id));
-        perform pg_advisory_unlock_shared(1919907970, 0);
-    end if;
-end;
-$$;
-
-create or replace function rota._holds_result_lock(job_id bigint)
-    returns boolean language plpgsql as $$
-begin
-    return exists (
-        select from pg_locks as l
-        where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.objsubid = 2
-          and l.classid::bigint = 1919907971
-          and l.objid::bigint::bit(32)::integer = hashint8(_holds_result_lock.job_id)
-    );
-end;
-$$;

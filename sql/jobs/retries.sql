@@ -4,7 +4,7 @@
  * A retry rule is asked for by _fail_running() when a job fails with an error of that type:
  * the rule of its job type and queue goes before those for all.  A job without rules pays for
  * one look at an empty table.  A rule that pauses the type leaves a check: maintenance writes
- * the pause (maintenance/breakers.sql), so that those who fail do not wait for each other.
+ * the pause (maintenance/breakers.sql), so that jobs that fail do not wait for each other.
  *
  * A retry budget of a queue holds what has failed there until maintenance lets it in
  * (maintenance/budgets.sql).
@@ -117,12 +117,8 @@ begin
     perform rota._check_name('job_type', job_type);
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
-    if max_failures is not null then
-        perform rota._check_number('max_failures', max_failures, 1, 1000);
-    end if;
-    if failed_percent is not null then
-        perform rota._check_number('failed_percent', failed_percent, 1, 100);
-    end if;
+    perform rota._check_number('max_failures', max_failures, 1, 1000, true);
+    perform rota._check_number('failed_percent', failed_percent, 1, 100, true);
     perform rota._check_number('min_attempts', min_attempts, 1, 1000);
     perform rota._check_interval('span', span, '1 second', '1 hour');
     if error_type is not null then

@@ -1,5 +1,5 @@
 /*
- * jobs/workers.sql -- who is there.
+ * jobs/workers.sql -- which workers are alive.
  *
  * A worker reports itself so that people can see it.  Recovery never looks here: a lease ends
  * by the clock, whether or not its worker is known.
@@ -22,9 +22,7 @@ begin
     perform rota._check_client(version);
     perform rota._check_names('queues', queues);
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
-    if concurrency is not null then
-        perform rota._check_number('concurrency', concurrency, 1, 2147483647);
-    end if;
+    perform rota._check_number('concurrency', concurrency, 1, 2147483647, true);
 
     if not exists (
         select from rota.workers as w

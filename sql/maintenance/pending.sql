@@ -117,14 +117,12 @@ begin
           and (v_left_since is null or c.kind <> 'limit' or c.due_at < v_left_since)
         order by c.due_at, c.id limit _due_checks.max_checks - cardinality(v_ids)
     );
-    if v_from is null then
-        v_ids := v_ids || array(
-            select c.id from rota.pending_checks as c where c.due_at > '-infinity'
-              and c.updated_at > v_now and c.made_by is distinct from v_me
-              and (v_left_since is null or c.kind <> 'limit')
-            limit 100
-        );
-    end if;
+    v_ids := v_ids || array(
+        select c.id from rota.pending_checks as c where c.due_at > '-infinity'
+          and c.updated_at > v_now and c.made_by is distinct from v_me
+          and (v_left_since is null or c.kind <> 'limit')
+        limit 100
+    );
     perform rota._keep_scan_from('timed', v_now, v_from is null, c_index, v_walked,
         rota._micros(coalesce(
             (select c.due_at from rota.pending_checks as c where c.id = v_timed_ids[1]),

@@ -1,8 +1,8 @@
 /*
  * maintenance/retention.sql -- partitions ahead, and purging behind.
  *
- * Nothing is kept for ever unless somebody asks for it.  Ended jobs and failed attempts lie in
- * partitions, of which one that lies wholly behind the longest keep of any queue is dropped.
+ * Nothing is kept for ever unless an operator asks for it.  Ended jobs and failed attempts lie
+ * in partitions, of which one that lies wholly behind the longest keep of any queue is dropped.
  * All else is deleted row by row, in the order in which it expires: jobs of queues that keep
  * less, dead jobs, idempotency keys, effects, occurrences, and rows without a partition.
  *
@@ -26,7 +26,7 @@
  * What ended is purged when it is counted (maintenance/statistics.sql), and not before.
  *
  * Each step is a subtransaction of its own, and so is each queue and each partition.  A view
- * that somebody has made on one partition, or a row that cannot be deleted, stays with a
+ * that a user has made on one partition, or a row that cannot be deleted, stays with a
  * warning, and everything else goes its way.  Rows that others hold are skipped.
  */
 
@@ -105,9 +105,9 @@ $$;
 /*
  * Record a tick, unless one was recorded lately; returns whether it was due.  Lately is five
  * minutes where there was nothing to do for a minute, so that an idle database is not written
- * to.  Who is not alone in his transaction may hold the row for long, and so leaves it to
- * others somewhat longer; so whoever is alone is known to be there.  A row that somebody holds
- * stays as it is, and the tick is due.
+ * to.  A tick that is not alone in its transaction may hold the row for long, and so leaves it
+ * to others somewhat longer.  A row that another session holds stays as it is, and the tick is
+ * due.
  */
 create or replace function rota._record_tick(is_alone boolean, is_busy boolean)
     returns boolean language plpgsql as $$
@@ -196,17 +196,17 @@ create or replace function rota._record_retention(did_something boolean, has_mor
 declare
     v_now constant timestamptz := rota.now();
 begin
-    perform from rota.maintenance as m
-    where m.task = 'retention'
-      and (m.has_more <> _record_retention.has_more or _record_retention.did_something
-        and m.done_at not between v_now - interval '10 seconds' and v_now)
-    for update skip locked;
-    if not found then return; end if;
-
     update rota.maintenance as m
     set done_at = case when _record_retention.did_something then v_now else m.done_at end,
         done_by = t.done_by, has_more = _record_retention.has_more
-    from rota.maintenance as t where m.task = 'retention' and t.task = 'tick';
+    from rota.maintenance as t
+    where t.task = 'tick' and m.task = any(array(
+        select r.task from rota.maintenance as r
+        where r.task = 'retention'
+          and (r.has_more <> _record_retention.has_more or _record_retention.did_something
+            and r.done_at not between v_now - interval '10 seconds' and v_now)
+        for update skip locked
+    ));
 end;
 $$;
 
@@ -222,7 +222,7 @@ create or replace function rota._purge_rows(
     condition text default 'true', subject text default null
 )
     returns integer language plpgsql as $$
--- A condition is not what anybody sends.
+-- A condition is not what a caller sends.
 -- @plpgsql_check_options: security_warnings = off
 declare
     v_now constant timestamptz := rota.now();
@@ -565,7 +565,7 @@ begin
     end if;
     if v_is_there then return 0; end if;
 
-    -- The owner may give what he makes to everybody, and has not meant this.
+    -- The default privileges of the owner are not meant for this.
     execute format('create table rota.%1$I (like rota.%2$I including constraints);'
         'alter table rota.%2$I attach partition rota.%1$I for values from (%3$L) to (%4$L);'
         'comment on table rota.%1$I is %5$L;'

@@ -2,8 +2,8 @@
  * maintenance/sweep.sql -- take back the jobs of workers that vanished.
  *
  * A running job whose lease has ended is treated as one whose attempt failed.  No leader does
- * this and no daemon: anybody may call it at any time, each call does a bounded amount, and
- * rows that somebody else holds (a heartbeat, a finish, another sweep) are skipped.  The
+ * this and no daemon: any session may call it at any time, each call does a bounded amount, and
+ * rows that another session holds (a heartbeat, a finish, another sweep) are skipped.  The
  * attempt counts, but where the one before did not end like this the next try comes at once.
  * A job that is over its time limit comes back in the same way, though its worker lives, and is
  * tried again after its backoff: whatever hung may hang again.
@@ -126,7 +126,7 @@ select moment - pg_postmaster_start_time() between interval '0' and interval '3 
 $$;
 
 /*
- * The lease ended through no fault of the job's code, as far as anybody knows, and the job has
+ * The lease ended through no fault of the job's code, as far as is known, and the job has
  * waited for that end: so it is tried again about a second later.  Where the attempt before it
  * ended in the same way, the job may be what kills its workers, and the backoff holds.
  */

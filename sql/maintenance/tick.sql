@@ -1,16 +1,16 @@
 /*
  * maintenance/tick.sql -- all the maintenance there is, in one call.
  *
- * Call it from anywhere, as anybody, as often as you like: every worker does between polls,
- * pg_cron may, a person may from psql.  Each call does a bounded amount, and nothing but this
+ * Any session may call it, as often as it likes: every worker does between polls, pg_cron may,
+ * a person may from psql.  Each call does a bounded amount, and nothing but this
  * is needed to recover from anything.  If any part left something to do, has_more is true, and
  * the caller ticks again at once.
  *
  * Two ticks at once do not disturb each other: each part skips rows that the other holds.  But
  * they would look at the same things, so one that finds another running returns at once.  The
  * lock for that must never become a leader.  It lasts as long as the transaction, so tick()
- * takes it only when it is alone there; and if no tick was recorded for ten seconds, whoever
- * has the lock hangs, and the others work without it.
+ * takes it only when it is alone there; and if no tick was recorded for ten seconds, the
+ * session that has the lock hangs, and the others work without it.
  *
  * Recovery comes first.  Each part is a subtransaction of its own: what fails in one leaves a
  * warning, and undoes and stops nothing else.
@@ -37,6 +37,7 @@ create or replace function rota.tick()
 as $$
 declare
     v_is_alone constant boolean := rota._is_alone();
+    v_part text;
     v_deleted jsonb;
     v_rows_counted bigint;
     v_has_uncounted boolean;
@@ -53,68 +54,37 @@ begin
         return;
     end if;
 
-    begin
-        jobs_swept := rota.sweep_stale_leases(1000);
-    exception
-        when others then
-            raise warning 'the sweep failed and will be tried again: %', sqlerrm;
-    end;
-    begin
-        jobs_expired := rota._expire_jobs(1000);
-    exception
-        when others then
-            raise warning 'expiry failed and will be tried again: %', sqlerrm;
-    end;
-    begin
-        jobs_enqueued := rota._enqueue_due_schedules(1000);
-    exception
-        when others then
-            raise warning 'schedules failed and will be tried again: %', sqlerrm;
-    end;
-    begin
-        perform rota._check_breakers();
-    exception
-        when others then
-            raise warning 'breakers failed and will be tried again: %', sqlerrm;
-    end;
-    begin
-        perform rota._spend_budgets();
-    exception
-        when others then
-            raise warning 'retry budgets failed and will be tried again: %', sqlerrm;
-    end;
-    begin
-        checks_done := rota._enter_due(1000) + rota._do_checks(1000);
-    exception
-        when others then
-            raise warning 'pending checks failed and will be tried again: %', sqlerrm;
-    end;
-    -- Before retention, which takes nothing away that is not counted.
-    begin
-        select c.rows_counted, c.has_more into v_rows_counted, v_has_uncounted
-        from rota._count_ends(v_is_alone) as c;
-    exception
-        when others then
-            raise warning 'statistics failed and will be tried again: %', sqlerrm;
-    end;
-    begin
-        perform rota._count_jobs(4000);
-    exception
-        when others then
-            raise warning 'counting jobs failed and will be tried again: %', sqlerrm;
-    end;
-    begin
-        select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
-        into v_deleted, partitions_created, partitions_dropped, has_more
-        from rota._retain(v_is_alone,
-            num_nulls(jobs_swept, jobs_expired, jobs_enqueued, checks_done, v_rows_counted) > 0
-            or greatest(
-                jobs_swept, jobs_expired, jobs_enqueued, checks_done, v_rows_counted) > 0
-            ) as r;
-    exception
-        when others then
-            raise warning 'retention failed and will be tried again: %', sqlerrm;
-    end;
+    -- Statistics before retention, which takes nothing away that is not counted.
+    foreach v_part in array '{sweep,expiry,schedules,breakers,retry budgets,pending checks,'
+        'statistics,counting jobs,retention}'::text[]
+    loop
+        begin
+            case v_part
+                when 'sweep' then jobs_swept := rota.sweep_stale_leases(1000);
+                when 'expiry' then jobs_expired := rota._expire_jobs(1000);
+                when 'schedules' then jobs_enqueued := rota._enqueue_due_schedules(1000);
+                when 'breakers' then perform rota._check_breakers();
+                when 'retry budgets' then perform rota._spend_budgets();
+                when 'pending checks' then
+                    checks_done := rota._enter_due(1000) + rota._do_checks(1000);
+                when 'statistics' then
+                    select c.rows_counted, c.has_more into v_rows_counted, v_has_uncounted
+                    from rota._count_ends(v_is_alone) as c;
+                when 'counting jobs' then perform rota._count_jobs(4000);
+                when 'retention' then
+                    select r.deleted, r.partitions_created, r.partitions_dropped, r.has_more
+                    into v_deleted, partitions_created, partitions_dropped, has_more
+                    from rota._retain(v_is_alone,
+                        num_nulls(jobs_swept, jobs_expired, jobs_enqueued, checks_done,
+                            v_rows_counted) > 0
+                        or greatest(jobs_swept, jobs_expired, jobs_enqueued, checks_done,
+                            v_rows_counted) > 0) as r;
+            end case;
+        exception
+            when others then
+                raise warning '% failed and will be tried again: %', v_part, sqlerrm;
+        end;
+    end loop;
 
     jobs_deleted := (v_deleted ->> 'jobs')::integer;
     keys_deleted := (v_deleted ->> 'keys')::integer;
@@ -172,8 +142,8 @@ end;
 $$;
 
 /*
- * A function or procedure with a setting of its own cannot commit, so this one runs as whoever
- * calls it and on his search_path, which must decide nothing: each transaction begins by
+ * A function or procedure with a setting of its own cannot commit, so this one runs as its
+ * caller and on the caller's search_path, which must decide nothing: each transaction begins by
  * setting it.  Each sleeps first and then ticks, so that no lock is held asleep.
  */
 create or replace procedure rota.tick_loop(

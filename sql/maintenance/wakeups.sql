@@ -386,7 +386,7 @@ begin
 end;
 $$;
 
-/* The first run_at between these times in the common line of a queue. */
+/* The first run_at between these times in the lanes of a queue. */
 create or replace function rota._next_run_at(queue text, after timestamptz, before timestamptz)
     returns timestamptz language plpgsql stable as $$
 declare

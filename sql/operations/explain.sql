@@ -231,13 +231,13 @@ begin
             else 'limit_key => ' || rota._literal(job.limit_key)
         end;
         v_free := 1;
-        if v_bound.max_running is not null and v_bound.is_settled then
+        if v_bound.max_running is not null and v_bound.is_backfilled then
             v_free := rota._free_slots(v_bound, 1, is_full => true);
         end if;
         v_next_start_at := case
             when v_bound.max_starts is not null then rota._next_start_at(v_bound) end;
 
-        if not v_bound.is_settled then
+        if not v_bound.is_backfilled then
             return query
             select 'limit_new', format('limit %s was set %s ago: nothing starts under it until '
                     'maintenance has counted what runs', v_bound.limit_name,
@@ -372,7 +372,7 @@ begin
         format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
     from rota.halted_keys as h where h.ordering_key = job.ordering_key;
 
-    v_head_id := rota._line_head(job.ordering_key, 0);
+    v_head_id := rota._key_head(job.ordering_key, 0);
     v_ahead := (
         select count(*)::integer
         from (

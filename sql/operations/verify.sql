@@ -315,7 +315,7 @@ begin
     return query
     select v.* from rota._verdict('no more run under a limit than may', array(
         select case
-                when b.max_running < l.held and b.is_settled
+                when b.max_running < l.held and b.is_backfilled
                   and rota._is_issued_for(l.limit_name, b.max_running)
                 then format('%s run under limit %s, which lets %s', l.held, l.limit_name,
                     b.max_running)

@@ -12,7 +12,7 @@
  * that its code has no more, and takes no schedule of another program for its own.
  *
  * Of `after 10 minutes` the end of the last job decides.  While that is live nothing is
- * planned; who leaves it so adds a check, since the job may be about to end.
+ * planned; a call that leaves it so adds a check, since the job may be about to end.
  */
 
 create or replace function rota.schedule_job(
@@ -267,7 +267,7 @@ $$;
 comment on function rota.disable_schedule is
     'Stop a schedule from making jobs until enable_schedule(); raises RT005, 22023.';
 
-/* The row of a schedule, which is not there for an operator who is kept from its queue. */
+/* The row of a schedule, which is not there for an operator that is kept from its queue. */
 create or replace function rota._hold_definition(name text)
     returns rota.job_definitions language plpgsql as $$
 declare

@@ -2,7 +2,7 @@
  * tables/access.sql -- the queues to which a role is confined.
  *
  * A role that is named here for an access has that access in these queues only, and so has
- * everybody who is a member of it.  A right that is taken back stays as a row: otherwise the
+ * every member of it.  A right that is taken back stays as a row: otherwise the
  * last one taken back would open all queues.
  */
 

@@ -12,7 +12,8 @@ create table rota.configured_names (
 );
 
 comment on table rota.configured_names is
-    'Queues, job types and accesses that a setting, a limit, turns, a pause or a grant is for.';
+    'Queues, job types and accesses that a setting, a limit, a pause or a grant is for, and '
+    'queues with fair shares.';
 comment on column rota.configured_names.name is
     'A queue, or the word type or access, a space and a name.';
 comment on column rota.configured_names.source is

@@ -147,7 +147,7 @@ comment on column rota.jobs.skip_dead is 'Whether the next job of its key may ru
 comment on column rota.jobs.if_parent_dead is
     'What happens to the job if a job that it waits for is dead: cancel, run or wait.';
 comment on column rota.jobs.limit_key is
-    'Jobs of one key share a limit, and the keys of a queue take turns; null means no key.';
+    'Jobs of one key share a limit, and the keys of a queue its workers; null means no key.';
 comment on column rota.jobs.own_lane is 'Null where the lane is the priority.';
 comment on column rota.jobs.own_place is 'Null where the place in the lane is run_at.';
 comment on column rota.jobs.hold is

@@ -4,9 +4,9 @@
  * limits: what an operator has set.
  *
  * limit_slots: a row for each free slot of a limit in use, such as 'key customer:8' of the
- * class customer:*.  A claim deletes the oldest rows that nobody else has locked, and the end
- * of a job inserts new ones; nothing is ever updated, so nobody waits for anybody, and dead
- * rows lie in front of a place that each session remembers.
+ * class customer:*.  A claim deletes the oldest rows that no other session has locked, and the
+ * end of a job inserts new ones; nothing is ever updated, so no session waits, and dead rows
+ * lie in front of a place that each session remembers.
  *
  * limit_parts: which parts of the capacity of a limit have been issued as slots.  The slots of
  * all parts are the free ones and those that running jobs hold (jobs.held_limits); so the sum
@@ -33,8 +33,8 @@ create table rota.limits (
     weight integer,
     created_at timestamptz not null default rota.now(),
     updated_at timestamptz not null default rota.now(),
-    is_settled boolean not null default false,
-    settled_xid xid8,
+    is_backfilled boolean not null default false,
+    backfill_xid xid8,
 
     constraint limits_subject_check check (
             num_nonnulls(queue, job_type, limit_key) = 1
@@ -59,11 +59,12 @@ comment on column rota.limits.max_running is 'Null means no limit.';
 comment on column rota.limits.max_starts is 'Starts in the time per; null means no limit.';
 comment on column rota.limits.per is 'Null means 1 second.';
 comment on column rota.limits.burst is 'How many may start at once after a rest; null means 1.';
-comment on column rota.limits.weight is 'Jobs of the key in each of its turns; null means 1.';
-comment on column rota.limits.is_settled is
-    'Whether maintenance has looked at what ran before the limit was set.';
-comment on column rota.limits.settled_xid is
-    'Transactions before this one may not know of the limit; null until somebody has looked.';
+comment on column rota.limits.weight is
+    'The share of the key among the keys of its queue; null means 1.';
+comment on column rota.limits.is_backfilled is
+    'Whether maintenance has counted what ran before the limit was set.';
+comment on column rota.limits.backfill_xid is
+    'Transactions before this one may not know of the limit; null when all is counted.';
 
 create table rota.limit_slots (
     limit_name text collate "C" not null,
@@ -124,7 +125,7 @@ create table rota.fair_queues (
     queue text primary key
 );
 
-comment on table rota.fair_queues is 'Queues whose keys take turns.';
+comment on table rota.fair_queues is 'Queues whose keys have fair shares.';
 
 -- Whether there is a check for later is asked before one is added.
 create index pending_checks_subject_idx on rota.pending_checks (subject, due_at)

@@ -2,7 +2,7 @@
  * tables/schedules.sql -- schedules: which jobs there shall be, and when.
  *
  * A definition is a row, with the time of its next run in it.  Nothing but this row decides
- * what is due: whoever ticks, however late and however often, finds the same.
+ * what is due: every tick, however late and however often, finds the same.
  *
  * occurrences: one row for each planned time that a tick has dealt with.  Its key guarantees at
  * most one job for a planned time, whatever the clock does and whichever session ticks; and it

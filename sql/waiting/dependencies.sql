@@ -182,8 +182,8 @@ end;
 $$;
 
 /*
- * Open those of these jobs that wait for nothing any more; returns those that somebody has to
- * look at again.
+ * Open those of these jobs that wait for nothing any more; returns those that have to be
+ * checked again.
  */
 create or replace function rota._open_children(job_ids bigint[])
     returns bigint[] language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -498,7 +498,8 @@ $$;
 
 /*
  * Delete up to max_rows edges of jobs that neither live nor are kept, and return how many.  A
- * call looks at a part of all jobs that wait or waited; a session goes on where it was.
+ * call looks at a part of all jobs that wait or waited; a session continues where its last call
+ * ended.
  */
 create or replace function rota._purge_dependencies(max_rows integer)
     returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off

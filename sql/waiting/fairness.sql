@@ -1,19 +1,19 @@
 /*
  * waiting/fairness.sql -- the place of a job in its lane.
  *
- * A claim walks lanes in order of place, and knows nothing of ageing or turns: the place is
- * given when the job comes in.  A plain job has none of its own; there the place is run_at.
+ * A claim walks lanes in order of place, and knows nothing of ageing or fair shares: the place
+ * is given when the job comes in.  A plain job has none of its own; there the place is run_at.
  *
  * Ageing: all jobs of the queue are in lane 0, at run_at + priority * ageing.  Of two jobs the
  * one with the lower effective priority (priority - waited / ageing) has the lower sum at any
- * time, because both grow old at one rate.  Keys take no turns there.
+ * time, because both grow old at one rate.  Keys have no shares there.
  *
- * Turns (start-time fair queueing): a job with a limit_key goes to the place of the first job
- * of the lane, or a microsecond behind the last job of its key if that is later; `weight` jobs
- * of a key share a place.  So the time of a lane goes on with what is claimed of it, and a new
- * key does not wait behind the backlog of another.  In such a queue jobs without a key are as
- * those of one key more.  Nobody holds a lock or a row of state: two producers who do not see
- * each other may give out the same places, which is a little unfair and nothing else.
+ * Fair shares (start-time fair queueing): a job with a limit_key goes to the place of the first
+ * job of the lane, or a microsecond behind the last job of its key if that is later; `weight`
+ * jobs of a key share a place.  So the time of a lane goes on with what is claimed of it, and a
+ * new key does not wait behind the backlog of another.  In such a queue jobs without a key are
+ * as those of one key more.  No session holds a lock or a row of state: two producers that do
+ * not see each other may give out the same places, which is a little unfair and nothing else.
  *
  * A job with a place of its own is not in the lane before it is due: hold is 'time', and
  * maintenance lets it in.  One whose limit is known to be full is held at once, so that a
@@ -70,7 +70,7 @@ begin
             if not v_kind.is_fair and v_kind.limit_key is not null then
                 perform rota._note_fair_queue(v_kind.queue);
             end if;
-            perform rota._give_turns(v_kind.queue, v_kind.limit_key, v_kind.priority,
+            perform rota._give_places(v_kind.queue, v_kind.limit_key, v_kind.priority,
                 v_kind.due_ids);
         end if;
         if v_has_limits then
@@ -82,8 +82,8 @@ end;
 $$;
 
 /*
- * Hold those of these due jobs of one kind for which no room is to be expected soon: all if
- * jobs are held already, else all but as many as could start at once.
+ * Hold those of these due jobs of one kind for which no capacity is to be expected soon: all
+ * if jobs are held already, else all but as many as could start at once.
  */
 create or replace function rota._hold_new(
     queue text, job_type text, limit_key text, lane integer, job_ids bigint[]
@@ -91,7 +91,7 @@ create or replace function rota._hold_new(
     returns void language plpgsql as $$
 declare
     v_limit record;
-    v_room integer;
+    v_free integer;
     v_first timestamptz;
     v_ids bigint[] := job_ids;
 begin
@@ -100,12 +100,12 @@ begin
         from rota._limits_of(_hold_new.job_type, _hold_new.limit_key) as l
     loop
         exit when v_ids = '{}';
-        v_room := least(v_limit.max_running, 100);
-        if v_room > 0 and rota._had_held(v_limit.limit_name) then
-            v_room := 0;
-        elsif v_room > 0 and v_limit.limit_name like 'key %' then
+        v_free := least(v_limit.max_running, 100);
+        if v_free > 0 and rota._had_held(v_limit.limit_name) then
+            v_free := 0;
+        elsif v_free > 0 and v_limit.limit_name like 'key %' then
             v_first := rota._first_place(queue, lane);
-            v_room := v_room - (
+            v_free := v_free - (
                 select count(*)::integer
                 from (
                     select from rota.jobs as j
@@ -115,26 +115,26 @@ begin
                       and j.own_place is not null and coalesce(j.hold, '') <> 'time'
                       and j.hold is null and j.status in ('queued', 'failed')
                       and coalesce(j.own_place, j.run_at) >= v_first and j.id <> all(v_ids)
-                    order by coalesce(j.own_place, j.run_at) desc limit v_room
+                    order by coalesce(j.own_place, j.run_at) desc limit v_free
                 ) as o
             );
-        elsif v_room > 0 then
-            v_room := v_room - (
+        elsif v_free > 0 then
+            v_free := v_free - (
                 select count(*)::integer from rota.jobs as j
                 where j.id between v_ids[1] - 1000 * rota._id_step() and v_ids[1] - 1
                   and j.job_type = _hold_new.job_type
                   and j.status = any('{queued,failed}'::text[]) and coalesce(j.hold, '') = ''
             );
         end if;
-        v_room := greatest(v_room, 0);
-        continue when v_room >= cardinality(v_ids);
+        v_free := greatest(v_free, 0);
+        continue when v_free >= cardinality(v_ids);
         perform rota._add_checks('limit', v_limit.limit_name || array(
             select j.opened_for from rota.jobs as j
-            where j.id = any(v_ids[v_room + 1:]) and j.opened_for is not null
+            where j.id = any(v_ids[v_free + 1:]) and j.opened_for is not null
         ));
         update rota.jobs as j
-        set hold = v_limit.limit_name, opened_for = null where j.id = any(v_ids[v_room + 1:]);
-        v_ids := v_ids[:v_room];
+        set hold = v_limit.limit_name, opened_for = null where j.id = any(v_ids[v_free + 1:]);
+        v_ids := v_ids[:v_free];
     end loop;
 end;
 $$;
@@ -153,7 +153,7 @@ begin
     if v_known is not null then return v_known = 1; end if;
     v_has_held := rota._has_held(limit_name);
     perform rota._keep_scan_from(c_scan, v_now, true, c_index, v_walked, v_has_held::integer,
-        -- Without need a job is held until the next tick, or claimed and turned away.
+        -- At worst a job is held until the next tick, or found and held by a claim.
         case when v_has_held then interval '2 seconds' else '1 minute' end);
     return v_has_held;
 end;
@@ -179,7 +179,7 @@ end;
 $$;
 
 /* Give due jobs of one key their places. */
-create or replace function rota._give_turns(
+create or replace function rota._give_places(
     queue text, limit_key text, lane integer, job_ids bigint[]
 )
     returns void language plpgsql as $$
@@ -189,8 +189,8 @@ declare
 begin
     update rota.jobs as j
     set hold = null, opened_for = null, own_lane = null,
-        own_place = v_places[array_position(_give_turns.job_ids, j.id)]
-    where j.id = any(_give_turns.job_ids);
+        own_place = v_places[array_position(_give_places.job_ids, j.id)]
+    where j.id = any(_give_places.job_ids);
 end;
 $$;
 
@@ -252,7 +252,7 @@ begin
       or not pg_try_advisory_xact_lock(1919907962, hashtext(_note_fair_queue.queue)) then
         return;
     end if;
-    -- With the lock nobody else is about to write it, so this does not wait.
+    -- With the lock no other session is about to write it, so this does not wait.
     insert into rota.fair_queues (queue) values (_note_fair_queue.queue) on conflict do nothing;
     perform rota._add_checks('queue', array[queue]);
 end;

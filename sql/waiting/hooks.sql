@@ -1,9 +1,8 @@
 /*
  * waiting/hooks.sql -- where jobs/ tells that jobs came in, wait and ended.
  *
- * jobs/ knows nothing of parents, lines, slots and schedules: all that depends on a job coming
- * or going begins here.  Besides, a claim asks waiting/limits.sql which jobs and queues its
- * limits let in, and an ending asks waiting/pipelines.sql whether a job has a next stage.
+ * jobs/ knows nothing of parents, heads of keys, held jobs and schedules: all that depends on a
+ * job coming or going begins here, and these are the only calls from jobs/ to waiting/.
  */
 
 /*
@@ -11,7 +10,7 @@
  * parent_ids at the same place; and each of *blocks* for the one of *parts*, of which those of
  * are_new are new, and which *arguments* has named.  What waits for nothing starts, and the
  * others leave their checks.  Of a job that was retried, and had halted its key, that key is
- * given, and its line goes on.
+ * given, and its jobs go on.
  */
 create or replace function rota._jobs_came_in(
     job_ids bigint[], child_ids bigint[] default null, parent_ids bigint[] default null,
@@ -29,7 +28,7 @@ begin
         perform rota._block_children(blocks, parts, are_new, arguments);
     end if;
     if halted_key is not null and current_setting('transaction_isolation') = 'read committed'
-      and rota._open_line(halted_key, job_ids[1], 32) then
+      and rota._open_head(halted_key, job_ids[1], 32) then
         return;
     elsif parent_ids <> '{}' then
         select min(e.parent_id) filter (where e.status is null) into v_unknown
@@ -53,7 +52,7 @@ begin
         from rota.jobs as j where j.id = any(_jobs_came_in.job_ids) and j.status = 'blocked'
     ) as b;
     if v_free is not null then perform rota._open_jobs(v_free); end if;
-    if v_keyed is not null then perform rota._enter_lines(v_keyed); end if;
+    if v_keyed is not null then perform rota._enter_keys(v_keyed); end if;
     if v_waiting is not null then
         perform rota._add_checks('job',
             array(select format('%s all', w.id) from unnest(v_waiting) as w (id)));
@@ -90,7 +89,7 @@ begin
 
     status := case when v_parents is null then 'queued' else 'blocked' end;
     if ordering_key is not null and (v_parents is not null
-        or not rota._take_line(ordering_key, job_id)) then
+        or not rota._may_be_head(ordering_key, job_id)) then
         status := 'blocked';
         perform rota._add_checks('order', array[ordering_key]);
     end if;
@@ -125,7 +124,7 @@ $$;
 
 /*
  * These jobs have ended.  *parents* are those that others may wait for; *jobs* are the rows, as
- * they were, of those that lead to something: to a next job of their line or schedule, to a
+ * they were, of those that lead to something: to a next job of their key or schedule, to a
  * free slot, or, of those that had not started, to one that others may have now.
  */
 create or replace function rota._jobs_ended(
@@ -145,14 +144,14 @@ begin
         where _jobs_ended.old_status in ('queued', 'failed');
     end if;
     if jsonb_path_exists(jobs, '$[*] ? (@.ordering_key != null || @.definition != null)') then
-        perform rota._leave_lines(jobs, old_status, new_status);
+        perform rota._leave_keys(jobs, old_status, new_status);
         -- What follows the last job of a schedule is planned by its end.
         perform rota._add_checks('schedule', array(
             select e.definition
             from jsonb_populate_recordset(null::rota.jobs, _jobs_ended.jobs) as e
             join rota.job_definitions as d on d.name = e.definition
             where d.last_job_id = e.id
-              -- An older snapshot does not show who has come to wait for it.
+              -- An older snapshot does not show which schedule has come to wait for it.
               and (d.next_run_at is null
                 or current_setting('transaction_isolation') <> 'read committed')
         ));

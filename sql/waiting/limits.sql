@@ -1,35 +1,17 @@
 /*
- * waiting/limits.sql -- how much may run, and what happens to jobs that have to wait for it.
+ * waiting/limits.sql -- what happens to jobs that have to wait for a limit.
  *
- * A running job holds a slot of each limit that it counts for.  Free slots are rows: a claim
- * deletes rows that nobody else has locked, and whatever ends the attempt (finish, fail,
- * release, sweep, force) inserts new ones in the same transaction.  No row is ever updated, so
- * no one waits, an open transaction keeps from others only the slots that it has taken, and a
- * slot is free with the lease that held it.
+ * A claim takes slots and starts (jobs/slots.sql).  A job that a claim finds under a full limit
+ * leaves its lane: hold is the name of the limit.  The transaction that gives a slot back opens
+ * the next held job; and where the two could miss each other, the one that comes in leaves a
+ * check for maintenance.  The check finds a free slot, or waits until every transaction has
+ * ended that may have given one back without seeing the held job.
  *
- * All slots of a limit are issued as rows when it is set, and adjusted by maintenance when its
- * setting changes.  The exceptions are keys that may have a class, of which there are many, and
- * limits above 10,000: these are issued in parts by the claims that need them, each by the one
- * that gets an advisory lock of its own for it.  While such a claim is open, its whole part is
- * kept from others: a slot up to a limit of 64, else a 64th of it, and never more than 257.
- *
- * A job that a claim finds under a full limit leaves its lane: hold is the name of the limit.
- * Who gives a slot back opens the next held job, in the same transaction; and where the two
- * could miss each other the one that comes in leaves a check to be done after both.  The check
- * finds a free slot, or waits until every transaction has ended that may have given one back
- * without seeing the held job.
- *
- * A rate is counted in cells, spans of time of one gap (per / max_starts) or, for a large
- * burst, a sixteenth of it.  A start takes a unit of a cell of the last `burst` gaps.  So in
- * any time at most as many jobs start as the rate allows in it, rounded up, and a burst more.
- * A claim that is open keeps the other starts of its cell from others: none up to a burst of
- * 16, else a sixteenth of it, and no longer than the cell counts, which is `burst` gaps.
- *
- * Until maintenance has looked at what runs already (with its next tick, mostly), nothing
- * starts under a limit that was set just now.  What it finds running uses slots from then on:
- * a job whose row it can lock holds its own, and part -2 of the limit holds those of the others
- * until they can be locked or have ended.  A claim that was under way then is counted as soon
- * as it is committed.
+ * Until maintenance has counted what runs already (with its next tick, mostly), nothing starts
+ * under a limit that was set just now.  What it finds running uses slots from then on: a job
+ * whose row it can lock holds its own, and part -2 of the limit holds those of the others until
+ * they can be locked or have ended.  A claim that was under way then is counted as soon as it
+ * is committed.
  */
 
 create or replace function rota.set_limit(
@@ -72,19 +54,19 @@ begin
         per = coalesce(excluded.per, case when not reset then l.per end),
         burst = coalesce(excluded.burst, case when not reset then l.burst end),
         weight = coalesce(excluded.weight, case when not reset then l.weight end),
-        updated_at = rota.now(), is_settled = false
+        updated_at = rota.now(), is_backfilled = false
     returning l.* into v_limit;
-    -- Nobody has looked after the commit, which is when all will know of the limit.
+    -- Maintenance has to count again after the commit, when all claims know of the limit.
     update rota.limits as l
-    set is_settled = v_limit.max_running is null
+    set is_backfilled = v_limit.max_running is null
             or not exists (select from rota._uncounted(v_limit)),
-        settled_xid = '18446744073709551615'
+        backfill_xid = '18446744073709551615'
     where l.limit_name = v_limit_name returning l.* into v_limit;
     perform rota._check_burst(v_limit);
-    if v_limit.max_running is not null and v_limit.is_settled and not exists (
+    if v_limit.max_running is not null and v_limit.is_backfilled and not exists (
         select from rota.limit_parts as p where p.limit_name = v_limit_name
     ) then
-        perform rota._settle_slots(v_limit);
+        perform rota._adjust_slots(v_limit);
     end if;
 
     delete from rota.limits as l
@@ -93,7 +75,8 @@ begin
     if found and limit_key is not null then
         -- What runs counts for the class of the key from now on.
         update rota.limits as l
-        set is_settled = false where l.limit_name = any(rota._key_limits(set_limit.limit_key));
+        set is_backfilled = false
+        where l.limit_name = any(rota._key_limits(set_limit.limit_key));
         perform rota._add_checks('limit', array_remove(rota._key_limits(limit_key), null));
     end if;
     perform rota._add_checks('limit', array[v_limit_name]);
@@ -129,23 +112,15 @@ begin
                 'it must have no other colon, got %L', left(limit_key, 80)));
         end if;
     end if;
-    if max_running not between 0 and 1000000 then
-        perform rota._refuse('max_running', format('must be 0 to 1000000, got %s',
-            max_running));
-    elsif max_starts not between 1 and 1000000 then
-        perform rota._refuse('max_starts', format('must be 1 to 1000000, got %s', max_starts));
-    elsif burst not between 1 and 10000 then
-        perform rota._refuse('burst', format('must be 1 to 10000, got %s', burst));
-    elsif weight not between 1 and 1000 then
-        perform rota._refuse('weight', format('must be 1 to 1000, got %s', weight));
-    elsif weight is not null and limit_key is null then
+    perform rota._check_number('max_running', max_running, 0, 1000000, true);
+    perform rota._check_number('max_starts', max_starts, 1, 1000000, true);
+    perform rota._check_number('burst', burst, 1, 10000, true);
+    perform rota._check_number('weight', weight, 1, 1000, true);
+    if weight is not null and limit_key is null then
         perform rota._refuse('weight', 'goes with limit_key only');
-    elsif reset is null then
-        perform rota._refuse('reset', 'must not be null');
     end if;
-    if per is not null then
-        perform rota._check_interval('per', per, '1 millisecond', '366 days');
-    end if;
+    perform rota._check_given('reset', reset is not null);
+    perform rota._check_interval('per', per, '1 millisecond', '366 days', true);
 end;
 $$;
 
@@ -161,299 +136,6 @@ begin
         perform rota._refuse('burst', format('must be 1 to %s at one start in %s, got %s',
             c_most, c_gap * interval '1 microsecond', bound.burst));
     end if;
-end;
-$$;
-
-/* The names of the limits that may be meant for a key: its own and that of its class. */
-create or replace function rota._key_limits(limit_key text)
-    returns text[] language plpgsql immutable as $$
-begin
-    return array_remove(array[
-        'key ' || limit_key, 'key ' || substring(limit_key, '^[^:]*:') || '*'
-    ], null);
-end;
-$$;
-
-/* What is set for a limit: for that of a key its own setting, else that of its class. */
-create or replace function rota._bound(name text)
-    returns rota.limits language plpgsql stable as $$
-declare
-    v_bound record;
-begin
-    select _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
-        l.burst, l.weight, l.created_at, l.updated_at, l.is_settled, l.settled_xid
-    into v_bound from rota.limits as l
-    where l.limit_name in (_bound.name, substring(_bound.name, '^key [^:]*:') || '*')
-    order by l.limit_name = _bound.name desc limit 1;
-    return v_bound;
-end;
-$$;
-
-/* The limits that jobs of this kind count for. */
-create or replace function rota._limits_of(
-    job_type text, limit_key text, queue text default null
-)
-    returns setof rota.limits language plpgsql stable as $$
-begin
-    if limit_key is not null then
-        return query
-        select b.* from rota._bound('key ' || _limits_of.limit_key) as b
-        where num_nonnulls(b.max_running, b.max_starts) > 0;
-    end if;
-    return query select l.* from rota.limits as l where l.job_type = _limits_of.job_type;
-    if queue is not null then
-        return query select l.* from rota.limits as l where l.queue = _limits_of.queue;
-    end if;
-end;
-$$;
-
-/*
- * Of locked jobs that are about to run those for which each of their limits has room, with the
- * slots that they take: a jsonb object from id to names.  The others leave their lane, but for
- * those of a full queue: there nobody walks past them to others, and the queue is named.  The
- * limits that jobs left their lanes for have to be checked after the commit.
- */
-create or replace function rota._admit_jobs(
-    job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
-    out limits_to_check text[]
-)
-    language plpgsql as $$
-declare
-    v_limit record;
-    v_bound rota.limits;
-    v_wanted bigint[];
-    v_refused bigint[];
-    v_slots integer;
-    v_room integer;
-    v_unused text[];
-begin
-    ids := job_ids;
-    full_queues := '{}';
-    limits_to_check := '{}';
-    for v_limit in
-        select l.limit_name, l.queue, (array_agg(l.l))[1] as bound,
-            array_agg(j.id order by coalesce(j.own_lane, j.priority),
-                coalesce(j.own_place, j.run_at), j.id) as job_ids
-        from rota.jobs as j
-        cross join lateral (
-            select n.limit_name, n.queue, n as l
-            from rota._limits_of(j.job_type, j.limit_key, j.queue) as n
-        ) as l
-        where j.id = any(_admit_jobs.job_ids) group by 1, 2
-        -- A queue comes last: what it has room for shall be able to start.
-        order by l.queue is not null, l.limit_name
-    loop
-        v_wanted := array(
-            select w.id from unnest(v_limit.job_ids) with ordinality as w (id, ordinal)
-            where w.id = any(ids) order by w.ordinal
-        );
-        v_bound := v_limit.bound;
-        v_room := case when v_bound.is_settled then cardinality(v_wanted) else 0 end;
-        if v_bound.max_running is not null and v_room > 0 then
-            v_room := rota._take_slots(v_bound, v_room);
-        end if;
-        if v_bound.max_starts is not null and v_room > 0 then
-            v_slots := v_room;
-            v_room := rota._take_starts(v_bound, v_slots);
-            if v_bound.max_running is not null and v_slots > v_room then
-                perform rota._give_slots(array_fill(v_limit.limit_name,
-                    array[v_slots - v_room]));
-            end if;
-        end if;
-        if v_bound.max_running is not null and v_room > 0 then
-            held_limits := coalesce(held_limits, '{}') || (
-                select jsonb_object_agg(w.id::text,
-                    coalesce(held_limits -> w.id::text, '[]') || to_jsonb(v_limit.limit_name))
-                from unnest(v_wanted[:v_room]) as w (id)
-            );
-        end if;
-        v_refused := v_wanted[v_room + 1:];
-        continue when v_refused = '{}';
-
-        ids := array(
-            select i.id from unnest(ids) with ordinality as i (id, ordinal)
-            where i.id <> all(v_refused) order by i.ordinal
-        );
-        v_unused := array(
-            select jsonb_array_elements_text(held_limits -> r.id::text)
-            from unnest(v_refused) as r (id)
-        );
-        if v_unused <> '{}' then
-            -- Jobs that are held for the other limit may have these slots.
-            perform rota._give_slots(v_unused);
-            limits_to_check := limits_to_check || v_unused;
-        end if;
-        held_limits := held_limits - v_refused::text[];
-        if v_limit.queue is not null then
-            full_queues := full_queues || v_limit.queue;
-        else
-            -- Another job may have the slot that one of these was let in for.
-            limits_to_check := limits_to_check || v_limit.limit_name || array(
-                select j.opened_for from rota.jobs as j
-                where j.id = any(v_refused) and j.opened_for is not null
-            );
-            update rota.jobs as j
-            set hold = v_limit.limit_name, opened_for = null where j.id = any(v_refused);
-        end if;
-    end loop;
-end;
-$$;
-
-/* Whether a limit seems to have room; a claim that goes on takes it for certain. */
-create or replace function rota._has_room(limit_name text)
-    returns boolean language plpgsql stable as $$
-declare
-    v_bound constant rota.limits := rota._bound(limit_name);
-begin
-    return num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0 or v_bound.is_settled
-            and (v_bound.max_running is null or rota._free_slots(v_bound, 1) > 0)
-            and (v_bound.max_starts is null or rota._next_start_at(v_bound) <= rota.now());
-end;
-$$;
-
-/*
- * How many slots are free, up to that many: those that are issued, from where this session
- * takes them or, in a full scan, from the first on, and those of parts that are not.
- */
-create or replace function rota._free_slots(
-    bound rota.limits, max_slots integer, is_full boolean default false
-)
-    returns integer language plpgsql stable as $$
-declare
-    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
-    v_first constant bigint := case when not is_full
-        then rota._scan_from('free ' || bound.limit_name, rota.now()) end;
-    v_free integer;
-begin
-    if not rota._is_issued_for(bound.limit_name, bound.max_running) then return 0; end if;
-    v_free := (
-        select count(*)::integer
-        from (
-            select from rota.limit_slots as s
-            where s.limit_name = bound.limit_name and s.version >= coalesce(v_first, 0)
-            order by s.version limit _free_slots.max_slots
-        ) as f
-    );
-    if v_free < max_slots and c_parts > 0 then
-        v_free := v_free + bound.max_running - (
-            select count(*)::integer * (bound.max_running / c_parts)
-                + (count(*) filter (where p.part < bound.max_running % c_parts))::integer
-            from rota.limit_parts as p
-            where p.limit_name = bound.limit_name and p.part between 0 and c_parts - 1
-        );
-    end if;
-    return least(v_free, max_slots);
-end;
-$$;
-
-/*
- * Into how many parts the slots of a limit are split that claims issue; none where maintenance
- * issues them all.  It is the name that says so and not whether the key has a row of its own: a
- * claim that knew the class only may be under way when that row is set.
- */
-create or replace function rota._parts(limit_name text, max_running integer)
-    returns integer language plpgsql immutable as $$
-begin
-    return case
-        when max_running > 10000 or limit_name like 'key %:%'
-        then greatest(least(max_running, 64), max_running / 256)
-        else 0
-    end;
-end;
-$$;
-
-/* Whether all that is issued of a limit is for this setting; else it has to be adjusted. */
-create or replace function rota._is_issued_for(limit_name text, max_running integer)
-    returns boolean language plpgsql stable as $$
-begin
-    return not exists (
-        select from rota.limit_parts as p
-        where p.limit_name = _is_issued_for.limit_name
-          and p.max_running < _is_issued_for.max_running
-    ) and not exists (
-        select from rota.limit_parts as p where p.limit_name = _is_issued_for.limit_name
-          and p.max_running > _is_issued_for.max_running
-    );
-end;
-$$;
-
-/*
- * Take up to that many slots that nobody else has locked; returns how many.  Where there are
- * not enough, parts are issued that were not yet, if there are any.  Who has the lock of a part
- * and then, in another statement, does not see it issued is the only one who issues it; who
- * does not get the lock goes on to another part.
- */
-create or replace function rota._take_slots(bound rota.limits, wanted integer)
-    returns integer language plpgsql as $$
-declare
-    c_scan constant text := 'free ' || bound.limit_name;
-    c_index constant oid := 'rota.limit_slots_pkey'::regclass::oid;
-    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
-    v_now constant timestamptz := rota.now();
-    v_first constant bigint := rota._scan_from(c_scan, v_now);
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
-    v_taken integer;
-    v_oldest bigint;
-    v_issued integer[];
-    v_part integer;
-    v_slots integer;
-begin
-    if not rota._is_issued_for(bound.limit_name, bound.max_running) then return 0; end if;
-    with taken as (
-        delete from rota.limit_slots as s
-        where s.ctid = any(array(
-            select f.ctid from rota.limit_slots as f
-            where f.limit_name = bound.limit_name and f.version >= coalesce(v_first, 0)
-            order by f.version limit _take_slots.wanted for update skip locked
-        ))
-        returning s.version
-    )
-    select count(*)::integer, min(t.version) into v_taken, v_oldest from taken as t;
-    perform rota._keep_scan_from(
-        c_scan, v_now, v_first is null, c_index, v_walked,
-        coalesce(
-            v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
-    if v_taken = wanted or c_parts = 0 then return v_taken; end if;
-
-    v_issued := array(
-        select p.part from rota.limit_parts as p
-        where p.limit_name = bound.limit_name and p.part between 0 and c_parts - 1
-    );
-    if cardinality(v_issued) >= c_parts then return v_taken; end if;
-    v_part := floor(random() * c_parts)::integer;
-    for v_step in 1..c_parts loop
-        exit when v_taken = wanted;
-        v_part := (v_part + 1) % c_parts;
-        continue when v_part = any(v_issued);
-        continue when not rota._lock_part(bound.limit_name, v_part);
-        continue when exists (
-            select from rota.limit_parts as p
-            where p.limit_name = bound.limit_name and p.part = v_part
-        );
-
-        v_slots := bound.max_running / c_parts
-            + (v_part < bound.max_running % c_parts)::integer;
-        insert into rota.limit_parts (limit_name, part, max_running, slots)
-        values (bound.limit_name, v_part, bound.max_running, v_slots);
-        perform rota._give_slots(array_fill(bound.limit_name,
-            array[greatest(0, v_slots - (wanted - v_taken))]));
-        v_taken := least(v_taken + v_slots, wanted);
-    end loop;
-    return v_taken;
-end;
-$$;
-
-create or replace function rota._lock_part(limit_name text, part integer)
-    returns boolean language plpgsql as $$
-begin return pg_try_advisory_xact_lock(1919907960, hashtext(part || ' ' || limit_name)); end;
-$$;
-
-/* Slots are free again: new rows, behind all others. */
-create or replace function rota._give_slots(limit_names text[])
-    returns void language plpgsql as $$
-begin
-    insert into rota.limit_slots (limit_name)
-    select n.limit_name from unnest(_give_slots.limit_names) as n (limit_name);
 end;
 $$;
 
@@ -483,11 +165,11 @@ end;
 $$;
 
 /*
- * Let held jobs of a limit into their lanes, but for those that somebody has locked, until
+ * Let held jobs of a limit into their lanes, but for those that a session has locked, until
  * there are max_jobs, or as many as slots are free; returns how many were let in.  So many of
- * each queue and type, of up to 20, since nobody knows which of those have workers.  Those that
- * are in their lanes already count: else they would become more and more where no worker takes
- * them, and claims would have to walk past them.
+ * each queue and type, of up to 20, since it is not known which of those have workers.  Those
+ * that are in their lanes already count: else they would become more and more where no worker
+ * takes them, and claims would have to walk past them.
  *
  * An end that gives slots back tells how many, and lets in no more than these, or 20: while a
  * hundred are in their lanes, or after one end of twenty, it then has nothing to do.
@@ -506,7 +188,7 @@ declare
     v_walked bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_kinds jsonb := '[]'::jsonb;
     v_kind record;
-    v_room integer := max_jobs;
+    v_free integer := max_jobs;
     v_first record;
     v_open record;
     v_ids bigint[];
@@ -539,11 +221,11 @@ begin
         end if;
         if v_is_needed then
             -- Slots before jobs: a claim takes both.
-            v_room := coalesce(v_room, rota._free_slots(rota._bound(limit_name), 200), 200);
-            -- Before any is locked: who ends one of these meanwhile opens the next himself.
+            v_free := coalesce(v_free, rota._free_slots(rota._bound(limit_name), 200), 200);
+            -- Before any is locked: the end of one of these opens the next by itself.
             select o.jobs, o.id into v_open
             from rota._opened(limit_name, v_kind.queue, v_kind.job_type, v_first.lane,
-                v_kind.open_id, v_room) as o;
+                v_kind.open_id, v_free) as o;
             v_ids := array(
                 select j.id from rota.jobs as j
                 where j.hold = _open_held.limit_name
@@ -553,7 +235,7 @@ begin
                     >= (v_first.lane, v_first.place)
                 order by coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id
                 limit least(100, greatest(20, coalesce(slots_given, 100)),
-                    v_room - v_open.jobs)
+                    v_free - v_open.jobs)
                 for update skip locked
             );
             v_kind.lane := v_first.lane;
@@ -635,96 +317,10 @@ end;
 $$;
 
 /*
- * How a rate is counted: the time from one start to the next and the length of a cell, in whole
- * microseconds, how many may start in one, and how many cells back a start may come from; of
- * the last one only what is left of the burst.
- */
-create or replace function rota._cells(
-    bound rota.limits, out gap bigint, out length bigint, out starts integer, out cells integer,
-    out oldest_starts integer
-)
-    language plpgsql immutable as $$
-declare
-    c_burst constant integer := coalesce(bound.burst, 1);
-begin
-    gap := ceil(
-        extract(epoch from coalesce(bound.per, '1 second')) * 1000000 / bound.max_starts
-    )::bigint;
-    starts := (c_burst + 15) / 16;
-    length := gap * starts;
-    cells := (c_burst + starts - 1) / starts;
-    oldest_starts := c_burst - (cells - 1) * starts;
-end;
-$$;
-
-/*
- * Start up to that many at a rate; returns how many may.  Who has the lock of a cell sees in
- * the next statement all that started in it.
- */
-create or replace function rota._take_starts(bound rota.limits, wanted integer)
-    returns integer language plpgsql as $$
-declare
-    v_rate record;
-    v_now bigint;
-    v_cell bigint;
-    v_room integer;
-    v_taken integer := 0;
-begin
-    select c.* into v_rate from rota._cells(bound) as c;
-    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
-    for v_step in 1..v_rate.cells loop
-        exit when v_taken >= wanted;
-        v_cell := v_now - v_rate.cells + v_step;
-        continue when not pg_try_advisory_xact_lock(1919907961,
-            hashtext(v_cell || ' ' || bound.limit_name));
-        v_room := case when v_step = 1 then v_rate.oldest_starts
-                else v_rate.starts end - (
-            select coalesce(sum(s.starts), 0)::integer from rota.limit_starts as s
-            where s.limit_name = bound.limit_name and s.cell = v_cell
-        );
-        continue when v_room <= 0;
-        v_room := least(v_room, wanted - v_taken);
-        insert into rota.limit_starts (limit_name, cell, starts, purge_at)
-        values (bound.limit_name, v_cell, v_room,
-            rota.now() + v_rate.cells * v_rate.length * interval '1 microsecond');
-        v_taken := v_taken + v_room;
-    end loop;
-    return v_taken;
-end;
-$$;
-
-/* When the next job may start at a rate, as far as is committed; not after now if one may. */
-create or replace function rota._next_start_at(bound rota.limits)
-    returns timestamptz language plpgsql stable as $$
-declare
-    v_rate record;
-    v_now bigint;
-    v_used integer;
-begin
-    select c.* into v_rate from rota._cells(bound) as c;
-    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
-    select coalesce(sum(c.used), 0)::integer into v_used
-    from (
-        select least(sum(s.starts), case when s.cell = v_now - v_rate.cells + 1
-            then v_rate.oldest_starts else v_rate.starts end) as used
-        from rota.limit_starts as s
-        where s.limit_name = bound.limit_name
-          and s.cell between v_now - v_rate.cells + 1 and v_now
-        group by s.cell
-    ) as c;
-    return case
-        when v_used < coalesce(bound.burst, 1)
-        then 'epoch'::timestamptz + v_now * v_rate.length * interval '1 microsecond'
-        else 'epoch'::timestamptz + (v_now + 1) * v_rate.length * interval '1 microsecond'
-    end;
-end;
-$$;
-
-/*
  * Look again at a limit: jobs may be held that can start, or its setting has changed.  The
- * subject is its name, in the second look with a transaction id in front: when all before that
- * one are over, those who gave slots back and could not see the held job have come and gone,
- * and everybody who runs now will see it when he ends.
+ * subject is its name, in the second check with a transaction id in front: when all before that
+ * one are over, those that gave slots back and could not see the held job have ended, and every
+ * job that runs now will see it at its end.
  */
 create or replace function rota._check_limit(subject text)
     returns boolean language plpgsql as $$
@@ -735,19 +331,20 @@ declare
     v_free integer := 1000;
     v_next timestamptz := rota.now();
     v_opened integer;
-    v_is_settled boolean;
+    v_is_backfilled boolean;
 begin
-    v_is_settled := rota._settle_limit(c_name);
+    v_is_backfilled := rota._backfill_limit(c_name);
     v_bound := rota._bound(c_name);
     if c_name like 'queue %' then
         if v_bound.max_running is not null then
-            v_is_settled := v_bound.is_settled and rota._settle_slots(v_bound) and v_is_settled;
+            v_is_backfilled := v_bound.is_backfilled and rota._adjust_slots(v_bound)
+              and v_is_backfilled;
         end if;
         perform rota._notify(substr(c_name, 7));
-        return v_is_settled;
+        return v_is_backfilled;
     elsif c_name like '%:*' then
         perform rota._check_class(c_name);
-        return v_is_settled;
+        return v_is_backfilled;
     end if;
 
     if num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0 then
@@ -755,7 +352,9 @@ begin
         if v_opened > 0 then perform rota._add_checks('limit', array[c_name]); end if;
         return v_opened > 0 or not rota._has_held(c_name);
     elsif v_bound.max_running is not null then
-        if not v_bound.is_settled or not rota._settle_slots(v_bound) then return false; end if;
+        if not (v_bound.is_backfilled and rota._adjust_slots(v_bound)) then
+            return false;
+        end if;
         v_free := rota._free_slots(v_bound, 1000, true);
     end if;
     if v_bound.max_starts is not null then v_next := rota._next_start_at(v_bound); end if;
@@ -767,7 +366,7 @@ begin
                 else least(v_free, coalesce(v_bound.burst, 1)) end);
     end if;
     if not rota._has_held(c_name) then
-        return v_is_settled;
+        return v_is_backfilled;
     elsif v_next > rota.now() then
         perform rota._check_later(c_name, v_next);
     elsif v_free > 0 and v_bound.max_starts is not null then
@@ -779,7 +378,7 @@ begin
         perform rota._check_later(c_name, rota.now() + interval '1 second');
     elsif v_free > 0 then
         -- Those that were opened open the next when they end, if there is a limit at all.
-        return v_is_settled and v_bound.max_running is not null and exists (
+        return v_is_backfilled and v_bound.max_running is not null and exists (
             select from rota.jobs as j
             where j.opened_for = c_name and j.hold is null and j.status in ('queued', 'failed')
         );
@@ -788,12 +387,12 @@ begin
             'limit',
             array[format('%s %s', greatest(pg_current_xact_id(),
                 pg_snapshot_xmax(pg_current_snapshot())), c_name)],
-            -- Nor does anybody remember where to scan from for longer than 2 seconds.
+            -- Nor does any session remember where to scan from for longer than 2 seconds.
             rota.now() + interval '2100 milliseconds');
     elsif pg_snapshot_xmin(pg_current_snapshot()) < c_horizon then
         return false;
     end if;
-    return v_is_settled;
+    return v_is_backfilled;
 end;
 $$;
 
@@ -813,8 +412,8 @@ end;
 $$;
 
 /*
- * Jobs of this kind will not take the room that they were let into their lanes for: have held
- * ones looked at.
+ * Jobs of this kind will not take the slots that they were let into their lanes for: have held
+ * ones checked.
  */
 create or replace function rota._check_held_of(job_type text, limit_key text)
     returns void language plpgsql as $$
@@ -854,7 +453,7 @@ $$;
  * until every transaction from before has ended, and so it is while one that runs is not
  * counted by a row of its own.
  */
-create or replace function rota._settle_limit(limit_name text)
+create or replace function rota._backfill_limit(limit_name text)
     returns boolean language plpgsql as $$
 declare
     v_limit rota.limits;
@@ -863,11 +462,11 @@ declare
     v_is_counted boolean;
 begin
     select l.* into v_limit from rota.limits as l
-    where l.limit_name = _settle_limit.limit_name
-      and (not l.is_settled or l.settled_xid is not null)
+    where l.limit_name = _backfill_limit.limit_name
+      and (not l.is_backfilled or l.backfill_xid is not null)
     for update skip locked;
     if not found then
-        -- Locked by somebody who is changing it, and leaves a check.
+        -- Locked by a session that is changing it, and leaves a check.
         return true;
     end if;
 
@@ -876,7 +475,7 @@ begin
             when limit_name like '%:*' then rota._names_to_count(v_limit)
             else array[limit_name]
         end;
-        -- Of two who count for one limit, that of a key and that of its class, one.
+        -- Of two sessions that count for one limit, of a key and of its class, one.
         v_locked := array(
             select n.name from unnest(v_names) as n (name) where rota._lock_part(n.name, -1)
         );
@@ -886,17 +485,17 @@ begin
     v_is_counted := v_limit.max_running is null
         or not exists (select from rota._uncounted(v_limit));
     update rota.limits as l
-    set is_settled = v_limit.max_running is null or v_locked @> v_names,
-        settled_xid = case
+    set is_backfilled = v_limit.max_running is null or v_locked @> v_names,
+        backfill_xid = case
             when l.max_running is null then null
-            when not l.is_settled or l.settled_xid = '18446744073709551615'
+            when not l.is_backfilled or l.backfill_xid = '18446744073709551615'
             -- A snapshot alone does not know of those that began after the last that ended.
             then greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot()))
-            when l.settled_xid > pg_snapshot_xmin(pg_current_snapshot()) then l.settled_xid
-            when not v_is_counted then l.settled_xid
+            when l.backfill_xid > pg_snapshot_xmin(pg_current_snapshot()) then l.backfill_xid
+            when not v_is_counted then l.backfill_xid
         end
     where l.limit_name = v_limit.limit_name returning l.* into v_limit;
-    return v_limit.is_settled and v_limit.settled_xid is null;
+    return v_limit.is_backfilled and v_limit.backfill_xid is null;
 end;
 $$;
 
@@ -907,10 +506,7 @@ begin
     return query
     select j.id, n.name from rota.jobs as j
     cross join lateral (
-        select case
-                when bound.limit_key is not null then 'key ' || j.limit_key
-                else bound.limit_name
-            end as name
+        select rota._counted_name(bound, j.limit_key) as name
     ) as n
     where j.status = 'running' and j.locked_until is not null
       and (j.queue = bound.queue or j.job_type = bound.job_type
@@ -919,6 +515,15 @@ begin
           and bound.limit_name = any(rota._key_limits(j.limit_key))
           and not exists (select from rota.limits as l where l.limit_name = n.name)))
       and (n.name = any(j.held_limits)) is not true;
+end;
+$$;
+
+/* Under which name a job with this key counts for a limit: for that of a class by its key. */
+create or replace function rota._counted_name(bound rota.limits, limit_key text)
+    returns text language plpgsql immutable as $$
+begin
+    return case when bound.limit_key is not null then 'key ' || _counted_name.limit_key
+        else bound.limit_name end;
 end;
 $$;
 
@@ -938,7 +543,7 @@ $$;
 
 /*
  * Let running jobs that count for these names hold a slot of each, up to a thousand of those
- * that nobody has locked, and part -2 those of all others.  What part -2 held for jobs that
+ * that no session has locked, and part -2 those of all others.  What part -2 held for jobs that
  * have ended is given back.
  */
 create or replace function rota._count_running(bound rota.limits, names text[])
@@ -951,26 +556,18 @@ declare
 begin
     with counted as (
         update rota.jobs as j
-        set held_limits = coalesce(j.held_limits, '{}') || case
-                when bound.limit_key is not null then 'key ' || j.limit_key
-                else bound.limit_name
-            end
+        set held_limits = coalesce(j.held_limits, '{}')
+                || rota._counted_name(bound, j.limit_key)
         where j.id = any(array(
             select r.id from rota.jobs as r
             where r.id = any(array(
                 select u.id from rota._uncounted(bound, names) as u order by u.id limit 1000
             ))
               and r.status = 'running' and r.locked_until is not null
-              and (case
-                    when bound.limit_key is not null then 'key ' || r.limit_key
-                    else bound.limit_name
-                end = any(r.held_limits)) is not true
+              and (rota._counted_name(bound, r.limit_key) = any(r.held_limits)) is not true
             order by r.id for update skip locked
         ))
-        returning case
-                when bound.limit_key is not null then 'key ' || j.limit_key
-                else bound.limit_name
-            end as limit_name
+        returning rota._counted_name(bound, j.limit_key) as limit_name
     )
     select array_agg(c.limit_name) into v_counted from counted as c;
 
@@ -987,7 +584,7 @@ begin
         left join rota.limit_parts as p on p.limit_name = n.name and p.part = -2
     loop
         if v_new > 0 then
-            -- In use already, whatever the capacity: _settle_slots() makes up for them.
+            -- In use already, whatever the capacity: _adjust_slots() makes up for them.
             insert into rota.limit_parts as p (limit_name, part, max_running, slots)
             values (v_name, -1, -1, v_new)
             on conflict on constraint limit_parts_pkey do update
@@ -1001,7 +598,7 @@ begin
             values (v_name, -2, -1, -v_others);
         end if;
         if v_name <> bound.limit_name then
-            perform rota._settle_slots(rota._bound(v_name));
+            perform rota._adjust_slots(rota._bound(v_name));
         end if;
     end loop;
 end;
@@ -1012,7 +609,7 @@ $$;
  * While it is not, nothing starts under the limit.  What is too much is taken from parts that
  * were not issued, then from free slots, and else from those that are given back later.
  */
-create or replace function rota._settle_slots(bound rota.limits)
+create or replace function rota._adjust_slots(bound rota.limits)
     returns boolean language plpgsql as $$
 declare
     c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
@@ -1023,7 +620,7 @@ begin
         select from rota.limit_parts as p where p.limit_name = bound.limit_name
     )) then
         return true;
-    -- Of two who adjust one limit, one; and nobody takes this part back.
+    -- Of two sessions that adjust one limit, one; and none takes this part back.
     elsif not rota._lock_part(bound.limit_name, -1) then
         return false;
     end if;
@@ -1126,7 +723,7 @@ begin
     select array_agg(p.part), sum(p.slots) into v_parts, v_issued from rota.limit_parts as p
     where p.limit_name = _purge_slots.limit_name;
     if cardinality(v_rows) < v_issued
-      or (select b.settled_xid from rota._bound(_purge_slots.limit_name) as b) is not null then
+      or (select b.backfill_xid from rota._bound(_purge_slots.limit_name) as b) is not null then
         -- Asked again in an hour.
         update rota.limit_parts as p
         set checked_at = rota.now() where p.limit_name = _purge_slots.limit_name;

@@ -24,31 +24,31 @@
  * may have come in since.
  */
 
-/* Open the first of a line, if it has no head; false if it is not to be known now. */
+/* Open the first job of a key, if that has no head; false if it is not to be known now. */
 create or replace function rota._check_order(ordering_key text)
     returns boolean language plpgsql as $$
 declare
-    v_head_id constant bigint := rota._line_head(ordering_key, 0);
+    v_head_id constant bigint := rota._key_head(ordering_key, 0);
 begin
-    -- Without the lock of the key, which only who may have to open it needs.
+    -- Without the lock of the key, which is only needed to open it.
     if v_head_id is not null then return rota._still_to_end(array[v_head_id]) <> '{}'; end if;
-    return rota._open_line(ordering_key, null, 1000);
+    return rota._open_head(ordering_key, null, 1000);
 end;
 $$;
 
 /*
- * The head of a line, if its id is greater than this one.  From the newest entry on: those of
+ * The head of a key, if its id is greater than this one.  From the newest entry on: those of
  * heads that have ended are in front of it.
  */
-create or replace function rota._line_head(ordering_key text, after_id bigint)
+create or replace function rota._key_head(ordering_key text, after_id bigint)
     returns bigint language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 begin
     return (
         -- By a range of one key, so that no planner walks the primary key.
         select j.id from rota.jobs as j
-        where j.ordering_key >= _line_head.ordering_key
-          and j.ordering_key <= _line_head.ordering_key and j.id > _line_head.after_id
+        where j.ordering_key >= _key_head.ordering_key
+          and j.ordering_key <= _key_head.ordering_key and j.id > _key_head.after_id
           and j.status <> 'blocked'
         order by j.ordering_key desc, j.id desc limit 1
     );
@@ -56,11 +56,11 @@ end;
 $$;
 
 /*
- * Make the first job of a line its head, if the line has none; false where it has to be looked
- * at again, because another session is at it.  Who has just ended the head, of that id, owns
- * its place; any other takes the lock of the key for it, at most so many in its transaction.
+ * Make the first job of a key its head, if the key has none; false where it has to be checked
+ * again, because another session is at it.  The transaction that has just ended the head, of
+ * that id, owns its place; any other takes the lock of the key for it, at most so many.
  */
-create or replace function rota._open_line(
+create or replace function rota._open_head(
     ordering_key text, ended_id bigint, max_locks integer
 )
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
@@ -80,11 +80,11 @@ begin
         return false;
     end if;
 
-    v_job_id := rota._line_head(ordering_key, coalesce(ended_id, 0));
+    v_job_id := rota._key_head(ordering_key, coalesce(ended_id, 0));
     if v_job_id is not null then
         return rota._still_to_end(array[v_job_id]) <> '{}';
     elsif exists (
-        select from rota.halted_keys as s where s.ordering_key = _open_line.ordering_key
+        select from rota.halted_keys as s where s.ordering_key = _open_head.ordering_key
     ) then
         return true;
     end if;
@@ -93,8 +93,8 @@ begin
     v_job_id := (
         -- By a range of one key, so that no planner walks the primary key.
         select j.id from rota.jobs as j
-        where j.ordering_key >= _open_line.ordering_key
-          and j.ordering_key <= _open_line.ordering_key and j.status = 'blocked'
+        where j.ordering_key >= _open_head.ordering_key
+          and j.ordering_key <= _open_head.ordering_key and j.status = 'blocked'
           and j.id >= coalesce(v_start, 0)
         order by j.ordering_key, j.id limit 1
     );
@@ -119,7 +119,7 @@ begin
         v_parent_id := rota._newest_parent(v_job_id);
     end if;
     if v_parent_id is not null then
-        -- Its last parent looks at the line, if that is not just ending.
+        -- The end of its last parent looks at the key, if that is not under way.
         if rota._still_to_end(array[v_parent_id]) = '{}' then
             perform rota._add_checks('job', array[v_job_id::text]);
         end if;
@@ -166,7 +166,7 @@ $$;
  * New jobs of keys, all blocked and of this transaction: make those the head whose key has no
  * other job, and leave a check for the others.
  */
-create or replace function rota._enter_lines(job_ids bigint[])
+create or replace function rota._enter_keys(job_ids bigint[])
     returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_key text;
@@ -176,9 +176,9 @@ declare
 begin
     for v_key, v_job_id in
         select j.ordering_key, min(j.id) from rota.jobs as j
-        where j.id = any(_enter_lines.job_ids) group by j.ordering_key order by min(j.id)
+        where j.id = any(_enter_keys.job_ids) group by j.ordering_key order by min(j.id)
     loop
-        if rota._newest_parent(v_job_id) is null and rota._take_line(v_key, v_job_id) then
+        if rota._newest_parent(v_job_id) is null and rota._may_be_head(v_key, v_job_id) then
             v_heads := v_heads || v_job_id;
         else
             v_behind := v_behind || v_key;
@@ -191,16 +191,16 @@ end;
 $$;
 
 /* Whether this job may become the head of its key, which no other session makes then. */
-create or replace function rota._take_line(ordering_key text, job_id bigint)
+create or replace function rota._may_be_head(ordering_key text, job_id bigint)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 begin
-    if not (rota._is_line_empty(ordering_key, job_id)
+    if not (rota._is_key_idle(ordering_key, job_id)
         and rota._try_lock_key(ordering_key, 32)) then
         return false;
     end if;
     -- Asked again, with a snapshot that is younger than the lock.
-    return rota._is_line_empty(ordering_key, job_id);
+    return rota._is_key_idle(ordering_key, job_id);
 end;
 $$;
 
@@ -208,20 +208,20 @@ $$;
  * Whether a key is not halted and has no head, nor a job in front of this one.  From the newest
  * entry on: those of jobs that have ended are in front of it.
  */
-create or replace function rota._is_line_empty(ordering_key text, job_id bigint)
+create or replace function rota._is_key_idle(ordering_key text, job_id bigint)
     returns boolean language plpgsql stable as $$
 begin
     -- By ranges of one key, so that no planner walks the primary key.
     return not exists (
-        select from rota.halted_keys as s where s.ordering_key = _is_line_empty.ordering_key
+        select from rota.halted_keys as s where s.ordering_key = _is_key_idle.ordering_key
     ) and (
-        select j.id from rota.jobs as j where j.ordering_key >= _is_line_empty.ordering_key
-          and j.ordering_key <= _is_line_empty.ordering_key and j.status <> 'blocked'
+        select j.id from rota.jobs as j where j.ordering_key >= _is_key_idle.ordering_key
+          and j.ordering_key <= _is_key_idle.ordering_key and j.status <> 'blocked'
         order by j.ordering_key desc, j.id desc limit 1
     ) is null and (
-        select j.id from rota.jobs as j where j.ordering_key >= _is_line_empty.ordering_key
-          and j.ordering_key <= _is_line_empty.ordering_key and j.status = 'blocked'
-          and j.id < _is_line_empty.job_id
+        select j.id from rota.jobs as j where j.ordering_key >= _is_key_idle.ordering_key
+          and j.ordering_key <= _is_key_idle.ordering_key and j.status = 'blocked'
+          and j.id < _is_key_idle.job_id
         order by j.ordering_key desc, j.id desc limit 1
     ) is null;
 end;
@@ -231,7 +231,7 @@ $$;
  * Jobs of keys have ended, given as rows of jobs: a dead head halts its key, and behind any
  * other the next becomes the head.
  */
-create or replace function rota._leave_lines(jobs jsonb, old_status text, new_status text)
+create or replace function rota._leave_keys(jobs jsonb, old_status text, new_status text)
     returns void language plpgsql as $$
 declare
     v_key text;
@@ -240,21 +240,21 @@ declare
 begin
     insert into rota.halted_keys (ordering_key, job_id, halted_since)
     select e.ordering_key, e.id, rota.now()
-    from jsonb_populate_recordset(null::rota.jobs, _leave_lines.jobs) as e
-    where _leave_lines.new_status = 'dead' and not e.skip_dead on conflict do nothing;
+    from jsonb_populate_recordset(null::rota.jobs, _leave_keys.jobs) as e
+    where _leave_keys.new_status = 'dead' and not e.skip_dead on conflict do nothing;
 
     for v_key, v_job_id in
         select e.ordering_key, max(e.id)
-        from jsonb_populate_recordset(null::rota.jobs, _leave_lines.jobs) as e
-        where e.ordering_key is not null and (_leave_lines.new_status <> 'dead' or e.skip_dead)
+        from jsonb_populate_recordset(null::rota.jobs, _leave_keys.jobs) as e
+        where e.ordering_key is not null and (_leave_keys.new_status <> 'dead' or e.skip_dead)
         group by e.ordering_key
     loop
-        -- An older snapshot does not show who is next.
+        -- An older snapshot does not show which is next.
         if current_setting('transaction_isolation') <> 'read committed'
           or not (
             case
                 when old_status = 'blocked' then rota._check_order(v_key)
-                else rota._open_line(v_key, v_job_id, 32)
+                else rota._open_head(v_key, v_job_id, 32)
             end
           ) then
             v_behind := v_behind || v_key;
@@ -284,7 +284,7 @@ begin
     end if;
 
     if current_setting('transaction_isolation') = 'read committed' then
-        perform rota._open_line(ordering_key, v_job_id, 32);
+        perform rota._open_head(ordering_key, v_job_id, 32);
     end if;
     -- A job that came in meanwhile saw that the key was halted.
     perform rota._add_checks('order', array[ordering_key]);

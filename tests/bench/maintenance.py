@@ -39,8 +39,8 @@ FINISHED = """
 KINDS = {
     "keys": (
         "idempotency_keys",
-        "insert into rota.idempotency_keys (idempotency_key, {expires_at})"
-        " select 'k' || n, now() - interval '1 hour' + n * interval '1 microsecond'"
+        "insert into rota.idempotency_keys (idempotency_key, key_scope, {expires_at})"
+        " select 'k' || n, 'x', now() - interval '1 hour' + n * interval '1 microsecond'"
         " from generate_series(1, {rows}) as n",
     ),
     "effects": (

@@ -89,7 +89,7 @@ UNGUARDED = {
     "_place_jobs": "takes waiting rows that the caller has locked",
     "_hold_new": "takes waiting rows that the caller has locked",
     "_open_held": "takes waiting rows that it has just locked",
-    "_give_turns": "takes waiting rows that the caller has locked",
+    "_give_places": "takes waiting rows that the caller has locked",
     "_take_out": "takes waiting rows that it has just locked",
     "_claim_carriers": "takes rows that it has just locked in a waiting state",
     "_admit_jobs": "takes rows that the claim has just locked in a waiting state",
@@ -130,9 +130,7 @@ LOCKS = {
     "_notify_for_new": _GLANCE,
     "_archive_jobs": _GLANCE,
     "_notify_results": _GLANCE,
-    "_hold_result_locks": {"pg_advisory_lock_shared"},
-    "_give_up_result_locks": {"pg_advisory_unlock_shared"},
-    "_holds_result_lock": {"advisory"},
+    "wait_for_result": {"advisory", "pg_advisory_lock_shared", "pg_advisory_unlock_shared"},
 }
 # Neither is possible where a procedure commits: it runs as its caller, on a path of its own.
 COMMITTING = ["tick_loop"]

@@ -100,8 +100,10 @@ def test_functions_that_it_does_not_read_are_one_statement_each(
         "_access",
         "_bucket",
         "_bucket_time",
+        "_from_micros",
         "_has_just_started",
         "_is_sound",
+        "_micros",
         "_scan_setting",
         "version",
     ]

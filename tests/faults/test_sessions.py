@@ -168,9 +168,7 @@ def test_no_other_function_takes_an_advisory_lock(
         "_give_up",
         "_leap",
         "_archive_jobs",
-        "_hold_result_locks",
-        "_holds_result_lock",
-        "_give_up_result_locks",
+        "wait_for_result",
         "_notify_results",
     }
 

@@ -72,13 +72,13 @@ MUTANTS: dict[str, list[Mutation]] = {
             "case when f.pipeline is null then 0::bigint\n",
         )
     ],
-    "a dead job that holds nobody up": [("_leave_lines", "and not e.skip_dead", "and false")],
+    "a dead job that holds nobody up": [("_leave_keys", "and not e.skip_dead", "and false")],
     "an ordering key whose jobs do not wait": [
-        ("_line_head", "and j.status <> 'blocked'", "and false"),
+        ("_key_head", "and j.status <> 'blocked'", "and false"),
         (
-            "_open_line",
-            "where j.ordering_key >= _open_line.ordering_key",
-            "where j.ordering_key = _open_line.ordering_key",
+            "_open_head",
+            "where j.ordering_key >= _open_head.ordering_key",
+            "where j.ordering_key = _open_head.ordering_key",
         ),
     ],
     "a parent that nobody waits for": [
@@ -100,12 +100,12 @@ MUTANTS: dict[str, list[Mutation]] = {
         ("_check_waits", "num_nonnulls(depends_on, ordering_key) > 0 then", "false then")
     ],
     "a limit with a slot too many": [
-        ("_settle_slots", "then bound.max_running else 0", "then bound.max_running + 1 else 0")
+        ("_adjust_slots", "then bound.max_running else 0", "then bound.max_running + 1 else 0")
     ],
     "a start that its rate does not count": [
         (
             "_take_starts",
-            "bound.limit_name, v_cell, v_room",
+            "bound.limit_name, v_cell, v_free",
             "bound.limit_name, v_cell, 0",
         )
     ],

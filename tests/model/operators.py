@@ -54,7 +54,7 @@ class Operated(Limits):
         job.status = "blocked"
         if job.ordering_key and self.halted.get(job.ordering_key, [0])[0] == job.id:
             del self.halted[job.ordering_key]
-            self._open_line(job.ordering_key)
+            self._open_head(job.ordering_key)
         else:
             self._come_in(job)
 

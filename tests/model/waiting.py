@@ -120,11 +120,11 @@ class Waiting:
         if parents and not self.jobs[max(parents)].is_live:
             self._check("job", job.id)
         elif not parents and job.ordering_key:
-            self._open_line(job.ordering_key)
+            self._open_head(job.ordering_key)
         elif not parents:
             job.status = "queued"
 
-    def _open_line(self, key: str) -> None:
+    def _open_head(self, key: str) -> None:
         line = self._line(key)
         if key in self.halted or {job.status for job in line} != {"blocked"}:
             return
@@ -138,7 +138,7 @@ class Waiting:
         if job.ordering_key and job.status == "dead" and not job.skip_dead:
             self.halted.setdefault(job.ordering_key, [job.id, self.now])
         elif job.ordering_key:
-            self._open_line(job.ordering_key)
+            self._open_head(job.ordering_key)
 
     def _do_checks(self) -> None:
         """Do the checks that other transactions have left."""
@@ -146,7 +146,7 @@ class Waiting:
         self.checks -= due
         for kind, subject in sorted({check[:2] for check in due}):
             if kind == "order":
-                self._open_line(subject)
+                self._open_head(subject)
             elif kind == "job":
                 self._check_job(self.jobs[int(subject)])
             else:
@@ -195,5 +195,5 @@ class Waiting:
         if ordering_key not in self.halted:
             raise Refused("RT012")
         halted = self.halted.pop(ordering_key)[:1]
-        self._open_line(ordering_key)
+        self._open_head(ordering_key)
         return [halted]

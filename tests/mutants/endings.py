@@ -10,7 +10,7 @@ ENDINGS = (
         "A batch of endings waits for a run of a pipeline that another session has locked.",
         "races/test_pipelines.py",
         sql(
-            "waiting/pipelines",
+            "jobs/finish",
             "and j.pipeline is not null for update skip locked",
             "and j.pipeline is not null for update",
         ),
@@ -249,10 +249,10 @@ begin
             "maintenance/sweep",
             """\
           and j.locked_until < v_now
-          and j.locked_until >= v_since
+          and j.locked_until >= rota._from_micros(v_since)
         order by""",
             """\
-          and j.locked_until >= v_since
+          and j.locked_until >= rota._from_micros(v_since)
         order by""",
         ),
     ),
@@ -264,11 +264,11 @@ begin
             "maintenance/sweep",
             """\
           and j.locked_until < v_now
-          and j.locked_until >= v_since
+          and j.locked_until >= rota._from_micros(v_since)
         order by""",
             """\
           and j.locked_until <= v_now
-          and j.locked_until >= v_since
+          and j.locked_until >= rota._from_micros(v_since)
         order by""",
         ),
     ),

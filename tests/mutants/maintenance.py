@@ -143,11 +143,11 @@ MAINTENANCE = (
     ),
     mutant(
         "tick-stops-at-a-failure",
-        "Where the schedules fail, a tick does nothing at all.",
+        "Where one part fails, a tick does nothing at all.",
         "sql/maintenance/test_tick.py",
         sql(
             "maintenance/tick",
-            "raise warning 'schedules failed and will be tried again: %', sqlerrm;",
+            "raise warning '% failed and will be tried again: %', v_part, sqlerrm;",
             "raise;",
         ),
     ),
@@ -180,7 +180,7 @@ MAINTENANCE = (
         "Of two that finish a stage at once both are told that they have.",
         "races/test_pipelines.py",
         sql(
-            "waiting/pipelines",
+            "jobs/finish",
             "        for update\n    )\n    select\n        array_agg(h.id)",
             "    )\n    select\n        array_agg(h.id)",
         ),

@@ -50,11 +50,11 @@ MUTANTS = {
     "a key that has two heads": (
         "order",
         [
-            ("_line_head", "and j.status <> 'blocked'", "and false"),
+            ("_key_head", "and j.status <> 'blocked'", "and false"),
             (
-                "_open_line",
-                "where j.ordering_key >= _open_line.ordering_key",
-                "where j.ordering_key = _open_line.ordering_key",
+                "_open_head",
+                "where j.ordering_key >= _open_head.ordering_key",
+                "where j.ordering_key = _open_head.ordering_key",
             ),
         ],
         "beside job",
@@ -63,19 +63,19 @@ MUTANTS = {
         "order",
         [
             (
-                "_open_line",
-                "where j.ordering_key >= _open_line.ordering_key",
-                "where j.ordering_key = _open_line.ordering_key",
+                "_open_head",
+                "where j.ordering_key >= _open_head.ordering_key",
+                "where j.ordering_key = _open_head.ordering_key",
             ),
-            ("_open_line", "order by j.ordering_key, j.id", "order by j.id desc"),
+            ("_open_head", "order by j.ordering_key, j.id", "order by j.id desc"),
         ],
         "started before",
     ),
     "a dead job that holds nobody up": (
         "order",
         [
-            ("_leave_lines", "and not e.skip_dead", "and false"),
-            ("_leave_lines", "(_leave_lines.new_status <> 'dead' or e.skip_dead)", "true"),
+            ("_leave_keys", "and not e.skip_dead", "and false"),
+            ("_leave_keys", "(_leave_keys.new_status <> 'dead' or e.skip_dead)", "true"),
         ],
         "although job",
     ),
@@ -83,7 +83,7 @@ MUTANTS = {
         "order",
         [
             (
-                "_leave_lines",
+                "_leave_keys",
                 "where e.ordering_key is not null",
                 "where e.rerun_payload is not null",
             )

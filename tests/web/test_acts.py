@@ -144,7 +144,7 @@ def test_what_a_setting_was_before_it_is_again(http: httpx.Client, db_of_page: D
     )
     db_of_page.execute("select rota.pause_queue('acts', 'the reason', '2999-01-01 UTC')")
     changing = (
-        "{paused_at,paused_by,updated_at,is_settled,settled_xid,disabled_at,anchored_at,"
+        "{paused_at,paused_by,updated_at,is_backfilled,backfill_xid,disabled_at,anchored_at,"
         "created_at}"
     )
 

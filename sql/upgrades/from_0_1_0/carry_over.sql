@@ -54,8 +54,8 @@ select q.xmin as written_by, rota._pause_name(q.queue, null) as pause_name, q.qu
 from rota_0_1_0.queues as q where q.is_paused;
 create view rota_0_1_0._limits as
 select l.xmin as written_by, l.limit_name, l.queue, l.job_type, l.limit_key, l.max_running,
-    l.max_starts, l.per, l.burst, l.weight, l.created_at, l.updated_at, false as is_settled,
-    xid8 '18446744073709551615' as settled_xid
+    l.max_starts, l.per, l.burst, l.weight, l.created_at, l.updated_at, false as is_backfilled,
+    xid8 '18446744073709551615' as backfill_xid
 from rota_0_1_0.limits as l;
 create view rota_0_1_0._queue_grants as
 select g.xmin as written_by, g.role, g.access, g.queue, g.granted_at, g.revoked_at

@@ -1,0 +1,390 @@
+/*
+ * jobs/slots.sql -- the slots and starts that a claim takes under limits.
+ *
+ * A running job holds a slot of each limit that it counts for.  Free slots are rows: a claim
+ * deletes rows that no other session has locked, and what ends the attempt (finish, fail,
+ * release, sweep, force) inserts new ones in the same transaction.  No row is ever updated, so
+ * no session waits, an open transaction keeps from others only the slots that it has taken, and
+ * a slot is free with the lease that held it.
+ *
+ * set_limit() issues all slots of a limit as rows, and maintenance adjusts them when the
+ * setting changes (waiting/limits.sql).  The exceptions are keys that may have a class, of
+ * which there are many, and limits above 10,000: claims issue these in parts when they need
+ * them, each part under an advisory lock of its own.  While such a claim is open, its whole
+ * part is kept from others: a slot up to a limit of 64, else a 64th of it, and never more than
+ * 257.
+ *
+ * A rate is counted in cells, spans of time of one gap (per / max_starts) or, for a large
+ * burst, a sixteenth of it.  A start takes a unit of a cell of the last `burst` gaps.  So in
+ * any time at most as many jobs start as the rate allows in it, rounded up, and a burst more.
+ * A claim that is open keeps the other starts of its cell from others: none up to a burst of
+ * 16, else a sixteenth of it, and no longer than the cell counts, which is `burst` gaps.
+ */
+
+/*
+ * Of locked jobs that are about to run those that find a slot and a start under each of their
+ * limits, with the slots that they take: a jsonb object from id to names.  The others leave
+ * their lane, but for those of a full queue: there no claim walks past them to others, and the
+ * queue is named.  The limits that jobs left their lanes for have to be checked after the
+ * commit.
+ */
+create or replace function rota._admit_jobs(
+    job_ids bigint[], out ids bigint[], out held_limits jsonb, out full_queues text[],
+    out limits_to_check text[]
+)
+    language plpgsql as $$
+declare
+    v_limit record;
+    v_bound rota.limits;
+    v_wanted bigint[];
+    v_refused bigint[];
+    v_slots integer;
+    v_free integer;
+    v_unused text[];
+begin
+    ids := job_ids;
+    full_queues := '{}';
+    limits_to_check := '{}';
+    for v_limit in
+        select l.limit_name, l.queue, (array_agg(l.l))[1] as bound,
+            array_agg(j.id order by coalesce(j.own_lane, j.priority),
+                coalesce(j.own_place, j.run_at), j.id) as job_ids
+        from rota.jobs as j
+        cross join lateral (
+            select n.limit_name, n.queue, n as l
+            from rota._limits_of(j.job_type, j.limit_key, j.queue) as n
+        ) as l
+        where j.id = any(_admit_jobs.job_ids) group by 1, 2
+        -- A queue comes last: the jobs that take its slots shall be able to start.
+        order by l.queue is not null, l.limit_name
+    loop
+        v_wanted := array(
+            select w.id from unnest(v_limit.job_ids) with ordinality as w (id, ordinal)
+            where w.id = any(ids) order by w.ordinal
+        );
+        v_bound := v_limit.bound;
+        v_free := case when v_bound.is_backfilled then cardinality(v_wanted) else 0 end;
+        if v_bound.max_running is not null and v_free > 0 then
+            v_free := rota._take_slots(v_bound, v_free);
+        end if;
+        if v_bound.max_starts is not null and v_free > 0 then
+            v_slots := v_free;
+            v_free := rota._take_starts(v_bound, v_slots);
+            if v_bound.max_running is not null and v_slots > v_free then
+                perform rota._give_slots(array_fill(v_limit.limit_name,
+                    array[v_slots - v_free]));
+            end if;
+        end if;
+        if v_bound.max_running is not null and v_free > 0 then
+            held_limits := coalesce(held_limits, '{}') || (
+                select jsonb_object_agg(w.id::text,
+                    coalesce(held_limits -> w.id::text, '[]') || to_jsonb(v_limit.limit_name))
+                from unnest(v_wanted[:v_free]) as w (id)
+            );
+        end if;
+        v_refused := v_wanted[v_free + 1:];
+        continue when v_refused = '{}';
+
+        ids := array(
+            select i.id from unnest(ids) with ordinality as i (id, ordinal)
+            where i.id <> all(v_refused) order by i.ordinal
+        );
+        v_unused := array(
+            select jsonb_array_elements_text(held_limits -> r.id::text)
+            from unnest(v_refused) as r (id)
+        );
+        if v_unused <> '{}' then
+            -- Jobs that are held for the other limit may have these slots.
+            perform rota._give_slots(v_unused);
+            limits_to_check := limits_to_check || v_unused;
+        end if;
+        held_limits := held_limits - v_refused::text[];
+        if v_limit.queue is not null then
+            full_queues := full_queues || v_limit.queue;
+        else
+            -- Another job may have the slot that one of these was let in for.
+            limits_to_check := limits_to_check || v_limit.limit_name || array(
+                select j.opened_for from rota.jobs as j
+                where j.id = any(v_refused) and j.opened_for is not null
+            );
+            update rota.jobs as j
+            set hold = v_limit.limit_name, opened_for = null where j.id = any(v_refused);
+        end if;
+    end loop;
+end;
+$$;
+
+/*
+ * How many slots are free, up to that many: those that are issued, from where this session
+ * takes them or, in a full scan, from the first on, and those of parts that are not.
+ */
+create or replace function rota._free_slots(
+    bound rota.limits, max_slots integer, is_full boolean default false
+)
+    returns integer language plpgsql stable as $$
+declare
+    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
+    v_first constant bigint := case when not is_full
+        then rota._scan_from('free ' || bound.limit_name, rota.now()) end;
+    v_free integer;
+begin
+    if not rota._is_issued_for(bound.limit_name, bound.max_running) then return 0; end if;
+    v_free := (
+        select count(*)::integer
+        from (
+            select from rota.limit_slots as s
+            where s.limit_name = bound.limit_name and s.version >= coalesce(v_first, 0)
+            order by s.version limit _free_slots.max_slots
+        ) as f
+    );
+    if v_free < max_slots and c_parts > 0 then
+        v_free := v_free + bound.max_running - (
+            select count(*)::integer * (bound.max_running / c_parts)
+                + (count(*) filter (where p.part < bound.max_running % c_parts))::integer
+            from rota.limit_parts as p
+            where p.limit_name = bound.limit_name and p.part between 0 and c_parts - 1
+        );
+    end if;
+    return least(v_free, max_slots);
+end;
+$$;
+
+/* The limits that jobs of this kind count for. */
+create or replace function rota._limits_of(
+    job_type text, limit_key text, queue text default null
+)
+    returns setof rota.limits language plpgsql stable as $$
+begin
+    if limit_key is not null then
+        return query
+        select b.* from rota._bound('key ' || _limits_of.limit_key) as b
+        where num_nonnulls(b.max_running, b.max_starts) > 0;
+    end if;
+    return query select l.* from rota.limits as l where l.job_type = _limits_of.job_type;
+    if queue is not null then
+        return query select l.* from rota.limits as l where l.queue = _limits_of.queue;
+    end if;
+end;
+$$;
+
+/* What is set for a limit: for that of a key its own setting, else that of its class. */
+create or replace function rota._bound(name text)
+    returns rota.limits language plpgsql stable as $$
+declare
+    v_bound record;
+begin
+    select _bound.name, l.queue, l.job_type, l.limit_key, l.max_running, l.max_starts, l.per,
+        l.burst, l.weight, l.created_at, l.updated_at, l.is_backfilled, l.backfill_xid
+    into v_bound from rota.limits as l
+    where l.limit_name in (_bound.name, substring(_bound.name, '^key [^:]*:') || '*')
+    order by l.limit_name = _bound.name desc limit 1;
+    return v_bound;
+end;
+$$;
+
+/* The names of the limits that may be meant for a key: its own and that of its class. */
+create or replace function rota._key_limits(limit_key text)
+    returns text[] language plpgsql immutable as $$
+begin
+    return array_remove(array[
+        'key ' || limit_key, 'key ' || substring(limit_key, '^[^:]*:') || '*'
+    ], null);
+end;
+$$;
+
+/*
+ * Into how many parts the slots of a limit are split that claims issue; none where maintenance
+ * issues them all.  It is the name that says so and not whether the key has a row of its own: a
+ * claim that knew the class only may be under way when that row is set.
+ */
+create or replace function rota._parts(limit_name text, max_running integer)
+    returns integer language plpgsql immutable as $$
+begin
+    return case
+        when max_running > 10000 or limit_name like 'key %:%'
+        then greatest(least(max_running, 64), max_running / 256)
+        else 0
+    end;
+end;
+$$;
+
+/* Whether all that is issued of a limit is for this setting; else it has to be adjusted. */
+create or replace function rota._is_issued_for(limit_name text, max_running integer)
+    returns boolean language plpgsql stable as $$
+begin
+    return not exists (
+        select from rota.limit_parts as p
+        where p.limit_name = _is_issued_for.limit_name
+          and p.max_running < _is_issued_for.max_running
+    ) and not exists (
+        select from rota.limit_parts as p where p.limit_name = _is_issued_for.limit_name
+          and p.max_running > _is_issued_for.max_running
+    );
+end;
+$$;
+
+/*
+ * Take up to that many slots that no other session has locked; returns how many.  Where there
+ * are not enough, parts are issued that were not yet, if there are any.  A session that has the
+ * lock of a part and then, in another statement, does not see it issued is the only one that
+ * issues it; one that does not get the lock goes on to another part.
+ */
+create or replace function rota._take_slots(bound rota.limits, wanted integer)
+    returns integer language plpgsql as $$
+declare
+    c_scan constant text := 'free ' || bound.limit_name;
+    c_index constant oid := 'rota.limit_slots_pkey'::regclass::oid;
+    c_parts constant integer := rota._parts(bound.limit_name, bound.max_running);
+    v_now constant timestamptz := rota.now();
+    v_first constant bigint := rota._scan_from(c_scan, v_now);
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_taken integer;
+    v_oldest bigint;
+    v_issued integer[];
+    v_part integer;
+    v_slots integer;
+begin
+    if not rota._is_issued_for(bound.limit_name, bound.max_running) then return 0; end if;
+    with taken as (
+        delete from rota.limit_slots as s
+        where s.ctid = any(array(
+            select f.ctid from rota.limit_slots as f
+            where f.limit_name = bound.limit_name and f.version >= coalesce(v_first, 0)
+            order by f.version limit _take_slots.wanted for update skip locked
+        ))
+        returning s.version
+    )
+    select count(*)::integer, min(t.version) into v_taken, v_oldest from taken as t;
+    perform rota._keep_scan_from(
+        c_scan, v_now, v_first is null, c_index, v_walked,
+        coalesce(
+            v_oldest, v_first, (select q.last_value from rota.limit_slots_version_seq as q)));
+    if v_taken = wanted or c_parts = 0 then return v_taken; end if;
+
+    v_issued := array(
+        select p.part from rota.limit_parts as p
+        where p.limit_name = bound.limit_name and p.part between 0 and c_parts - 1
+    );
+    if cardinality(v_issued) >= c_parts then return v_taken; end if;
+    v_part := floor(random() * c_parts)::integer;
+    for v_step in 1..c_parts loop
+        exit when v_taken = wanted;
+        v_part := (v_part + 1) % c_parts;
+        continue when v_part = any(v_issued);
+        continue when not rota._lock_part(bound.limit_name, v_part);
+        continue when exists (
+            select from rota.limit_parts as p
+            where p.limit_name = bound.limit_name and p.part = v_part
+        );
+
+        v_slots := bound.max_running / c_parts
+            + (v_part < bound.max_running % c_parts)::integer;
+        insert into rota.limit_parts (limit_name, part, max_running, slots)
+        values (bound.limit_name, v_part, bound.max_running, v_slots);
+        perform rota._give_slots(array_fill(bound.limit_name,
+            array[greatest(0, v_slots - (wanted - v_taken))]));
+        v_taken := least(v_taken + v_slots, wanted);
+    end loop;
+    return v_taken;
+end;
+$$;
+
+create or replace function rota._lock_part(limit_name text, part integer)
+    returns boolean language plpgsql as $$
+begin return pg_try_advisory_xact_lock(1919907960, hashtext(part || ' ' || limit_name)); end;
+$$;
+
+/* Slots are free again: new rows, behind all others. */
+create or replace function rota._give_slots(limit_names text[])
+    returns void language plpgsql as $$
+begin
+    insert into rota.limit_slots (limit_name)
+    select n.limit_name from unnest(_give_slots.limit_names) as n (limit_name);
+end;
+$$;
+
+/*
+ * Start up to that many at a rate; returns how many may.  A session that has the lock of a
+ * cell sees in its next statement all that started in it.
+ */
+create or replace function rota._take_starts(bound rota.limits, wanted integer)
+    returns integer language plpgsql as $$
+declare
+    v_rate record;
+    v_now bigint;
+    v_cell bigint;
+    v_free integer;
+    v_taken integer := 0;
+begin
+    select c.* into v_rate from rota._cells(bound) as c;
+    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
+    for v_step in 1..v_rate.cells loop
+        exit when v_taken >= wanted;
+        v_cell := v_now - v_rate.cells + v_step;
+        continue when not pg_try_advisory_xact_lock(1919907961,
+            hashtext(v_cell || ' ' || bound.limit_name));
+        v_free := case when v_step = 1 then v_rate.oldest_starts
+                else v_rate.starts end - (
+            select coalesce(sum(s.starts), 0)::integer from rota.limit_starts as s
+            where s.limit_name = bound.limit_name and s.cell = v_cell
+        );
+        continue when v_free <= 0;
+        v_free := least(v_free, wanted - v_taken);
+        insert into rota.limit_starts (limit_name, cell, starts, purge_at)
+        values (bound.limit_name, v_cell, v_free,
+            rota.now() + v_rate.cells * v_rate.length * interval '1 microsecond');
+        v_taken := v_taken + v_free;
+    end loop;
+    return v_taken;
+end;
+$$;
+
+/* When the next job may start at a rate, as far as is committed; not after now if one may. */
+create or replace function rota._next_start_at(bound rota.limits)
+    returns timestamptz language plpgsql stable as $$
+declare
+    v_rate record;
+    v_now bigint;
+    v_used integer;
+begin
+    select c.* into v_rate from rota._cells(bound) as c;
+    v_now := floor(extract(epoch from rota.now()) * 1000000 / v_rate.length)::bigint;
+    select coalesce(sum(c.used), 0)::integer into v_used
+    from (
+        select least(sum(s.starts), case when s.cell = v_now - v_rate.cells + 1
+            then v_rate.oldest_starts else v_rate.starts end) as used
+        from rota.limit_starts as s
+        where s.limit_name = bound.limit_name
+          and s.cell between v_now - v_rate.cells + 1 and v_now
+        group by s.cell
+    ) as c;
+    return case
+        when v_used < coalesce(bound.burst, 1)
+        then 'epoch'::timestamptz + v_now * v_rate.length * interval '1 microsecond'
+        else 'epoch'::timestamptz + (v_now + 1) * v_rate.length * interval '1 microsecond'
+    end;
+end;
+$$;
+
+/*
+ * How a rate is counted: the time from one start to the next and the length of a cell, in whole
+ * microseconds, how many may start in one, and how many cells back a start may come from; of
+ * the last one only what is left of the burst.
+ */
+create or replace function rota._cells(
+    bound rota.limits, out gap bigint, out length bigint, out starts integer, out cells integer,
+    out oldest_starts integer
+)
+    language plpgsql immutable as $$
+declare
+    c_burst constant integer := coalesce(bound.burst, 1);
+begin
+    gap := ceil(
+        extract(epoch from coalesce(bound.per, '1 second')) * 1000000 / bound.max_starts
+    )::bigint;
+    starts := (c_burst + 15) / 16;
+    length := gap * starts;
+    cells := (c_burst + starts - 1) / starts;
+    oldest_starts := c_burst - (cells - 1) * starts;
+end;
+$$;
