@@ -110,7 +110,11 @@ MUTANTS: dict[str, list[Mutation]] = {
         )
     ],
     "a limit that nobody tells of its room": [
-        ("_leave_limits", "perform rota._open_held(v_name);", "null;")
+        (
+            "_leave_limits",
+            "perform rota._open_held(v_name, slots_given => v_given);",
+            "null;",
+        )
     ],
     "a time that nobody waits for any more": [("_enter_due", "if v_ids <> '{}'", "if false")],
     "a stage that follows whatever was said": [
