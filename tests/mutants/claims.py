@@ -108,7 +108,8 @@ CLAIMS = (
             "maintenance/expiry",
             "where j.locked_until is null and j.expires_at <= v_now and "
             "j.expires_at >= rota._from_micros(v_start)\n        -- By",
-            "where j.expires_at <= v_now and j.expires_at >= rota._from_micros(v_start)\n        -- By",
+            "where j.expires_at <= v_now and j.expires_at >= rota._from_micros(v_start)\n"
+            "        -- By",
         ),
     ),
     mutant(
