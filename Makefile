@@ -60,6 +60,9 @@ forward: $(VENV)/.dev ## Kill those who carry jobs to another database, and see 
 scale-demo: $(VENV)/.dev ## See two servers with four databases and a front survive what fails, in two minutes
 	@cd tests && ../$(BIN)/python -m faults.scale_demo $(ARGS)
 
+scale-history: $(VENV)/.dev ## Let servers, a front and workers of four databases fail, and judge a million jobs: ARGS="--jobs 20000 --faults 20"
+	@cd tests && ../$(BIN)/python -m faults.scale_history $(ARGS)
+
 effects: $(VENV)/.dev ## Kill workers a thousand times between a mail and the finish of its job
 	$(BIN)/python tests/faults/effects_kill.py $(ARGS)
 
@@ -123,6 +126,9 @@ bench-databases: $(VENV)/.dev ## Work for four databases on two servers, of whic
 
 bench-growth: $(VENV)/.dev ## Compare the CPU of a job on 1, 4, 8 and 16 databases of one server
 	cd tests && ../$(BIN)/python -m bench.growth $(ARGS)
+
+bench-failover: $(VENV)/.dev ## Time how long producers wait when a primary dies and its standby is promoted
+	cd tests && ../$(BIN)/python -m bench.failover $(ARGS)
 
 bench-acts: $(VENV)/.dev ## Act on 100000 jobs at once, and see what claims feel of it, in four minutes
 	$(BIN)/python tests/bench/acts.py $(ARGS)

@@ -52,6 +52,8 @@ union all
 select 'was run and has no token, or no start', r.id from runs as r
 where (r.status in ('running', 'succeeded', 'dead') or r.attempts > 0)
   and (r.lease_token = 0 or r.started_at is null)
+  -- Those that travel behind the first of their line are not claimed.
+  and r.key_scope <> 'rota.forward'
 union all
 select 'waits with a request to cancel it', r.id from runs as r
 where r.place = 'live' and r.status <> 'running' and r.cancel_requested_at is not null

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import psycopg
 
@@ -24,22 +24,23 @@ READ_ONLY = "default_transaction_read_only"
 class Pair:
     """A primary and its replica, which change places."""
 
-    def __init__(self, scene: Scene, *, is_synchronous: bool) -> None:
-        self._scene, self._is_synchronous = scene, is_synchronous
-        self._number = 0
-        self.primary = scene.server()
+    def __init__(self, primary: Server, stack: ExitStack, *, is_synchronous: bool) -> None:
+        self._stack, self.is_synchronous = stack, is_synchronous
+        self._number, self._home = 0, primary.home
+        self.primary = primary
         self.replica = self.primary  # until there is one
         self._port = free_port()
         self.follow()
         self.url = self.primary.url_of_both(self.replica)
 
-    def follow(self) -> None:
+    def follow(self, port: int = 0) -> None:
         """Give the primary a new replica, where the old primary was."""
+        self._port = port or self._port
         self._number += 1
-        home = self._scene.folder / f"replica-{self._number}"
+        home = self._home.with_name(f"{self._home.name}-replica-{self._number}")
         self.replica = self.primary.copy(home, port=self._port)
-        self._scene.stack.callback(self.replica.destroy)
-        if self._is_synchronous:
+        self._stack.callback(self.replica.destroy)
+        if self.is_synchronous:
             self.primary.configure(synchronous_standby_names="*")
 
     def cut(self) -> None:
@@ -68,7 +69,7 @@ class Pair:
 @fault("sync", "promotions of a synchronous replica", 10, minutes=2)
 def promote_synchronous(scene: Scene) -> None:
     """Promote the replica again and again; nobody may notice more than broken lines."""
-    pair = Pair(scene, is_synchronous=True)
+    pair = Pair(scene.server(), scene.stack, is_synchronous=True)
     with scene.load(pair.url) as load:
         for _ in scene.rounds():
             load.pause(scene.dice.uniform(1.5, 3.0))
@@ -89,7 +90,7 @@ def tell_the_gap(scene: Scene, context: Context) -> list[str]:
 @fault("async", "promotions of an asynchronous replica", 10, minutes=2, judge=tell_the_gap)
 def promote_asynchronous(scene: Scene) -> None:
     """Promote a replica that is behind."""
-    pair = Pair(scene, is_synchronous=False)
+    pair = Pair(scene.server(), scene.stack, is_synchronous=False)
     # A key of a job that was lost is free again, as it should be.
     with scene.load(pair.url, producer_options={"has_keys": False}) as load:
         for number in scene.rounds():

@@ -51,6 +51,8 @@ class Task:
     """The network namespace that it lives in."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What it is started with; such a process is not forked but started anew."""
+    by_database: bool = False
+    """Whether there are many, with a folder for each."""
     skew: int | None = None
     """What to add to the clock of the calls, if its other clock is a false one."""
 
@@ -107,7 +109,7 @@ def begin(task: Task) -> None:
     if task.skew is not None:
         recorder.both_clocks = partial(_clocks, task.skew)
         time.sleep = _sleep
-    record(task.folder)
+    record(task.folder, by_database=task.by_database)
 
 
 def _clocks(skew: int) -> dict[str, int]:

@@ -10,29 +10,47 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 from history import replay, rules_keys, rules_lease, rules_life, rules_time, rules_whole
 from history.context import Context, Problem
 from history.events import events
 from history.promise import ELSEWHERE, PROMISE, Violation
-from history.reading import Reader
+from history.reading import Operation, Reader
 from history.sorting import Sorter
-from history.story import Story
+from history.story import Row, Story
 
 STORIES = 3
 """So many stories are told for each promise; more of the same help nobody."""
 
 
+class Watcher(Protocol):
+    """Who wants to see what is read, too."""
+
+    def see_operation(self, operation: Operation) -> None:
+        """Look at a call."""
+
+    def see_row(self, table: str, row: Row) -> None:
+        """Look at a row of the last dump."""
+
+
 def check(
-    folder: Path | str, *, general: frozenset[str] = frozenset(), stories: int = STORIES
+    folder: Path | str,
+    *,
+    general: frozenset[str] = frozenset(),
+    stories: int = STORIES,
+    also: Sequence[Operation] = (),
+    watcher: Watcher | None = None,
 ) -> Context:
     """Return what is wrong with the history in a folder, and how much was looked at.
 
     *general* are errors that any call may have met besides the usual ones, for what was done to
-    the server; so many *stories* are told for each promise.
+    the server; so many *stories* are told for each promise.  *also* are calls that came another
+    way than those in the folder.
     """
     began = time.monotonic()
     reader = Reader(Path(folder))
@@ -40,8 +58,8 @@ def check(
     context.last_dump = len(list(Path(folder).glob("rows-*.ndjson")))
     with tempfile.TemporaryDirectory() as work, _uncollected():
         jobs, things = Sorter(Path(work), "jobs"), Sorter(Path(work), "things")
-        _deal_rows(reader, context, jobs, things)
-        _deal_operations(reader, context, jobs)
+        _deal_rows(reader, context, jobs, things, watcher)
+        _deal_operations(chain(reader.operations(), also), context, jobs, watcher)
         context.skew = reader.skew
         context.calm = next((m for m in reader.marks if m["mark"] == "calm"), None)
         for job_id, items in jobs.groups():
@@ -66,9 +84,13 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _deal_rows(reader: Reader, context: Context, jobs: Sorter, things: Sorter) -> None:
+def _deal_rows(
+    reader: Reader, context: Context, jobs: Sorter, things: Sorter, watcher: Watcher | None
+) -> None:
     for number, table, row in reader.rows():
         is_last = number == context.last_dump
+        if watcher and is_last:
+            watcher.see_row(table, row)
         if table in ("jobs", "finished_jobs"):
             jobs.add(row["id"], ("row", (number, table, row)))
         elif table == "job_errors" and is_last:
@@ -90,8 +112,12 @@ def _deal_rows(reader: Reader, context: Context, jobs: Sorter, things: Sorter) -
         context.dumped_at = reader.dumps[-1]["wall"]
 
 
-def _deal_operations(reader: Reader, context: Context, jobs: Sorter) -> None:
-    for operation in reader.operations():
+def _deal_operations(
+    operations: Iterable[Operation], context: Context, jobs: Sorter, watcher: Watcher | None
+) -> None:
+    for operation in operations:
+        if watcher:
+            watcher.see_operation(operation)
         for promise, problem in rules_whole.note(operation, context):
             _add(context, promise, problem, f"call of {operation.who}", lambda: "")
         for event in events(operation):
@@ -105,6 +131,10 @@ def _check_story(story: Story, context: Context, things: Sorter) -> None:
     def tell() -> str:
         return story.tell(context.skew)
 
+    if story.is_carrier:
+        # Taken and ended in one transaction: many.py tells what that has to come to.
+        _note(context, rules_life.check_place(story, context), subject, tell)
+        return
     for rules in (rules_lease, rules_life, rules_time, replay):
         _note(context, rules.check(story, context), subject, tell)
     _note(context, rules_keys.note(story, context, things), subject, tell)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from history.reading import Operation
 
 NO_JOB = 0
+CARRIER = "rota.forward"
+"""The type of the jobs that carry others to another database."""
 
 
 class Event(NamedTuple):
@@ -61,6 +63,12 @@ def events(operation: Operation) -> Iterator[Event]:
         yield _single(operation, act)
     elif function == "enqueue_many":
         yield from _enqueued(operation)
+    elif function == "enqueue_to":
+        yield _sent(operation)
+    elif function == "receive_jobs":
+        for row in operation.rows or ():
+            if job_id := row.get("job_id"):
+                yield _event(operation, job_id, "make", 0, {"function": function})
     elif function == "claim_jobs":
         for row in operation.rows or ():
             yield _event(
@@ -127,6 +135,12 @@ def _enqueued(operation: Operation) -> Iterator[Event]:
         yield _event(
             operation, row["job_id"] or NO_JOB, "enqueue", 0, {**job, "is_new": row["is_new"]}
         )
+
+
+def _sent(operation: Operation) -> Event:
+    """Return the event of the job that carries another one."""
+    job_id = operation.rows[0] if operation.rows else NO_JOB
+    return _event(operation, job_id, "enqueue", 0, {"job_type": CARRIER, "is_new": True})
 
 
 def _grant(row: dict[str, Any], operation: Operation) -> dict[str, Any]:

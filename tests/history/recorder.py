@@ -30,7 +30,7 @@ from psycopg.types.json import Jsonb
 from rota import RotaError
 
 # What a checker has no use for, and what nobody should find in a file.
-HIDDEN = frozenset({"payload", "stage_input", "result", "results", "stack", "host"})
+HIDDEN = frozenset({"payload", "stage_input", "result", "results", "stack", "host", "job"})
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 MICROSECOND = timedelta(microseconds=1)
 # The columns of each kind of row.
@@ -166,6 +166,8 @@ def shown(arguments: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: value for name, value in arguments.items() if name not in HIDDEN}
     if isinstance(jobs := told.get("jobs"), Jsonb):
         told["jobs"] = [shown(job) for job in jobs.obj]
+    elif isinstance(jobs, str):  # what a forwarder has taken, as it came
+        del told["jobs"]
     if isinstance(endings := told.get("endings"), Jsonb):
         # The worker has them as texts.
         parts = (json.loads(e) if isinstance(e, str) else e for e in endings.obj)

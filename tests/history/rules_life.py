@@ -16,7 +16,7 @@ def check(story: Story, context: Context) -> Problems:
     yield from _attempts(story, context)
     if not context.last_dump:
         return
-    yield from _place(story, context)
+    yield from check_place(story, context)
     yield from _end(story, context)
     yield from _changes(story, context)
 
@@ -27,7 +27,8 @@ def _is_born(story: Story) -> bool:
     return bool(story.leases) or any(event.outcome == "ok" for event in told)
 
 
-def _place(story: Story, context: Context) -> Problems:
+def check_place(story: Story, context: Context) -> Problems:
+    """Yield in what a job is not in one place, as it was told."""
     context.looked["I4"] += 1
     made = [e for e in story.enqueues if e.facts["is_new"]]
     if len(story.final) > 1:

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from history.context import Context, Problems
+from history.events import CARRIER
 from history.reading import Operation
 
 # What any statement may meet by the caller's own doing, or the server's.
@@ -39,6 +40,8 @@ def note(operation: Operation, context: Context) -> Problems:
         for job in arguments["jobs"]:
             key = job.get("idempotency_key") or ""
             context.unknown.jobs[job["job_type"], key] += 1
+    elif function == "enqueue_to":
+        context.unknown.jobs[CARRIER, ""] += 1
 
 
 def _note_jobs(operation: Operation, context: Context) -> None:

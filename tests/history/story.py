@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-from history.events import Event
+from history.events import CARRIER, Event
 
 Row = dict[str, Any]
 ENDS = frozenset({"finish", "fail", "snooze", "release"})
@@ -93,6 +93,11 @@ class Story:
     def is_retried(self) -> bool:
         """Whether an operator may have let it begin anew."""
         return any(act.act == "retry" and act.outcome != "undone" for act in self.acts)
+
+    @property
+    def is_carrier(self) -> bool:
+        """Whether it carries a job to another database."""
+        return bool(self.final) and self.final[-1][1].get("job_type") == CARRIER
 
     def accepted(self, token: int) -> list[Event]:
         """Return what was said for a token and taken for true, but the grant."""
