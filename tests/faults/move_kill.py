@@ -1,12 +1,15 @@
 """Kill movers again and again while a queue moves, and look for each job at its end.
 
-    move_kill.py [--runs N] [--jobs N] [--kills N] [--seed N]
+    move_kill.py [--runs N] [--jobs N] [--kills N] [--crashes N] [--seed N]
 
 A queue with keys, jobs that fail and come again, and live producers moves to a database whose
 sequence is far behind, while workers run in both, and two forwarders at a time, each killed
 with -9 and followed by another.  In the end each committed job has to have succeeded once, in
 one of the two, those of a key one at a time and in the order in which they were committed, and
 calls for a job that went have to be told where it is.
+
+With --crashes the two databases are on servers of their own, of which now one and now the other
+is killed with -9 and started again, so often while the queue moves.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -17,25 +20,34 @@ import argparse
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from faults.forward_kill import ask, databases
+from faults.server import Server
 from rota.cli.forward import run_forwarder
+from rota.testing.server import memory
 from rota.worker import mover
 
 KEYS = 6
 PATIENCE = 120.0
+CRASH_SECONDS = 3.0
+"""About how long it takes from one death of a server to the next."""
+LOST = ("RT002", "RT003", "RT001", "RT016")
 PROBLEMS = ("lost", "ghosts", "doubled", "out of order", "overlapping", "untold")
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["rota.cli.forward"])
@@ -48,6 +60,7 @@ class Attempt:
     began: float
     ended: float
     has_succeeded: bool
+    """As far as it was told: the server may have fallen in between."""
 
 
 @dataclass
@@ -60,21 +73,42 @@ class Play:
     attempts: dict[tuple[int, int], list[Attempt]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    lease: str = "2 minutes"
+    unknown: set[tuple[int, int]] = field(default_factory=set)
+    """Jobs whose commit got no answer."""
     committed: int = 0
     kills: int = 0
+    crashes: Counter[str] = field(default_factory=Counter)
     late: int = 0
     problems: Counter[str] = field(default_factory=Counter)
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __str__(self) -> str:
         found = ", ".join(f"{name} {self.problems[name]}" for name in PROBLEMS)
-        return f"{self.committed} committed, {self.late} late, {self.kills} kills: {found}"
+        told = f"{self.committed} committed, {len(self.unknown)} unknown, {self.late} late"
+        if self.crashes:
+            counts = (f"{count} of {name}" for name, count in self.crashes.items())
+            told += f", crashes while it moved: {' and '.join(counts)}"
+        return f"{told}, {self.kills} kills: {found}"
 
 
-def play(urls: list[str], jobs: int, kills: int, seed: int, pause: float = 0.3) -> Play:
-    """Let a queue of so many jobs move, and kill so many movers meanwhile."""
+def play(
+    urls: list[str],
+    jobs: int,
+    kills: int,
+    seed: int,
+    pause: float = 0.3,
+    servers: Sequence[Server] = (),
+    crashes: int = 0,
+) -> Play:
+    """Let a queue of so many jobs move, and kill so many movers meanwhile.
+
+    Of *servers*, that of the source and that of the target, so many are killed as well.
+    """
     game = Play(urls, random.Random(seed))
-    seconds = kills / 2 * (pause + 0.15)
+    seconds = max(kills / 2 * (pause + 0.15), crashes * CRASH_SECONDS)
+    if crashes:
+        game.lease = "3 seconds"  # who works when a server falls leaves jobs behind
     each = jobs // (2 * KEYS)
     producers = [
         threading.Thread(
@@ -108,6 +142,8 @@ def play(urls: list[str], jobs: int, kills: int, seed: int, pause: float = 0.3) 
     ]
     for thread in killers:
         thread.start()
+    # Here, since a server does not outlive the thread that has started it.
+    _crash_again_and_again(game, servers, crashes, random.Random(seed))
     for thread in producers[KEYS:]:
         thread.join()
     # Two that have not heard that the queue is elsewhere.
@@ -136,15 +172,15 @@ def play(urls: list[str], jobs: int, kills: int, seed: int, pause: float = 0.3) 
 def _produce(
     game: Play, key: int, jobs: int, dice: random.Random, *, pause: float, is_late: bool = False
 ) -> None:
-    with psycopg.connect(game.urls[0]) as db:
-        while is_late and ask(db, "select state = 'moving' from rota.queue_moves"):
-            db.rollback()
-            time.sleep(0.02)
-        for number in range(jobs):
-            time.sleep(dice.uniform(0, 2) * pause)
-            # A third of the jobs of a producer are in no line, and some have a key.
-            line = f"line {key}" if number % 3 else None
-            once = f"once {key} {number}" if number % 5 == 0 else None
+    while is_late and _state(game) == "moving":
+        time.sleep(0.02)
+    db = _connect(game.urls[0])
+    for number in range(jobs):
+        time.sleep(dice.uniform(0, 2) * pause)
+        # A third of the jobs of a producer are in no line, and some have a key.
+        line = f"line {key}" if number % 3 else None
+        once = f"once {key} {number}" if number % 5 == 0 else None
+        try:
             db.execute(
                 "select rota.enqueue('x', jsonb_build_object('key', %s::int, 'n', %s::int,"
                 " 'fails', %s::int), 'q', ordering_key => %s, idempotency_key => %s)",
@@ -155,35 +191,92 @@ def _produce(
             else:
                 db.commit()
                 game.sent[key].append(number)
+        except psycopg.OperationalError:
+            game.unknown.add((key, number))
+            db = _connect(game.urls[0])
+    db.close()
+
+
+def _connect(url: str, *, autocommit: bool = False) -> psycopg.Connection[Any]:
+    """Connect as soon as the server is there."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return psycopg.connect(url, autocommit=autocommit)
+        except psycopg.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+
+
+def _state(game: Play) -> str:
+    """How far the move is, or nothing if that cannot be asked for now."""
+    with suppress(psycopg.OperationalError), psycopg.connect(game.urls[0]) as db:
+        return str(ask(db, "select state from rota.queue_moves"))
+    return ""
 
 
 def _work(game: Play, url: str, dice: random.Random) -> None:
     """Run jobs; who is told to fail does so at its first attempt."""
-    with psycopg.connect(url, autocommit=True) as db:
-        while not game.stopping.is_set():
-            claimed = db.execute(
-                "select job_id, lease_token, payload, attempt"
-                " from rota.claim_jobs(%s, '{q}', 2)",
-                (f"w{threading.get_ident()}",),
-            ).fetchall()
-            for job_id, token, payload, attempt in claimed:
-                began = time.monotonic()
-                time.sleep(dice.uniform(0, 0.004))
-                fails = payload["fails"] and attempt == 1
-                ended = time.monotonic()
-                if fails:
-                    db.execute(
-                        "select rota.fail_job(%s, %s, 'no', retry_in => '50 ms')",
-                        (job_id, token),
-                    )
-                else:
-                    db.execute("select rota.finish_job(%s, %s)", (job_id, token))
-                game.attempts[payload["key"], payload["n"]].append(
-                    Attempt(began, ended, not fails)
-                )
-            if not claimed:
-                db.execute("select rota.tick()")
-                time.sleep(0.01)
+    while not game.stopping.is_set():
+        with suppress(psycopg.OperationalError), _connect(url, autocommit=True) as db:
+            while not game.stopping.is_set():
+                claimed = db.execute(
+                    "select job_id, lease_token, payload, attempt"
+                    " from rota.claim_jobs(%s, '{q}', 2, lease => %s)",
+                    (f"w{threading.get_ident()}", game.lease),
+                ).fetchall()
+                for job in claimed:
+                    _run(game, db, dice, *job)
+                if not claimed:
+                    db.execute("select rota.tick()")
+                    time.sleep(0.01)
+
+
+def _run(
+    game: Play, db: psycopg.Connection[Any], dice: random.Random,
+    job_id: int, token: int, payload: dict[str, int], attempt: int,
+) -> None:  # fmt: skip
+    began = time.monotonic()
+    time.sleep(dice.uniform(0, 0.004))
+    fails = payload["fails"] and attempt == 1
+    done = Attempt(began, time.monotonic(), False)
+    game.attempts[payload["key"], payload["n"]].append(done)
+    try:
+        if fails:
+            query = "select rota.fail_job(%s, %s, 'no', retry_in => '50 ms')"
+        else:
+            query = "select rota.finish_job(%s, %s)"
+        db.execute(query.encode(), (job_id, token))
+    except psycopg.OperationalError:
+        raise
+    except psycopg.Error as error:
+        if error.sqlstate not in LOST or not game.crashes:
+            raise
+        return  # it took longer than its lease, on a machine that has much to do
+    done.has_succeeded = not fails
+
+
+def _crash_again_and_again(
+    game: Play, servers: Sequence[Server], times: int, dice: random.Random
+) -> None:
+    """Kill the servers in turn while the queue moves, and start them again."""
+    for number in range(times):
+        time.sleep(dice.uniform(0.2, 0.8) * CRASH_SECONDS)
+        moves = _state(game) == "moving"
+        server = servers[number % 2]
+        server.stop(signal.SIGKILL)
+        time.sleep(dice.uniform(0.0, 0.2) * CRASH_SECONDS)
+        until = time.monotonic() + PATIENCE
+        while not server.is_running:
+            try:
+                server.start()
+            except RuntimeError:  # its processes are still about to leave
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+        if moves:
+            game.crashes["the target" if number % 2 else "the source"] += 1
 
 
 def _kill_again_and_again(game: Play, kills: int, pause: float, dice: random.Random) -> None:
@@ -246,10 +339,10 @@ def _judge(game: Play) -> None:
     sent = {(key, number) for key, numbers in game.sent.items() for number in numbers}
     game.committed = len(sent)
     game.problems["lost"] = len(sent - ends.keys())
-    game.problems["ghosts"] = len(ends.keys() - sent)
+    game.problems["ghosts"] = len(ends.keys() - sent - game.unknown)
     game.problems["doubled"] = sum(times - 1 for times in ends.values())
     game.problems["doubled"] += sum(
-        sum(a.has_succeeded for a in attempts) > 1 or len(attempts) > 2
+        sum(a.has_succeeded for a in attempts) > 1 or (len(attempts) > 2 and not game.crashes)
         for attempts in game.attempts.values()
     )
     for key, numbers in game.sent.items():
@@ -276,21 +369,48 @@ def _judge(game: Play) -> None:
                 game.problems["untold"] += 1
 
 
+@contextmanager
+def two_servers() -> Iterator[list[Server]]:
+    """Make two servers, whose databases have the numbers 1 and 2."""
+    folder = Path(tempfile.mkdtemp(dir=memory()))
+    folder.chmod(0o711)  # the servers are another user's
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        servers = []
+        for number in (1, 2):
+            home = folder / str(number)
+            home.mkdir()
+            server = Server.create(home)
+            stack.callback(server.destroy)
+            with psycopg.connect(server.url(), autocommit=True) as db:
+                db.execute("select rota.set_database_number(%s)", (number,))
+            servers.append(server)
+        yield servers
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=4000)
     parser.add_argument("--kills", type=int, default=76)
+    parser.add_argument("--crashes", type=int, default=0, help="of the two servers in turn")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
     has_problems = False
     for run in range(arguments.runs):
-        with databases() as urls:
+        with ExitStack() as stack:
+            servers: list[Server] = []
+            if arguments.crashes:
+                servers = stack.enter_context(two_servers())
+                urls = [server.url() for server in servers]
+            else:
+                urls = stack.enter_context(databases())
             with psycopg.connect(urls[0], autocommit=True) as db:
                 # So that the other one's sequence is behind.
                 db.execute("select nextval('rota.jobs_id_seq') from generate_series(1, 100000)")
-            game = play(urls, arguments.jobs, arguments.kills, arguments.seed + 100 * run)
+            game = play(urls, arguments.jobs, arguments.kills, arguments.seed + 100 * run,
+                        servers=servers, crashes=arguments.crashes)  # fmt: skip
         print(game, flush=True)
         has_problems |= any(game.problems.values())
     sys.exit(1 if has_problems else 0)

@@ -9,7 +9,7 @@ import sys
 import psycopg
 
 from faults.forward_kill import ask
-from faults.move_kill import play
+from faults.move_kill import play, two_servers
 from faults.test_forward import urls
 from support.waiting import wait_until
 
@@ -55,3 +55,13 @@ def test_rota_queue_move_tells_moves_and_ends(urls):
     assert json.loads(status.stdout)["state"] == "settled"
     assert ended.returncode == 0, ended.stderr
     assert again.returncode == 1
+
+
+def test_jobs_run_once_and_in_order_though_both_servers_are_killed():
+    with two_servers() as servers:
+        urls = [server.url() for server in servers]
+
+        game = play(urls, jobs=300, kills=2, seed=5, servers=servers, crashes=2)
+
+    assert game.crashes == {"the source": 1, "the target": 1}
+    assert +game.problems == {}
