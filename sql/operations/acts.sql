@@ -851,8 +851,8 @@ create or replace function rota._erase_jobs(job_ids bigint[])
     set enable_bitmapscan = on as $$
 declare
     -- What filters and arguments of acts may say of somebody.
-    c_texts constant text[] := '{payload,merge,headers,reason,error,idempotency_key,'
-        'ordering_key,limit_key}'::text[];
+    c_texts constant text[] := '{payload,merge,headers,reason,error,error_text,key,'
+        'idempotency_key,ordering_key,limit_key}'::text[];
 begin
     perform rota._cancel_jobs(job_ids, 'erased');
     update rota.finished_jobs as f

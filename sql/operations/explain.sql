@@ -459,15 +459,29 @@ declare
 begin
     if job.run_at > c_now or job.hold <> coalesce(c_limit, '') then return; end if;
     if c_limit is null then
+        -- The lanes before its own and its own by themselves: a comparison of all three at
+        -- once reads its lane to the end.
         v_ahead := (
             select count(*)::integer
             from (
-                select from rota.jobs as j
-                where j.queue = job.queue and j.hold is null
-                  and j.status in ('queued', 'failed')
-                  and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at), j.id)
-                    < (c_lane, coalesce(job.own_place, job.run_at), job.id)
-                  and j.run_at <= c_now
+                (
+                    select from rota.jobs as j
+                    where j.queue = job.queue and j.hold is null
+                      and j.status in ('queued', 'failed')
+                      and coalesce(j.own_lane, j.priority) < c_lane and j.run_at <= c_now
+                    limit c_max
+                )
+                union all
+                (
+                    select from rota.jobs as j
+                    where j.queue = job.queue and j.hold is null
+                      and j.status in ('queued', 'failed')
+                      and coalesce(j.own_lane, j.priority) = c_lane
+                      and (coalesce(j.own_place, j.run_at), j.id)
+                        < (coalesce(job.own_place, job.run_at), job.id)
+                      and j.run_at <= c_now
+                    limit c_max
+                )
                 limit c_max
             ) as a
         );

@@ -491,6 +491,16 @@ MAINTENANCE = (
         sql("operations/acts", "and (c_allowed is null or w.queue = any(c_allowed))", ""),
     ),
     mutant(
+        "act-on-any-error",
+        "An act on all whose error has a text is done to jobs of any error.",
+        "sql/operations/test_acts.py",
+        sql(
+            "operations/acts",
+            "and (c_error_text is null or strpos(lower(w.last_error), c_error_text) > 0)",
+            "",
+        ),
+    ),
+    mutant(
         "schedule-of-another-queue",
         "An operator who is confined to a queue makes jobs in others by a schedule.",
         "sql/access/test_queue_grants.py",

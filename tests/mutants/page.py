@@ -128,6 +128,12 @@ PAGE = (
         client("web/undo", '{"keep_run_at": true}', "{}"),
     ),
     mutant(
+        "page-undoes-each-of-all",
+        "An undo of several values takes back what a later act did to a job.",
+        "web/test_acts.py",
+        client("web/undo", "[one for one in had if one in wanted] if ids else had", "had"),
+    ),
+    mutant(
         "page-escapes-nothing",
         "A text of a job is a part of the page.",
         "web/test_pages.py",

@@ -183,6 +183,21 @@ def test_the_list_goes_on_where_it_ended(http: httpx.Client, db_of_page: Any) ->
     assert not set(ids[0]) & set(ids[1])
 
 
+def test_a_list_that_is_cut_says_so(http: httpx.Client, db_of_page: Any) -> None:
+    names = "generate_series(1, 100) as i"
+    db_of_page.execute(
+        "select rota.schedule_job('cut/' || i, '@yearly', 'cut', queue => 'cut') from " + names
+    )
+    try:
+        page = told(http, "/schedules")
+        assert page.count('<th scope="row"') == 100
+        assert "The first 100: there are more." in page
+        assert "there are more" not in told(http, "/schedules?name=cut/99")
+    finally:
+        db_of_page.execute(f"select rota.unschedule_job('cut/' || i) from {names}")
+    assert "there are more" not in told(http, "/schedules")
+
+
 def test_numbers_of_any_size_are_shown_as_they_are(http: httpx.Client, scene: Scene) -> None:
     page = told(http, f"/jobs/{scene.jobs['done']}")
 

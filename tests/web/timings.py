@@ -245,6 +245,7 @@ def measure(db: psycopg.Connection[Any], url: str, arguments: argparse.Namespace
         assert page.stderr is not None
         page.stderr.readline()
         ask(address, screens(arguments.live, arguments.finished))
+        ask(address, ["/"], wait=5.1)  # for so long pages share what the doctor said
         sessions = "select pid from pg_stat_activity where application_name = 'rota web'"
         for name, work in (("at rest", None), ("while jobs end", url)):
             before = cpu([page.pid, *(pid for (pid,) in db.execute(sessions).fetchall())])
@@ -260,17 +261,19 @@ def measure(db: psycopg.Connection[Any], url: str, arguments: argparse.Namespace
         page.wait()
 
 
-def ask(address: str, paths: list[str]) -> None:
-    """Ask for each screen ten times, and tell how long that took."""
+def ask(address: str, paths: list[str], *, wait: float = 0) -> None:
+    """Ask for each screen ten times, so long after another, and tell how long that took."""
     with httpx.Client(base_url=address, timeout=60, transport=RETRYING) as http:
         for path in paths:
             took, problems = [], 0
             for _ in range(10):
+                time.sleep(wait)
                 began = time.perf_counter()
                 text = http.get(path).text
                 took.append((time.perf_counter() - began) * 1000)
                 problems += "was stopped after" in text
             stopped = f", stopped {problems} times" if problems else ""
+            path += f" every {wait} s" if wait else ""
             say(
                 f"{path:45} first {took[0]:7.0f} ms, median {statistics.median(took):6.0f},"
                 f" longest {max(took):6.0f}{stopped}"

@@ -498,12 +498,12 @@ def test_erase_takes_away_what_is_known_of_somebody(db):
     finished = enqueue(db, **parts)
     value(db, "finish_job", **owner(claim(db)[0]), result=Jsonb({"to": "Ann"}))
     lost = dead(db, error="no such Ann", **parts)
-    act(db, "retry", {"ids": [lost]}, {"merge": {"again": "Ann"}})
+    act(db, "retry", {"error_text": "such Ann"}, {"merge": {"again": "Ann"}})
     one(db, "fail_job", **owner(claim(db)[0]), error="Ann again", fatal=True)
     waiting = enqueue(db, idempotency_key="Ann", delay="1 hour", **parts)
     value(db, "cancel_job", job_id=waiting, reason="Ann left")
     act(db, "retry", {"idempotency_key": "Ann", "status": "cancelled"})
-    act(db, "reschedule", {"idempotency_key": "Ann"}, {"delay": "1 hour"})
+    act(db, "reschedule", {"key": "Ann"}, {"delay": "1 hour"})
     busy = running(db, **parts).job_id
     other = enqueue(db, payload={"customer": {"id": 8}})
 
