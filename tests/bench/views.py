@@ -89,6 +89,13 @@ JOBS = {
 }
 """Of which jobs explain_job() is asked, each by its id."""
 
+# The last hour in which anything ended: a server that is kept does nothing more.
+LAST_HOUR = """
+select s.* from (
+    select max(f.finished_at) as at from rota.finished_jobs_done as f where f.queue = 'queue1'
+) as h
+cross join lateral rota.job_stats(h.at - interval '1 hour', until => h.at, {}) as s
+"""
 QUESTIONS = {
     "doctor()": "select * from rota.doctor()",
     "verify()": "select * from rota.verify()",
@@ -97,9 +104,11 @@ QUESTIONS = {
     "job_counts()": "select * from rota.job_counts()",
     "hourly_stats": "select * from rota.hourly_stats",
     "job_stats(), a day by hour": "select * from rota.job_stats()",
-    "job_stats(), an hour in total": "select * from rota.job_stats(step => 'total')",
-    "job_stats(), an hour by minute, of a queue": "select * from rota.job_stats("
-    "step => 'minute', queues => '{queue1}', group_by => '{queue}')",
+    "job_stats(), a day by hour, of all": "select * from rota.job_stats(group_by => '{}')",
+    "job_stats(), an hour in total": LAST_HOUR.format("step => 'total'"),
+    "job_stats(), an hour by minute, of a queue": LAST_HOUR.format(
+        "step => 'minute', queues => '{queue1}', group_by => '{queue}'"
+    ),
     "job_stats(), 7 days by day, by queue": "select * from rota.job_stats("
     "now() - interval '7 days', step => 'day', group_by => '{queue}')",
     "rising_failures()": "select * from rota.rising_failures()",
