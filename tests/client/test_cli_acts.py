@@ -232,6 +232,7 @@ def test_a_pause_on_a_terminal_asks_with_the_number(
     assert db.execute("select count(*) from rota.pauses").fetchone() == (is_paused,)
 
 
+@pytest.mark.slow
 def test_what_is_listed_is_what_is_acted_on(run: Run, client: Client, db: Db) -> None:
     """By each word of the filter alone, and by several."""
     rest = {"ordering_key": "o", "limit_key": "l:1", "idempotency_key": "k"}

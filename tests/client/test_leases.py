@@ -144,6 +144,7 @@ def test_heartbeats_go_on_after_an_error() -> None:
     heartbeat.join(30)
 
 
+@pytest.mark.slow
 def test_a_lost_lease_reaches_the_handler_while_its_worker_has_nothing_else_to_do(
     client: Client, background: Background
 ) -> None:

@@ -56,6 +56,7 @@ def peak(dsn: str) -> Iterator[Peak]:
         yield watching
 
 
+@pytest.mark.slow
 def test_calls_of_handlers_take_turns_also_within_a_transaction(
     client: Client, db: psycopg.Connection[Any], drain: Drain, peak: Peak
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_job_has_one_transaction_at_a_time(
     assert rows == [("dead", "job 1 has a transaction already: use that")]
 
 
+@pytest.mark.slow
 def test_a_call_that_waits_for_its_turn_waits_no_longer_than_it_may(
     client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain
 ) -> None:

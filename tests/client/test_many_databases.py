@@ -146,6 +146,7 @@ def run_together(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_long_backlog_leaves_the_others_their_floors(make):
     """Of 6 places each of three has 2 as long as it has jobs, and then the long one has all."""
     urls = [make(f"many{n}") for n in range(3)]
@@ -196,6 +197,7 @@ def test_a_database_that_comes_later_is_worked_for_and_costs_the_others_nothing(
     assert done[5:] == [4, 4]
 
 
+@pytest.mark.slow
 def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_path):
     urls = [make(f"many{n}") for n in (5, 6)]
     for number, url in enumerate(urls, 5):
@@ -235,6 +237,7 @@ def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_
     assert counts == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_idle_has_two_connections_to_each_database(make, tmp_path, admin):
     """It is told of jobs that are to travel as quickly as of its own."""
     urls = [make(f"many{n}") for n in (11, 12)]
@@ -310,6 +313,7 @@ def test_a_command_tells_of_each_database_and_fails_if_one_does(make, server):
     assert "1 of 2 databases" in done.stderr
 
 
+@pytest.mark.slow
 def test_json_of_many_databases_is_one_document(make, server):
     url = make("many13")
     enqueue(url, 7, 3)
@@ -327,6 +331,7 @@ def test_json_of_many_databases_is_one_document(make, server):
     assert [each["answer"] for each in json.loads(audited.stdout)] == [[], []]
 
 
+@pytest.mark.slow
 def test_an_act_by_id_finds_its_database_by_the_id(make):
     urls = [make(f"many{n}") for n in (9, 10)]
     for number, url in enumerate(urls, 9):

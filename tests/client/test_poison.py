@@ -163,6 +163,7 @@ def test_a_thread_that_cannot_be_started_fails_its_job(
     assert status(job_id) == "failed"
 
 
+@pytest.mark.slow
 def test_an_end_that_cannot_be_put_down_keeps_no_lease(
     client: Client,
     background: Callable[..., BackgroundWorker],

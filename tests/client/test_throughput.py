@@ -107,6 +107,7 @@ def test_worker_that_got_slow_gives_back_what_it_cannot_start(
     wait_until(lambda: _counts(db) == {"succeeded": 400})
 
 
+@pytest.mark.slow
 def test_a_batch_of_the_users_choice_is_not_given_back(
     client: Client,
     db: psycopg.Connection[Any],

@@ -113,6 +113,7 @@ def test_the_last_attempt_that_takes_too_long_is_dead(
     assert db.execute(query).fetchall() == [("dead", "time_limit")]
 
 
+@pytest.mark.slow
 def test_a_process_is_killed_at_the_time_limit(
     client: Client, db: psycopg.Connection[Any], drain: Drain, tmp_path: Path
 ) -> None:

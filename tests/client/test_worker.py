@@ -672,6 +672,7 @@ def test_stop_does_not_wait_for_a_tick(
     assert db.execute("select count(*) from rota.finished_jobs").fetchone() == (1,)
 
 
+@pytest.mark.slow
 def test_grace_period_ends_in_release(
     client: Client, db: psycopg.Connection[Any], background: Background
 ) -> None:
@@ -782,6 +783,7 @@ def test_progress_that_is_not_awaited_is_told(
     assert told == [f"job {job_id}: set_progress() was not awaited"]
 
 
+@pytest.mark.slow
 def test_a_report_under_way_at_the_end_of_the_grace_period_is_no_loss(
     client: Client,
     db: psycopg.Connection[Any],

@@ -46,6 +46,7 @@ def drain(rate: float) -> workers.Drain:
     return workers.Drain(rate, 10.0, 20.0)
 
 
+@pytest.mark.slow
 def test_one_drain_counts_the_jobs_of_a_real_worker(dsn: str) -> None:
     found = workers.one_drain(OneDatabase(dsn), ROTA, 1, 2_000, 20.0)  # type: ignore[arg-type]
 

@@ -97,6 +97,7 @@ def test_command_of_the_unit_ticks_until_it_is_stopped(
     assert ended == 0
 
 
+@pytest.mark.slow
 def test_line_of_the_crontab_ticks(dsn: str, db: psycopg.Connection[Any]) -> None:
     found = re.fullmatch(r"(?P<when>(?:\S+ ){5})(?P<command>.+)\n", block("crontab"))
     assert found

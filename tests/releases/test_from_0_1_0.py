@@ -96,6 +96,7 @@ def dump(server: Any, dsn: str, *options: str) -> list[str]:
     return [line for line in lines if not line.startswith(("\\restrict", "\\unrestrict"))]
 
 
+@pytest.mark.slow
 def test_an_upgrade_is_a_fresh_install_with_the_rows_of_before(
     old: str, make: Callable[[Path | None], str], psql: Any, sql_dir: Path, server: Any,
     admin: psycopg.Connection[Any],
@@ -215,6 +216,7 @@ def test_an_upgrade_leaves_what_others_have_built_on_0_1_0(
     assert dump(server, old) == before
 
 
+@pytest.mark.slow
 def test_0_1_0_does_not_go_over_what_is_newer(
     make: Callable[[Path | None], str], psql: Any, sql_dir: Path, server: Any
 ) -> None:
@@ -308,6 +310,7 @@ class OldClients:
         db.execute("select jobs_swept from rota.tick()")
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_with_old_clients_at_work(old: str, psql: Any, sql_dir: Path) -> None:
     """Old producers and workers go on through the upgrade, and send what 0.1.0 sends.
 

@@ -34,6 +34,7 @@ def functions(dsn: str) -> set[str]:
     return {name for (name,) in found}
 
 
+@pytest.mark.slow
 def test_a_downgrade_is_refused_unless_asked_for(
     make: Make, other: Path, psql: Any, sql_dir: Path
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_downgrade_is_refused_unless_asked_for(
         assert db.execute("select job_type from rota.claim_jobs('w')").fetchone() == ("kept",)
 
 
+@pytest.mark.slow
 def test_grants_by_hand_survive_an_upgrade_and_those_of_the_roles_are_made_anew(
     make: Make, other: Path, psql: Any, sql_dir: Path, admin: psycopg.Connection[Any]
 ) -> None:
@@ -120,6 +122,7 @@ def test_what_was_granted_to_our_roles_by_hand_survives_too(
         admin.execute("drop role rota_producer")
 
 
+@pytest.mark.slow
 def test_what_is_neither_a_release_nor_this_is_refused(
     make: Make, psql: Any, sql_dir: Path
 ) -> None:

@@ -64,6 +64,7 @@ def data(tool: Any, dsn: str) -> list[bytes]:
     return sorted(x for x in lines if not x.startswith((b"\\restrict", b"\\unrestrict")))
 
 
+@pytest.mark.slow
 def test_a_dump_that_is_restored_twice_doubles_nothing(
     live: str, make: Make, tool: Any, tmp_path: Path
 ) -> None:

@@ -220,6 +220,7 @@ def test_a_page_works_beside_django(web_url: str, scene: Scene, tmp_path: Path) 
         server.wait()
 
 
+@pytest.mark.slow
 def test_several_databases_have_a_site_each_and_a_silent_one_is_named(
     login_url: str, web_url: str, scene: Scene
 ) -> None:
@@ -289,6 +290,7 @@ def test_the_command_serves_one_database_or_several_and_tells_its_rights(web_url
             page.communicate()
 
 
+@pytest.mark.slow
 def test_machines_ask_the_doctor(make_page: Make, scene: Scene) -> None:
     with serving(make_page()) as address:
         answer = httpx.get(f"{address}/health")
@@ -316,6 +318,7 @@ def test_ways_to_let_somebody_in_are_not_mixed(login_url: str, tmp_path: Path) -
         app(login_url, payloads="all")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_command_refuses_to_show_the_jobs_to_everybody(login_url: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rota", "web", "-d", login_url, "--host", "0.0.0.0"],
@@ -327,6 +330,7 @@ def test_the_command_refuses_to_show_the_jobs_to_everybody(login_url: str) -> No
     assert "say who may" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_database_that_is_away_is_told_and_no_password_with_it(make_page: Make) -> None:
     page = app("postgresql://u:hunter2@127.0.0.1:1/x", observer_role=None, read_time=0.4)
     with serving(page) as address, httpx.Client(base_url=address, timeout=60) as http:

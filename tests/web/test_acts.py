@@ -573,6 +573,7 @@ def test_an_unknown_act_or_a_body_that_is_too_large_is_refused(http: httpx.Clien
     assert http.post("/act/cancel_job", content=b"x" * (3 << 20)).status_code == 413
 
 
+@pytest.mark.slow
 def test_a_locked_job_is_told_as_locked(http: httpx.Client, db_of_page: Db) -> None:
     job_id = enqueue(db_of_page)
     with db_of_page.transaction():

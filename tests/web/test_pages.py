@@ -430,6 +430,7 @@ def test_every_screen_answers_in_its_time_while_all_tables_are_locked(
                 assert took < 1.0 + 1.5, f"{path} took {took:.1f} s"
 
 
+@pytest.mark.slow
 def test_pages_that_are_looked_at_again_show_what_is_new(
     make_page: Callable[..., Any], db_of_page: Any
 ) -> None:

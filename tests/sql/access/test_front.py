@@ -284,6 +284,7 @@ def test_a_call_is_a_commit_of_its_own(front):
     assert rows(front.shards[2], "select from rota.jobs where id = %s", job_id)
 
 
+@pytest.mark.slow
 def test_a_live_key_stays_where_it_is_when_a_database_is_added(front):
     keys = [f"k{n}" for n in range(60)]
     ids = {key: value(front.db, "enqueue", job_type="x", idempotency_key=key) for key in keys}
@@ -574,6 +575,7 @@ def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
     assert main(["front", "status", "--front", front.url]) == 1
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_ends_at_the_time_limit(front):
     front.make(1, 2, time_limit="1 second")
     assert value(front.db, "enqueue_to", database=2, job_type="x")

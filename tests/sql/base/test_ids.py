@@ -64,6 +64,7 @@ def test_set_database_number_waits_for_those_that_enqueue(connect, db):
     assert enqueue(db) > drawn
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_producers_go_on_while_set_database_number_waits(connect):
     """A enqueues and stays open; the operator waits for it; B enqueues meanwhile."""
@@ -86,6 +87,7 @@ def test_producers_go_on_while_set_database_number_waits(connect):
     assert value(b, "database_number") is None
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_forgotten_set_database_number_is_ended(connect):
     """An operator sets a number and stays open; the server ends the session; B enqueues."""

@@ -446,6 +446,7 @@ def test_job_stats_refuses_what_it_does_not_know(db):
         call(db, "job_stats", group_by=["worker"])
 
 
+@pytest.mark.slow
 def test_a_tick_counts_a_bounded_stretch_and_says_that_there_is_more(db, clock):
     clock.set(NOON)
     db.execute(

@@ -362,6 +362,7 @@ def test_tick_loop_ticks_at_each_multiple_until_the_time_is_over(db):
     assert (ended_at - began_at).total_seconds() < 1.1
 
 
+@pytest.mark.slow
 def test_tick_loop_does_not_sleep_while_there_is_more(db):
     note_ticks(db, "case when (select count(*) from public.ticks) < 5 then 1000 else 0 end")
 

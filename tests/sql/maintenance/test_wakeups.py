@@ -261,6 +261,7 @@ def test_wait_for_jobs_looks_again_while_a_writer_of_before_is_under_way(db, con
     assert waits[3] > 2000
 
 
+@pytest.mark.slow
 def test_only_the_first_of_a_queue_polls_as_often_as_it_was_told(connect):
     sleepers = [Sleeper(connect(), poll_interval="10 s") for _ in range(18)]
 

@@ -457,6 +457,7 @@ def test_rows_without_a_partition(db):
     cure(db)
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_listener_that_does_not_read(db, connect):
     listener = connect(autocommit=False)

@@ -150,6 +150,7 @@ def test_code_is_mended_by_the_install(db, dsn, psql, sql_dir, harm, evidence, m
     assert [row for row in doctor(db) if row.finding == "drift"] == []
 
 
+@pytest.mark.slow
 def test_an_install_does_not_take_what_is_out_of_order_for_right(
     db, dsn, psql, sql_dir, monkeypatch
 ):

@@ -552,6 +552,7 @@ def test_tick_enqueues_a_bounded_number_of_what_all_have_missed(noon, clock):
     ) == 3000  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tick_goes_on_where_definitions_make_no_job(noon, clock):
     noon.execute(
         "select rota.schedule_job('d' || n, '0 * * * *', 'x', catch_up => 'skip')"
