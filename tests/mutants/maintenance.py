@@ -578,4 +578,34 @@ MAINTENANCE = (
             "set payload = null from rota.job_runs as r",
         ),
     ),
+    mutant(
+        "span-within-what-goes-on",
+        "A span that ends in the hour or day that goes on has what ended after it.",
+        "sql/maintenance/test_statistics.py",
+        sql(
+            "operations/statistics",
+            "when until < v_progress.hours_until then date_bin('1 hour', until, 'epoch')",
+            "when false then until",
+        ),
+    ),
+    mutant(
+        "added-up-twice",
+        "Minutes that are in their hour are added to it again five minutes later.",
+        "sql/maintenance/test_statistics.py",
+        sql(
+            "maintenance/statistics",
+            "s.starts_at >= greatest(v_start, v_step.since)",
+            "s.starts_at >= v_start",
+        ),
+    ),
+    mutant(
+        "limit-full-by-none",
+        "A limit is full by jobs whose rows do not say so, and they are not named.",
+        "sql/operations/test_explain.py",
+        sql(
+            "operations/explain",
+            "v_bound.limit_name and p.part = -2",
+            "v_bound.limit_name and false",
+        ),
+    ),
 )
