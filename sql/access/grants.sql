@@ -131,7 +131,7 @@ begin
     for v_grant in
         select m.name from rota.manifest as m
         where m.kind = 'grant' and m.definition is null and m.is_drifted
-          and m.name ~ '^(usage on schema|select on table|execute on [a-z]+ rota\.[a-z])'
+          and m.name ~ '^(usage on schema|select on|execute on [a-z]+ rota\.[a-z])'
     loop
         begin
             execute 'grant ' || v_grant;
