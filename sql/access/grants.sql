@@ -4,8 +4,7 @@
  * One list, _access(), says which kind of access needs which function or view.  All functions
  * run with the owner's rights, so execute is all that a role needs; no table is granted to any
  * role.  `create or replace` keeps old grants, so each install takes everything away from
- * public and from our roles, and grants it again from the list, and what the owner has granted
- * them by hand.
+ * public and from our roles, and grants it again from the list.
  *
  * Where the roles cannot be created, grant_statements() prints the same list for any role.
  */
@@ -125,20 +124,6 @@ begin
         loop
             execute v_grant;
         end loop;
-    end loop;
-
-    -- By hand: noted by _note_drift(), but for rights that doctor() calls wrong.
-    for v_grant in
-        select m.name from rota.manifest as m
-        where m.kind = 'grant' and m.definition is null and m.is_drifted
-          and m.name ~ '^(usage on schema|select on|execute on [a-z]+ rota\.[a-z])'
-    loop
-        begin
-            execute 'grant ' || v_grant;
-        exception
-            when undefined_function or undefined_table or undefined_object then
-                null;
-        end;
     end loop;
 end;
 $$;

@@ -86,42 +86,6 @@ def test_grants_by_hand_survive_an_upgrade_and_those_of_the_roles_are_made_anew(
         admin.execute("drop role upgraded_app")
 
 
-def test_what_was_granted_to_our_roles_by_hand_survives_too(
-    make: Make, other: Path, psql: Any, sql_dir: Path, admin: psycopg.Connection[Any]
-) -> None:
-    admin.execute("create role rota_producer")
-    try:
-        dsn = make(sql_dir / "install.sql")
-        with psycopg.connect(dsn, autocommit=True) as db:
-            for by_hand in ("select on rota.limits", "execute on function rota._horizon()",
-                "delete on rota.jobs"):  # fmt: skip
-                db.execute(f"grant {by_hand} to rota_producer".encode())
-            db.execute("revoke execute on function rota.enqueue_to from rota_producer")
-        for _ in range(2):
-            psql(dsn, "-f", other)
-            with psycopg.connect(dsn) as db:
-                row = db.execute(
-                    "select has_table_privilege('rota_producer', 'rota.limits', 'select'),"
-                    " has_table_privilege('rota_producer', 'rota.jobs', 'delete'), (select"
-                    " count(*) from pg_proc where pronamespace = 'rota'::regnamespace"
-                    " and proname = 'enqueue_to' and"
-                    " has_function_privilege('rota_producer', oid, 'execute'))"
-                ).fetchone()
-            assert row == (True, False, 1)
-
-        # What the owner has taken back is not granted again.
-        psql(dsn, "-c", "revoke select on rota.limits from rota_producer")
-        psql(dsn, "-f", other)
-        with psycopg.connect(dsn) as db:
-            row = db.execute(
-                "select has_table_privilege('rota_producer', 'rota.limits', 'select')"
-            ).fetchone()
-        assert row == (False,)
-    finally:
-        psql(dsn, "-c", "drop owned by rota_installer cascade")
-        admin.execute("drop role rota_producer")
-
-
 @pytest.mark.slow
 def test_what_is_neither_a_release_nor_this_is_refused(
     make: Make, psql: Any, sql_dir: Path
