@@ -163,11 +163,13 @@ def set_past(db: psycopg.Connection[Any]) -> None:
             db.execute(
                 "insert into rota.job_stats (step, starts_at, queue, job_type, outcome, total,"
                 " total_wait, longest_wait, wait_buckets, wait_counts, total_run, longest_run,"
-                " run_buckets, run_counts) values ('minute', %s, 'mail', 'send_invoice', %s,"
-                " %s, '1 s', '9 s', %s, %s, '1 s', '2 s', %s, %s) on conflict do nothing",
+                " run_buckets, run_counts, waits, runs) values ('minute', %s, 'mail',"
+                " 'send_invoice', %s, %s, '1 s', '9 s', %s, %s, '1 s', '2 s', %s, %s, %s, %s)"
+                " on conflict do nothing",
                 [
                     now - timedelta(minutes=minute), outcome, count,
                     [60, 80 + int(bad * 20)], [count, count // 8],
                     [50, 70 + random.randint(0, 6)], [count, count // 9],
+                    count + count // 8, count + count // 9,
                 ],
             )  # fmt: skip
