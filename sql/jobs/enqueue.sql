@@ -354,10 +354,14 @@ begin
         has_keys := v_read.has_keys;
         if v_read.are_sound and not has_rules then return; end if;
 
-        perform rota._check_new_job(format('jobs[%s].', n.ordinality), n.job_type,
-            coalesce(n.payload, '{}'), coalesce(n.queue, 'default'), n.run_at, r.delay,
-            coalesce(n.priority, 0::smallint), n.max_attempts, n.lease, n.backoff,
-            n.idempotency_key, n.time_limit, n.expires_at, n.headers, r.expires_after),
+        perform
+            case when (v_read.are_sound and r.delay is null and r.expires_after is null)
+            is not true then
+                rota._check_new_job(format('jobs[%s].', n.ordinality), n.job_type,
+                    coalesce(n.payload, '{}'), coalesce(n.queue, 'default'), n.run_at, r.delay,
+                    coalesce(n.priority, 0::smallint), n.max_attempts, n.lease, n.backoff,
+                    n.idempotency_key, n.time_limit, n.expires_at, n.headers, r.expires_after)
+            end,
             rota._check_key_rule(format('jobs[%s].', n.ordinality), n.idempotency_key,
                 r.unique_for, r.on_conflict, r.updated_at, r.max_wait, n.expires_at),
             rota._check_waits(format('jobs[%s].', n.ordinality), n.ordering_key,

@@ -282,7 +282,13 @@ begin
     )
     select coalesce(array_agg(e.id), '{}'),
         -- Of what may be large only what goes on: a jsonb holds 256 MB.
-        jsonb_agg(to_jsonb(e) - '{payload,stage_input}'::text[]) filter (where num_nonnulls(
+        jsonb_agg(case
+            when e.rerun_payload is not null
+                then to_jsonb(e) - '{payload,stage_input}'::text[]
+            else jsonb_build_object('id', e.id, 'job_type', e.job_type, 'limit_key',
+                e.limit_key, 'held_limits', e.held_limits, 'ordering_key', e.ordering_key,
+                'skip_dead', e.skip_dead, 'definition', e.definition)
+        end) filter (where num_nonnulls(
             e.rerun_payload, e.ordering_key, e.definition, e.held_limits) > 0
             or _archive_jobs.old_status in ('queued', 'failed'))
     into v_ended, v_leading from ended as e;

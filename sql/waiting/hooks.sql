@@ -148,7 +148,7 @@ begin
         -- What follows the last job of a schedule is planned by its end.
         perform rota._add_checks('schedule', array(
             select e.definition
-            from jsonb_populate_recordset(null::rota.jobs, _jobs_ended.jobs) as e
+            from jsonb_to_recordset(_jobs_ended.jobs) as e (id bigint, definition text)
             join rota.job_definitions as d on d.name = e.definition
             where d.last_job_id = e.id
               -- An older snapshot does not show which schedule has come to wait for it.

@@ -240,12 +240,14 @@ declare
 begin
     insert into rota.halted_keys (ordering_key, job_id, halted_since)
     select e.ordering_key, e.id, rota.now()
-    from jsonb_populate_recordset(null::rota.jobs, _leave_keys.jobs) as e
+    from jsonb_to_recordset(_leave_keys.jobs)
+        as e (id bigint, ordering_key text, skip_dead boolean)
     where _leave_keys.new_status = 'dead' and not e.skip_dead on conflict do nothing;
 
     for v_key, v_job_id in
         select e.ordering_key, max(e.id)
-        from jsonb_populate_recordset(null::rota.jobs, _leave_keys.jobs) as e
+        from jsonb_to_recordset(_leave_keys.jobs)
+            as e (id bigint, ordering_key text, skip_dead boolean)
         where e.ordering_key is not null and (_leave_keys.new_status <> 'dead' or e.skip_dead)
         group by e.ordering_key
     loop
