@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psycopg
@@ -329,6 +331,134 @@ def test_json_of_many_databases_is_one_document(make, server):
     assert there["database"].endswith("/many13")
     assert audited.returncode == 0, audited.stderr
     assert [each["answer"] for each in json.loads(audited.stdout)] == [[], []]
+
+
+@pytest.fixture
+def frozen() -> Iterator[list[str]]:
+    """Return the URLs of two servers that hang up once both are asked, and not before."""
+    both = threading.Barrier(2)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)
+        ]
+
+        def serve(server: socket.socket) -> None:
+            with suppress(OSError, threading.BrokenBarrierError):
+                while True:
+                    with server.accept()[0]:
+                        both.wait()
+
+        threads = [threading.Thread(target=serve, args=(each,)) for each in servers]
+        for thread in threads:
+            thread.start()
+        yield [
+            f"postgresql://x@127.0.0.1:{each.getsockname()[1]}/x?connect_timeout=100"
+            for each in servers
+        ]
+        both.abort()
+        for server in servers:
+            server.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+
+
+def named(*urls: str) -> list[str]:
+    return [word for url in urls for word in ("--database", url)]
+
+
+@pytest.mark.slow
+def test_all_are_asked_at_once_and_told_in_their_order(make, frozen):
+    url = make("many16")
+    enqueue(url, 7, 1)
+
+    done = rota("jobs", *named(frozen[0], url, frozen[1]))
+
+    heads = [line for line in done.stdout.splitlines() if line.startswith("==")]
+    assert [head.endswith(": no answer") for head in heads] == [True, False, True]
+    assert heads[1].endswith("/many16")
+    assert " x " in done.stdout
+    assert "this is not all: no answer of 2 of 3 databases" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_json_names_those_without_an_answer(make, frozen):
+    done = rota("schedule", "list", "--json", *named(make("many17"), *frozen))
+
+    there, *away = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (there["answer"], there["error"]) == ([], None)
+    assert [each["answer"] for each in away] == [None, None]
+    assert all("closed the connection" in each["error"] for each in away)
+
+
+@pytest.mark.slow
+def test_an_act_reaches_all_first_and_leaves_out_those_that_are_away(make, frozen):
+    url = make("many18")
+    enqueue(url, 7, 2)
+
+    done = rota("cancel", "--queue", "default", "--yes", *named(*frozen, url))
+
+    assert done.returncode == 1
+    assert done.stdout.count(": no answer") == 2
+    assert waiting(url) == 0
+
+
+@pytest.mark.slow
+def test_an_act_whose_answer_was_lost_is_told_as_unknown(make):
+    urls = [make("many19"), make("many20")]
+    for url in urls:
+        enqueue(url, 7, 1)
+    with psycopg.connect(urls[0], autocommit=True) as db:
+        # The session dies while it commits, as with a server that is killed then.
+        db.execute(
+            "create function die() returns trigger language plpgsql as $$"
+            " begin perform pg_terminate_backend(pg_backend_pid(), 1000); return null; end $$"
+        )
+        db.execute(
+            "create constraint trigger die after update on rota.jobs deferrable"
+            " initially deferred for each row execute function die()"
+        )
+    words = ("priority", "--to", "7", "--queue", "default", "--yes", *named(*urls))
+
+    done = rota(*words)
+    told = rota(*words, "--json")
+    alone = rota("priority", "--to", "8", "--queue", "default", "--yes", "-d", urls[0])
+
+    assert done.returncode == told.returncode == alone.returncode == 1
+    assert "/many19: not known whether it was done" in done.stdout
+    assert "not known whether it was done on 1 of 2 databases" in done.stderr
+    assert "1 job given the priority" in done.stdout
+    lost, there = json.loads(told.stdout)
+    assert (lost["outcome"], lost["answer"]) == ("unknown", None)
+    assert "outcome" not in there
+    assert "not known whether it was done" in alone.stderr
+
+
+@pytest.mark.slow
+def test_a_command_for_one_database_refuses_several(make):
+    url = make("many21")
+
+    settled = rota("effects", *named(url, url), "settle", "a", "b", "--done")
+    live = rota("top", *named(url, url))
+
+    assert (settled.returncode, live.returncode) == (2, 2)
+    assert "takes one database" in settled.stderr
+    assert "--once or --json" in live.stderr
+
+
+@pytest.mark.slow
+def test_an_act_by_id_does_not_wait_for_a_database_that_is_away(make, frozen):
+    url = make("many22")
+    with psycopg.connect(url) as db:
+        db.execute("select rota.set_database_number(22)")
+    enqueue(url, 7, 1)
+    with psycopg.connect(url) as db:
+        ((job_id,),) = db.execute("select id from rota.jobs").fetchall()
+
+    done = rota("explain", str(job_id), *named(frozen[0], url))
+
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

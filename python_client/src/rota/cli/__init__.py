@@ -27,7 +27,7 @@ from .output import (
     hint_to_connect,
     printable,
 )
-from .parser import FOR_MANY, Misuse, make_parser
+from .parser import FOR_MANY, OWN_MANY, Misuse, make_parser
 
 OLDEST: LiteralString = """
     select format('pid %s (%s)', a.pid, concat_ws(', ', 'role ' || a.usename,
@@ -68,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_on_databases(arguments: argparse.Namespace) -> int | None:
     """Run a command on each of the databases that it names."""
     if arguments.command not in FOR_MANY:
+        named = [getattr(arguments, name, None) for name in ("database", "databases")]
+        if any(named) and arguments.command not in OWN_MANY:
+            raise UsageError("this command takes one database: -d")
         return arguments.run(arguments)  # type: ignore[no-any-return]
     several = conninfos(arguments)
     if len(several) < 2:
@@ -75,6 +78,8 @@ def _run_on_databases(arguments: argparse.Namespace) -> int | None:
         return arguments.run(arguments)  # type: ignore[no-any-return]
     if getattr(arguments, "loop", False):
         raise UsageError("--loop ticks in one database; workers tick in all of theirs")
+    if arguments.command == "top" and not (arguments.once or arguments.json):
+        raise UsageError("several databases are shown with --once or --json")
     return run_on_many(arguments, several, lambda each: _run(each, each.run))
 
 
@@ -85,6 +90,7 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
     as_json = getattr(arguments, "json", False)
 
     def complain(error: Exception, hint: str | None, code: int = failed) -> int:
+        arguments.error = error
         return _complain(error, hint, code, as_json=as_json)
 
     try:

@@ -16,10 +16,12 @@ from typing import Any, LiteralString
 
 import psycopg
 
+from ..client.connecting import one_line
 from ..rows import ActReport
 from .filters import chosen_filter, pair, parse_payload
 from .output import (
     CommandError,
+    UnknownOutcomeError,
     UsageError,
     acting,
     connected,
@@ -63,12 +65,20 @@ def act(arguments: argparse.Namespace) -> int:
         if found and not arguments.yes and (chosen or what in ("purge", "erase")):
             _confirm(what, found)
         changed, conflicts = 0, []
-        for report in _calls(connection, what, wanted, given, arguments.limit):
-            changed += report.changed
-            conflicts += report.conflicts
-            _tell_progress(
-                changed + len(conflicts), found, is_last=report.next_after_id is None
-            )
+        try:
+            for report in _calls(connection, what, wanted, given, arguments.limit):
+                changed += report.changed
+                conflicts += report.conflicts
+                _tell_progress(
+                    changed + len(conflicts), found, is_last=report.next_after_id is None
+                )
+        except (psycopg.OperationalError, UnknownOutcomeError) as error:
+            if not changed:
+                raise
+            before = f"; {_jobs(changed)} {DONE[what]} before"
+            if isinstance(error, UnknownOutcomeError):
+                raise UnknownOutcomeError(error.error, before) from error
+            raise CommandError(f"{one_line(error)}{before}") from error
     if arguments.json:
         print_json({"act": what, "matched": found, "changed": changed, "conflicts": conflicts})
     else:

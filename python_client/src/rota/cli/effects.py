@@ -7,7 +7,7 @@ import json
 
 from ..client.statement import UNSET
 from ..client.sync_client import Client
-from .output import LOCK_TIMEOUT, UsageError, connected, print_json, print_table
+from .output import LOCK_TIMEOUT, UsageError, committing, connected, print_json, print_table
 
 UNKNOWN = "select * from rota.unknown_effects order by recorded_at desc limit %s"
 
@@ -36,7 +36,7 @@ def settle(arguments: argparse.Namespace) -> None:
             raise UsageError(f"the result is not JSON: {error}") from None
     with (
         connected(arguments) as connection,
-        connection.transaction(force_rollback=arguments.dry_run),
+        committing(connection, is_dry_run=arguments.dry_run),
     ):
         connection.execute(LOCK_TIMEOUT)
         job_id = Client(connection).settle_effect(scope, key, arguments.outcome, result)

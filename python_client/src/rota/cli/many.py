@@ -1,5 +1,10 @@
 """One command on many databases: on each by itself, and what fails on one is said of that one.
 
+A command that only reads asks all at once, so that those that do not answer cost their time
+limit once; the answers are told in the order of the databases.  A command that acts, and may
+ask for a confirmation, first tries to reach all at once, and then acts on those that it has
+reached, one after the other.
+
 Jobs that are named by their ids are looked for in the database whose number they have, and
 where that says nothing in all.
 """
@@ -7,11 +12,17 @@ where that says nothing in all.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import queue
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from io import StringIO
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TextIO, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -19,54 +30,207 @@ from psycopg.conninfo import conninfo_to_dict
 from ..client.connecting import connect, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
-from .output import CommandError, print_json
+from .output import CommandError, UnknownOutcomeError, print_json
 
 FAILED = 1
+ACTS = {
+    *("retry", "cancel", "discard", "reschedule", "priority", "move", "purge", "erase"),
+    *("pause", "resume", "import"),
+}
+"""Commands that act on one database after the other."""
 Run = Callable[[argparse.Namespace], int]
+T = TypeVar("T")
+
+
+@dataclass
+class Answer:
+    """What one database has come to; *text* is None where the terminal has it already."""
+
+    name: str
+    code: int
+    text: str | None = None
+    complaints: str = ""
+    error: Exception | None = None
+
+    @property
+    def verdict(self) -> str:
+        """What has to be said beside the name."""
+        if isinstance(self.error, UnknownOutcomeError):
+            return ": not known whether it was done"
+        if isinstance(self.error, psycopg.OperationalError):
+            return ": no answer"
+        return ": failed" if self.error else ""
 
 
 def run_on_many(arguments: argparse.Namespace, databases: Sequence[str], run: Run) -> int:
     """Run a command on each of several databases; return 1 if it failed on any, or its code."""
     job_ids = _job_ids(arguments)
     chosen = _places_of(job_ids, databases) if job_ids else {each: [] for each in databases}
-    codes: dict[str, int] = {}
-    answers: list[dict[str, object]] = []
+    each_one = [_for_one(arguments, *item) for item in chosen.items()]
+    answers: list[Answer] = []
     as_json = getattr(arguments, "json", False)
-    for database, its_ids in chosen.items():
-        name = name_of(database)
-        arguments.database_url = database
-        if job_ids and hasattr(arguments, "job_ids"):
-            arguments.job_ids = its_ids
-        elif job_ids:
-            arguments.job_id = its_ids[0]
-        if as_json:
-            with redirect_stdout(StringIO()) as written:
-                codes[name] = run(arguments)
-            answers.append(
-                {
-                    "database": name,
-                    "exit_code": codes[name],
-                    "answer": _read(written.getvalue()),
-                }
-            )
-            continue
-        print(f"== {name}")
+    acts = arguments.command in ACTS
+    for answer in (_one_by_one if acts else _at_once)(each_one, run):
+        answers.append(answer)
+        if not as_json and answer.text is not None:
+            print(f"== {answer.name}{answer.verdict}")
+            sys.stdout.write(answer.text)
         sys.stdout.flush()
-        codes[name] = run(arguments)
+        sys.stderr.write(answer.complaints)
     if as_json:
-        print_json(answers)  # one document; what failed has no answer, and its error is above
-    failed = [name for name, code in codes.items() if code]
-    if failed and len(codes) > 1:
-        told = f"{len(failed)} of {len(codes)} databases: {', '.join(failed)}"
-        print(f"rota: exit status other than 0 on {told}", file=sys.stderr)
-    return max(codes.values(), default=0)
+        print_json([_as_json(answer) for answer in answers])  # one document
+    _tell_failures(answers)
+    return max((answer.code for answer in answers), default=0)
 
 
-def _read(text: str) -> object:
+def _for_one(
+    arguments: argparse.Namespace, database: str, job_ids: list[int]
+) -> argparse.Namespace:
+    own = argparse.Namespace(**vars(arguments))
+    own.database_url, own.error = database, None
+    if job_ids and hasattr(arguments, "job_ids"):
+        own.job_ids = job_ids
+    elif job_ids:
+        own.job_id = job_ids[0]
+    return own
+
+
+def _at_once(each_one: list[argparse.Namespace], run: Run) -> Iterator[Answer]:
+    """Return the answers in the order of the databases, each as soon as it is there."""
+    with _divided_output() as (written, complained):
+
+        def ask(arguments: argparse.Namespace) -> Answer:
+            code = run(arguments)
+            return Answer(
+                name_of(arguments.database_url), code, written.taken(), complained.taken(),
+                arguments.error,
+            )  # fmt: skip
+
+        for answer in [_begin(partial(ask, each)) for each in each_one]:
+            yield answer.result()
+
+
+def _one_by_one(each_one: list[argparse.Namespace], run: Run) -> Iterator[Answer]:
+    """Run it on those that can be reached; it may ask, so what it says is not kept back."""
+    reached = _reach([each.database_url for each in each_one])
+    for each in each_one:
+        name, error = name_of(each.database_url), reached[each.database_url]
+        if error is not None:
+
+            def refuse(_: argparse.Namespace, error: Exception = error) -> int:
+                raise error
+
+            each.run = refuse
+        if getattr(each, "json", False):
+            with redirect_stdout(io.StringIO()) as written:
+                code = run(each)
+            yield Answer(name, code, written.getvalue(), error=each.error)
+            continue
+        print(f"== {name}{Answer(name, 0, error=error).verdict}")
+        sys.stdout.flush()
+        code = run(each)
+        answer = Answer(name, code, error=each.error)
+        if error is None and answer.verdict:
+            print(f"== {name}{answer.verdict}")
+        yield answer
+
+
+def _reach(databases: Sequence[str]) -> dict[str, Exception | None]:
+    """Return for each database why it cannot be reached, or None."""
+
+    def reach(database: str) -> Exception | None:
+        try:
+            connect(database, "rota cli").close()
+        except psycopg.OperationalError as error:
+            return error
+        return None
+
+    waiting = {each: _begin(partial(reach, each)) for each in databases}
+    return {database: each.result() for database, each in waiting.items()}
+
+
+def _begin(function: Callable[[], T]) -> Future[T]:
+    """Run it in a thread, for whose end neither an interrupt nor the process waits."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(function())
+        except BaseException as error:  # raised where the answer is taken
+            answer.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return answer
+
+
+class Divided(io.TextIOBase):
+    """Keeps what each thread writes, until it takes it; what its maker writes goes below."""
+
+    def __init__(self, below: TextIO) -> None:
+        self._below = below
+        self._maker = threading.get_ident()
+        self._own = threading.local()
+
+    def write(self, text: str) -> int:
+        """Keep it, or pass it on."""
+        if threading.get_ident() == self._maker:
+            return self._below.write(text)
+        self._own.text = getattr(self._own, "text", "") + text
+        return len(text)
+
+    def taken(self) -> str:
+        """Return what this thread has written."""
+        text: str = getattr(self._own, "text", "")
+        self._own.text = ""
+        return text
+
+    def flush(self) -> None:
+        """Flush what is below."""
+        self._below.flush()
+
+    def isatty(self) -> bool:
+        """Tell whether a terminal is below."""
+        return self._below.isatty()
+
+
+@contextmanager
+def _divided_output() -> Iterator[tuple[Divided, Divided]]:
+    written, complained = Divided(sys.stdout), Divided(sys.stderr)
+    with redirect_stdout(written), redirect_stderr(complained):
+        yield written, complained
+
+
+def _as_json(answer: Answer) -> dict[str, Any]:
+    text = answer.text or ""
     try:
-        return json.loads(text)
+        said: object = json.loads(text)
     except ValueError:
-        return text or None
+        said = text or None
+    told: dict[str, Any] = {
+        "database": answer.name,
+        "exit_code": answer.code,
+        "answer": said,
+        "error": one_line(answer.error) if answer.error else None,
+    }
+    if isinstance(answer.error, UnknownOutcomeError):
+        told["outcome"] = "unknown"
+    return told
+
+
+def _tell_failures(answers: list[Answer]) -> None:
+    """Say which databases are missing in what was told, and where it failed."""
+    if len(answers) < 2:
+        return
+    for verdict, told in (
+        (": no answer", "this is not all: no answer of"),
+        (": not known whether it was done", "not known whether it was done on"),
+        (": failed", "failed on"),
+        ("", "exit status other than 0 on"),
+    ):
+        names = [each.name for each in answers if each.code and each.verdict == verdict]
+        if names:
+            which = f"{len(names)} of {len(answers)} databases: {', '.join(names)}"
+            print(f"rota: {told} {which}", file=sys.stderr)
 
 
 def name_of(database: str) -> str:
@@ -82,23 +246,36 @@ def _job_ids(arguments: argparse.Namespace) -> list[int]:
     return list(getattr(arguments, "job_ids", None) or [])
 
 
+@dataclass
+class _Found:
+    """Which of some jobs a database has, and its number; or why it does not say."""
+
+    database: str
+    number: int | None = None
+    job_ids: Sequence[int] = ()
+    problem: str | None = None
+
+
 def _places_of(job_ids: list[int], databases: Sequence[str]) -> dict[str, list[int]]:
-    """Return in which databases these jobs are; an id in none, or in two, is an error."""
+    """Return in which databases these jobs are; an id in none, or in two, is an error.
+
+    All are asked at once, and none is waited for once each job was found where its number is.
+    """
     found: dict[int, list[str]] = {job_id: [] for job_id in job_ids}
     others: dict[int, list[str]] = {job_id: [] for job_id in job_ids}
     silent: list[str] = []
+    answers: queue.SimpleQueue[_Found] = queue.SimpleQueue()
     for database in databases:
-        try:
-            with connect(database, "rota") as connection:
-                number = Client(connection).database_number()
-                there = connection.execute(
-                    "select id from rota.job_runs where id = any(%s)", (job_ids,)
-                ).fetchall()
-        except (psycopg.Error, RotaError) as error:
-            silent.append(f"{name_of(database)} ({one_line(error)})")
-            continue
-        for (job_id,) in there:
-            (found if job_id & 1023 == number else others)[job_id].append(database)
+        _begin(lambda database=database: answers.put(_look_for(job_ids, database)))  # type: ignore[misc]
+    for _ in databases:
+        there = answers.get()
+        if there.problem:
+            silent.append(f"{name_of(there.database)} ({there.problem})")
+        for job_id in there.job_ids:
+            at = found if job_id & 1023 == there.number else others
+            at[job_id].append(there.database)
+        if all(found.values()):
+            break
     places: dict[str, list[int]] = {}
     for job_id in job_ids:
         where = found[job_id] or others[job_id]
@@ -108,3 +285,15 @@ def _places_of(job_ids: list[int], databases: Sequence[str]) -> dict[str, list[i
             raise CommandError(f"job {job_id} {what}", hint)
         places.setdefault(where[0], []).append(job_id)
     return places
+
+
+def _look_for(job_ids: list[int], database: str) -> _Found:
+    try:
+        with connect(database, "rota") as connection:
+            number = Client(connection).database_number()
+            there = connection.execute(
+                "select id from rota.job_runs where id = any(%s)", (job_ids,)
+            ).fetchall()
+    except (psycopg.Error, RotaError) as error:
+        return _Found(database, problem=one_line(error))
+    return _Found(database, number, [job_id for (job_id,) in there])

@@ -24,7 +24,7 @@ from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
-from ..client.connecting import connect, named
+from ..client.connecting import connect, named, one_line
 from ..client.sync_client import Client
 from ..exceptions import (
     BadScheduleError,
@@ -107,6 +107,15 @@ class CommandError(Exception):
         self.hint = hint
 
 
+class UnknownOutcomeError(CommandError):
+    """The connection was lost at the commit, so nothing here knows whether it was done."""
+
+    def __init__(self, error: Exception, before: str = "") -> None:
+        self.error = error
+        message = f"not known whether it was done, as the answer was lost: {one_line(error)}"
+        super().__init__(message + before, "Look whether it was done before you repeat it")
+
+
 class UsageError(CommandError):
     """The command was used wrongly."""
 
@@ -160,12 +169,37 @@ def connected(arguments: argparse.Namespace) -> Iterator[Connection[Any]]:
 
 
 @contextmanager
+def answered(connection: Connection[Any]) -> Iterator[None]:
+    """Say that nobody knows what became of a call, a transaction of its own, without answer."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        if connection.closed:
+            raise UnknownOutcomeError(error) from error
+        raise
+
+
+@contextmanager
+def committing(connection: Connection[Any], *, is_dry_run: bool = False) -> Iterator[None]:
+    """Have a transaction; where the answer to its commit is lost, say that nobody knows."""
+    is_committing = False
+    try:
+        with connection.transaction(force_rollback=is_dry_run):
+            yield
+            is_committing = not is_dry_run
+    except psycopg.OperationalError as error:
+        if is_committing and connection.closed:
+            raise UnknownOutcomeError(error) from error
+        raise
+
+
+@contextmanager
 def acting(connection: Connection[Any]) -> Iterator[Client]:
     """Lend a client that changes all or nothing, and waits for no lock for longer.
 
     An operator who has gone away must not be obeyed by a call that still waited.
     """
-    with connection.transaction():
+    with committing(connection):
         connection.execute(LOCK_TIMEOUT)
         with suppress(OSError, KeyError):  # a process may have no user that has a name
             connection.execute("select set_config('rota.actor', %s, true)", [getpass.getuser()])

@@ -33,9 +33,11 @@ DESCRIPTION = "Background jobs in the Postgres you already have."
 FOR_MANY = {
     *("status", "doctor", "verify", "explain", "job", "jobs", "errors", "limits", "tick"),
     *("retry", "cancel", "discard", "reschedule", "priority", "move", "purge", "erase"),
-    *("pause", "resume", "import", "audit"),
+    *("pause", "resume", "import", "audit", "effects", "top", "list", "show", "next"),
 }
-"""Commands that take several databases."""
+"""Commands that take several databases, and are run on each."""
+OWN_MANY = {"worker", "forward", "web", "make", "queue move"}
+"""Commands that take several databases themselves."""
 DOCTOR = "Exit code: 0 all in order, 1 warnings, 2 critical, 3 could not ask."
 VERIFY = "Exit code: 0 all hold, 1 one is broken, 3 could not ask."
 STATUS = "Exit code: 0, or 2 if the doctor finds something critical; 1 could not ask."
@@ -465,9 +467,9 @@ def _add_front(commands: Any) -> None:
     add.add_argument("--time-limit", metavar="SPAN", help="of each call: '5 seconds'")
     add.add_argument("--dry-run", action="store_true", help="print the SQL, change nothing")
     _add_front_of(add)
-    _add_front_of(
-        _add(actions, "status", front.status, "see what is behind a front", json=True)
-    )
+    add = _add(actions, "status", front.status, "see what is behind a front", json=True)
+    add.set_defaults(command="front status")
+    _add_front_of(add)
 
 
 def _add_front_of(add: argparse.ArgumentParser) -> None:

@@ -8,9 +8,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from zoneinfo import ZoneInfo
 
 import psycopg
@@ -27,6 +28,7 @@ from .output import (
     CommandError,
     UsageError,
     acting,
+    committing,
     connected,
     hint_for,
     print_json,
@@ -52,7 +54,7 @@ def add(arguments: argparse.Namespace) -> None:
     job |= {key: value for key in OPTIONS if (value := getattr(arguments, key)) is not None}
     with (
         connected(arguments) as connection,
-        connection.transaction(force_rollback=arguments.dry_run),
+        committing(connection, is_dry_run=arguments.dry_run),
     ):
         connection.execute(LOCK_TIMEOUT)
         use_zone(connection, arguments.time_zone, arguments.starts_at, arguments.ends_at)
@@ -295,7 +297,7 @@ def import_file(arguments: argparse.Namespace) -> None:
     entries = crontab.entries
     with (
         connected(arguments) as connection,
-        connection.transaction(force_rollback=arguments.dry_run),
+        committing(connection, is_dry_run=arguments.dry_run),
     ):
         connection.execute(LOCK_TIMEOUT)
         rows = _put_all(connection, crontab)
@@ -314,12 +316,18 @@ def import_file(arguments: argparse.Namespace) -> None:
 
 def _lines(file: str) -> list[str]:
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
+        text = _whole(sys.stdin) if file == "-" else Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise CommandError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise CommandError(f"cannot read {file}: it is not text in UTF-8") from None
     return text.splitlines()
+
+
+@lru_cache(maxsize=1)
+def _whole(stream: TextIO) -> str:
+    """Return what a stream has to say, which is for each of several databases."""
+    return stream.read()
 
 
 def _put_all(connection: Connection[Any], crontab: Crontab) -> dict[str, Row]:
@@ -380,7 +388,7 @@ def sync(arguments: argparse.Namespace) -> None:
     problems: list[str] = []
     with (
         connected(arguments) as connection,
-        connection.transaction(force_rollback=arguments.dry_run),
+        committing(connection, is_dry_run=arguments.dry_run),
     ):
         connection.execute(LOCK_TIMEOUT)
         for said in registry.schedules:

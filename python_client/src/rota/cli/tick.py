@@ -16,7 +16,15 @@ from ..rows import TickReport
 from ..worker.connection import Connection, ConnectionState
 from ..worker.maintenance import Ticker, TickLog
 from ..worker.process import run_in_loop, stop_on_signals
-from .output import UsageError, connected, conninfo, print_json, print_record, set_up_log
+from .output import (
+    UsageError,
+    answered,
+    connected,
+    conninfo,
+    print_json,
+    print_record,
+    set_up_log,
+)
 
 logger = logging.getLogger("rota")
 
@@ -33,7 +41,7 @@ def tick(arguments: argparse.Namespace) -> None:
         set_up_log()
         run_ticker(conninfo(arguments), arguments.every)
         return
-    with connected(arguments) as connection:
+    with connected(arguments) as connection, answered(connection):
         report = asdict(Client(connection).tick())
     (print_json if arguments.json else print_record)(report)
 
