@@ -8,12 +8,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import psycopg
 import pytest
 
+import rota
 from faults.server import Server
 from rota.testing.server import memory
 from rota.web import app
@@ -106,6 +108,26 @@ def test_what_is_asked_of_a_standby_is_answered_as_by_the_primary(
         assert copy.execute(promises).fetchall() == db.execute(promises).fetchall()
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             copy.execute("select rota.enqueue('a')")
+
+
+def test_a_result_is_waited_for_on_a_standby_without_a_lock(
+    pair: tuple[Server, Server],
+) -> None:
+    primary, standby = pair
+    with (
+        psycopg.connect(primary.url(), autocommit=True) as db,
+        psycopg.connect(standby.url(), autocommit=True) as copy,
+    ):
+        row = db.execute("select rota.enqueue('add', delay => '1 day')").fetchone()
+        assert row is not None
+        wait_for(primary, standby)
+        copy.execute("select rota.wait_for_result(%s)", row)
+        locks = copy.execute("select count(*) from pg_locks where locktype = 'advisory'")
+        assert locks.fetchone() == (0,)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(rota.Client(copy).wait_for_result, row[0], timeout=60)
+            db.execute("select rota.cancel_job(%s)", row)
+            assert waiting.result().status == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -913,9 +913,9 @@ class Client:
         """Return how a job ended, once it has; TimeoutError after so many seconds.
 
         On a psycopg connection in autocommit it listens, and whoever ends the job notifies it;
-        notifications for others that come meanwhile are lost.  On any other connection, and
-        behind a pooler with *listen* false, it asks again after up to a second.  With *active*
-        it does not wait but asks once, as the function does.
+        notifications for others that come meanwhile are lost.  On any other connection, on a
+        standby, and behind a pooler with *listen* false, it asks again after up to a second.
+        With *active* it does not wait but asks once, as the function does.
         """
         if not isinstance(active, Unset):
             return self._row(
@@ -930,7 +930,10 @@ class Client:
         pause = 0.02
         answer = self._ask_result(job_id, active)
         if connection and not answer.is_ended:
-            connection.execute(f"listen {answer.channel}".encode())
+            try:
+                connection.execute(f"listen {answer.channel}".encode())
+            except psycopg.errors.ReadOnlySqlTransaction:  # on a standby none can
+                connection, active = None, False
             answer = self._ask_result(job_id, active)
         try:
             while not answer.is_ended:
