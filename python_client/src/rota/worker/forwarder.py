@@ -49,6 +49,10 @@ IDLE_TIMEOUT = 10.0
 WAKE_PATIENCE = 0.02
 """Seconds after the last job until a scout waits to be notified, and looks by itself before."""
 LOOK_INTERVAL = 0.002
+QUIET_FACTOR = 5
+"""So many times less often looks a scout that is notified of all that it could find."""
+MAX_QUEUES = 100
+"""Of more queues wait_for_jobs() notifies nobody."""
 LOOK_AWAY = (0.01, 0.05)
 """Seconds between two looks while a worker that lends its notifier is at work, and after which
 the scout takes one of its own."""
@@ -226,6 +230,17 @@ class Listener:
             lent.other_types = ("rota.forward",)
             lent.on_other = wake
 
+    @property
+    def hears_all(self) -> bool:
+        """Whether a notification comes of a job in any of the queues."""
+        lent = self._lent
+        if len(self._queues) >= MAX_QUEUES - (0 if lent is None else lent.queue_count):
+            return False
+        if lent is not None and lent.wanted is Place.IDLE:
+            # One of its own is still to be closed.
+            return self._task is None and lent.others_heard == frozenset(self._queues)
+        return self._own.is_on and self._own.place is Place.IDLE and not self._own.is_moving
+
     def listen(self, poll_interval: float) -> float:
         """Wait for notifications; return the seconds after which to look without one."""
         lent = self._lent
@@ -311,6 +326,7 @@ class Scout:
             notifier, lent[1] if lent is not None else None, self._queues, self._hurry
         )
         self._report_at = inf
+        self._has_moves = False
         self._connection.state.on_back(self._report_soon)
         self.carriers: dict[int, Carrier] = {}
         self._movers: dict[int, Mover] = {}
@@ -332,6 +348,7 @@ class Scout:
                     await retry.wait(error)
                     continue
                 retry.succeed()
+                self._has_moves = bool(moves)
                 for number in set(waiting) & self.carriers.keys():
                     if not self.carriers[number].is_held:
                         self.carriers[number].go()
@@ -371,6 +388,10 @@ class Scout:
             await asyncio.sleep(LOOK_INTERVAL)
             return
         pause = self._listener.listen(self._poll_interval)
+        # Of a move that begins, and of another database's number, nothing notifies it.
+        knows_all = len(self.carriers) == len(self._databases) - 1
+        if knows_all and not self._has_moves and self._listener.hears_all:
+            pause *= QUIET_FACTOR
         until_tick = max(0.0, self._ticker.due_at - time.monotonic())
         with suppress(TimeoutError):
             async with asyncio.timeout(min(pause, until_tick)):

@@ -99,6 +99,16 @@ class Notifier:
         self.has_maintenance = False
 
     @property
+    def queue_count(self) -> int:
+        """How many queues it waits for, beside those of others."""
+        return len(self._queues)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it is still to do what `go` said."""
+        return self._must_move or self._asked.is_set()
+
+    @property
     def wanted(self) -> Place:
         """What it is, or will be in a moment."""
         return self._wanted
