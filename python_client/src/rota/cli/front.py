@@ -30,6 +30,8 @@ def make(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             print(script_text(front, "front.sql", {}), *statements, sep="\n")
             return 0
+        # That of a front that is there already is for calls.
+        front.execute("set statement_timeout = 0")
         run_script(front, "front.sql", {})
         with front.transaction():
             for statement in statements:
@@ -39,6 +41,7 @@ def make(arguments: argparse.Namespace) -> int:
                     "select rota_front.set_role(%s, %s, password => %s)",
                     (role, access, passwords.get(role)),
                 )
+        front.execute("reset statement_timeout")
         left = _rebalance(front)
         rows, _ = _told_of_shards(front)
         if arguments.json:
