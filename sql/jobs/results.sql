@@ -41,6 +41,7 @@ begin
     if active and not v_holds and not pg_is_in_recovery() then
         perform pg_advisory_lock_shared(1919907970, 0);
         perform pg_advisory_lock_shared(1919907971, hashint8(job_id));
+        v_holds := true;
     end if;
     channel := rota._result_channel(job_id);
     select f.id is not null, coalesce(f.status, j.status), f.result, f.error_type, f.last_error,
@@ -52,7 +53,7 @@ begin
         from rota.finished_jobs as i where i.id = asked.id limit 1
     ) as f on true
     left join rota.jobs as j on j.id = asked.id;
-    if (active or v_holds) and (is_ended or not active or not v_is_known) then
+    if v_holds and (is_ended or not active or not v_is_known) then
         perform pg_advisory_unlock_shared(1919907971, hashint8(job_id));
         perform pg_advisory_unlock_shared(1919907970, 0);
     end if;
