@@ -93,7 +93,7 @@ begin
             select b.place, b.is_run, b.bucket,
                 -- Equal buckets of several rows have one share: that of all of them.
                 sum(b.total) over (partition by b.place, b.is_run order by b.bucket)
-                    / case when b.is_run then s.runs else s.waits end as share
+                    / nullif(case when b.is_run then s.runs else s.waits end, 0) as share
             from (
                 select c.place, c.is_run, c.bucket, sum(c.total) as total from counts as c
                 where c_is_coarse group by 1, 2, 3
