@@ -128,6 +128,7 @@ def test_every_screen_fits_and_can_be_used_by_all(
         color_scheme=colors,  # type: ignore[arg-type]
         base_url=page,
     )
+    context.add_init_script(AXE)
     shown = opened(context)
     wrong = []
     for path in screens(scene):
@@ -136,7 +137,6 @@ def test_every_screen_fits_and_can_be_used_by_all(
         shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
         for box in shown.locator("main tbody input[name=id]").all()[:1]:
             box.check()
-        shown.evaluate(AXE)
         found = too_wide(shown) + hurt(shown) + (too_small(shown) if size is PHONE else [])
         shown.emulate_media(color_scheme=others)  # type: ignore[arg-type]
         found += hurt(shown, runOnly=["color-contrast"])
@@ -169,27 +169,31 @@ def test_trouble_can_be_read_by_all(
         serving(away) as nowhere,
         psycopg.connect(web_url, autocommit=True) as db,
     ):
-        for size, colors in ((WIDE, "light"), (PHONE, "dark")):
-            shown = browser.new_page(viewport=size, color_scheme=colors)  # type: ignore[arg-type]
-            wrong = []
-            for path, says in (
+        shown = browser.new_page()
+        shown.add_init_script(AXE)
+        wrong = []
+        for number, (path, says) in enumerate(
+            (
                 (f"{address}/act/pause_all", "This page only shows"),
                 (f"{nowhere}/", "The database does not answer"),
                 (f"{address}/", "read only"),
                 (f"{address}/jobs", "The database was stopped"),
                 (f"{address}/jobs/{scene.jobs['dead']}", "The database was stopped"),
-            ):
-                with db.transaction():
-                    if "stopped" in says:
-                        db.execute(
-                            "lock table rota.jobs, rota.finished_jobs in access exclusive mode"
-                        )
-                    shown.goto(path)
-                expect(shown.locator("body")).to_contain_text(says)
-                shown.evaluate(AXE)
-                wrong += [f"{path}: {one}" for one in too_wide(shown) + hurt(shown)]
-            assert not wrong, "\n".join(wrong)
-            shown.close()
+            )
+        ):
+            size, colors = ((WIDE, "light"), (PHONE, "dark"))[number % 2]
+            shown.set_viewport_size(size)  # type: ignore[arg-type]
+            shown.emulate_media(color_scheme=colors)  # type: ignore[arg-type]
+            with db.transaction():
+                if "stopped" in says:
+                    db.execute(
+                        "lock table rota.jobs, rota.finished_jobs in access exclusive mode"
+                    )
+                shown.goto(path)
+            expect(shown.locator("body")).to_contain_text(says)
+            wrong += [f"{path}: {one}" for one in too_wide(shown) + hurt(shown)]
+        assert not wrong, "\n".join(wrong)
+        shown.close()
 
 
 def test_the_page_of_a_standby_can_be_read_by_all(browser: Browser, tmp_path: Path) -> None:
@@ -205,13 +209,13 @@ def test_the_page_of_a_standby_can_be_read_by_all(browser: Browser, tmp_path: Pa
         try:
             with serving(page) as address:
                 shown = browser.new_page()
+                shown.add_init_script(AXE)
                 for number, path in enumerate(("/", "/jobs", "/jobs/1", "/waiting", "/audit")):
                     size, colors = ((WIDE, "light"), (PHONE, "dark"))[number % 2]
                     shown.set_viewport_size(size)  # type: ignore[arg-type]
                     shown.emulate_media(color_scheme=colors)  # type: ignore[arg-type]
                     shown.goto(address + path)
                     expect(shown.locator("footer")).to_contain_text("standby, read only")
-                    shown.evaluate(AXE)
                     assert too_wide(shown) + hurt(shown) == []
                 shown.close()
         finally:
