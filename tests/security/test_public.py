@@ -130,6 +130,7 @@ def test_definer_functions_have_the_path_and_no_setting_that_a_user_could_use(db
         "jit",
         "lock_timeout",
         "plan_cache_mode",
+        "work_mem",
     }
 
 
