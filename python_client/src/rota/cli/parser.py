@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -26,10 +27,11 @@ from . import (
     worker,
 )
 from .filters import add_filter
-from .numbers import count, job_id, seconds, whole
 from .output import CommandError, UsageError, command_terminal
 
 DESCRIPTION = "Background jobs in the Postgres you already have."
+MAX_INTEGER = 2**31 - 1
+MAX_ID = 2**63 - 1
 FOR_MANY = {
     *("status", "doctor", "verify", "explain", "job", "jobs", "errors", "limits", "tick"),
     *("retry", "cancel", "discard", "reschedule", "priority", "move", "purge", "erase"),
@@ -105,6 +107,36 @@ examples:
   rota web -d shop --passwords users --host 0.0.0.0 --allow-acts
   rota web --database shop --database billing
 """
+
+
+def whole(least: int = 1, most: int = MAX_INTEGER) -> Callable[[str], int]:
+    """Return what reads a whole number of these."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"must be {least} to {most}, got {text}")
+        return number
+
+    return read
+
+
+def seconds(text: str) -> float:
+    """Return a time to wait, from a millisecond to a day."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0.001 <= number <= 86400:
+        raise argparse.ArgumentTypeError(f"must be 0.001 to 86400 seconds, got {text!r}")
+    return number
+
+
+count = whole()
+job_id = whole(1, MAX_ID)
 
 
 class Misuse(Exception):
