@@ -54,6 +54,7 @@ cross join lateral (
     select now() - (i / (1000000 * %(scale)s::float)) * interval '6.9 days' as at
 ) as t;
 
+select setval('rota.jobs_id_seq', (10000000 * %(scale)s::float)::bigint);
 insert into rota.jobs (queue, job_type, payload, priority, max_attempts, status, run_at)
 select 'queue' || i %% 10, 'type' || i %% 50, '{"user_id": 7}', 0, 10, 'queued',
     now() + (i %% 100 - 50) * interval '1 minute'
@@ -180,6 +181,9 @@ def fill(db: psycopg.Connection[Any], scale: float) -> None:
     )
     let_wait(db, int(10_000 * scale))
     db.execute("vacuum (analyze)")
+    broken = "select promise || ': ' || example from rota.verify() where violations > 0"
+    if found := db.execute(broken).fetchall():
+        raise RuntimeError(f"what was filled in is nothing that could be: {found}")
 
 
 def ask_all(db: psycopg.Connection[Any]) -> None:
