@@ -255,16 +255,13 @@ def test_a_dry_run_does_not_take_its_own_locks_for_those_of_others(connect):
 
 
 def test_a_dry_run_looks_for_conflicts_of_as_many_as_a_call_acts_on(db):
-    running(db)
-    first = running(db).job_id
-    for _ in range(3):
-        running(db)
+    ids = [running(db).job_id for _ in range(5)]
 
-    told = act(db, "cancel", {"ids": [first + 10, first]}, dry_run=True, max_jobs=1)
+    told = act(db, "cancel", {"ids": [ids[-1] + 1, ids[1]]}, dry_run=True, max_jobs=1)
     moved = act(
         db,
         "move",
-        {"ids": [*range(first - 1, first + 4)]},
+        {"ids": ids},
         {"queue": "b"},
         max_jobs=2,
         dry_run=True,
@@ -272,7 +269,7 @@ def test_a_dry_run_looks_for_conflicts_of_as_many_as_a_call_acts_on(db):
 
     assert [conflict["reason"] for conflict in told.conflicts] == ["not found"]
     assert moved.matched == 5
-    assert [conflict["job_id"] for conflict in moved.conflicts] == [first - 1, first]
+    assert [conflict["job_id"] for conflict in moved.conflicts] == ids[:2]
 
 
 def end(db):
