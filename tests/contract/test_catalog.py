@@ -386,6 +386,8 @@ def test_nothing_reads_another_clock_or_takes_a_session_lock() -> None:
             "_is_alone": ["transaction_timestamp", "statement_timestamp"],
             # And how long it has been at it.
             "tick_loop": ["clock_timestamp", "clock_timestamp"],
+            # How long a count has taken, which its caller goes on with.
+            "act_on_jobs": ["clock_timestamp", "clock_timestamp"],
         }
         assert clocks == allowed.get(name, []), name
         # What hinders nobody when it is held for ever, and the hints of who sleeps.
