@@ -243,7 +243,6 @@ class Play:
         until = time.monotonic() + seconds
         while True:
             for crew in self.crews:
-                crew.thaw()
                 crew.look()
             if (left := until - time.monotonic()) <= 0:
                 return
@@ -252,7 +251,7 @@ class Play:
     def rest(self) -> bool:
         """Let everything come to its end; return whether it did."""
         for crew in self.crews:
-            crew.thaw(everybody=True)
+            crew.thaw()
         self.limit.value = CALM_BACKLOG
         self._wait(lambda live: live <= 8 * CALM_BACKLOG)
         self.pause(1.0)
