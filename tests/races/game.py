@@ -23,7 +23,7 @@ class Game:
     operations: dict[str, str]
     states: dict[str, list[str]]
     # The answers of those that lock with `skip locked`, where they passed over the job.
-    passed_over: dict[str, list[Any]] = field(default_factory=dict)
+    passed_over: Mapping[str, list[Any] | str] = field(default_factory=dict)
     # What is done in the end, before one looks; what was put off is due by the last of it.
     settle: tuple[str, ...] = ()
     # The operations that are several, with what of them may have been done before the other.

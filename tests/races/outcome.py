@@ -78,7 +78,6 @@ def _rename(value: Any, names: dict[int, str]) -> Any:
         key: names.get(each, each) if key in ID_COLUMNS else _rename(each, names)
         for key, each in value.items()
     }
-    if named.get("own_place"):
-        place = datetime.fromisoformat(named["own_place"])
-        named["own_place"] = place.isoformat(timespec="milliseconds")
+    if isinstance(place := named.get("own_place"), str):
+        named["own_place"] = datetime.fromisoformat(place).isoformat(timespec="milliseconds")
     return named
