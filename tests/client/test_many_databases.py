@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 from rota import AsyncJob, Registry
+from rota.cli import main, many
 from rota.testing.server import EmbeddedPostgres
 from rota.worker.executor import Places, Share
 from rota.worker.worker import Worker
@@ -402,6 +403,23 @@ def test_an_act_reaches_all_first_and_leaves_out_those_that_are_away(make, froze
     assert done.returncode == 1
     assert done.stdout.count(": no answer") == 2
     assert waiting(url) == 0
+
+
+@pytest.mark.slow
+def test_a_database_that_stops_in_an_answer_is_not_waited_for(make, monkeypatch, capsys):
+    urls = [make("many23"), make("many24")]
+    enqueue(urls[1], 7, 1)
+    monkeypatch.setattr(many, "LONGEST", 0.5)
+    with psycopg.connect(urls[0]) as db:
+        db.execute("lock table rota.jobs")
+
+        code = main(["jobs", *named(*urls)])
+
+    out, errors = capsys.readouterr()
+    assert code == 1
+    assert "/many23: no answer" in out
+    assert " x " in out
+    assert "this is not all: no answer of 1 of 2 databases" in errors
 
 
 @pytest.mark.slow

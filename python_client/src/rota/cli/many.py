@@ -17,6 +17,7 @@ import json
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -38,6 +39,8 @@ ACTS = {
     *("pause", "resume", "import"),
 }
 """Commands that act on one database after the other."""
+LONGEST = 60.0
+"""How many seconds a command that reads waits for databases that have stopped in an answer."""
 Run = Callable[[argparse.Namespace], int]
 T = TypeVar("T")
 
@@ -106,8 +109,14 @@ def _at_once(each_one: list[argparse.Namespace], run: Run) -> Iterator[Answer]:
                 arguments.error,
             )  # fmt: skip
 
-        for answer in [_begin(partial(ask, each)) for each in each_one]:
-            yield answer.result()
+        deadline = time.monotonic() + LONGEST
+        for each, answer in [(each, _begin(partial(ask, each))) for each in each_one]:
+            try:
+                yield answer.result(max(0, deadline - time.monotonic()))
+            except TimeoutError:
+                silence = psycopg.OperationalError(f"no answer for {LONGEST:.0f} s")
+                print(f"rota: {silence}", file=sys.stderr)
+                yield Answer(name_of(each.database_url), FAILED, "", error=silence)
 
 
 def _one_by_one(each_one: list[argparse.Namespace], run: Run) -> Iterator[Answer]:
@@ -267,8 +276,13 @@ def _places_of(job_ids: list[int], databases: Sequence[str]) -> dict[str, list[i
     answers: queue.SimpleQueue[_Found] = queue.SimpleQueue()
     for database in databases:
         _begin(lambda database=database: answers.put(_look_for(job_ids, database)))  # type: ignore[misc]
+    deadline = time.monotonic() + LONGEST
     for _ in databases:
-        there = answers.get()
+        try:
+            there = answers.get(timeout=max(0, deadline - time.monotonic()))
+        except queue.Empty:
+            silent.append(f"others (no answer for {LONGEST:.0f} s)")
+            break
         if there.problem:
             silent.append(f"{name_of(there.database)} ({there.problem})")
         for job_id in there.job_ids:
