@@ -143,7 +143,7 @@ REFUSED = [
         "--tz is for a text; a schedule that is there has its own zone",
     ),
     (("--name", "nightly"), 1, "schedule 'nightly' not found (To see those that there are"),
-    (("61 * * * *",), 1, "schedule '61 * * * *': minute '61' is not *, 0 to 59"),
+    (("61 * * * *",), 2, "schedule '61 * * * *': minute '61' is not *, 0 to 59"),
     (("@daily", "--tz", "Mars/Base"), 2, "--tz must be a name such as"),
     (("@daily", "-n", "0"), 2, "-n must be 1 to 1000, got 0"),
     (("@daily", "-n", "1001"), 2, "-n must be 1 to 1000, got 1001"),
