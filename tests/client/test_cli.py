@@ -589,8 +589,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "lock"),
     [
-        (["retry", "1"], "select from rota.jobs for update"),
-        (["cancel", "1"], "select from rota.jobs for update"),
+        (["retry", "ID"], "select from rota.jobs for update"),
+        (["cancel", "ID"], "select from rota.jobs for update"),
         (["pause", "default"], "select from rota.pauses for update"),
         (["enqueue", "a", "--key", "k"], None),
     ],
@@ -609,7 +609,7 @@ def test_a_command_does_not_wait_for_a_lock_for_long(
     short = "set local lock_timeout = '200ms'"
     for module in ("output", "schedules"):
         monkeypatch.setattr(f"rota.cli.{module}.LOCK_TIMEOUT", short)
-    client.enqueue("a")
+    job_id = str(client.enqueue("a").job_id)
     db.execute("select rota.pause_queue('default')")
     with connect(autocommit=False) as other:
         if lock:
@@ -617,12 +617,12 @@ def test_a_command_does_not_wait_for_a_lock_for_long(
         else:
             Client(other).enqueue("a", idempotency_key="k")
 
-        error = run(*words, code=1)
+        error = run(*(job_id if word == "ID" else word for word in words), code=1)
         other_pid = other.info.backend_pid
         other.rollback()
 
     if words[0] in ("retry", "cancel"):
-        assert error.startswith("rota: job 1 is locked by pid ")
+        assert error.startswith(f"rota: job {job_id} is locked by pid ")
         assert f"pid {other_pid} (role postgres" in error
     else:
         assert error.startswith("rota: another session has locked this: the oldest")
@@ -733,7 +733,7 @@ def test_doctor_that_cannot_ask_returns_3(capsys: pytest.CaptureFixture[str]) ->
 def test_verify_tells_which_promise_is_broken(
     ask: Callable[..., tuple[int, str]], client: Client, db: psycopg.Connection[Any]
 ) -> None:
-    client.enqueue("a")
+    job_id = client.enqueue("a").job_id
     code, shown = ask("verify")
     assert code == 0
     assert shown.startswith("holds  a job is live or has ended, and never both: 0 of 1\n")
@@ -743,7 +743,8 @@ def test_verify_tells_which_promise_is_broken(
     code, shown = ask("verify", "--max-rows", "5")
     assert code == 1
     assert (
-        "BROKEN  a job has at most max_attempts attempts: 1 of 1, such as: job 1 had" in shown
+        "BROKEN  a job has at most max_attempts attempts: 1 of 1,"
+        f" such as: job {job_id} had" in shown
     )
     assert sum(row["violations"] for row in json.loads(ask("verify", "--json")[1])) == 1
 
@@ -752,11 +753,14 @@ def test_jobs_are_found_by_whatever_is_known_of_them(
     run: Callable[..., str], client: Client, db: psycopg.Connection[Any]
 ) -> None:
     wanted = client.enqueue("a", {"user": {"id": 7}, "n": 1}, idempotency_key="k").job_id
-    client.enqueue("a", {"user": {"id": 8}}, ordering_key="o")
-    client.enqueue("a")
+    second = client.enqueue("a", {"user": {"id": 8}}, ordering_key="o").job_id
+    third = client.enqueue("a").job_id
     (claim,) = client.claim_jobs("w")
     client.fail_job(claim.job_id, claim.lease_token, "Disk Full at 7", error_type="OSError")
-    db.execute("update rota.jobs set created_at = created_at - interval '2 hours' where id = 1")
+    db.execute(
+        "update rota.jobs set created_at = created_at - interval '2 hours' where id = %s",
+        [wanted],
+    )
 
     def found(*words: str) -> list[int]:
         return [job["id"] for job in json.loads(run("jobs", *words, "--json"))]
@@ -764,13 +768,13 @@ def test_jobs_are_found_by_whatever_is_known_of_them(
     assert found("--payload", '{"user": {"id": 7}}') == [wanted]
     assert found("--key", "k") == found("--error", "Disk Full at 8") == [wanted]
     assert found("--error-type", "OSError") == found("--older-than", "1 hour") == [wanted]
-    assert found("--ordering-key", "o") == [wanted + 1]
+    assert found("--ordering-key", "o") == [second]
     assert found("--status", "failed", "--status", "blocked") == [wanted]
-    assert found("--newer-than", "1 hour") == [wanted + 2, wanted + 1]
-    assert found("--before", str(wanted + 2), "--limit", "1") == [wanted + 1]
+    assert found("--newer-than", "1 hour") == [third, second]
+    assert found("--before", str(third), "--limit", "1") == [second]
     assert "not JSON" in run("jobs", "--payload", "{", code=2)
     shown = run("jobs", "--limit", "2")
-    assert shown.endswith(f"for more: --before {wanted + 1}\n")
+    assert shown.endswith(f"for more: --before {second}\n")
     assert "OSError: Disk Full at 7" in run("jobs", "--status", "failed")
 
 
