@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ def outage(urls: list[str], places: int, second: Server, *, is_killed: bool) -> 
         if is_killed:
             second.stop(signal.SIGQUIT)
         else:
-            stopped = _tree_of(second)
+            stopped = second.processes()
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
         meanwhile = _rate(dbs, 3.0)
@@ -207,17 +207,6 @@ def _rate(dbs: list[psycopg.Connection[Any]], seconds: float) -> float:
     before, began = sum(map(left, dbs)), time.monotonic()
     time.sleep(seconds)
     return (before - sum(map(left, dbs))) / (time.monotonic() - began)
-
-
-def _tree_of(server: Server) -> list[int]:
-    """Return the processes of a server, whose postmaster says its number in a file."""
-    parent = (server.data / "postmaster.pid").read_text().split()[0]
-    found = [int(parent)]
-    for each in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (each / "stat").read_text().rpartition(")")[2].split()[1] == parent:
-                found.append(int(each.name))
-    return found
 
 
 def idle(urls: list[str], places: int) -> tuple[float, int]:

@@ -150,7 +150,7 @@ class World:
     @contextmanager
     def standing_still(self, place: str) -> Iterator[None]:
         """Stop all processes of a server within the block."""
-        pids = tree_of(self.servers[place])
+        pids = self.servers[place].processes()
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -169,17 +169,6 @@ class World:
                 row = db.execute("select count(*) from rota.jobs").fetchone()
                 count += row[0] if row else 0
         return count
-
-
-def tree_of(server: Server) -> list[int]:
-    """Return the processes of a server, whose postmaster says its number in a file."""
-    parent = (server.data / "postmaster.pid").read_text().split()[0]
-    found = [int(parent)]
-    for each in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (each / "stat").read_text().rpartition(")")[2].split()[1] == parent:
-                found.append(int(each.name))
-    return found
 
 
 def run_worker(task: Task, file: str, lease: float) -> None:

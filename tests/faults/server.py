@@ -127,6 +127,16 @@ class Server:
         """Whether its first process is there."""
         return self._process is not None and self._process.poll() is None
 
+    def processes(self) -> list[int]:
+        """Return the number of the postmaster, which it says in a file, and its children's."""
+        parent = (self.data / "postmaster.pid").read_text().split()[0]
+        found = [int(parent)]
+        for each in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if (each / "stat").read_text().rpartition(")")[2].split()[1] == parent:
+                    found.append(int(each.name))
+        return found
+
     @property
     def log(self) -> str:
         """Return what it has to say."""
