@@ -79,7 +79,7 @@ declare
         v_is_configured);
     v_may_be_more boolean;
     v_held_limits jsonb;
-    v_lease constant interval := case when lease is not null then rota._exact(lease) end;
+    v_lease interval;
     v_settings jsonb;
 begin
     if cardinality(v_rows) = max_jobs is not true then
@@ -113,6 +113,7 @@ begin
             );
         end if;
     end if;
+    if lease is not null then v_lease := rota._exact(lease); end if;
     if v_is_configured then
         v_settings := (
             select jsonb_object_agg(q.queue, jsonb_build_array(q.lease, q.time_limit))

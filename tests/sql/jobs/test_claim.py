@@ -26,7 +26,7 @@ from sql.helpers import (
 )
 from sql.jobs.test_enqueue import BAD_NAMES
 
-BAD_LEASES = ["0", "-1 s", "999 microseconds", "1 year", "2147483647 s", "100 years"]
+BAD_LEASES = ["0", "-1 s", "999 microseconds", "1 year", "2147483647 s", "178000000 years"]
 
 
 def ids(jobs):
