@@ -40,6 +40,7 @@ create function race.pause(place text)
     language plpgsql
     security definer
     set search_path = pg_catalog, pg_temp
+    set lock_timeout = 0 -- of the function that waits here, which is for other locks
 as $$
 begin
     if coalesce(current_setting('race.stop', true), '') = '' then
