@@ -226,6 +226,8 @@ begin
         perform rota._refuse('endings',
             'must be rows of receive_jobs(), whose job_id is an id');
     end if;
+    perform rota._raise_not_found(min(o.id))
+    from unnest(rota._jobs_outside_grants(job_ids)) as o (id) having min(o.id) is not null;
 
     -- Those behind first: the end of a head opens the next that is still there.
     foreach v_status in array array['blocked', 'running'] loop
@@ -246,7 +248,7 @@ begin
         from unnest(end_forwards.job_ids, end_forwards.lease_tokens) with ordinality
             as i (id, lease_token, ordinal)
         join rota.jobs as j on j.id = i.id and j.lease_token = i.lease_token
-          and j.status = 'running'
+          and j.status = 'running' and j.job_type = 'rota.forward'
         cross join lateral (
             select end_forwards.endings -> (i.ordinal - 1)::integer
         ) as e (ending)
@@ -288,8 +290,9 @@ begin
     perform rota._check_job_refs(receive_jobs.job_ids, receive_jobs.job_ids);
     if cardinality(receive_jobs.enqueue_times)
       is distinct from cardinality(receive_jobs.job_ids)
+      or array_ndims(receive_jobs.enqueue_times) > 1
       or array_position(receive_jobs.enqueue_times, null) is not null then
-        perform rota._refuse('enqueue_times', 'must be an array as long as job_ids');
+        perform rota._refuse('enqueue_times', 'must be a plain list as long as job_ids');
     end if;
     if jsonb_typeof(receive_jobs.jobs) is distinct from 'array'
       or jsonb_array_length(receive_jobs.jobs) <> cardinality(receive_jobs.job_ids) then
@@ -486,6 +489,7 @@ begin
     from unnest(_arrived.job_ids, _arrived.lease_tokens) with ordinality
         as i (id, lease_token, n)
     join rota.jobs as j on j.id = i.id and j.status = _arrived.status
+      and j.job_type = 'rota.forward'
     cross join lateral (
         select (_arrived.endings -> (i.n - 1)::integer ->> 'job_id')::bigint
     ) as e (job_id)

@@ -235,7 +235,7 @@ create table rota.queues (
     constraint queues_ageing_check
         check (ageing between interval '1 second' and interval '30 days'),
     constraint queues_expires_after_check
-        check (expires_after between interval '1 millisecond' and interval '100 years')
+        check (expires_after between interval '1 millisecond' and interval '36525 days')
 );
 
 comment on table rota.queues is
@@ -263,7 +263,7 @@ create table rota.job_types (
     constraint job_types_time_limit_check
         check (time_limit between interval '1 millisecond' and interval '30 days'),
     constraint job_types_expires_after_check
-        check (expires_after between interval '1 millisecond' and interval '100 years')
+        check (expires_after between interval '1 millisecond' and interval '36525 days')
 );
 
 comment on table rota.job_types is

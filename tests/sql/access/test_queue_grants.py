@@ -144,6 +144,17 @@ def test_a_job_of_another_queue_is_not_there_for_a_confined_worker(db, role, ses
     assert run(db, job.job_id) == before
 
 
+def test_a_confined_worker_ends_no_job_that_travels_for_others(db, role, session):
+    value(db, "set_database_number", number=5)
+    value(db, "enqueue_to", database=6, job_type="x")
+    (job,) = call(db, "take_forwards", worker="w", database=6)
+    worker = session(confined(db, role, "a"))
+    of_job = {"job_ids": [job.job_id], "lease_tokens": [job.lease_token]}
+
+    with raises("RT001"):
+        call(worker, "end_forwards", **of_job, endings='[{"job_id": 1}]')
+
+
 def test_calls_for_many_take_jobs_of_other_queues_for_lost(db, role, session):
     others, mine = foreign(db), foreign(db, "a")
     worker = session(confined(db, role, "a"))

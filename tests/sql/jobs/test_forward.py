@@ -245,6 +245,21 @@ def test_end_forwards_refuses_who_lost_a_lease(db):
         end(db, taken, arrived(taken))
 
 
+def test_end_forwards_ends_no_job_that_does_not_travel(db):
+    first, second = (enqueue(db, ordering_key="k") for _ in range(2))
+    (running,) = call(db, "claim_jobs", worker="w")
+    stay = "select id, status from rota.jobs order by id"
+
+    with raises("RT002"):
+        call(db, "end_forwards", job_ids=[second], lease_tokens=[0],
+            endings=json.dumps([{"job_id": 1}]))  # fmt: skip
+    with raises("RT002"):
+        end(db, [running], [{"job_id": 1}])
+    end(db, [running], [{"error_code": "22023"}])
+
+    assert [tuple(row) for row in rows(db, stay)] == [(first, "running"), (second, "blocked")]
+
+
 def test_receive_jobs_enqueues_each_once(db):
     jobs = [{"job_type": "a", "queue": "q"}, {"job_type": "b", "idempotency_key": "k"}]
 
@@ -292,7 +307,7 @@ def test_receive_jobs_refuses_what_does_not_fit_together(db):
     with refused("job_ids"):
         call(db, "receive_jobs", database=5, job_ids=[1, 1], enqueue_times=[NOW] * 2,
             jobs="[{}, {}]")  # fmt: skip
-    for times in ([], [None], [NOW, NOW]):
+    for times in ([], [None], [NOW, NOW], [[NOW]]):
         with refused("enqueue_times"):
             call(db, "receive_jobs", database=5, job_ids=[1], enqueue_times=times,
                 jobs="[{}]")  # fmt: skip

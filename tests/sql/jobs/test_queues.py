@@ -117,6 +117,11 @@ def test_set_queue_refuses_a_bad_expiry(db):
             call(db, "set_queue", queue="q", expires_after=bad)
 
 
+def test_jobs_may_expire_after_a_hundred_years(db):
+    call(db, "set_queue", queue="q", expires_after="100 years")
+    call(db, "set_type", job_type="mail", expires_after="100 years")
+
+
 def test_expires_after_counts_from_the_time_of_the_job(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     hour = timedelta(hours=1)
