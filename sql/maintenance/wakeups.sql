@@ -6,7 +6,9 @@
  *   1. Call claim_jobs().  While jobs come and there are free places, run them and claim again.
  *   2. When a claim brought fewer than wanted, call wait_for_jobs() with the same queues and
  *      job types, and LISTEN to each of its channels; to repeat that does no harm.
- *   3. Sleep until a notification arrives, but not longer than look_again_in.  Go to 1.
+ *   3. Sleep until a notification arrives, but not longer than look_again_in.  Go to 1.  Where
+ *      no notification came, wait_for_jobs(claimed => false) may be called first: it looks for
+ *      any due job, which costs less than a claim, and one is to be made if it answers 0.
  *   4. If has_maintenance, call tick() too, about once a second; and when notified on a channel
  *      that begins with rota_maintenance: a check is to be done.
  *   5. Call stop_waiting() when all places are taken, and before leaving: another worker is
@@ -21,7 +23,8 @@
  * start at a rate whose time comes, and what was claimable before it held the locks.
  * look_again_in says when.  It is 0 after the locks have changed, unless nothing is due; so
  * LISTEN comes before that claim.  What came due since the call before makes it 0 once and not
- * again: a claim has been between, and has refused the job or taken it.
+ * again: a claim has been between, and has refused the job or taken it.  With claimed => false
+ * none has been, and whatever is due makes it 0, also what no session could notify it of.
  *
  * Of a job whose transaction looked for waiting workers before this one held its locks, and
  * commits after the worker has claimed, no notification comes.  Such a transaction has an id by
@@ -38,7 +41,8 @@ create or replace function rota.wait_for_jobs(
     queues text[] default '{default}',
     job_types text[] default null,
     poll_interval interval default '1 second',
-    active boolean default false
+    active boolean default false,
+    claimed boolean default true
 )
     returns table (
         channels text[],
@@ -59,6 +63,7 @@ begin
     if job_types is not null then perform rota._check_names('job_types', job_types); end if;
     perform rota._check_interval('poll_interval', poll_interval, '1 ms', '1 hour');
     perform rota._check_given('active', active is not null);
+    perform rota._check_given('claimed', claimed is not null);
 
     select t.channels, t.slots, t.has_changed, t.is_active, t.is_first
     into channels, v_slots, v_has_changed, is_active, v_is_first
@@ -67,7 +72,7 @@ begin
     if job_types is not null then
         perform rota._notify_slots(hashtext(q.queue), 1, q.slot)
         from unnest(wait_for_jobs.queues[1:100], v_slots) as q (queue, slot)
-        where rota._is_other_due(q.queue, wait_for_jobs.job_types, v_now);
+        where rota._has_due(q.queue, v_now, wait_for_jobs.job_types);
     end if;
 
     -- One worker of a queue polls as often as it was told, the others less often.
@@ -79,18 +84,20 @@ begin
                 then 2
             else 5
         end,
-        v_has_changed, channels);
+        v_has_changed, channels, claimed);
     if is_active then look_again_in := least(look_again_in, '10 ms'); end if;
-    has_maintenance := v_is_first or rota._has_maintenance();
+    -- The first worker ticks without being asked to where it does not ask each second.
+    has_maintenance := v_is_first and (is_active or wait_for_jobs.poll_interval > '1 second')
+        or rota._has_maintenance();
     return next;
 end;
 $$;
 
 comment on function rota.wait_for_jobs is
     'Let this session be notified of jobs: listen to the channels and claim again at the next '
-    'notification, or after look_again_in at the latest; has_maintenance asks for tick(), and '
-    'with active no producer notifies while the worker claims every few milliseconds; raises '
-    '22023.';
+    'notification, or after look_again_in at the latest; has_maintenance asks for tick(), with '
+    'active no producer notifies while the worker claims every few milliseconds, and where it '
+    'has not claimed since the call before look_again_in is 0 if any job is due; raises 22023.';
 
 create or replace function rota.stop_waiting()
     returns void language plpgsql security definer
@@ -215,7 +222,8 @@ $$;
  * transaction after it, and until when a look takes long.
  */
 create or replace function rota._look_again_in(
-    queues text[], moment timestamptz, until timestamptz, has_changed boolean, channels text[]
+    queues text[], moment timestamptz, until timestamptz, has_changed boolean, channels text[],
+    claimed boolean
 )
     returns interval language plpgsql set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
@@ -247,13 +255,22 @@ begin
         v_due_at := moment;
     elsif v_state[4] > c_now and v_state[4] <= c_now + 60000000 then
         -- Under a held snapshot a look takes long, and is worth it now and then.
-        v_due_at := least(until, moment + (v_state[4] - c_now) * interval '1 microsecond');
+        v_due_at := case when claimed
+            then least(until, moment + (v_state[4] - c_now) * interval '1 microsecond')
+            else moment end;
     else
         v_due_at := least(until, rota._next_due_at(queues, v_since, until));
         if not v_is_new and c_now - v_state[1] < 10000 then
             -- Of what comes due all the time, and is not for this worker, the most together.
             v_due_at := greatest(v_due_at,
                 moment + (10000 - c_now + v_state[1]) * interval '1 microsecond');
+        end if;
+        if not claimed and exists (
+            select from unnest(_look_again_in.queues) as c (queue)
+            where (not exists (select from rota.pauses) or not rota._is_paused(c.queue, moment))
+              and rota._has_due(c.queue, moment)
+        ) then
+            v_due_at := moment;
         end if;
         v_state[4] := case when rota.now() - moment > interval '5 ms' then
             c_now + (extract(epoch from
@@ -275,10 +292,12 @@ end;
 $$;
 
 /*
- * Whether a queue has a due job of other types than these, asked of the first ones of each
- * lane.  True also where a queue has more lanes than are looked at.
+ * Whether a queue has a due job, of other types than these if any are given, asked of the first
+ * ones of each lane.  True also where a queue has more lanes than are looked at.
  */
-create or replace function rota._is_other_due(queue text, job_types text[], due timestamptz)
+create or replace function rota._has_due(
+    queue text, due timestamptz, other_than text[] default null
+)
     returns boolean language plpgsql stable set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
     as $$
@@ -287,7 +306,7 @@ declare
 begin
     for v_step in 1..11 loop
         select coalesce(j.own_lane, j.priority)::integer into v_lane from rota.jobs as j
-        where j.queue = _is_other_due.queue
+        where j.queue = _has_due.queue
           and j.hold is null and j.status in ('queued', 'failed')
           and coalesce(j.own_lane, j.priority) > v_lane
         order by coalesce(j.own_lane, j.priority) limit 1;
@@ -296,13 +315,13 @@ begin
             select
             from (
                 select j.job_type from rota.jobs as j
-                where j.queue = _is_other_due.queue
+                where j.queue = _has_due.queue
                   and coalesce(j.own_lane, j.priority) = v_lane and j.hold is null
                   and j.status in ('queued', 'failed')
-                  and coalesce(j.own_place, j.run_at) <= _is_other_due.due
+                  and coalesce(j.own_place, j.run_at) <= _has_due.due
                 limit 1000
             ) as d
-            where d.job_type <> all(_is_other_due.job_types)
+            where (d.job_type = any(_has_due.other_than)) is not true
         ) then
             return true;
         end if;

@@ -7,8 +7,10 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -470,6 +472,72 @@ def test_starts_at_a_rate_come_at_that_rate_and_not_at_the_polls(
     assert starts.at[9] - starts.at[0] > 8 / rate
 
 
+class Calls(Counter[str]):
+    """How often the workers of this process have called some functions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            monkeypatch.setattr(AsyncClient, name, self._counted(name))
+
+    def _counted(self, name: str) -> Callable[..., Awaitable[Any]]:
+        original = getattr(AsyncClient, name)
+
+        async def call(*args: Any) -> Any:
+            self[name] += 1
+            return await original(*args)
+
+        return call
+
+
+def test_an_idle_worker_asks_by_one_call_whether_there_is_anything(
+    background: Background, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls(monkeypatch, "claim_jobs", "tick", "wait_for_jobs")
+    background(Starts().registry, poll_interval=0.4, tick_interval=0.4)
+
+    def is_at_rest() -> bool:
+        before = Counter(calls)
+        wait_until(lambda: calls["wait_for_jobs"] >= before["wait_for_jobs"] + 6, "six looks")
+        return calls["claim_jobs"] + calls["tick"] <= before["claim_jobs"] + before["tick"] + 2
+
+    wait_until(is_at_rest, "rest")
+
+
+def test_an_idle_worker_ticks_when_there_is_something_to_do(
+    client: Client, db: Db, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls(monkeypatch, "tick", "wait_for_jobs")
+    background(Starts().registry, poll_interval=0.05, tick_interval=0.05)
+
+    def has_answered_no() -> bool:
+        before = Counter(calls)
+        wait_until(lambda: calls["wait_for_jobs"] >= before["wait_for_jobs"] + 5, "five looks")
+        return calls["tick"] == before["tick"]
+
+    wait_until(has_answered_no, "rest")
+    db.execute("set rota.wakeups = off")
+    client.enqueue("other", queue="other", ordering_key="k")
+    (job,) = client.claim_jobs("lost", queues=["other"], lease=timedelta(milliseconds=1))
+
+    status = f"select status <> 'running' from rota.job_runs where id = {job.job_id}"
+    wait_until(lambda: value(db, status), "the sweep")
+
+
+def test_a_worker_without_a_free_place_goes_on_to_tick(
+    client: Client, db: Db, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, starts = Calls(monkeypatch, "tick"), Starts(seconds=60.0)
+    worker = background(starts.registry, concurrency=1, poll_interval=0.05, tick_interval=0.05)
+    wait_for_sleepers(db, 1)
+
+    client.enqueue("t")
+    wait_until(lambda: starts.at, "the start")
+    before = calls["tick"]
+    wait_until(lambda: calls["tick"] >= before + 5, "five ticks")
+    worker.stop(now=True)
+
+
 @pytest.mark.parametrize("event", ["notification", "answer", "change"])
 def test_what_comes_while_a_claim_is_under_way_brings_another_claim(event: str) -> None:
     """Claim looks -- job comes, and notifies or has come unheard -- claim has found nothing."""
@@ -493,7 +561,10 @@ def test_what_comes_while_a_claim_is_under_way_brings_another_claim(event: str) 
 
 
 def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It also moves the claim away; looks that find nothing become ever more seldom."""
+    """It also moves the claim away; looks that find nothing become ever more seldom.
+
+    What is far is the notifier's to ask for, and a claim comes if its answer does not.
+    """
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     listener: Any = SimpleNamespace(
@@ -509,4 +580,4 @@ def test_an_answer_says_when_the_next_claim_is_due(monkeypatch: pytest.MonkeyPat
         waits.append(round(poller.claim_at - now, 3))
         now = poller.claim_at
 
-    assert waits == [5.0, 0.01, 0.02, 0.04]
+    assert waits == [6.0, 0.01, 0.02, 0.04]

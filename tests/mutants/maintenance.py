@@ -278,6 +278,26 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "lost-notification-never-found",
+        "An idle worker never looks for a job that no session has notified it of.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "        if not claimed and exists (\n",
+            "        if exists (\n            select where false\n        ) and exists (\n",
+        ),
+    ),
+    mutant(
+        "look-put-off-without-a-claim",
+        "Under a held snapshot an idle worker neither looks nor claims for a minute.",
+        "sql/maintenance/test_wakeups.py",
+        sql(
+            "maintenance/wakeups",
+            "v_due_at := case when claimed\n",
+            "v_due_at := case when true\n",
+        ),
+    ),
+    mutant(
         "locks-of-others-dropped",
         "A worker that stops waiting drops the advisory locks of its application.",
         "sql/maintenance/test_wakeups.py",
@@ -293,7 +313,7 @@ MAINTENANCE = (
         "sql/maintenance/test_wakeups.py client/test_wakeups.py",
         sql(
             "maintenance/wakeups",
-            "where rota._is_other_due(q.queue, wait_for_jobs.job_types, v_now);",
+            "where rota._has_due(q.queue, v_now, wait_for_jobs.job_types);",
             "where false;",
         ),
     ),

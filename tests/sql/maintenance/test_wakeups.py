@@ -276,6 +276,58 @@ def test_only_the_first_of_a_queue_polls_as_often_as_it_was_told(connect):
     assert [wait for wait in waits[4:] if not 37 <= wait <= 50] == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_due"),
+    [
+        ({}, True),
+        ({"priority": 7}, True),
+        ({"delay": "1 h"}, False),
+        ({"queue": "other"}, False),
+        ({"queue": "paused"}, False),
+    ],
+)
+def test_a_look_without_a_claim_sees_all_that_is_due(db, arguments, is_due):
+    """The call before has seen the job, or could not, and no claim was made since."""
+    enqueue(db, queue="paused", delay="1 h")
+    call(db, "pause_queue", queue="paused")
+    enqueue(db, delay="1 h", priority=-5)
+    enqueue(db, **arguments)
+    queues = ("default", "paused")
+
+    assert look(db, *queues) > 2000
+    waits = [look(db, *queues, claimed=False) for _ in range(2)]
+
+    assert [wait == 0 for wait in waits] == [is_due] * 2
+
+
+def test_a_look_without_a_claim_asks_for_one_where_it_would_take_long(db):
+    look(db)
+    forget_slow_look(db, 20_000_000)
+
+    assert one(db, "wait_for_jobs", claimed=False).look_again_in.total_seconds() == 0
+
+
+def test_a_look_without_a_claim_asks_for_one_where_there_are_many_lanes(db):
+    for priority in range(11):
+        enqueue(db, delay="1 h", priority=priority)
+
+    assert look(db, claimed=False) == 0
+
+
+def test_the_first_worker_is_asked_to_tick_where_it_asks_seldom(db, connect, clock):
+    clock.set("2031-03-01 12:00+00")
+    call(db, "tick")
+    first, second = Sleeper(connect()), Sleeper(connect())
+
+    assert [s.wait(poll_interval="1 s").has_maintenance for s in (first, second)] == [False] * 2
+    assert [s.wait(poll_interval="2 s").has_maintenance for s in (first, second)] == [
+        True,
+        False,
+    ]
+    polls = [s.wait(poll_interval="1 s", active=True) for s in (second, first)]
+    assert [poll.has_maintenance for poll in polls] == [True, False]
+
+
 def test_wait_for_jobs_says_whether_a_tick_would_do_anything(db, connect, clock):
     first = Sleeper(connect())
     clock.set("2031-03-01 12:00+00")
@@ -662,8 +714,9 @@ def test_wait_for_jobs_refuses_every_bad_argument_by_name(db):
     for bad in (None, "0", "-1 s", "61 min"):
         with refused("poll_interval"):
             call(db, "wait_for_jobs", poll_interval=bad)
-    with refused("active"):
-        call(db, "wait_for_jobs", active=None)
+    for flag in ("active", "claimed"):
+        with refused(flag):
+            call(db, "wait_for_jobs", **{flag: None})
 
 
 def test_wait_for_jobs_takes_the_first_hundred_queues(db):

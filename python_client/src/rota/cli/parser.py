@@ -418,12 +418,13 @@ def _add_worker(commands: Any) -> None:
     number(int, "--batch", None, "hold so many jobs (default: what starts in 0.2 seconds)")
     add.add_argument("--lease", type=float, metavar="SECONDS", help="for jobs without one")
     add.add_argument("--name", help="(default: host:pid:random)")
-    number(float, "--poll-interval", 1.0, "seconds between two claims while nothing is due")
+    number(float, "--poll-interval", 1.0, "seconds between two looks while nothing is due")
     add.add_argument("--no-listen", action="store_true", help="poll only: let no job wake it")
     what = "where to listen for notifications, past a pooler (default: the database)"
     add.add_argument("--listen-url", metavar="URL", help=what)
     add.add_argument("--no-tick", action="store_true", help="leave the maintenance to others")
-    number(float, "--tick-interval", 1.0, "seconds between two calls of tick()")
+    what = "seconds between two calls of tick(), while there is anything to do"
+    number(float, "--tick-interval", 1.0, what)
     number(float, "--grace-period", 20.0, "seconds that running jobs get after SIGTERM")
     what = "exit after about so many jobs; with --processes another process follows"
     number(int, "--max-jobs", None, what)

@@ -747,6 +747,7 @@ class Client:
         job_types: Sequence[str] | Unset | None = UNSET,
         poll_interval: timedelta | Unset = UNSET,
         active: bool | Unset = UNSET,
+        claimed: bool | Unset = UNSET,
     ) -> rows.Waiting:
         """Let this session be notified of jobs; say where to listen, and when to look again."""
         return self._row(
@@ -756,6 +757,7 @@ class Client:
             job_types=_array(job_types),
             poll_interval=poll_interval,
             active=active,
+            claimed=claimed,
         )
 
     def stop_waiting(self) -> None:

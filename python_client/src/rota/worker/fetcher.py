@@ -1,9 +1,10 @@
 """Ask for jobs while there is a free place, and do the maintenance between.
 
-A worker claims until nothing is due, and then asks wait_for_jobs() when to claim again at the
-latest.  A queue where jobs come every few milliseconds would notify all the time, and each
-notification costs the producer something; so there the worker becomes the active poller and
-looks by itself, until it is quiet again.
+A worker claims until nothing is due, and then asks wait_for_jobs() when something will be; the
+notifier goes on to ask, and a claim comes when it says so, or does not answer in time.  A queue
+where jobs come every few milliseconds would notify all the time, and each notification costs
+the producer something; so there the worker becomes the active poller and looks by itself,
+until it is quiet again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..rows import ClaimedJob
 from .connection import Connection, Retry
 from .executor import Executor
 from .maintenance import Maintenance
-from .notifier import Notifier, Place
+from .notifier import EARLIEST, Notifier, Place
 
 PATIENCE = 5
 """Failed claims in a row after which a loop that is to end by itself gives up."""
@@ -99,7 +100,7 @@ class Fetcher:
             self._wake.clear()
             await self._maintenance.run_due(
                 is_idle=executor.is_idle,
-                is_follower=self._poller.is_follower,
+                is_asked=self._poller.is_asked_to_tick,
                 # A tick takes jobs for stale whose ends the database has not heard of yet.
                 may_tick=not executor.is_behind,
             )
@@ -115,7 +116,7 @@ class Fetcher:
                 may_claim = not (once and has_claimed)
                 if drain and has_claimed and was_idle and executor.is_idle:
                     return
-            until = self._maintenance.due_at
+            until = self._maintenance.due_at(is_asked=self._poller.is_asked_to_tick)
             if may_claim and executor.wanted:
                 until = min(until, self._poller.claim_at)
             await self._sleep(until - time.monotonic())
@@ -176,12 +177,12 @@ class Poller:
             self._notifier.on_change = self.come
 
     @property
-    def is_follower(self) -> bool:
-        """Whether another idle worker does the maintenance, and has left nothing to do."""
+    def is_asked_to_tick(self) -> bool:
+        """Whether to tick: always where no answer says that there is no need."""
         notifier = self._notifier
-        if notifier is None or notifier.place is Place.AWAY:
-            return False
-        return not notifier.has_maintenance
+        if notifier is None or Place.AWAY in (notifier.place, notifier.wanted):
+            return True
+        return notifier.has_maintenance
 
     def is_due(self) -> bool:
         """Return whether to claim now; a notification from now on wants another claim."""
@@ -262,11 +263,13 @@ class Poller:
             self.come()
         elif self._notifier is not None and self._notifier.place is Place.ACTIVE:
             self.claim_at = min(self.claim_at, now + seconds)
-            self._wake()
         elif self.claim_at > 0.0:
-            self.claim_at = max(now + seconds, self._looked_at + self._shortest_wait)
-            self._is_expected = seconds < 0.75 * self._poll_interval
-            self._wake()
+            self._is_expected = seconds < EARLIEST * self._poll_interval
+            if self._is_expected:
+                self.claim_at = max(now + seconds, self._looked_at + self._shortest_wait)
+            else:  # the notifier asks at that time, and the next answer comes before
+                self.claim_at = now + seconds + self._poll_interval
+        self._wake()
 
     def come(self) -> None:
         """Claim as soon as there is a free place."""

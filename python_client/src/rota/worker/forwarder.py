@@ -314,7 +314,7 @@ class Scout:
         registry.handler("rota.forward")(lambda job: None)
         notifier = Notifier(
             Connection(source.conninfo, "rota notifier", source.state),
-            self._connection, self._queues, registry, poll_interval,
+            self._connection, self._queues, registry, QUIET_FACTOR * poll_interval,
         )  # fmt: skip
         self._wake = asyncio.Event()
         notifier.on_notify = self._hurry

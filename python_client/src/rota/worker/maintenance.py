@@ -30,8 +30,6 @@ HURRY_INTERVAL = 0.1
 OUTAGE_PAUSE = 10.0
 """Seconds after an outage until a tick, which takes back what other workers run: the longest
 pause after which they try to connect again, and tell that they live."""
-FOLLOWER_FACTOR = 5
-"""So many times less often those look whether to tick whom wait_for_jobs() did not ask to."""
 
 
 class Ticker:
@@ -129,11 +127,14 @@ class Maintenance:
         self._untaken: set[tuple[str, str]] = set()
         connection.state.on_back(self._report_soon)
 
-    @property
-    def due_at(self) -> float:
-        """When there is something to do next, on the monotonic clock."""
+    def due_at(self, *, is_asked: bool) -> float:
+        """Return when there is something to do next, on the monotonic clock.
+
+        A tick is, after each interval, where it *is_asked* for.
+        """
         report_at = self._reported_at + self._report_interval
-        return min(self._ticker.due_at, report_at, self._look_at)
+        tick_at = self._ticker.due_at if is_asked or self._must_tick else inf
+        return min(tick_at, report_at, self._look_at)
 
     async def introduce(self) -> None:
         """Report for the first time; any error is the caller's."""
@@ -144,17 +145,15 @@ class Maintenance:
         self._must_tick = True
         self._ticker.hurry()
 
-    async def run_due(self, *, is_idle: bool, is_follower: bool, may_tick: bool) -> None:
+    async def run_due(self, *, is_idle: bool, is_asked: bool, may_tick: bool) -> None:
         """Do what is due; a failure is logged, and tried again when it is due again."""
         self._report_interval = IDLE_REPORT_INTERVAL if is_idle else REPORT_INTERVAL
-        if time.monotonic() >= self._ticker.due_at:
-            if not may_tick:
-                self._ticker.put_off(0.1)
-            elif is_idle and is_follower and not self._must_tick:
-                self._ticker.put_off(FOLLOWER_FACTOR)
-            else:
+        if (is_asked or self._must_tick) and time.monotonic() >= self._ticker.due_at:
+            if may_tick:
                 self._must_tick = False
                 await self._ticker.tick()
+            else:
+                self._ticker.put_off(0.1)
         if time.monotonic() >= self._reported_at + self._report_interval:
             try:
                 await self._report()

@@ -4,7 +4,9 @@ The notifier has a connection of its own, on which it calls wait_for_jobs() and 
 channels, and a task of its own: `go` says what to be and returns at once, so a connection that
 hangs never delays a claim.  It calls *on_notify* when it is notified of jobs, *on_maintenance*
 when of a check to be done by ``tick()``, *on_answer* with the seconds after which to claim at
-the latest, and *on_change* when it is on, or not any more.
+the latest, and *on_change* when it is on, or not any more.  While it is idle and no claim is
+made it calls it again at that time: an idle worker makes one call in each interval, which
+tells whether to claim and whether to tick, and that the connection still works.
 
 It may wait for *other_queues* as well, while it is idle, for who has none of his own at that
 time: he is told by *on_other*.
@@ -45,6 +47,8 @@ PATIENCE = 5.0
 PROBE_PATIENCE = 1.0
 PROBE_INTERVAL = 300.0
 """Seconds until it is tried again whether messages arrive."""
+EARLIEST = 0.75
+"""Of an interval, the part before which it is not asked again whether anything is due."""
 MAINTENANCE = "rota_maintenance_"
 """How the channel begins on which any worker is notified of a check to be done."""
 
@@ -83,6 +87,7 @@ class Notifier:
         self._is_probed = asyncio.Event()
         self._wanted = Place.AWAY
         self._must_move = False
+        self._look_at = inf
         self.other_queues: Sequence[str] = ()
         self.other_types: Sequence[str] = ()
         self.others_heard: frozenset[str] = frozenset()
@@ -119,6 +124,7 @@ class Notifier:
             self.away_at = time.monotonic()
         self._wanted = place
         self._must_move = True
+        self._look_at = inf
         self._asked.set()
 
     async def run(self) -> None:
@@ -173,18 +179,23 @@ class Notifier:
         self._must_move = self._wanted is not Place.AWAY
         self.on_change()
         while True:
-            await receive(connection, self._receive, self._asked, CHECK_INTERVAL)
+            pause = min(CHECK_INTERVAL, self._look_at - time.monotonic())
+            await receive(connection, self._receive, self._asked, pause)
             self._asked.clear()
             async with time_limit(PATIENCE):
                 if self._must_move:
                     self._must_move = False
                     await self._move(connection, self._wanted)
+                elif time.monotonic() >= self._look_at:
+                    await self._move(connection, Place.IDLE, claimed=False)
                 else:
                     await connection.execute("select")
             if self._must_move:
                 self._asked.set()
 
-    async def _move(self, connection: AsyncConnection[Any], place: Place) -> None:
+    async def _move(
+        self, connection: AsyncConnection[Any], place: Place, *, claimed: bool = True
+    ) -> None:
         client = AsyncClient(connection)
         if place is Place.AWAY:
             self.place = place
@@ -199,6 +210,7 @@ class Notifier:
             [*job_types, *self.other_types] if job_types and others else job_types,
             timedelta(seconds=min(max(self._poll_interval, 0.001), 3600.0)),
             place is Place.ACTIVE,
+            claimed,
         )
         channels = set(waiting.channels)
         changes = [
@@ -218,8 +230,12 @@ class Notifier:
         if self._wanted is not Place.AWAY:
             if place is self._wanted:
                 self._wanted = self.place  # another worker is active already
-            self.on_answer(waiting.look_again_in.total_seconds())
-            if others and waiting.look_again_in.total_seconds() <= 0.0:
+            seconds = waiting.look_again_in.total_seconds()
+            if self._wanted is Place.IDLE:
+                # What comes due sooner is claimed at its time.
+                self._look_at = time.monotonic() + max(seconds, EARLIEST * self._poll_interval)
+            self.on_answer(seconds)
+            if others and seconds <= 0.0:
                 self.on_other()
 
     def _receive(self, notify: Notify) -> None:
@@ -243,6 +259,7 @@ class Notifier:
 
     async def _close(self) -> None:
         self.is_on = False
+        self._look_at = inf
         self.place = Place.AWAY
         self.others_heard = frozenset()
         self._session = None
