@@ -26,6 +26,7 @@ WORDS = {
     "dry_run": "boolean",
     "active": "boolean",
     "blocks": "bigint",
+    "claimed": "boolean",
     "database": "integer",
     "databases": "jsonb",
     "delay": "interval",
