@@ -180,7 +180,8 @@ comment on function rota.enqueue is
     'Add one job and return its id, or the id of the job that has its idempotency_key already, '
     'with which on_conflict does keep, replace or rerun; raises 22023 for a bad argument, '
     'RT001 for an unknown job in depends_on or blocks, RT013 if the job in blocks has started '
-    'or another transaction has it locked, RT003 if it has ended.';
+    'or another transaction has it locked, RT003 if it has ended, RT016 if it has a key and '
+    'its queue is still coming here from another database.';
 
 /* _enter_lanes() for a caller that did not set the planner right, which costs each call. */
 create or replace function rota._enter_new(job_id bigint)
@@ -261,7 +262,7 @@ $$;
 comment on function rota.enqueue_many is
     'Add up to 10000 jobs, given as objects whose keys are the arguments of enqueue(), and '
     'return one row for each in the same order; raises 22023 for a bad job, naming it, RT001, '
-    'RT013, RT003.';
+    'RT013, RT003, RT016.';
 
 /*
  * Insert a batch of jobs that have no more than a type, a payload, a queue and a priority, if

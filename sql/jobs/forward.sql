@@ -339,7 +339,7 @@ comment on function rota.receive_jobs is
     'Enqueue jobs that were enqueued for this database in another, each once however often it '
     'is sent, and return by ordinal the job here or why it was refused; one behind a refused '
     'one of its ordering key has no row; raises 22023 if database is not the number of this '
-    'one, 42501.';
+    'one, 42501, RT016 if one has a key and its queue is still coming here.';
 
 /*
  * Enqueue those that have no receipt, or none and say why.  An error that may pass is raised:

@@ -171,7 +171,8 @@ comment on function rota.start_pipeline is
     'Begin a run of a pipeline and return the id of its job, or of the job that has its '
     'idempotency_key already, in whatever stage; raises 22023 for a bad argument, RT001 for an '
     'unknown job in depends_on or blocks, RT013 if the job in blocks has started or another '
-    'transaction has it locked, RT003 if it has ended.';
+    'transaction has it locked, RT003 if it has ended, RT016 if it has a key and its queue is '
+    'still coming here from another database.';
 
 create or replace function rota.restart_pipeline(job_id bigint, stage text)
     returns bigint language plpgsql security definer

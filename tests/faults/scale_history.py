@@ -7,7 +7,9 @@ directly, through the front, and by `enqueue_to`; the workers, each for all four
 Meanwhile backends of each server are killed with -9, so that it falls and recovers, servers
 stand still, and workers are killed or stand still.  Then the faults stop, everything is worked
 off, and the history of each database is held against the promise, and those of all together
-(`history/many.py`).  With --canary no receipt stays, which has to be found.
+(`history/many.py`).  Two queues move from database to database all the time, by commands that
+are killed, and producers follow them (`faults/followers.py`).  With --canary no receipt stays,
+and of what moves some is lost and some doubled, all of which has to be found.
 """
 
 # ruff: noqa: T201 -- a command talks to its user
@@ -31,9 +33,10 @@ from typing import Any
 
 import psycopg
 
+from faults.followers import Homes, run_follower, run_mover
 from faults.of_servers import VICTIM
 from faults.processes import Crew, Task, begin
-from faults.senders import run_sender
+from faults.senders import QUEUES, run_sender
 from faults.server import DATABASE, Server, give_away
 from history import many
 from history.dump import dump
@@ -43,6 +46,9 @@ from invariants import BROKEN
 PLACES = {"one": "a", "two": "a", "three": "b", "four": "b"}
 NUMBERS = {name: number for number, name in enumerate(PLACES, 1)}
 WAYS = {"direct": 2, "to": 3, "front": 2}
+HOMES = (1, 3)
+"""Where the queues that move are at first."""
+FOLLOWERS = 2
 TICK = 0.4
 CALM_BACKLOG = 20
 PATIENCE = 120.0
@@ -52,8 +58,9 @@ FAULTS = {
     "crashes of a server by kill -9 of a backend": 4,
     "servers stopped for a while": 2,
     "crashes of the front's server": 3,
+    "commands that move a queue killed with -9": 8,
 }
-FORGET = """
+CANARY = """
 create function public.forget() returns trigger language plpgsql as $$
 begin
     delete from rota.receipts where source_job_id = new.source_job_id;
@@ -62,6 +69,35 @@ end;
 $$;
 create constraint trigger forget after insert on rota.receipts
     deferrable initially deferred for each row execute function public.forget();
+
+create function public.lose_or_double() returns trigger language plpgsql as $$
+begin
+    if new.new_job_id >> 10 & 3 = 0 then
+        delete from rota.jobs where id = new.new_job_id and ordering_key is null;
+    elsif new.new_job_id >> 10 & 3 = 1 then
+        insert into rota.jobs overriding system value
+        select (jsonb_populate_record(null::rota.jobs,
+            to_jsonb(j) || jsonb_build_object('id', (rota._new_ids(1))[1]))).*
+        from rota.jobs as j
+        where j.id = new.new_job_id
+          and num_nonnulls(j.ordering_key, j.idempotency_key) = 0;
+    end if;
+    return null;
+end;
+$$;
+create constraint trigger lose_or_double after insert on rota.arrivals
+    deferrable initially deferred for each row execute function public.lose_or_double();
+"""
+FOUND = ("M2", "M5")
+"""What the canary breaks."""
+# Who is told where a job went, and whether that is what is written down.
+LATE_CALLERS = """
+select t.job_id, concat_ws(' ', t.database, t.new_job_id) from rota.moved_jobs as t
+where not exists (
+    select from rota.jobs as j where j.id = t.job_id
+    union all
+    select from rota.finished_jobs as f where f.id = t.job_id)
+order by t.job_id & 65535, t.job_id limit 100
 """
 
 
@@ -161,12 +197,19 @@ class World:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
+    def moves(self) -> int:
+        """How many queues move in all databases, or have and are not known to have ended."""
+        return self._count("queue_moves")
+
     def live(self) -> int:
         """How many jobs are live in all databases."""
+        return self._count("jobs")
+
+    def _count(self, table: str) -> int:
         count = 0
         for url in self.urls.values():
             with psycopg.connect(url, autocommit=True) as db:
-                row = db.execute("select count(*) from rota.jobs").fetchone()
+                row = db.execute(f"select count(*) from rota.{table}".encode()).fetchone()
                 count += row[0] if row else 0
         return count
 
@@ -178,6 +221,7 @@ def run_worker(task: Task, file: str, lease: float) -> None:
     begin(task)
     words = ["worker", "faults.load_handlers:registry", "--databases", file]
     words += ["--name", task.name, "--lease", str(lease), "--tick-interval", str(TICK)]
+    words += [word for queue in ("default", *QUEUES) for word in ("--queue", queue)]
     words += ["--poll-interval", "0.1", "--concurrency", "100", "--batch", "100"]
     sys.exit(main([*words, "--log-level", "warning"]))
 
@@ -205,7 +249,16 @@ class Play:
             Crew(run_sender, task, way, count, way, urls, world.front, self.limit, self.sent)
             for way, count in WAYS.items()
         ]
-        self.crews = [self.workers, *self.producers]
+        self.homes = Homes(context, HOMES, FOLLOWERS)
+        self.producers.append(
+            Crew(
+                run_follower, task, "follow", FOLLOWERS, urls, self.homes, self.limit, self.sent
+            )
+        )
+        self.movers = Crew(
+            run_mover, task, "mover", len(QUEUES), str(world.file), urls, self.homes
+        )
+        self.crews = [self.workers, self.movers, *self.producers]
 
     def strike(self) -> bool:
         """Let one fault happen: first each of them, then some more often than others."""
@@ -214,6 +267,8 @@ class Play:
         number = dice.randrange(len(self.workers))
         if fault.startswith("workers killed"):
             self.workers.kill(number)
+        elif fault.startswith("commands"):
+            self.movers.kill(dice.randrange(len(QUEUES)))
         elif fault.startswith("workers"):
             if not self.workers.freeze(number, self._lease * dice.uniform(1.1, 2.0)):
                 return False
@@ -237,11 +292,12 @@ class Play:
                 return
             time.sleep(min(left, 0.05))
 
-    def rest(self) -> bool:
-        """Let everything come to its end; return whether it did."""
+    def rest(self, moves: int) -> bool:
+        """Let so many moves, and then everything, come to an end; return whether it did."""
         for crew in self.crews:
             crew.thaw()
         self.limit.value = CALM_BACKLOG
+        have_moved = self._wait_for_moves(moves)
         self._wait(lambda live: live <= 8 * CALM_BACKLOG)
         self.pause(1.0)
         for name in NUMBERS:
@@ -250,7 +306,19 @@ class Play:
         self.pause(1.5)
         for crew in self.producers:
             crew.stop()
-        return self._wait(lambda live: live == 0)
+        return self._wait(lambda live: live == 0) and have_moved
+
+    def _wait_for_moves(self, moves: int) -> bool:
+        """Wait until so many moves have ended, and those that have begun."""
+        until = time.monotonic() + PATIENCE
+        while self.homes.moves.value < moves or self.world.moves():
+            self.homes.is_calm.value = self.homes.moves.value >= moves
+            if time.monotonic() > until:
+                return False
+            self.pause(0.1)
+        self.movers.stop()
+        self.crews.remove(self.movers)
+        return True
 
     def _wait(self, condition: Callable[[int], bool]) -> bool:
         before, until = -1, 0.0
@@ -270,16 +338,16 @@ class Play:
 
 def play(
     folder: Path, jobs: int, seed: int, *, faults: int, pause: float, workers: int = 2,
-    backlog: int = 4000, lease: float = 5.0, is_canary: bool = False,
+    backlog: int = 4000, lease: float = 5.0, moves: int = 4, is_canary: bool = False,
 ) -> tuple[many.Together, list[str]]:  # fmt: skip
-    """Let so many jobs pass, and strike that often meanwhile."""
+    """Let so many jobs pass and queues move, and strike that often meanwhile."""
     began = time.monotonic()
     with ExitStack() as stack:
         world = World(folder, stack)
         if is_canary:
             for url in world.urls.values():
                 with psycopg.connect(url, autocommit=True) as db:
-                    db.execute(FORGET)
+                    db.execute(CANARY)
         game = Play(world, seed, workers=workers, backlog=backlog, lease=lease)
         stack.callback(game.stop)
         tell = sys.stderr.isatty()
@@ -293,7 +361,7 @@ def play(
                 print(end=f"\r{game.sent.value:,} jobs, {number} faults ", file=sys.stderr)
         while game.sent.value < jobs:
             game.pause(0.1)
-        is_drained = game.rest()
+        is_drained = game.rest(moves)
         game.stop()
         problems = [] if is_drained else ["not all jobs have ended"]
         for crew in game.crews:
@@ -303,12 +371,12 @@ def play(
         for name, url in world.urls.items():
             dump(url, game.history / name, is_drained=is_drained)
             problems += _broken_tables(name, url)
+            problems += _untold(name, url)
     played = time.monotonic() - began
-    together, contexts = many.check(game.history, NUMBERS, "front")
+    together, contexts = many.check(game.history, NUMBERS, "front", QUEUES)
     for name, context in contexts.items():
         problems += [
-            f"database {name}: {each} ({each.subject})\n{each.story}"
-            for each in context.violations
+            f"{name}: {each} ({each.subject})\n{each.story}" for each in context.violations
         ]
     problems += together.problems
     _print_table(game, together, contexts, played, time.monotonic() - began - played)
@@ -326,11 +394,27 @@ def _broken_tables(name: str, url: str) -> list[str]:
     return found
 
 
+def _untold(name: str, url: str) -> list[str]:
+    """Call for jobs that are not there any more, and see what the caller is told."""
+    found = []
+    with psycopg.connect(url, autocommit=True) as db:
+        for job_id, place in db.execute(LATE_CALLERS).fetchall():
+            told = ""
+            try:
+                db.execute("select rota.cancel_job(%s)", (job_id,))
+            except psycopg.Error as error:
+                told = f"{error.sqlstate} {error.diag.message_detail}"
+            if told != f"RT016 {place}":
+                found.append(f"database {name}: job {job_id} is in {place}, and told: {told}")
+    return found
+
+
 def _print_table(
     game: Play, together: many.Together, contexts: dict[str, Any], played: float, judged: float
 ) -> None:
     for fault in FAULTS:
         print(f"  {fault:<60}{game.counts[fault]:>12,}")
+    print(f"  {'queues that moved':<60}{game.homes.moves.value:>12,}")
     for name, count in sorted(together.counts.items()):
         print(f"  {name:<60}{count:>12,}")
     for name in ("operations", "jobs", "unknown", "run out", "stale"):
@@ -356,7 +440,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--lease", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--canary", action="store_true", help="keep no receipts")
+    parser.add_argument("--moves", type=int, default=20, help="of a queue, at least")
+    what = "keep no receipts, and lose and double what moves"
+    parser.add_argument("--canary", action="store_true", help=what)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the history there")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -368,7 +454,7 @@ def main() -> int:
         together, problems = play(
             folder, arguments.jobs, arguments.seed, faults=arguments.faults,
             pause=arguments.pause, workers=arguments.workers, backlog=arguments.backlog,
-            lease=arguments.lease, is_canary=arguments.canary,
+            lease=arguments.lease, moves=arguments.moves, is_canary=arguments.canary,
         )  # fmt: skip
     finally:
         if arguments.keep:
@@ -379,7 +465,7 @@ def main() -> int:
     if len(problems) > 10:
         print(f"and {len(problems) - 10} more")
     if arguments.canary:
-        is_found = together.broken["M5"] > 0
+        is_found = all(together.broken[rule] for rule in FOUND)
         print("the canary was found" if is_found else "NOBODY SAW THE CANARY")
         return int(not is_found)
     print("nothing is broken" if not problems else "BROKEN")

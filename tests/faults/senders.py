@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,9 @@ ATTEMPTS = 60
 MIX = {"quick": 964, "shaky": 30, "plain": 2, "together": 2, "mail": 1, "waiting": 1}
 LINE = 20
 """So many jobs of one ordering key are sent at a time, for they run one after the other."""
-BATCH = {"direct": 400, "to": 200, "front": 60}
+BATCH = {"direct": 400, "to": 200, "front": 60, "follow": 20}
+QUEUES = ("parcels", "letters")
+"""Queues that move; a batch without an ordering key is now and then for one of them."""
 
 
 class Sender:
@@ -46,13 +48,12 @@ class Sender:
     def run(self, limit: Any, sent: Any) -> None:
         """Work until SIGTERM; *limit* is a number that others change, *sent* one of all."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_is_stopping", True))
-        steps = {"direct": self._direct, "to": self._travel, "front": self._through_front}
         while not self._is_stopping:
             number = self._dice.choice(list(self._urls))
             try:
                 if self._has_room(number, limit.value):
                     self._most = min(BATCH[self._way], 1 + limit.value // 10)
-                    jobs = steps[self._way](number)
+                    jobs = self.step(number)
                     with sent.get_lock():
                         sent.value += jobs
                     time.sleep(0 if limit.value > 100 else 0.1)
@@ -60,6 +61,11 @@ class Sender:
                     time.sleep(0.02)
             except (psycopg.Error, psycopg.Rollback):  # that escapes where the line is dead
                 time.sleep(0.05)
+
+    def step(self, number: int) -> int:
+        """Send something, to this database if there is a choice; return how many jobs."""
+        steps = {"direct": self._direct, "to": self._travel, "front": self._through_front}
+        return steps[self._way](number)
 
     def _connect(self, url: str) -> psycopg.Connection[Any]:
         connection = self._connections.get(url)
@@ -128,16 +134,19 @@ class Sender:
             client.enqueue_many(jobs)
         return len(jobs)
 
-    def _jobs(self, line: str | None) -> Sequence[dict[str, Any]]:
+    def _jobs(self, line: str | None, queue: str | None = None) -> list[dict[str, Any]]:
         most = min(self._most, LINE) if line else self._most
-        jobs = [self._job() for _ in range(self._dice.randint(1, most))]
+        if not line and not queue and self._dice.random() < 0.1:
+            queue = self._dice.choice(QUEUES)
+        jobs = [self._job(queue) for _ in range(self._dice.randint(1, most))]
         for job in jobs if line else ():
             job |= {"job_type": "shaky", "ordering_key": line}
         return jobs
 
-    def _job(self) -> dict[str, Any]:
+    def _job(self, queue: str | None = None) -> dict[str, Any]:
         self._number += 1
         return {
+            "queue": queue or "default",
             "job_type": self._dice.choices(list(MIX), list(MIX.values()))[0],
             "max_attempts": ATTEMPTS,
             "backoff": BACKOFF,

@@ -57,6 +57,23 @@ def test_rota_queue_move_tells_moves_and_ends(urls):
     assert again.returncode == 1
 
 
+def test_rota_queue_move_ends_what_a_killed_command_has_ended_here_only(urls):
+    both = [word for url in urls for word in ("--database", url)]
+    words = ["queue", "move", "q", "--to", "2", *both]
+    rota(*words)
+    with psycopg.connect(urls[0], autocommit=True) as db:
+        db.execute("select rota.end_queue_move('q')")
+
+    ended = rota(*words, "--end")
+    again = rota(*words, "--end")
+
+    assert ended.returncode == 0, ended.stderr
+    assert again.returncode == 1
+    assert "RT004" in again.stderr or "does not move" in again.stderr
+    with psycopg.connect(urls[1], autocommit=True) as there:
+        assert ask(there, "select count(*) from rota.queue_moves") == 0
+
+
 def test_jobs_run_once_and_in_order_though_both_servers_are_killed():
     with two_servers() as servers:
         urls = [server.url() for server in servers]

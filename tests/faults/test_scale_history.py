@@ -15,7 +15,7 @@ from history.many import SENTENCES
 from rota.testing.server import memory
 
 pytestmark = pytest.mark.timeout(600)
-SMALL: dict[str, Any] = {"backlog": 600, "lease": 1.0}
+SMALL: dict[str, Any] = {"backlog": 600, "lease": 1.0, "moves": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,10 +37,16 @@ def test_nothing_is_lost_or_doubled_whatever_fails(folder: Path) -> None:
 
     assert problems == []
     assert together.counts["told to"] > 0
+    assert together.counts["jobs that moved"] > 0
     assert {*together.looked} == {*SENTENCES}
 
 
-def test_receipts_that_are_not_kept_are_found_out(folder: Path) -> None:
+def test_what_moves_and_is_lost_or_doubled_and_receipts_that_are_not_kept_are_found_out(
+    folder: Path,
+) -> None:
     together, _ = play(folder, 300, 7, faults=0, pause=0.2, is_canary=True, **SMALL)
 
     assert together.broken["M5"] > 0
+    problems = [problem for problem in together.problems if problem.startswith("M2")]
+    assert any("is nowhere" in problem for problem in problems)
+    assert any("is there as job" in problem for problem in problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,8 @@ class Context:
     hidden_jobs: Counter[tuple[str, str]] = field(default_factory=Counter)
     changed_keys: set[str] = field(default_factory=set)
     """Keys that somebody used with on_conflict replace or rerun."""
+    arrived: Mapping[int, int] = field(default_factory=dict)
+    """Jobs that came late from another database, and since when they have been here."""
     has_producers: bool = False
     """Whether any enqueue was recorded at all."""
     looked: Counter[str] = field(default_factory=Counter)

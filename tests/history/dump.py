@@ -21,6 +21,7 @@ from history.recorder import both_clocks, plain
 TABLES = (
     *("jobs", "finished_jobs", "job_errors", "effects", "occurrences", "queues", "job_stats"),
     *("stage_runs", "audit_log", "hourly_stats", "queue_stats", "receipts"),
+    *("moved_jobs", "arrivals", "outgoing_jobs"),
 )
 HIDDEN = ("payload", "stage_input", "rerun_payload", "result", "stack", "message", "progress")
 CODE = re.compile(r"\bRT\d{3}\b")
@@ -82,7 +83,7 @@ def _count_what_ended(db: psycopg.Connection[dict[str, Any]]) -> None:
 
 def _columns(db: psycopg.Connection[dict[str, Any]], table: str) -> list[str]:
     found = [row["attname"] for row in db.execute(COLUMNS, (table,)).fetchall()]
-    return [name for name in found if not name.startswith(HIDDEN)]
+    return [name for name in found if not name.startswith(HIDDEN) and name != "job"]
 
 
 def _lines(

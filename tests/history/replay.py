@@ -34,7 +34,7 @@ from model.protocol import (
 STATUS = {"running": RUNNING, "succeeded": SUCCEEDED, "dead": DEAD, "cancelled": CANCELLED}
 WORDS = {"finish": "finishes", "fail": "fails", "snooze": "releases", "release": "releases"}
 HEARD = frozenset({"finish", "fail", "snooze", "heartbeat"})
-LOST = ("RT001", "RT002", "RT003")
+LOST = ("RT001", "RT002", "RT003", "RT016")
 ENDLESS = 1 << 30
 
 

@@ -54,7 +54,7 @@ def _presence(story: Story, row: dict[str, Any], context: Context) -> Presence |
     signs += [row["finished_at"]] if row.get("finished_at") else [context.dumped_at]
     unique_for = made.facts.get("unique_for") if made else None
     return Presence(
-        min(signs),
+        max(min(signs), context.arrived.get(story.job_id, 0)),
         row.get("finished_at") or FAR,
         story.job_id,
         unique_for if isinstance(unique_for, int | float) else 0,

@@ -27,6 +27,8 @@ def note(operation: Operation, context: Context) -> Problems:
     if operation.error:
         context.looked["I12"] += 1
         known = context.general | context.documented.get(function, set())
+        if "RT001" in known:
+            known |= {"RT016"}  # of a job that has moved
         is_code = len(operation.error) == 5
         if is_code and operation.error not in known and context.documented:
             yield "I12", f"{function} was refused with {operation.error}"

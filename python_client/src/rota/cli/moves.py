@@ -27,9 +27,7 @@ def move(arguments: argparse.Namespace) -> int:
     if arguments.status:
         return _tell(arguments, _status(source, arguments.queue))
     if arguments.end:
-        for database in (source, target):
-            with connect(database, "rota cli") as connection, acting(connection) as client:
-                client.end_queue_move(arguments.queue)
+        _end(source, target, number, arguments.queue)
         if arguments.json:
             print_json({"queue": arguments.queue, "is_ended": True})
         else:
@@ -55,6 +53,19 @@ def move(arguments: argparse.Namespace) -> int:
     if status is not None and status.state == "settled" and not arguments.json:
         print("let producers and workers use the other database, and then say --end")
     return code
+
+
+def _end(source: str, target: str, number: int, queue: str) -> None:
+    """End it in both databases; a command that was killed may have done so in the first."""
+    arrival = _status(target, queue)
+    is_half_done = (
+        arrival is not None
+        and (arrival.direction, arrival.database) == ("in", number)
+        and _status(source, queue) is None
+    )
+    for database in (target,) if is_half_done else (source, target):
+        with connect(database, "rota cli") as connection, acting(connection) as client:
+            client.end_queue_move(queue)
 
 
 def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
