@@ -30,7 +30,7 @@ from faults.processes import Task, begin
 from faults.senders import QUEUES, Sender
 from rota import Client, RotaError
 
-KEYS = 6
+KEYS = 4
 """So many idempotency keys of a queue are used again and again."""
 LINES = 3
 LATE_SECONDS = 1.0
@@ -52,6 +52,7 @@ class Homes:
         self.moves = context.Value("i", 0)
         self.is_calm = context.Value("b", False, lock=False)
         """Whether no queue is to begin to move any more."""
+        self._at_rest = context.Array("b", len(homes), lock=False)
 
     def get(self, queue: str) -> int:
         """Return the number of the database in which it is."""
@@ -70,6 +71,14 @@ class Homes:
         """Whether all producers have followed."""
         place = QUEUES.index(queue)
         return set(self._heard[place :: len(QUEUES)]) == {self._homes[place]}
+
+    def rest(self, queue: str) -> None:
+        """Note that a queue does not move, and will not."""
+        self._at_rest[QUEUES.index(queue)] = True
+
+    def are_at_rest(self) -> bool:
+        """Whether no queue moves any more."""
+        return all(self._at_rest)
 
 
 class Follower(Sender):
@@ -124,7 +133,7 @@ class Follower(Sender):
             job |= {
                 "job_type": "quick",
                 "idempotency_key": f"{queue} {self._dice.randrange(KEYS)}",
-                "delay": timedelta(seconds=self._dice.choice([0, 0.2, 1])),
+                "delay": timedelta(seconds=self._dice.choice([0, 0.5, 2])),
             }
             client.enqueue_many([job])
             return 1
@@ -195,6 +204,7 @@ class Mover:
         move = self._find()
         if move is None:
             if self._homes.is_calm.value:
+                self._homes.rest(self._queue)
                 time.sleep(0.05)
                 return
             home = self._homes.get(self._queue)

@@ -197,19 +197,12 @@ class World:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
-    def moves(self) -> int:
-        """How many queues move in all databases, or have and are not known to have ended."""
-        return self._count("queue_moves")
-
     def live(self) -> int:
         """How many jobs are live in all databases."""
-        return self._count("jobs")
-
-    def _count(self, table: str) -> int:
         count = 0
         for url in self.urls.values():
             with psycopg.connect(url, autocommit=True) as db:
-                row = db.execute(f"select count(*) from rota.{table}".encode()).fetchone()
+                row = db.execute("select count(*) from rota.jobs").fetchone()
                 count += row[0] if row else 0
         return count
 
@@ -310,10 +303,12 @@ class Play:
 
     def _wait_for_moves(self, moves: int) -> bool:
         """Wait until so many moves have ended, and those that have begun."""
-        until = time.monotonic() + PATIENCE
-        while self.homes.moves.value < moves or self.world.moves():
-            self.homes.is_calm.value = self.homes.moves.value >= moves
-            if time.monotonic() > until:
+        homes, before, until = self.homes, -1, 0.0
+        while not homes.are_at_rest():
+            if (count := homes.moves.value) != before:
+                before, until = count, time.monotonic() + PATIENCE
+                homes.is_calm.value = count >= moves
+            elif time.monotonic() > until:
                 return False
             self.pause(0.1)
         self.movers.stop()
