@@ -49,10 +49,8 @@ from unnest(
 union all
 select 'observer', 'function', f.name
 from unnest(
-    '{explain_job,doctor,verify,fold_error,job_stats,job_counts,rising_failures}'::text[]
-) as f (name)
-union all
-select 'observer', 'function', 'visible_queues'
+    '{explain_job,doctor,verify,fold_error,job_stats,job_counts,rising_failures,'
+    'visible_queues}'::text[]) as f (name)
 union all
 -- The views compute ages with now(), as the calling role.
 select a.access, 'function', f.name

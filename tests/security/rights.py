@@ -3,10 +3,17 @@
 A line is a function, an x in the column of each role that may call it.  What is not in the
 table, which is every function whose name begins with _, is for nobody but the owner; and
 nobody is a role that has no grant at all.  Views and tables are read, never written.
+
+Functions that only read need no line: those that grants.sql has in its list for observers are
+for observers and operators, and the matrix wants each of them to be stable.
 """
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+SQL = Path(__file__).resolve().parents[2] / "sql"
 ROLES = ("producer", "worker", "operator", "observer", "nobody")
 
 _CALLS = """
@@ -99,15 +106,6 @@ _CALLS = """
     stop_ticker           .       .         x         .
     unschedule_job        .       .         x         .
 
-    doctor                .       .         x         x
-    fold_error            .       .         x         x
-    visible_queues        .       .         x         x
-    job_counts            .       .         x         x
-    job_stats             .       .         x         x
-    rising_failures       .       .         x         x
-    verify                .       .         x         x
-    explain_job           .       .         x         x
-
     database_number       x       x         x         x
     database_number_of    x       x         x         x
     describe_schedule     x       x         x         x
@@ -190,7 +188,21 @@ def _read(table: str) -> dict[str, set[str]]:
     }
 
 
-CALLERS = _read(_CALLS)
+def _observed() -> dict[str, str]:
+    """Return the functions in the list for observers, and what they take."""
+    grants = (SQL / "access" / "grants.sql").read_text()
+    pattern = r"select 'observer', 'function', f.name\s+from unnest\(\s*'{([a-z_,'\s]+)}'"
+    (names,) = re.findall(pattern, grants)
+    sources = "\n".join(path.read_text() for path in SQL.glob("*/*.sql"))
+    signature = r"create or replace function rota\.{}\(([^()]*)\)"
+    return {
+        name: re.findall(signature.format(name), sources)[0]
+        for name in re.findall(r"[a-z_]+", names)
+    }
+
+
+OBSERVED = _observed()
+CALLERS = {**_read(_CALLS), **{name: {"operator", "observer"} for name in OBSERVED}}
 """Public functions, each with the roles that may call it."""
 READERS = _read(_READS)
 """Relations, each with the roles that may read it; partitions by time are left out."""

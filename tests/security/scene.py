@@ -6,6 +6,7 @@ a procedure that commits cannot be called in a transaction.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from fuzz.plain import PLAIN
+from security.rights import OBSERVED
 from sql.helpers import call, claim, enqueue, value
 
 Db = psycopg.Connection[Any]
@@ -31,7 +34,6 @@ CALLS = {
     "database_number_of": "select rota.database_number_of(%(job_id)s)",
     "describe_schedule": "select rota.describe_schedule('*/5 9-17 * * mon-fri')",
     "disable_schedule": "select rota.disable_schedule('daily')",
-    "doctor": "select * from rota.doctor()",
     "drop_pipeline": "select rota.drop_pipeline('spare')",
     "effect_result": "select * from rota.effect_result('mail', %(key)s)",
     "enable_schedule": "select rota.enable_schedule('asleep')",
@@ -64,7 +66,6 @@ CALLS = {
     "end_jobs": """select * from rota.end_jobs(jsonb_build_array(jsonb_build_object(
         'job_id', %(job_id)s::bigint, 'lease_token', %(token)s::bigint, 'outcome', 'failed',
         'error', %(error)s::text, 'error_type', 'E', 'stack', %(error)s::text)))""",
-    "explain_job": "select * from rota.explain_job(%(job_id)s)",
     "fail_job": """select * from rota.fail_job(%(job_id)s, %(token)s, %(error)s, 'E',
         %(error)s)""",
     "finish_and_claim": """select * from rota.finish_and_claim('w2', %(job_ids)s, %(tokens)s,
@@ -76,14 +77,10 @@ CALLS = {
     "front_statements": """select * from rota.front_statements(
         '[{"number": 1, "dbname": "shop", "host": "localhost"}]')""",
     "fold_error": "select rota.fold_error(%(error)s)",
-    "visible_queues": "select rota.visible_queues()",
     "grant_queue": "select rota.grant_queue(current_user, '*')",
     "grant_statements": "select * from rota.grant_statements('worker', current_user)",
     "heartbeat": "select * from rota.heartbeat(%(job_id)s, %(token)s, '1 minute')",
     "heartbeat_jobs": "select * from rota.heartbeat_jobs(%(job_ids)s, %(tokens)s)",
-    "job_counts": "select * from rota.job_counts()",
-    "rising_failures": "select * from rota.rising_failures()",
-    "job_stats": "select * from rota.job_stats(step => 'total', queues => '{q}')",
     "next_run": "select rota.next_run('30 2 * * *', 'Europe/Berlin')",
     "now": "select rota.now()",
     "pause_queue": "select rota.pause_queue('q', 'the mail server is down')",
@@ -128,11 +125,22 @@ CALLS = {
     "unschedule_job": "select rota.unschedule_job('daily')",
     "untaken_jobs": "select * from rota.untaken_jobs('{q}')",
     "upcoming_runs": "select * from rota.upcoming_runs(name => 'daily')",
-    "verify": "select * from rota.verify()",
     "version": "select rota.version()",
     "wait_for_jobs": "select * from rota.wait_for_jobs('{q}')",
     "withdraw_effect": "select rota.withdraw_effect('mail', %(key)s, %(job_id)s, %(token)s)",
 }
+# What the calls refer to, see `set_scene`.
+NAMES = {"job_id", "token", "job_ids", "tokens", "key", "error", "payload", "results", "jobs"}
+
+
+def _good_call(name: str, arguments: str) -> str:
+    """Return the call of a function that only reads, with what it requires."""
+    required = re.findall(r"(?:^|,)\s*(\w+) [\w\[\]]+\s*(?=,|$)", arguments)
+    given = [f"{a} => %({a})s" if a in NAMES else f"{a} => {PLAIN[a][0]}" for a in required]
+    return f"select * from rota.{name}({', '.join(given)})"
+
+
+CALLS = {**{name: _good_call(name, OBSERVED[name]) for name in OBSERVED}, **CALLS}
 # Not in a database without pg_cron.
 UNAVAILABLE = {"start_ticker": "0A000"}
 

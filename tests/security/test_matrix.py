@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from security.rights import CALLERS, READERS, ROLES
+from security.rights import CALLERS, OBSERVED, READERS, ROLES
 from security.scene import CALLS, UNAVAILABLE, as_role, attempt
 from sql.helpers import rows
 
@@ -54,6 +54,20 @@ def test_the_table_names_all_that_there_is(db: Db) -> None:
     assert {name for (name,) in functions} == CALLERS.keys() == CALLS.keys()
     assert relations(db, "rpvmfS") == READERS.keys()
     assert len(ROLES) * (len(CALLERS) + len(READERS)) >= 300
+
+
+@pytest.mark.slow
+@pytest.mark.plain_session
+def test_what_observers_alone_may_call_only_reads(db: Db) -> None:
+    found = rows(
+        db,
+        "select proname::text from pg_proc where pronamespace = 'rota'::regnamespace"
+        " and proname = any(%s) and provolatile = 'v'",
+        list(OBSERVED),
+    )
+
+    assert len(OBSERVED) >= 8
+    assert found == []
 
 
 @pytest.mark.parametrize("role", ROLES)

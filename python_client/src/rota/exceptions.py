@@ -42,10 +42,6 @@ _WORKER = (
     "receive_jobs waiting_moves open_arrival pick_moves take_moves receive_moves end_moves "
     "settle_arrival confirm_arrival"
 )
-_OBSERVER = (
-    "explain_job doctor verify fold_error job_stats job_counts rising_failures visible_queues "
-    "version now next_run upcoming_runs describe_schedule database_number database_number_of"
-)
 _OPERATOR = (
     "retry_job retry_with_dependants cancel_job set_priority reschedule_job pause_queue "
     "resume_queue pause_type set_type resume_type pause_all resume_all set_queue set_limit "
@@ -59,13 +55,14 @@ ACCESS = {
     function: access
     for access, functions in (
         ("operator", _OPERATOR),
-        ("observer", _OBSERVER),
         ("worker", _WORKER),
         ("producer", _PRODUCER),
     )
     for function in functions.split()
 }
-"""Which access a role needs for a function; all others are for the owner of the schema."""
+"""Which access a role needs for a function; of what only reads, an observer's is enough."""
+OWNERS = {"set_database_number", "front_statements", "grant_queue", "revoke_queue"}
+"""What only the owner of the schema may call."""
 
 
 class RotaError(Exception):
@@ -288,8 +285,8 @@ def translate(error: Exception, function: str) -> Exception:
 
 
 def _remedy(function: str) -> str:
-    access = ACCESS.get(function)
-    if access is None:
+    access = ACCESS.get(function, "observer")
+    if function in OWNERS:
         return f"rota.{function}() is for the owner of the schema"
     return (
         f"let the owner of the schema execute what select rota.grant_statements({access!r}, "
