@@ -18,25 +18,18 @@ create or replace function rota._expire_jobs(max_jobs integer)
     as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_start constant bigint := rota._scan_from('expired', v_now);
-    c_index constant oid := 'rota.jobs_deadline_idx'::regclass::oid;
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_job_id bigint;
     v_ids bigint[];
 begin
+    if not rota._has_expired() then return 0; end if;
     v_ids := array(
         select j.id from rota.jobs as j
         where j.locked_until is null and j.expires_at <= v_now
-          and j.expires_at >= rota._from_micros(v_start)
+          and j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))
         -- By both columns: the server does not see that the first is the same for all.
         order by j.locked_until, j.expires_at limit _expire_jobs.max_jobs
         for update skip locked
     );
-    perform rota._keep_scan_from(
-        'expired', v_now, v_start is null, c_index, v_walked,
-        rota._micros(coalesce(
-            (select j.expires_at from rota.jobs as j where j.id = v_ids[1]), v_now)));
-    if v_ids = '{}' then return 0; end if;
 
     begin
         perform rota._expire(v_ids);
@@ -73,7 +66,7 @@ begin
 end;
 $$;
 
-/* Whether a job waits that has expired. */
+/* Whether a job waits that has expired; remembers where the first one is. */
 create or replace function rota._has_expired()
     returns boolean language plpgsql as $$
 declare
@@ -81,16 +74,14 @@ declare
     v_start constant bigint := rota._scan_from('expired', v_now);
     c_index constant oid := 'rota.jobs_deadline_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_first timestamptz;
 begin
-    if exists (
-        select from rota.jobs as j
-        where j.locked_until is null and j.expires_at <= v_now
-          and j.expires_at >= rota._from_micros(v_start)
-    ) then
-        return true;
-    end if;
+    select j.expires_at into v_first from rota.jobs as j
+    where j.locked_until is null and j.expires_at <= v_now
+      and j.expires_at >= rota._from_micros(v_start)
+    order by j.locked_until, j.expires_at limit 1;
     perform rota._keep_scan_from('expired', v_now, v_start is null, c_index, v_walked,
-        rota._micros(v_now));
-    return false;
+        rota._micros(coalesce(v_first, v_now)));
+    return v_first is not null;
 end;
 $$;

@@ -289,8 +289,8 @@ begin
         select s.step, date_bin(s.length, e.ended_at, 'epoch') as starts_at, e.queue,
             e.job_type, e.outcome, rota._bucket(e.waited) as wait_bucket,
             rota._bucket(e.ran) as run_bucket, count(*) as total,
-            sum(e.waited) as total_wait, max(e.waited) as longest_wait, sum(e.ran) as total_run,
-            max(e.ran) as longest_run
+            coalesce(sum(e.waited), '0') as total_wait, max(e.waited) as longest_wait,
+            coalesce(sum(e.ran), '0') as total_run, max(e.ran) as longest_run
         from ends as e cross join rota.stats_progress as p
         cross join lateral (
             values ('minute', interval '1 minute', true),
@@ -303,34 +303,14 @@ begin
           and case when late_xid is not null then e.ended_by = late_xid
             else e.ended_by <> all(c_late) end
         group by 1, 2, 3, 4, 5, 6, 7
-    ),
-    waits as (
-        select b.step, b.starts_at, b.queue, b.job_type, b.outcome, b.wait_bucket as bucket,
-            sum(b.total)::bigint as total
-        from binned as b where b.wait_bucket is not null group by 1, 2, 3, 4, 5, 6
-    ),
-    runs as (
-        select b.step, b.starts_at, b.queue, b.job_type, b.outcome, b.run_bucket as bucket,
-            sum(b.total)::bigint as total
-        from binned as b where b.run_bucket is not null group by 1, 2, 3, 4, 5, 6
     )
-    select array_agg(row(a.*)::rota.job_stats) into v_added
-    from (
-        select b.step, b.starts_at, b.queue, b.job_type, b.outcome, sum(b.total)::bigint,
-            coalesce(sum(b.total_wait), '0'), max(b.longest_wait), '{}'::smallint[],
-            '{}'::bigint[], coalesce(sum(b.total_run), '0'), max(b.longest_run),
-            '{}'::smallint[], '{}'::bigint[], 0::bigint, 0::bigint
-        from binned as b group by 1, 2, 3, 4, 5
-        union all
-        select w.step, w.starts_at, w.queue, w.job_type, w.outcome, 0, '0', null,
-            array_agg(w.bucket), array_agg(w.total), '0', null, '{}', '{}',
-            sum(w.total)::bigint, 0
-        from waits as w group by 1, 2, 3, 4, 5
-        union all
-        select r.step, r.starts_at, r.queue, r.job_type, r.outcome, 0, '0', null, '{}', '{}',
-            '0', null, array_agg(r.bucket), array_agg(r.total), 0, sum(r.total)::bigint
-        from runs as r group by 1, 2, 3, 4, 5
-    ) as a;
+    -- Of one bucket each, which is null where a job has not waited or run; _add_stats() adds.
+    select array_agg(row(b.step, b.starts_at, b.queue, b.job_type, b.outcome, b.total,
+        b.total_wait, b.longest_wait, array[b.wait_bucket], array[b.total], b.total_run,
+        b.longest_run, array[b.run_bucket], array[b.total],
+        b.total * (b.wait_bucket is not null)::integer,
+        b.total * (b.run_bucket is not null)::integer)::rota.job_stats)
+    into v_added from binned as b;
     if v_added is not null then perform rota._add_stats(v_added); end if;
     return coalesce(
         (select sum(a.total) from unnest(v_added) as a where a.step = 'minute'), 0)::bigint;
@@ -351,26 +331,24 @@ begin
         ) as k
         join rota.job_stats as s using (step, starts_at, queue, job_type, outcome)
     ),
-    waits as (
-        select e.step, e.starts_at, e.queue, e.job_type, e.outcome, h.bucket,
+    histograms as (
+        select e.step, e.starts_at, e.queue, e.job_type, e.outcome, h.is_wait, h.bucket,
             sum(h.total)::bigint as total
         from every as e
-        cross join lateral unnest(e.wait_buckets, e.wait_counts) as h (bucket, total)
-        group by 1, 2, 3, 4, 5, 6
-    ),
-    runs as (
-        select e.step, e.starts_at, e.queue, e.job_type, e.outcome, h.bucket,
-            sum(h.total)::bigint as total
-        from every as e
-        cross join lateral unnest(e.run_buckets, e.run_counts) as h (bucket, total)
-        group by 1, 2, 3, 4, 5, 6
+        cross join lateral (
+            select true, w.* from unnest(e.wait_buckets, e.wait_counts) as w
+            union all
+            select false, r.* from unnest(e.run_buckets, e.run_counts) as r
+        ) as h (is_wait, bucket, total)
+        where h.bucket is not null group by 1, 2, 3, 4, 5, 6, 7
     )
     insert into rota.job_stats as s (step, starts_at, queue, job_type, outcome, total,
         total_wait, longest_wait, wait_buckets, wait_counts, total_run, longest_run,
         run_buckets, run_counts, waits, runs)
     select t.step, t.starts_at, t.queue, t.job_type, t.outcome, t.total, t.total_wait,
-        t.longest_wait, coalesce(w.buckets, '{}'), coalesce(w.counts, '{}'), t.total_run,
-        t.longest_run, coalesce(r.buckets, '{}'), coalesce(r.counts, '{}'), t.waits, t.runs
+        t.longest_wait, coalesce(h.wait_buckets, '{}'), coalesce(h.wait_counts, '{}'),
+        t.total_run, t.longest_run, coalesce(h.run_buckets, '{}'),
+        coalesce(h.run_counts, '{}'), t.waits, t.runs
     from (
         select e.step, e.starts_at, e.queue, e.job_type, e.outcome,
             sum(e.total)::bigint as total, sum(e.total_wait) as total_wait,
@@ -381,16 +359,12 @@ begin
     ) as t
     left join (
         select i.step, i.starts_at, i.queue, i.job_type, i.outcome,
-            array_agg(i.bucket order by i.bucket) as buckets,
-            array_agg(i.total order by i.bucket) as counts
-        from waits as i group by 1, 2, 3, 4, 5
-    ) as w using (step, starts_at, queue, job_type, outcome)
-    left join (
-        select i.step, i.starts_at, i.queue, i.job_type, i.outcome,
-            array_agg(i.bucket order by i.bucket) as buckets,
-            array_agg(i.total order by i.bucket) as counts
-        from runs as i group by 1, 2, 3, 4, 5
-    ) as r using (step, starts_at, queue, job_type, outcome)
+            array_agg(i.bucket order by i.bucket) filter (where i.is_wait) as wait_buckets,
+            array_agg(i.total order by i.bucket) filter (where i.is_wait) as wait_counts,
+            array_agg(i.bucket order by i.bucket) filter (where not i.is_wait) as run_buckets,
+            array_agg(i.total order by i.bucket) filter (where not i.is_wait) as run_counts
+        from histograms as i group by 1, 2, 3, 4, 5
+    ) as h using (step, starts_at, queue, job_type, outcome)
     on conflict on constraint job_stats_pkey do update
     set total = excluded.total, total_wait = excluded.total_wait,
         longest_wait = excluded.longest_wait, wait_buckets = excluded.wait_buckets,

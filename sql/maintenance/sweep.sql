@@ -45,18 +45,14 @@ create or replace function rota._sweep(max_jobs integer, is_one_by_one boolean)
     returns integer language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_since constant bigint := case
-        when not is_one_by_one then rota._scan_from('sweep', v_now) end;
-    v_walked constant bigint :=
-        pg_stat_get_xact_tuples_returned('rota.jobs_deadline_idx'::regclass::oid);
     v_job rota.jobs;
     v_swept integer := 0;
 begin
-    if rota._has_just_started(v_now) then return 0; end if;
+    if not rota._has_stale_leases() then return 0; end if;
     for v_job in
         select j.* from rota.jobs as j
         where j.status = 'running' and j.locked_until < v_now
-          and j.locked_until >= rota._from_micros(v_since)
+          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
         order by j.locked_until
         limit _sweep.max_jobs * case when _sweep.is_one_by_one then 10 else 1 end
         for update skip locked
@@ -76,46 +72,31 @@ begin
                 raise warning 'job % cannot be swept: %', v_job.id, sqlerrm;
         end;
     end loop;
-
-    if v_swept < max_jobs and not is_one_by_one then
-        perform rota._keep_sweep(v_now, v_since is null, v_walked);
-    end if;
     return v_swept;
 end;
 $$;
 
-/* Whether a lease has ended. */
+/*
+ * Whether a lease has ended; remembers where the first one is, or that none is left from before
+ * this time: a little earlier, for late commits.
+ */
 create or replace function rota._has_stale_leases()
     returns boolean language plpgsql as $$
 declare
     v_now constant timestamptz := rota.now();
     v_since constant bigint := rota._scan_from('sweep', v_now);
-    v_walked constant bigint :=
-        pg_stat_get_xact_tuples_returned('rota.jobs_deadline_idx'::regclass::oid);
+    c_index constant oid := 'rota.jobs_deadline_idx'::regclass::oid;
+    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_first timestamptz;
 begin
-    if rota._has_just_started(v_now) then
-        return false;
-    elsif exists (
-        select from rota.jobs as j
-        where j.status = 'running' and j.locked_until < v_now
-          and j.locked_until >= rota._from_micros(v_since)
-    ) then
-        return true;
-    end if;
-    perform rota._keep_sweep(v_now, v_since is null, v_walked);
-    return false;
-end;
-$$;
-
-/* No lease that ended before this time is left; a little earlier, for late commits. */
-create or replace function rota._keep_sweep(
-    moment timestamptz, was_full boolean, walked_before bigint
-)
-    returns void language plpgsql as $$
-begin
-    perform rota._keep_scan_from('sweep', moment, was_full,
-        'rota.jobs_deadline_idx'::regclass::oid, walked_before, rota._micros(moment) - 10000,
-        '1 minute');
+    if rota._has_just_started(v_now) then return false; end if;
+    select j.locked_until into v_first from rota.jobs as j
+    where j.status = 'running' and j.locked_until < v_now
+      and j.locked_until >= rota._from_micros(v_since)
+    order by j.locked_until limit 1;
+    perform rota._keep_scan_from('sweep', v_now, v_since is null, c_index, v_walked,
+        rota._micros(coalesce(v_first, v_now)) - 10000, '1 minute');
+    return v_first is not null;
 end;
 $$;
 

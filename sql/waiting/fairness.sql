@@ -293,22 +293,16 @@ create or replace function rota._enter_due(max_jobs integer)
     as $$
 declare
     v_now constant timestamptz := rota.now();
-    v_start constant bigint := rota._scan_from('later', v_now);
-    c_index constant oid := 'rota.jobs_later_idx'::regclass::oid;
-    v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
     v_ids bigint[];
 begin
+    if not rota._has_later_due() then return 0; end if;
     v_ids := array(
         select j.id from rota.jobs as j
         where j.hold = 'time'
           and j.status in ('queued', 'failed') and j.run_at <= v_now
-          and j.run_at >= rota._from_micros(v_start)
+          and j.run_at >= rota._from_micros(rota._scan_from('later', v_now))
         order by j.run_at, j.id limit _enter_due.max_jobs for update skip locked
     );
-    perform rota._keep_scan_from(
-        'later', v_now, v_start is null, c_index, v_walked,
-        rota._micros(coalesce(
-            (select j.run_at from rota.jobs as j where j.id = v_ids[1]), v_now)));
     if v_ids <> '{}' then
         perform rota._place_jobs(v_ids);
         perform rota._notify_for(v_ids);
@@ -317,7 +311,10 @@ begin
 end;
 $$;
 
-/* Whether the time of a job has come that is kept out of its lane until then. */
+/*
+ * Whether the time of a job has come that is kept out of its lane until then; remembers where
+ * the first one is.
+ */
 create or replace function rota._has_later_due()
     returns boolean language plpgsql as $$
 declare
@@ -325,18 +322,15 @@ declare
     v_start constant bigint := rota._scan_from('later', v_now);
     c_index constant oid := 'rota.jobs_later_idx'::regclass::oid;
     v_walked constant bigint := pg_stat_get_xact_tuples_returned(c_index);
+    v_first timestamptz;
 begin
-    if exists (
-        select from rota.jobs as j
-        where j.hold = 'time'
-          and j.status in ('queued', 'failed') and j.run_at <= v_now
-          and j.run_at >= rota._from_micros(v_start)
-    ) then
-        return true;
-    end if;
+    select j.run_at into v_first from rota.jobs as j
+    where j.hold = 'time' and j.status in ('queued', 'failed') and j.run_at <= v_now
+      and j.run_at >= rota._from_micros(v_start)
+    order by j.run_at, j.id limit 1;
     perform rota._keep_scan_from('later', v_now, v_start is null, c_index, v_walked,
-        rota._micros(v_now));
-    return false;
+        rota._micros(coalesce(v_first, v_now)));
+    return v_first is not null;
 end;
 $$;
 
