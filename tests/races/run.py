@@ -35,7 +35,7 @@ from races.game import choose  # noqa: E402
 from races.games import GAMES, pairs_of_functions  # noqa: E402
 from races.instrument import instrument  # noqa: E402
 
-STORMS = ("keys", "rerun", "effects", "order", "dependencies", "limits")
+STORMS = ("keys", "rerun", "effects", "order", "dependencies", "limits", "fairness")
 SETTINGS = ["max_connections=100", "fsync=off", "synchronous_commit=off"]
 _bench: list[Bench] = []
 _played: set[frozenset[str]] = set()

@@ -142,6 +142,30 @@ MUTANTS = {
         ],
         "is left",
     ),
+    "a key that keeps its old credit": (
+        "fairness",
+        [("_next_places", "v_first := rota._first_place(queue, lane);", "v_first := 'epoch';")],
+        "before all others",
+    ),
+    "a key that takes more than its share": (
+        "fairness",
+        [("_next_places", "v_jobs := 1;", "v_jobs := 0;")],
+        "took the place of its key",
+    ),
+    "a key that waits behind all others": (
+        "fairness",
+        [
+            (
+                "_next_places",
+                "and coalesce(j.limit_key, '') = c_key and j.own_place is not null"
+                " and coalesce(j.hold, '') <> 'time' and j.status in ('queued', 'failed')"
+                " and coalesce(j.own_place, j.run_at) >= v_first",
+                "and j.own_place is not null and j.hold is null"
+                " and j.status in ('queued', 'failed')",
+            )
+        ],
+        "is the first of key",
+    ),
 }
 # A guard that an index holds too is missing only without it.
 HELD_BY = {
@@ -160,6 +184,7 @@ FORGET = "; ".join(
             "limits",
             "limit_slots",
             "limit_parts",
+            "fair_queues",
         )
     ]
 )
@@ -167,7 +192,7 @@ FORGET = "; ".join(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "feature", ["keys", "rerun", "effects", "order", "dependencies", "limits"]
+    "feature", ["keys", "rerun", "effects", "order", "dependencies", "limits", "fairness"]
 )
 def test_what_many_processes_do_at_random_is_explained_by_the_model(
     dsn: str, feature: str
