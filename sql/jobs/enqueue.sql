@@ -325,6 +325,9 @@ declare
     c_plain constant text[] := array['job_type', 'payload', 'queue', 'run_at', 'priority',
         'max_attempts', 'lease', 'backoff', 'idempotency_key', 'time_limit', 'expires_at',
         'headers'];
+    c_others constant text[] := array['delay', 'unique_for', 'on_conflict', 'updated_at',
+        'max_wait', 'ordering_key', 'skip_dead', 'depends_on', 'blocks', 'if_parent_dead',
+        'limit_key', 'expires_after'];
     v_now constant timestamptz := rota.now();
     v_read record;
     v_rule record;
@@ -339,7 +342,7 @@ begin
         select from jsonb_array_elements(_read_jobs.jobs) as e (job)
         where case jsonb_typeof(e.job) when 'object' then e.job - c_plain <> '{}' else true end
     );
-    if has_rules then perform rota._check_keys_of(jobs, c_plain); end if;
+    if has_rules then perform rota._check_keys_of('jobs', jobs, c_plain || c_others); end if;
 
     -- Nothing is written in this block, so it costs no transaction id.
     begin
@@ -374,13 +377,7 @@ begin
         -- An unknown time zone is an invalid_parameter_value too, so no error is let through
         -- before all texts are known to be values.
         when data_exception or program_limit_exceeded then
-            perform rota._refuse(format('jobs[%s].%s', f.ordinal, f.key), f.problem)
-            from (
-                select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
-                from jsonb_array_elements(_read_jobs.jobs) with ordinality as e (job, ordinal)
-                cross join jsonb_each(e.job) as k
-            ) as f
-            where f.problem is not null limit 1;
+            perform rota._check_values_of('jobs', jobs);
             raise;
     end;
     for v_rule in
@@ -401,31 +398,36 @@ begin
 end;
 $$;
 
-/* Refuse what is no object, and keys that are neither these nor those of _rules_of(). */
-create or replace function rota._check_keys_of(jobs jsonb, plain_keys text[])
+/* Refuse what is no object of a list, and what has another key than these. */
+create or replace function rota._check_keys_of(argument text, list jsonb, keys text[])
     returns void language plpgsql as $$
-declare
-    c_keys constant text[] := plain_keys || array['delay', 'unique_for', 'on_conflict',
-        'updated_at', 'max_wait', 'ordering_key', 'skip_dead', 'depends_on', 'blocks',
-        'if_parent_dead', 'limit_key', 'expires_after'];
-    v_ordinal bigint;
-    v_job jsonb;
 begin
-    for v_ordinal, v_job in
-        select e.ordinal, e.job
-        from jsonb_array_elements(_check_keys_of.jobs) with ordinality as e (job, ordinal)
-        where case jsonb_typeof(e.job) when 'object' then e.job - c_keys <> '{}' else true end
-        limit 1
-    loop
-        perform rota._refuse(format('jobs[%s]', v_ordinal), coalesce(
-            (
-                select format('has an unknown key %L', left(k.key, 80))
-                from jsonb_each(
-                    case jsonb_typeof(v_job) when 'object' then v_job - c_keys end) as k
-                limit 1
-            ),
-            'must be an object'));
-    end loop;
+    perform rota._refuse(format('%s[%s]', argument, e.ordinal),
+        case jsonb_typeof(e.item)
+            when 'object' then format('has an unknown key %L', (
+                select left(k.key, 80)
+                from jsonb_object_keys(e.item - _check_keys_of.keys) as k (key) limit 1
+            ))
+            else 'must be an object'
+        end)
+    from jsonb_array_elements(_check_keys_of.list) with ordinality as e (item, ordinal)
+    where case jsonb_typeof(e.item)
+        when 'object' then e.item - _check_keys_of.keys <> '{}' else true end
+    limit 1;
+end;
+$$;
+
+/* Refuse the first value in the objects of a list that is none for the argument of its key. */
+create or replace function rota._check_values_of(argument text, list jsonb)
+    returns void language plpgsql as $$
+begin
+    perform rota._refuse(format('%s[%s].%s', argument, f.ordinal, f.key), f.problem)
+    from (
+        select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
+        from jsonb_array_elements(_check_values_of.list) with ordinality as e (item, ordinal)
+        cross join jsonb_each(e.item) as k
+    ) as f
+    where f.problem is not null limit 1;
 end;
 $$;
 

@@ -43,11 +43,12 @@ create or replace function rota.enqueue_to(
 )
     returns bigint language plpgsql security definer
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_payload jsonb;
     v_line text;
-    v_carrier rota.jobs;
+    v_ids bigint[];
 begin
     perform rota._check_number('database', database, 0, 1023);
     if rota.database_number() is null then
@@ -84,17 +85,16 @@ begin
             case when char_length(ordering_key) > 200 then md5(ordering_key)
                 else ordering_key end);
     end if;
-    v_carrier := jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type',
-        'rota.forward', 'queue', rota._forward_queue(database), 'payload', v_payload,
-        'priority', priority, 'ordering_key', v_line, 'skip_dead',
-        case when v_line is not null then skip_dead end));
-    if rota._allowed_queues('producer') is not null then
-        -- Who is confined has a right to the queue there, and to none of those that carry.
-        perform rota._check_queues('producer', array[queue]);
-        return rota._enqueue_carrier(v_carrier);
-    end if;
-    return rota.enqueue(v_carrier.job_type, v_carrier.payload, v_carrier.queue,
-        priority => priority, skip_dead => skip_dead, ordering_key => v_carrier.ordering_key);
+    -- Who is confined has a right to the queue there, and to none of those that carry.
+    perform rota._check_queues('producer', array[queue]);
+    v_ids := rota._insert_jobs(
+        array[jsonb_populate_record(null::rota.jobs, jsonb_build_object('job_type',
+            'rota.forward', 'queue', rota._forward_queue(database), 'payload', v_payload,
+            'priority', priority, 'ordering_key', v_line, 'skip_dead', skip_dead))],
+        rota._new_ids(1));
+    if v_line is not null then perform rota._jobs_came_in(v_ids); end if;
+    perform rota._notify_for(v_ids);
+    return v_ids[1];
 end;
 $$;
 
@@ -426,18 +426,6 @@ begin
     )
     select coalesce(array_agg(c.id), '{}') into v_ids from claimed as c;
     return v_ids;
-end;
-$$;
-
-/* enqueue() for a job that carries another, whatever queues the caller is confined to. */
-create or replace function rota._enqueue_carrier(carrier rota.jobs)
-    returns bigint language plpgsql set enable_seqscan = off as $$
-declare
-    v_ids constant bigint[] := rota._insert_jobs(array[carrier], rota._new_ids(1));
-begin
-    if carrier.ordering_key is not null then perform rota._jobs_came_in(v_ids); end if;
-    perform rota._notify_for(v_ids);
-    return v_ids[1];
 end;
 $$;
 

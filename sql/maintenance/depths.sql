@@ -19,36 +19,34 @@ as $$
 #variable_conflict use_column
 declare
     c_now constant timestamptz := rota.now();
+    c_visible constant text[] := rota._allowed_queues('observer');
     v_round bigint;
     v_counted_at timestamptz;
-    c_visible constant text[] := rota._allowed_queues('observer');
+    v_live_are_many boolean;
+    v_dead_are_many boolean;
 begin
-    select p.round, p.counted_at into v_round, v_counted_at from rota.count_progress as p
-    where p.round > 0;
-    if v_round is null or not rota._are_many('rota.jobs') then
+    select p.round, p.counted_at, rota._are_many('rota.jobs'),
+        rota._are_many('rota.finished_jobs_dead')
+    into v_round, v_counted_at, v_live_are_many, v_dead_are_many
+    from rota.count_progress as p where p.round > 0;
+    return query
+    select c.queue, c.job_type, c.status, c.is_due, c.jobs, c.first_run_at, v_counted_at
+    from rota.counted_jobs as c
+    where c.round = v_round
+      and case c.status when 'dead' then v_dead_are_many else v_live_are_many end
+      and (c_visible is null or c.queue = any(c_visible));
+    if v_live_are_many is not true then
         return query
         select j.queue, j.job_type, j.status, j.run_at <= c_now, count(*), min(j.run_at), c_now
         from rota.jobs as j where c_visible is null or j.queue = any(c_visible)
         group by 1, 2, 3, 4;
-    else
-        return query
-        select c.queue, c.job_type, c.status, c.is_due, c.jobs, c.first_run_at, v_counted_at
-        from rota.counted_jobs as c
-        where c.round = v_round and c.status <> 'dead'
-          and (c_visible is null or c.queue = any(c_visible));
     end if;
-    if v_round is null or not rota._are_many('rota.finished_jobs_dead') then
+    if v_dead_are_many is not true then
         return query
         select f.queue, f.job_type, 'dead', true, count(*), min(f.run_at), c_now
         from rota.finished_jobs_dead as f
         where f.discarded_at is null and (c_visible is null or f.queue = any(c_visible))
         group by 1, 2;
-    else
-        return query
-        select c.queue, c.job_type, c.status, c.is_due, c.jobs, c.first_run_at, v_counted_at
-        from rota.counted_jobs as c
-        where c.round = v_round and c.status = 'dead'
-          and (c_visible is null or c.queue = any(c_visible));
     end if;
 end;
 $$;

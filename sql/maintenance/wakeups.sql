@@ -336,8 +336,12 @@ create or replace function rota._next_due_at(
 )
     returns timestamptz language plpgsql stable as $$
 declare
-    v_next timestamptz := least(until, rota._next_check_at(queues, since),
-        rota._next_start_of(queues, since));
+    v_next timestamptz := least(until, rota._next_check_at(queues, since), (
+        select min(n.start_at) from rota.limits as l
+        cross join lateral rota._next_start_at(l) as n (start_at)
+        where l.queue = any(_next_due_at.queues)
+          and l.max_starts is not null and n.start_at > _next_due_at.since
+    ));
 begin
     return least(v_next, (
         select min(rota._next_run_at(c.queue, since, v_next))
@@ -388,19 +392,6 @@ begin
                   and j.queue = any(_next_check_at.queues)
             )
         )
-    );
-end;
-$$;
-
-/* The next start at a rate of one of these queues. */
-create or replace function rota._next_start_of(queues text[], since timestamptz)
-    returns timestamptz language plpgsql stable as $$
-begin
-    return (
-        select min(n.start_at) from rota.limits as l
-        cross join lateral rota._next_start_at(l) as n (start_at)
-        where l.queue = any(_next_start_of.queues)
-          and l.max_starts is not null and n.start_at > _next_start_of.since
     );
 end;
 $$;

@@ -331,24 +331,13 @@ $$;
 
 create or replace function rota._check_stages(stages jsonb)
     returns void language plpgsql as $$
-declare
-    c_keys constant text[] := array[
-        'stage', 'job_type', 'queue', 'priority', 'max_attempts', 'lease', 'time_limit',
-        'backoff'];
 begin
     if jsonb_typeof(_check_stages.stages) is distinct from 'array'
       or jsonb_array_length(_check_stages.stages) not between 1 and 1000 then
         perform rota._refuse('stages', 'must be an array of 1 to 1000 objects');
     end if;
-    perform case jsonb_typeof(e.stage)
-        when 'object' then rota._refuse(
-            format('stages[%s]', e.ordinal), format('has an unknown key %L', (
-                select left(k.key, 80) from jsonb_each(e.stage - c_keys) as k limit 1)))
-        else rota._refuse(format('stages[%s]', e.ordinal), 'must be an object')
-    end
-    from jsonb_array_elements(_check_stages.stages) with ordinality as e (stage, ordinal)
-    where case jsonb_typeof(e.stage) when 'object' then e.stage - c_keys <> '{}' else true end;
-
+    perform rota._check_keys_of('stages', stages, array['stage', 'job_type', 'queue',
+        'priority', 'max_attempts', 'lease', 'time_limit', 'backoff']);
     begin
         perform rota._check_name(format('stages[%s].stage', s.ordinal), s.stage),
             case when s.stage = 'end' then rota._refuse(format('stages[%s].stage', s.ordinal),
@@ -359,14 +348,7 @@ begin
         from rota._stages(_check_stages.stages) as s;
     exception
         when data_exception then
-            perform rota._refuse(format('stages[%s].%s', f.ordinal, f.key), f.problem)
-            from (
-                select e.ordinal, k.key, rota._cast_problem(k.key, k.value) as problem
-                from jsonb_array_elements(_check_stages.stages)
-                    with ordinality as e (stage, ordinal)
-                cross join jsonb_each(e.stage) as k
-            ) as f
-            where f.problem is not null limit 1;
+            perform rota._check_values_of('stages', stages);
             raise;
     end;
 
