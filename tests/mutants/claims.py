@@ -107,9 +107,15 @@ CLAIMS = (
         sql(
             "maintenance/expiry",
             "where j.locked_until is null and j.expires_at <= v_now and "
-            "j.expires_at >= rota._from_micros(v_start)\n        -- By",
-            "where j.expires_at <= v_now and j.expires_at >= rota._from_micros(v_start)\n"
-            "        -- By",
+            "j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))",
+            "where j.expires_at <= v_now and "
+            "j.expires_at >= rota._from_micros(rota._scan_from('expired', v_now))",
+        ),
+        sql(
+            "maintenance/expiry",
+            "where j.locked_until is null and j.expires_at <= v_now and "
+            "j.expires_at >= rota._from_micros(v_start)",
+            "where j.expires_at <= v_now and j.expires_at >= rota._from_micros(v_start)",
         ),
     ),
     mutant(

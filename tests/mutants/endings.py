@@ -310,9 +310,9 @@ begin
         "sql/jobs/test_scan_start.py",
         sql(
             "maintenance/sweep",
-            "when not is_one_by_one then rota._scan_from('sweep', v_now) end;",
-            "when not is_one_by_one then (string_to_array(rota._scan_start('sweep'), ' '))[2]"
-            "::bigint end;",
+            "v_since constant bigint := rota._scan_from('sweep', v_now);",
+            "v_since constant bigint := "
+            "(string_to_array(rota._scan_start('sweep'), ' '))[2]::bigint;",
         ),
     ),
     mutant(
