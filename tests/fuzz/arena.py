@@ -22,6 +22,8 @@ LATE = {
     "enqueue": "blocks on_conflict",  # depends on the jobs that were found
     "enqueue_many": "jobs on_conflict",
     "start_pipeline": "blocks",
+    "retry_job": "job_id",  # has lost its payload
+    "retry_with_dependants": "job_id",
     "set_limit": "burst",  # with what was set before
 }
 WORLD = "fuzz_world"

@@ -232,7 +232,9 @@ WORLD = Game(
     loose=LOOSE,
     outside=frozenset({"tick alone", "tick loop"}),
     # Who looked where, and when; what follows from it is seen in the jobs.
-    ignored=frozenset({"upgrade_log", "maintenance", "pending_checks", "limit_parts"}),
+    ignored=frozenset(
+        {"upgrade_log", "maintenance", "pending_checks", "limit_parts", "limit_slots"}
+    ),
     max_stops=3,
     left_over=LEFT_OVER,
     role=ROLE,
