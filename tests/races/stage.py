@@ -35,6 +35,7 @@ ROWS: dict[str, str] = {
         "to_jsonb(t) - 'ended_by'",
     ),
     "audit_log": "to_jsonb(t) - '{id,before,after}'::text[]",
+    "queue_moves": "to_jsonb(t) - 'move_id'",
 }
 EXPECTED_WARNINGS = ("lock timeout", "updated partition constraint for default partition")
 FORGET_HINTS = """

@@ -123,7 +123,7 @@ OPERATIONS = {
     "end forwards": f"select rota.end_forwards('{{}}', '{{}}', '[]'){ANSWER}",
     "receive jobs": "select r.job_id from rota.receive_jobs(7, '{1030}',"
     " '{2026-01-12}', '[{\"job_type\": \"t\"}]') as r",
-    "begin move": "select rota.begin_queue_move('m', 6) as answer",
+    "begin move": "select rota.begin_queue_move('m', 6) > 0 as answer",
     "end move": f"select rota.end_queue_move('m'){ANSWER}",
     "open arrival": "select rota.open_arrival(1, 6, 'n') as answer",
     "settle arrival": f"select rota.settle_arrival(1, 1){ANSWER}",
@@ -142,7 +142,8 @@ LOOSE = {
     **dict.fromkeys(("claim", "finish and claim"), _MANY),
     **dict.fromkeys(("tick", "tick alone", "tick loop", "sweep"), _MANY),
     **dict.fromkeys(("limit key", "limit type", "limit no more"), _LATER),
-    "finish batch": "is told busy where somebody holds the job",
+    **dict.fromkeys(("finish batch", "end batch"), "is told busy where somebody holds the job"),
+    "poll actively": "is told no while another is the active one, also one who rolls back",
     "act on jobs": "is told of a conflict where somebody holds the job",
     **dict.fromkeys(
         ("heartbeat batch", "release"), "is told nothing where somebody holds the job"
