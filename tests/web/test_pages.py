@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ import psycopg
 import pytest
 
 import rota.web
+from rota.web.database import NOTHING
 from rota.web.filters import BadFilterError, Filter, age, contained
 from rota.web.plots import TIMES, ended, times
+from rota.web.site import Answer, Site
 from web.conftest import OPERATOR, serving
 from web.scene import BIG, HOSTILE, Scene
 
@@ -181,6 +184,34 @@ def test_the_list_goes_on_where_it_ended(http: httpx.Client, db_of_page: Any) ->
     ids = [re.findall(r'<th scope="row"><a href="/jobs/(\d+)"', p) for p in (first, second)]
     assert [len(found) for found in ids] == [50, 10]
     assert not set(ids[0]) & set(ids[1])
+
+
+def test_a_search_looks_as_far_where_ids_are_far_apart(
+    http: httpx.Client, db_of_page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    ask = Site.ask
+
+    async def noting(site: Site, query: Any, values: Any = NOTHING) -> Answer:
+        looked.extend([values["from"]] if "from" in values else [])
+        return await ask(site, query, values)
+
+    monkeypatch.setattr(Site, "ask", noting)
+    monkeypatch.setattr("rota.web.pages.FIRST_STEP", 40)
+    monkeypatch.setattr("rota.web.pages.FIRST_TIME", 60.0)
+    enqueue = "select rota.enqueue(%s, queue => 'apart', delay => '1 day')"
+    db_of_page.execute("alter sequence rota.jobs_id_seq increment by 1024")
+    try:
+        first = db_of_page.execute(enqueue, ("first_apart",)).fetchone()[0]
+        for _ in range(30):
+            db_of_page.execute(enqueue, ("apart",))
+        page = told(http, "/jobs?type=first_apart")
+    finally:
+        if "ROTA_TEST_DATABASE_NUMBER" not in os.environ:
+            db_of_page.execute("alter sequence rota.jobs_id_seq increment by 1")
+
+    assert f'href="/jobs/{first}"' in page
+    assert looked[0] <= first
 
 
 def test_a_list_that_is_cut_says_so(http: httpx.Client, db_of_page: Any) -> None:

@@ -198,6 +198,8 @@ async def _searched(
 ) -> Answer:
     """Return the newest jobs that are wanted, looked for in steps, each twice as far.
 
+    A step is so many jobs as there could be: in a database with a number ids are far apart.
+
     A rare one among millions is not found in an instant; then it is told how far we looked,
     and a page that has found none goes on by itself.
     """
@@ -209,20 +211,23 @@ async def _searched(
     if newest.problem:
         return newest
     allowed = SEARCH_TIME if "before" in values else FIRST_TIME
-    before = min(values.get("before", 1 << 62), newest.rows[0]["id"] + 1)
+    row = newest.rows[0]
+    before = min(values.get("before", 1 << 62), row["id"] + 1)
     answer, step, until = Answer(), FIRST_STEP, time.monotonic() + allowed
     while before > 1 and len(answer.rows) < wanted:
         began = time.monotonic()
         if began > until:
             answer.looked_to = before
             break
-        more = {"before": before, "from": before - step, "limit": wanted - len(answer.rows)}
+        stride, least = (row["stride"], row["since"]) if before > row["since"] else (1, 0)
+        begin = max(before - step * stride, least)
+        more = {"before": before, "from": begin, "limit": wanted - len(answer.rows)}
         found = await site.ask(question, {**values, **more})
         answer.rows += found.rows
         if found.problem:
             answer.problem, answer.looked_to = found.problem, before
             break
-        before -= step
+        before = begin
         rate = step / max(time.monotonic() - began, 1e-6)
         left = until - time.monotonic()
         step = int(min(step * 2, max(rate * left, FIRST_STEP / 4)))

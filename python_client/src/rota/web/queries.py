@@ -99,9 +99,12 @@ ERRORS: LiteralString = """
     """
 
 NEWEST: LiteralString = """
-    select coalesce(max(n.id), 0) as id
+    select coalesce(max(n.id), 0) as id, max(s.seqincrement) as stride, max(s.seqstart) as since
     from (select i.id from rota.job_runs as i order by i.id desc limit 1) as n
+    right join pg_sequence as s on true
+    where s.seqrelid = 'rota.jobs_id_seq'::regclass
     """
+"""The newest id, and how far apart ids have been since which one."""
 
 LISTED: LiteralString = """
     select id, queue, job_type, status, priority, attempts, max_attempts, run_at, created_at,
