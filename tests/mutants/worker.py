@@ -148,9 +148,7 @@ WORKER = (
         "leaves-with-its-jobs",
         "A worker that is told to stop keeps the jobs that it has not begun.",
         "client/test_worker_process.py client/test_worker.py",
-        client(
-            "worker/executor", "        await self._release(jobs)\n        if", "        if"
-        ),
+        client("worker/executor", "        self._completer.give_back(self._held)\n", ""),
     ),
     mutant(
         "leaves-with-running-jobs",
@@ -158,8 +156,8 @@ WORKER = (
         "client/test_worker_process.py client/test_worker.py",
         client(
             "worker/executor",
-            "            await self._release(list(left))\n",
-            "            pass\n",
+            "        self._completer.give_back(left)\n",
+            "",
         ),
     ),
     mutant(
@@ -269,7 +267,7 @@ WORKER = (
         client(
             "worker/worker",
             "        await end_task(fetching)\n"
-            "        await _try(self._executor.give_back_held())\n",
+            "        self._executor.give_back_held()\n",
             "        await end_task(fetching)\n",
         ),
     ),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
@@ -46,10 +46,10 @@ MAX_SIZE = 16_000_000
 """So many characters of results and errors may wait to be reported."""
 PAUSE = 0.005
 """Seconds between two calls, in which more jobs may end: each call costs as much as ten."""
-LAST_REPORT = 1.5
-"""Seconds that the last report of a worker that leaves may take."""
+LAST_REPORT = 2.0
+"""Seconds that the last reports of a worker that leaves may take."""
 RELEASE_PAUSE = 0.1
-"""Seconds until a locked one is given back again, maybe by a worker that leaves."""
+"""Seconds until a locked job is given back again, maybe by a worker that leaves."""
 EVENTS = {"finished": "succeeded", "already_finished": "succeeded"}
 
 
@@ -75,6 +75,7 @@ class _Report:
     came_after: Outcome | None = None
     result: str | None = None
     is_changed: bool = False
+    is_given_back: bool = False
     failures: int = 0
     until: float = 0.0
 
@@ -129,9 +130,17 @@ class Completer:
         self._size = 0
         self._sent_at = 0.0
         self._flush: asyncio.Task[None] | None = None
+        self._is_answered = asyncio.Event()
+        self._given_back = 0
 
     def __len__(self) -> int:
-        return len(self._reports)
+        """How many ends are not reported yet, beside the jobs that are given back."""
+        return len(self._reports) - self._given_back
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to report."""
+        return not self._reports
 
     @property
     def is_full(self) -> bool:
@@ -170,12 +179,12 @@ class Completer:
         self._add(report)
 
     async def close(self) -> None:
-        """Report no more, but let a call that is under way come to its end.
-
-        What could not be reported is left to the end of its lease.
-        """
-        if self._flush is not None:
-            await asyncio.wait([self._flush], timeout=LAST_REPORT)
+        """Report what can be reported soon; the rest is left to the end of its lease."""
+        deadline = time.monotonic() + LAST_REPORT
+        while self._reports and (left := deadline - time.monotonic()) > 0:
+            self._is_answered.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_answered.wait(), left)
         for job, report in self._reports.items():
             logger.warning("job %s: its end could not be reported", job.job_id)
             self._ends.add("lost", job, report.duration)
@@ -186,34 +195,12 @@ class Completer:
             await end_task(self._flush)
         await self._connection.close()
 
-    async def release(self, jobs: list[BaseJob], patience: float | None) -> set[int]:
-        """Give jobs back; return the ids of those that were still ours, as far as is known.
-
-        Without *patience*, in seconds, go on until it is known of all.
-        """
-        reports = [_Report(job, 0.0, Stopped()) for job in jobs]
-        retry = Retry("giving jobs back", self._connection.state)
-        released: set[int] = set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                while reports:
-                    part, reports = reports[:MAX_JOBS], reports[MAX_JOBS:]
-                    try:
-                        rows = await self._end_jobs(part)
-                    except PASSING as error:
-                        reports += part
-                        await retry.wait(error)
-                        continue
-                    pairs = list(zip(part, rows, strict=True))
-                    released.update(
-                        report.job.job_id
-                        for report, row in pairs
-                        if row.answer in ("released", "cancelled")
-                    )
-                    if busy := [report for report, row in pairs if row.answer == "busy"]:
-                        reports += busy
-                        await asyncio.sleep(RELEASE_PAUSE)
-        return released
+    def give_back(self, jobs: Iterable[BaseJob]) -> None:
+        """Report that jobs are for others, which did not start here or do not end."""
+        for job in jobs:
+            self._reports[job] = report = _Report(job, 0.0, Stopped(), is_given_back=True)
+            self._given_back += 1
+            self._add(report)
 
     def _add(self, report: _Report) -> None:
         if report.job in self._reports:
@@ -239,8 +226,10 @@ class Completer:
                     logger.exception("ends could not be reported; their leases will run out")
                     self._heartbeat.remove([report.job for report in part])
                     for report in part:
-                        self._reports.pop(report.job, None)
+                        if report.job in self._reports:
+                            self._forget(report)
                 self._retry.succeed()
+                self._is_answered.set()
                 self._on_end()
         finally:
             self._flush = None
@@ -302,7 +291,8 @@ class Completer:
         if job not in self._reports:
             return False  # the worker has left
         if row.answer == "busy":
-            asyncio.get_running_loop().call_later(BUSY_PAUSE, self._add, report)
+            pause = RELEASE_PAUSE if report.is_given_back else BUSY_PAUSE
+            asyncio.get_running_loop().call_later(pause, self._add, report)
             return False
         if row.answer == "refused" and self._try_otherwise(report, row):
             return False
@@ -311,8 +301,7 @@ class Completer:
             job.is_in_doubt, report.outcome = False, Succeeded(None)
             self._add(report)
             return False
-        del self._reports[job]
-        self._size -= report.size
+        self._forget(report)
         event = EVENTS.get(row.answer, row.answer)
         details: dict[str, Any] = {}
         match report.outcome:
@@ -328,6 +317,11 @@ class Completer:
             event = "lost"
         self._ends.add(event, job, report.duration, **details)
         return True
+
+    def _forget(self, report: _Report) -> None:
+        del self._reports[report.job]
+        self._size -= report.size
+        self._given_back -= report.is_given_back
 
     def _try_otherwise(self, report: _Report, row: EndedJob) -> bool:
         """Report again what was refused; return False when it is time to give up."""

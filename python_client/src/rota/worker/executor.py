@@ -36,8 +36,6 @@ logger = logging.getLogger("rota")
 
 AsyncHandler = Callable[[AsyncJob], Awaitable[object]]
 Task = tuple[Callable[[], Any], Callable[[Any], None]]
-RELEASE_PATIENCE = 2.0
-"""Seconds that a release may take: a worker that leaves cannot wait for ever."""
 LAST_WORDS = 1.0
 """Seconds that a handler has to end after it was told that the grace period is over."""
 CUT_PAUSE = 0.05
@@ -85,7 +83,6 @@ class Executor:
         self._held: deque[BaseJob] = deque()
         self._running: dict[BaseJob, asyncio.Task[Any] | None] = {}
         self._cut: set[BaseJob] = set()
-        self._releases: set[asyncio.Task[None]] = set()
         self._lease_check: asyncio.TimerHandle | None = None
         self._at_rest = asyncio.Event()
         self._at_rest.set()
@@ -96,7 +93,7 @@ class Executor:
     @property
     def is_idle(self) -> bool:
         """Whether there is no job in hand."""
-        return not (self._held or self.running or self._releases)
+        return not (self._held or self._running) and self._completer.is_idle
 
     @property
     def is_behind(self) -> bool:
@@ -157,13 +154,10 @@ class Executor:
         for job in self._running:
             job.is_leaving = True
 
-    async def give_back_held(self) -> None:
-        """Release the jobs that have not been started."""
-        jobs = list(self._held)
+    def give_back_held(self) -> None:
+        """Give back the jobs that have not been started."""
+        self._completer.give_back(self._held)
         self._held.clear()
-        await self._release(jobs)
-        if self._releases:
-            await asyncio.wait(self._releases)
 
     async def wait(self, timeout: float, give_up: asyncio.Event) -> None:
         """Wait until all running jobs have ended, but not after *timeout* or *give_up*."""
@@ -182,16 +176,14 @@ class Executor:
         self._running.clear()  # how they end is of no interest any more
         for job in left:  # what they have not committed is for those who run them next
             self._job_context.connections.cut(job)
-        for task in (*left.values(), *self._releases):
+        for task in left.values():
             if task is not None:
                 task.cancel()
         self.threads.close()
         if self._lease_check is not None:
             self._lease_check.cancel()
-        try:
-            await self._release(list(left))
-        finally:
-            await self._completer.close()
+        self._completer.give_back(left)
+        await self._completer.close()
 
     @property
     def is_short(self) -> bool:
@@ -322,27 +314,7 @@ class Executor:
         """Release what has waited as long as *last*: somebody else may have time for it."""
         if last in self._held:
             count = self._held.index(last) + 1
-            jobs = [self._held.popleft() for _ in range(count)]
-            task = asyncio.create_task(self._release(jobs, patience=None))
-            self._releases.add(task)
-            task.add_done_callback(self._on_released)
-
-    def _on_released(self, task: asyncio.Task[None]) -> None:
-        self._releases.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            logger.error("jobs could not be given back: %r", error, exc_info=error)
-        self._on_free()
-
-    async def _release(
-        self, jobs: list[BaseJob], patience: float | None = RELEASE_PATIENCE
-    ) -> None:
-        if jobs:
-            try:
-                released = await self._completer.release(jobs, patience)
-            finally:  # or they would be kept for ever, and nobody runs them
-                self._heartbeat.remove(jobs)
-            for job in jobs:
-                self.ends.add("released" if job.job_id in released else "lost", job)
+            self._completer.give_back([self._held.popleft() for _ in range(count)])
 
 
 def _refusal(job: BaseJob) -> Outcome | None:

@@ -336,11 +336,11 @@ class Worker:
             notifying.cancel()
         self._executor.close()
         log_stop(self.name, self._executor.running, self._grace_period, self._has_signals)
-        await _try(self._executor.give_back_held())
+        self._executor.give_back_held()
         # A claim or a tick may hang behind a lock; a claim that still comes through is undone.
         await asyncio.wait([fetching], timeout=LEAVE_TIMEOUT)
         await end_task(fetching)
-        await _try(self._executor.give_back_held())
+        self._executor.give_back_held()
         await self._executor.wait(self._grace_period, self._stop_now)
         await _try(self._executor.stop_running())
         await _try(self._context.processes.close())
