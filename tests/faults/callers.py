@@ -1,7 +1,8 @@
 """Callers that speak SQL of their own accord, not workers: any language, any settings.
 
-They do what the players of `history.load` do, wrong things on purpose among it; and while they
-are in a hurry each call has so many milliseconds, and some of them hold rows of others.
+They do what the players of `history.random_callers` do, wrong things on purpose among it; and
+while they are in a hurry each call has so many milliseconds, and some of them hold rows of
+others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import psycopg
 
 from faults.processes import Task, begin
-from history.load import Player
+from history.random_callers import Player
 from rota import RotaError
 
 STEPS = {"_enqueue": 25, "_claim": 25, "_speak": 40, "_sweep": 5, "_hold": 5}

@@ -30,7 +30,7 @@ from rota.testing import EmbeddedPostgres
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from handlers import TABLES  # noqa: E402
+from noting_handlers import TABLES  # noqa: E402
 
 from invariants import BROKEN  # noqa: E402
 from support.supervisor import Command, Supervisor  # noqa: E402
@@ -47,8 +47,9 @@ class Workers(Supervisor):
         def start(number: int) -> Command:
             options = f"--name chaos-{number} --concurrency 4 --batch 8 --lease {LEASE}"
             options += " --poll-interval 0.1 --tick-interval 0.5 --log-level warning"
+            command = [sys.executable, "-m", "rota", "worker", "noting_handlers:registry"]
             return Command(
-                [sys.executable, "-m", "rota", "worker", "handlers:registry", *options.split()],
+                [*command, *options.split()],
                 HERE,
                 {"DATABASE_URL": url},
                 logs / f"chaos-{number}.log",

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from faults.handlers import TABLES
+from faults.noting_handlers import TABLES
 from support.waiting import wait_until
 
 
@@ -21,7 +21,7 @@ class FaultyWorker:
     def __init__(self, dsn: str, db: psycopg.Connection[Any], log: Path, options: str) -> None:
         self.log = log
         self._db = db
-        command = [sys.executable, "-m", "rota", "worker", "handlers:registry"]
+        command = [sys.executable, "-m", "rota", "worker", "noting_handlers:registry"]
         command += ["--poll-interval", "0.1", "--tick-interval", "0.2", *options.split()]
         with log.open("w") as output:
             self.process = subprocess.Popen(

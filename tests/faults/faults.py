@@ -36,7 +36,7 @@ from faults import (  # noqa: E402
     of_settings,
     of_workers,
 )
-from faults.scene import FAULTS, Scene, Verdict  # noqa: E402
+from faults.fault_run import FAULTS, Scene, Verdict  # noqa: E402
 from races.run import Bar  # noqa: E402
 
 FAMILIES = (

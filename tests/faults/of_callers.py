@@ -9,8 +9,8 @@ from typing import Any
 from psycopg.conninfo import make_conninfo
 
 from faults.callers import run_callers
-from faults.load import Load
-from faults.scene import Scene, fault
+from faults.fault_run import Scene, fault
+from faults.workload import Load
 
 SERIALIZATION_FAILURE = "40001"
 THREADS = 6

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psycopg
 
-from faults.load import Load
-from faults.scene import Scene, fault, keep_every_promise
+from faults.fault_run import Scene, fault, keep_every_promise
+from faults.workload import Load
 from history.context import Context
 
 HOUR = 3600

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psycopg
 
-from faults.load import Load
-from faults.scene import Scene, fault
+from faults.fault_run import Scene, fault
 from faults.server import Server, give_away
+from faults.workload import Load
 
 DATA, LOG = "512m", "384m"
 DISK_FULL = "53100"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from faults.fault_run import Scene, fault
 from faults.namespace import Namespace, lacks_namespaces
 from faults.processes import LEASE
 from faults.proxy import Proxy
-from faults.scene import Scene, fault
 
 # A client that hears nothing for so long takes its line for dead, and so does the server.
 IMPATIENT = "?tcp_user_timeout=800&connect_timeout=2&keepalives_idle=1&keepalives_interval=1"

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import psycopg
 
-from faults.load import Load
+from faults.fault_run import Scene, fault
 from faults.producer import BACKOFF
-from faults.scene import Scene, fault
+from faults.workload import Load
 from rota import Client
 
 MINUTES = 10

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from faults.fault_run import Scene, fault
 from faults.pooler import find_pgbouncer, pooled
-from faults.scene import Scene, fault
 
 JOBS_A_ROUND = 1000
 

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 
 import psycopg
 
+from faults.fault_run import Scene, fault
 from faults.gap import Difference, differences, judge_gap
-from faults.scene import Scene, fault
 from faults.server import Server, free_port
 from history.context import Context
 from history.dump import dump

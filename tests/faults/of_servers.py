@@ -12,8 +12,8 @@ from contextlib import closing, suppress
 
 import psycopg
 
-from faults.load import Load
-from faults.scene import Scene, be_found, fault
+from faults.fault_run import Scene, be_found, fault
+from faults.workload import Load
 from rota import Client
 
 JOBS = 1_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.scene import Scene, fault
+from faults.fault_run import Scene, fault
 
 SETTINGS: dict[str, dict[str, str]] = {
     "time zone": {"TimeZone": "Asia/Kathmandu"},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from faults.fault_run import Scene, fault
 from faults.processes import LEASE
-from faults.scene import Scene, fault
 
 
 @fault("kill", "workers killed with -9", 1000, minutes=3)

@@ -23,8 +23,8 @@ from typing import Any
 
 import psycopg
 
-from faults.load_handlers import registry
 from faults.producer import MIX, PAUSE, Producer
+from faults.workload_handlers import registry
 from history import recorder
 from history.recording import record
 from rota import Worker

@@ -212,7 +212,7 @@ def run_worker(task: Task, file: str, lease: float) -> None:
     from rota.cli import main
 
     begin(task)
-    words = ["worker", "faults.load_handlers:registry", "--databases", file]
+    words = ["worker", "faults.workload_handlers:registry", "--databases", file]
     words += ["--name", task.name, "--lease", str(lease), "--tick-interval", str(TICK)]
     words += [word for queue in ("default", *QUEUES) for word in ("--queue", queue)]
     words += ["--poll-interval", "0.1", "--concurrency", "100", "--batch", "100"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from faults import of_network, of_servers, of_workers
+from faults.fault_run import FAULTS, Scene
 from faults.gap import Difference, Told
-from faults.scene import FAULTS, Scene
 
 FAMILIES = (of_network, of_servers, of_workers)
 

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from history import load
+from history import random_callers
 from history.checker import check
 from races.instrument import mutate, some_of
 from races.test_storm import NO_CONFLICT, TOKEN
@@ -115,7 +115,7 @@ def test_a_guard_that_is_missing_is_found(
 
     # On a busy machine the moment that shows it may not come in so short a time.
     for seed in range(1, 6):
-        load.play(dsn, tmp_path / str(seed), seconds=0.8, steps=100, seed=seed)
+        random_callers.play(dsn, tmp_path / str(seed), seconds=0.8, steps=100, seed=seed)
         if promise in check(tmp_path / str(seed)).broken:
             return
         db.execute("truncate rota.jobs, rota.finished_jobs, rota.job_errors")

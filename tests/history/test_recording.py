@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from history import load
+from history import random_callers
 from history.checker import check, summary
 from history.reading import Operation, Reader
 from history.recording import record, stop_recording
@@ -157,7 +157,7 @@ def test_commit_whose_connection_breaks_is_unknown(
 
 
 def test_what_threads_do_at_random_keeps_every_promise(dsn: str, tmp_path: Path) -> None:
-    load.play(dsn, tmp_path)
+    random_callers.play(dsn, tmp_path)
 
     context = check(tmp_path)
 

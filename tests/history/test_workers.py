@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from history import crew
+from history import recorded_run
 from history.checker import check, summary
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_killed_and_frozen_workers_keep_every_promise(dsn: str, tmp_path: Path) -> None:
-    played = crew.play(dsn, tmp_path)
+    played = recorded_run.play(dsn, tmp_path)
 
     context = check(tmp_path)
 

@@ -266,8 +266,7 @@ WORKER = (
         "client/test_worker.py client/test_worker_process.py",
         client(
             "worker/worker",
-            "        await end_task(fetching)\n"
-            "        self._executor.give_back_held()\n",
+            "        await end_task(fetching)\n        self._executor.give_back_held()\n",
             "        await end_task(fetching)\n",
         ),
     ),

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from security.good_calls import grant, set_scene
 from security.leaks import DEFAULTS, KEY, SECRET, ServerLog
 from security.rights import ROLES
-from security.scene import grant, set_scene
 
 Db = psycopg.Connection[Any]
 
@@ -42,7 +42,7 @@ def gate(server: Any, admin: Db, template: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def scene(gate: str) -> dict[str, Any]:
-    """What the calls of scene.py refer to in that database."""
+    """What the calls of good_calls.py refer to in that database."""
     with psycopg.connect(gate, autocommit=True) as owner:
         return set_scene(owner)
 
@@ -65,5 +65,5 @@ def log(server: Any) -> ServerLog:
 
 @pytest.fixture
 def secrets(loud: Db) -> dict[str, Any]:
-    """What the calls of scene.py refer to in that session's database, full of secrets."""
+    """What the calls of good_calls.py refer to in that session's database, full of secrets."""
     return set_scene(loud, SECRET, KEY)

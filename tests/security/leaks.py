@@ -113,7 +113,7 @@ BAD_CALLS = {
 
 
 def mistaken(scene: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return arguments for the calls of scene.py, by what is wrong with them."""
+    """Return arguments for the calls of good_calls.py, by what is wrong with them."""
     made = {name: {**scene, **change(scene)} for name, change in MISTAKES.items()}
     for name, wrong in WRONG_JOBS.items():
         good = {"job_type": "t", "payload": {"secret": _of(scene)}, "queue": "q"}

@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from security import hostile
-from security.scene import CALLS, UNAVAILABLE, attempt, set_scene
+from security.good_calls import CALLS, UNAVAILABLE, attempt, set_scene
 
 Db = psycopg.Connection[Any]
 

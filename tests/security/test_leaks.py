@@ -15,8 +15,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from security.good_calls import CALLS
 from security.leaks import BAD_CALLS, DEFAULTS, KEY, SECRET, ServerLog, mistaken
-from security.scene import CALLS
 from sql.helpers import call, enqueue, scalar
 
 pytestmark = pytest.mark.own_session

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from security.good_calls import CALLS, UNAVAILABLE, as_role, attempt
 from security.rights import CALLERS, OBSERVED, READERS, ROLES
-from security.scene import CALLS, UNAVAILABLE, as_role, attempt
 from sql.helpers import rows
 
 Db = psycopg.Connection[Any]

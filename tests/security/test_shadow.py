@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from security import hostile
+from security.good_calls import CALLS, UNAVAILABLE, as_role, attempt, grant, set_scene
 from security.rights import CALLERS, READABLE, ROLES
-from security.scene import CALLS, UNAVAILABLE, as_role, attempt, grant, set_scene
 from sql.helpers import rows
 
 pytestmark = pytest.mark.own_session

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rota.web import acts, app
-from web.scene import Scene, set_scene
+from web.sample_jobs import Scene, set_scene
 
 OBSERVER, OPERATOR, LOGIN = "web_observer", "web_operator", "web_login"
 

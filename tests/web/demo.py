@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 
 import rota
 from rota.testing.server import EmbeddedPostgres, memory
-from web.scene import set_past
+from web.sample_jobs import set_past
 
 ROOT = Path(__file__).resolve().parents[2]
 registry = rota.Registry()

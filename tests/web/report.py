@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 from rota.testing.server import EmbeddedPostgres, memory
 from rota.web import app
 from web.conftest import serving
-from web.scene import set_scene
+from web.sample_jobs import set_scene
 from web.test_browser import AXE, CHROMIUM, FLAGS, PHONE, WIDE, screens
 
 ROOT = Path(__file__).resolve().parents[2]

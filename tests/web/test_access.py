@@ -19,7 +19,7 @@ from starlette.requests import Request
 from faults.server import free_port
 from rota.web import User, app, apps
 from web.conftest import OBSERVER, OPERATOR, serving
-from web.scene import Scene
+from web.sample_jobs import Scene
 
 Make = Callable[..., Any]
 

@@ -16,7 +16,7 @@ import pytest
 from rota.web import User
 from rota.web.acts import ACTS, address_of
 from web.conftest import serving
-from web.scene import BIG, HOSTILE, Scene
+from web.sample_jobs import BIG, HOSTILE, Scene
 
 Db = psycopg.Connection[Any]
 

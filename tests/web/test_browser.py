@@ -22,7 +22,7 @@ from rota.web.acts import ACTS, BULK
 from support.waiting import wait_until
 from support.workers import BackgroundWorker
 from web.conftest import serving
-from web.scene import Scene
+from web.sample_jobs import Scene
 
 AXE = Path(__file__).with_name("axe.min.js").read_text()
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -23,7 +23,7 @@ from rota.web.filters import BadFilterError, Filter, age, contained
 from rota.web.plots import TIMES, ended, times
 from rota.web.site import Answer, Site
 from web.conftest import OPERATOR, serving
-from web.scene import BIG, HOSTILE, Scene
+from web.sample_jobs import BIG, HOSTILE, Scene
 
 SCREENS = (
     "/",

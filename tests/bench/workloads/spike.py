@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 
 from bench.contenders import connect
-from bench.crew import (
+from bench.figures import Figure, Ratio, Reading, Series
+from bench.queue_processes import (
     Call,
     Crew,
     between,
@@ -23,7 +24,6 @@ from bench.crew import (
     rate_series,
     work,
 )
-from bench.figures import Figure, Ratio, Reading, Series
 from bench.server import BenchServer, Db, one
 
 NUMBER = 10

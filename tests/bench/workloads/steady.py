@@ -8,8 +8,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from bench.contenders import connect
-from bench.crew import Call, Crew, between, latency_series, milliseconds, produce, work
 from bench.figures import Figure, Ratio, Reading, Series
+from bench.queue_processes import (
+    Call,
+    Crew,
+    between,
+    latency_series,
+    milliseconds,
+    produce,
+    work,
+)
 from bench.server import BenchServer, one
 
 NUMBER = 11

@@ -20,8 +20,8 @@ from typing import Any
 
 import psycopg
 
-from faults.load import Load
 from faults.server import Server
+from faults.workload import Load
 from history import checker
 from history.context import Context
 from history.dump import dump

@@ -37,7 +37,8 @@ class Crew(Supervisor):
         def start(number: int) -> Command:
             options = f"--name crew-{number} --concurrency 4 --batch 4 --lease {LEASE}"
             options += f" --poll-interval 0.1 --tick-interval {TICK} --log-level warning"
-            command = [sys.executable, "-m", "rota", "worker", "history.handlers:registry"]
+            handlers = "history.recorded_handlers:registry"
+            command = [sys.executable, "-m", "rota", "worker", handlers]
             return Command(
                 [*command, *options.split()],
                 TESTS,
