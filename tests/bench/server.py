@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,7 @@ class BenchServer:
 
     def stop(self) -> None:
         self.admin.close()
+        os.kill(self.postmaster, signal.SIGQUIT)  # what it has not written yet is not wanted
         self._embedded.stop()
 
     def __enter__(self) -> BenchServer:

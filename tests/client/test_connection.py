@@ -122,6 +122,38 @@ async def _backend(client: AsyncClient) -> int:
     return client.connection.info.backend_pid
 
 
+def test_a_connection_is_closed_when_the_last_who_uses_it_has_closed_it(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    """worker lends it -- borrower calls -- worker leaves -- borrower has its answer."""
+    query = "select state from pg_stat_activity where application_name = 'shared'"
+
+    def states() -> list[str]:
+        return [state for (state,) in db.execute(query).fetchall()]
+
+    async def play() -> tuple[int, int]:
+        connection = Connection(dsn, "shared", ConnectionState())
+        first = await connection.call(_backend)
+        connection.lend()
+        db.execute("select pg_advisory_lock(7)")
+        call = asyncio.create_task(
+            connection.call(lambda c: c.connection.execute("select pg_advisory_lock_shared(7)"))
+        )
+        while states() != ["active"]:
+            await asyncio.sleep(0.01)
+        await connection.close()
+        db.execute("select pg_advisory_unlock(7)")
+        await call
+        again = await connection.call(_backend)
+        await connection.close()
+        return first, again
+
+    first, again = asyncio.run(play())
+
+    assert first == again
+    wait_until(lambda: states() == [], "the end of the session")
+
+
 def test_waiting_ends_when_the_database_is_back(caplog: pytest.LogCaptureFixture) -> None:
     state = ConnectionState()
     state.works(time.monotonic())

@@ -238,6 +238,7 @@ class Connection:
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
         self._unanswered = 0
+        self._lent = 0
         self._is_default_refused = False
 
     async def call(
@@ -265,7 +266,7 @@ class Connection:
                 elif isinstance(error, psycopg.Error) and is_lost(error):
                     self.state.lost(error, self._opened_at)
                 # Also when it seems usable: after a failover it may lead to a standby.
-                await self.close()
+                await self._close()
                 if task.cancelling() > cancels:
                     raise asyncio.CancelledError from error
                 raise
@@ -301,8 +302,18 @@ class Connection:
                 self._connection.prepare_threshold = 2
         return self._connection
 
+    def lend(self) -> None:
+        """Keep it open until it was closed once more, by the other who uses it."""
+        self._lent += 1
+
     async def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if there is one and no other uses it."""
+        if self._lent:
+            self._lent -= 1
+        else:
+            await self._close()
+
+    async def _close(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()

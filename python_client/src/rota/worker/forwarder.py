@@ -334,6 +334,8 @@ class Scout:
     async def run(self) -> None:
         """Work until cancelled."""
         retry = Retry("a look for jobs that travel", self._connection.state)
+        if self._is_lent:
+            self._connection.lend()
         try:
             await self._know(self._source)
             while True:
@@ -466,8 +468,7 @@ class Scout:
                 await self._connection.call(
                     lambda client: client.deregister_worker(self._worker), LEAVE_TIMEOUT
                 )
-        if not self._is_lent:
-            await self._connection.close()
+        await self._connection.close()
 
     def _hurry(self) -> None:
         """Let those carry at once who have their connections, and look who else has to."""

@@ -406,7 +406,7 @@ def run_together(
                 telling.cancel()
                 if not all(task.done() for task in running):
                     stop()
-                if forwarding is not None:  # first, as it uses what the workers close
+                if forwarding is not None:
                     await end_task(forwarding)
                 await asyncio.wait(running)
             for task in running:
