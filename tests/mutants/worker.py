@@ -288,7 +288,7 @@ WORKER = (
         "client/test_worker_process.py faults/test_workers.py client/test_throughput.py",
         client(
             "worker/connection",
-            "                await self.close()\n                if task",
+            "                await self._close()\n                if task",
             "                if task",
         ),
         client(
