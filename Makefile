@@ -1,6 +1,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/base/version.sql)
+unexport PYTHONDONTWRITEBYTECODE  # else each process that a test starts compiles all again
 PYTEST = cd tests && ../$(BIN)/python -m pytest
 
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)

@@ -9,7 +9,11 @@ ROTA_TEST_DATABASE_NUMBER to give the databases this number.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -22,7 +26,7 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from styles import CURSOR, PLAIN_SESSION
 
 from faults.pooler import pooled
@@ -170,14 +174,29 @@ def server(_own_environment: None) -> Iterator[EmbeddedPostgres]:
     bindir, _ = find_binaries(os.environ.get("ROTA_PG_BINDIR"))
     # To compile plans costs a fifth of all, where each runs once; make test-settings does it.
     settings = ["max_connections=300", "log_min_messages=log", "jit=off"]
+    libraries = ["plpgsql"]  # else each session loads it
     if _has_library(bindir, "pg_cron"):
-        settings += ["shared_preload_libraries=pg_cron", "cron.database_name=postgres"]
-        settings += ["cron.use_background_workers=on"]
+        libraries += ["pg_cron"]
+        settings += ["cron.database_name=postgres", "cron.use_background_workers=on"]
+    settings += [f"shared_preload_libraries={','.join(libraries)}"]
     settings += os.environ.get("ROTA_TEST_SETTINGS", "").splitlines()
     with EmbeddedPostgres(
         bindir=bindir, settings=settings, directory=memory(room=6 << 30)
     ) as server:
+        _make_passwords_cheap(server)
         yield server
+
+
+def _make_passwords_cheap(server: EmbeddedPostgres) -> None:
+    """Let a login hash its password once instead of 4096 times, which is most of its cost."""
+    password, salt = conninfo_to_dict(server.url())["password"], secrets.token_bytes(16)
+    salted = hashlib.pbkdf2_hmac("sha256", str(password).encode(), salt, iterations=1)
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    keys = hashlib.sha256(client_key).digest(), hmac.digest(salted, b"Server Key", "sha256")
+    salt64, stored, own = (base64.b64encode(part).decode() for part in (salt, *keys))
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        verifier = f"SCRAM-SHA-256$1:{salt64}${stored}:{own}"
+        connection.execute(sql.SQL("alter role postgres password {}").format(verifier))
 
 
 @pytest.fixture(scope="session")
