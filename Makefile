@@ -2,6 +2,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 VERSION = $(shell sed -n "s/^ *select '\([0-9][^']*\)'.*/\1/p" sql/base/version.sql)
 unexport PYTHONDONTWRITEBYTECODE  # else each process that a test starts compiles all again
+# Many tests wait for a while, so there is one process more than there are cores.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 PYTEST = cd tests && ../$(BIN)/python -m pytest
 
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
@@ -16,10 +18,10 @@ install: ## Install into DATABASE_URL or the PG* defaults (ARGS="--with-roles"; 
 	@./install.sh $(ARGS)
 
 test: $(VENV)/.dev ## Run all tests, or some: ARGS="sql -k claim"; sets up what a fresh machine lacks
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) || ../$(BIN)/python again.py
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || ../$(BIN)/python again.py
 
 test-fast: $(VENV)/.dev ## Run what takes little: sql, client and contract without what is marked slow
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not long" $(ARGS)
 
 test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
 	$(BIN)/python tests/matrix.py $(ARGS)
@@ -28,7 +30,7 @@ test-settings: $(VENV)/.dev ## Run the tests under settings that a database may 
 	$(BIN)/python tests/settings.py $(ARGS)
 
 test-numbers: $(VENV)/.dev ## Run all tests, or some, in databases with the numbers 0, 1 and 1023: ARGS="sql"
-	for n in 0 1 1023; do (export ROTA_TEST_DATABASE_NUMBER=$$n; $(PYTEST) -n 2 --dist loadfile $(ARGS)) || exit 1; done
+	for n in 0 1 1023; do (export ROTA_TEST_DATABASE_NUMBER=$$n; $(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)) || exit 1; done
 
 lint: $(VENV)/.dev ## Check style, types and the safety of the SQL
 	tests/lint.sh
@@ -82,7 +84,7 @@ fuzz-schedules: $(VENV)/.dev ## Compare schedules with cronsim a million times, 
 
 prove: $(VENV)/.dev ## Hold 100000 random histories against a model, and explore two million states of a lease: ARGS="--seed 1"
 	$(BIN)/python tests/model/prove.py $(ARGS)
-	$(PYTEST) -n 2 -m long model history faults sql races
+	$(PYTEST) -n $(WORKERS) -m long model history faults sql races
 
 tickers: $(VENV)/.dev ## Let eight processes tick through stops of days, and check each planned time
 	$(BIN)/python tests/races/tickers.py $(ARGS)

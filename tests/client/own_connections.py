@@ -59,7 +59,8 @@ def url(dsn: str, driver: str) -> str:
 
 @contextmanager
 def django_on(dsn: str) -> Iterator[Any]:
-    """Let Django's default connection be one to a database."""
+    """Let Django's default connection, which is of this thread, be one to a database."""
+    connections["default"].close()  # one that another test has left to a thread of a pool
     said = conninfo_to_dict(dsn)
     found = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host"}
     found |= {"PORT": "port"}

@@ -127,13 +127,14 @@ def run_together(
     concurrency: int,
     handler: Callable[[AsyncJob], Awaitable[None]],
     meanwhile: Callable[[], Awaitable[None]],
+    shared: Places | None = None,
 ) -> None:
     """Run a worker for each database, with shared places, until *meanwhile* has ended."""
 
     async def main() -> None:
         registry = Registry()
         registry.add("x", handler)
-        places = Places(concurrency)
+        places = shared or Places(concurrency)
         workers = [
             Worker(url, registry, concurrency=concurrency, places=places, poll_interval=0.2)
             for url in urls
@@ -150,30 +151,43 @@ def run_together(
 
 
 @pytest.mark.slow
-def test_a_long_backlog_leaves_the_others_their_floors(make):
-    """Of 6 places each of three has 2 as long as it has jobs, and then the long one has all."""
+def test_a_long_backlog_leaves_the_others_their_floors(make, monkeypatch):
+    """Of 6 places each of three has 2 as long as it has jobs, and then the long one has all.
+
+    The jobs of the long one wait for the others to come, and then six begin before any of
+    them ends: so nothing depends on how fast which database answers.
+    """
+    monkeypatch.setattr("rota.worker.fetcher.HUNGRY_FOR", 60.0)
     urls = [make(f"many{n}") for n in range(3)]
     for number, jobs in enumerate((120, 24, 24)):
         enqueue(urls[number], number, jobs)
     running, seen = [0, 0, 0], [[0, 0, 0]]
     done = [0, 0, 0]
+    places, come, gates = Places(6), asyncio.Event(), [asyncio.Event()]
 
     async def handler(job: AsyncJob) -> None:
         number = job.payload["n"]
         running[number] += 1
         seen.append([*running])
-        await asyncio.sleep(0.05)
+        gate = gates[-1]
+        if sum(running) == 6:
+            gates.append(asyncio.Event())
+            await come.wait()
+            gate.set()
+        await gate.wait()
         running[number] -= 1
         done[number] += 1
+        if number and done[1] == done[2] == 24:
+            ended.append([*done])
 
     ended: list[list[int]] = []
 
     async def watch() -> None:
-        await until(lambda: done[1] == 24 and done[2] == 24)
-        ended.append([*done])
-        await until(lambda: done[0] == 120)
+        await until(lambda: all(share.is_hungry() for share in places.shares))
+        come.set()
+        await until(lambda: done == [120, 24, 24])
 
-    run_together(urls, 6, handler, watch)
+    run_together(urls, 6, handler, watch, places)
 
     assert max(sum(each) for each in seen) <= 6
     # Each third of the jobs, but for what the long one took while the others came.

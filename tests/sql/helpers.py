@@ -80,6 +80,11 @@ def settle(db: Db) -> None:
         pass
 
 
+def last_tick(db: Db) -> Any:
+    """Return when a tick was recorded last: the tests of a lag stop their clock there."""
+    return scalar(db, "select done_at from rota.maintenance where task = 'tick'")
+
+
 def pending(db: Db) -> list[tuple[str, str]]:
     """Return the kind and the subject of each pending check."""
     return [

@@ -11,6 +11,7 @@ from sql.helpers import (
     call,
     claim,
     enqueue,
+    last_tick,
     one,
     owner,
     refused,
@@ -81,6 +82,7 @@ def test_a_check_that_fails_stops_no_other(db):
 
 
 def test_nobody_ticks(db, clock):
+    clock.set(last_tick(db))
     clock.advance("5 minutes")
     assert doctor(db) == []
     clock.advance("55 minutes")

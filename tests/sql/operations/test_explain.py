@@ -12,6 +12,7 @@ from sql.helpers import (
     call,
     claim,
     enqueue,
+    last_tick,
     nth,
     one,
     owner,
@@ -620,6 +621,7 @@ def test_an_error_without_a_text_and_a_type_says_so(db):
 def test_nobody_ticks(db, clock):
     job_id = enqueue(db)
     assert reasons(db, job_id) == ["next"]
+    clock.set(last_tick(db))
     clock.advance("7 minutes")
     call(db, "report_worker", **ME)
 
