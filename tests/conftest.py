@@ -36,7 +36,17 @@ from support.clock import Clock
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-SLOW_ROOMS = {"races", "model", "history", "mutants", "fuzz", "faults", "security"}
+SLOW_ROOMS = {
+    "races",
+    "model",
+    "history",
+    "mutants",
+    "fuzz",
+    "faults",
+    "security",
+    "web",
+    "releases",
+}
 # Each of them takes 10 to 90 seconds.  They are run first, so that all processes end together.
 SLOWEST = (
     "sql/maintenance/test_pg_cron.py",

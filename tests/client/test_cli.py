@@ -59,6 +59,7 @@ def test_enqueue_and_job(run: Callable[..., str]) -> None:
     assert "send_mail" in run("job", job_id)
 
 
+@pytest.mark.slow
 def test_jobs_filters(run: Callable[..., str], client: Client) -> None:
     client.enqueue("a", queue="one")
     client.enqueue("b", queue="two")
@@ -76,6 +77,7 @@ def test_jobs_filters(run: Callable[..., str], client: Client) -> None:
     assert head.index("job_type") == line.index("b ")
 
 
+@pytest.mark.slow
 def test_retry_and_cancel(run: Callable[..., str], client: Client) -> None:
     job_id = str(client.enqueue("a").job_id)
 
@@ -94,6 +96,7 @@ def test_retry_and_cancel(run: Callable[..., str], client: Client) -> None:
     assert f"(To run it again: rota retry {job_id})" in run("cancel", job_id, code=1)
 
 
+@pytest.mark.slow
 def test_status_and_tick(run: Callable[..., str], client: Client) -> None:
     client.enqueue("a", queue="mail")
     client.report_worker("w1", "host", 1, "0.2.0", ["mail"])
@@ -110,6 +113,7 @@ def test_status_and_tick(run: Callable[..., str], client: Client) -> None:
     assert ticker["last_tick_by"] == "rota cli as postgres"
 
 
+@pytest.mark.slow
 def test_status_and_top_tell_what_ended(
     run: Callable[..., str],
     ask: Callable[..., tuple[int, str]],
@@ -144,6 +148,7 @@ def test_status_and_top_tell_what_ended(
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_top_is_shown_until_q_is_pressed(dsn: str, db: psycopg.Connection[Any]) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -161,6 +166,7 @@ def test_top_is_shown_until_q_is_pressed(dsn: str, db: psycopg.Connection[Any]) 
     os.close(ours)
 
 
+@pytest.mark.slow
 def test_status_says_that_nobody_ticks(
     ask: Callable[..., tuple[int, str]], clock: Clock
 ) -> None:
@@ -179,6 +185,7 @@ def test_status_says_that_nobody_ticks(
     assert max(map(len, late[1].splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_status_names_the_schedules_that_an_error_disabled(
     run: Callable[..., str], db: psycopg.Connection[Any]
 ) -> None:
@@ -199,6 +206,7 @@ def test_status_names_the_schedules_that_an_error_disabled(
     assert shown[1].endswith("  no such zone")
 
 
+@pytest.mark.slow
 def test_status_shows_who_paused_a_queue(run: Callable[..., str], client: Client) -> None:
     client.enqueue("a", queue="mail")
 
@@ -444,6 +452,7 @@ def test_verify_of_too_many_rows_could_not_ask(run: Callable[..., str]) -> None:
     assert "--max-rows must be" in run("verify", "--max-rows", "2000000000", code=3)
 
 
+@pytest.mark.slow
 def test_install_and_uninstall_answer_in_json(
     run: Callable[..., str], db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -687,6 +696,7 @@ def test_explain_says_what_decides_and_what_helps(
     assert run("explain", "999999", code=1).startswith("rota: job 999999 not found (")
 
 
+@pytest.mark.slow
 def test_doctor_tells_the_worst_first_and_by_its_exit_code(
     ask: Callable[..., tuple[int, str]], client: Client, clock: Clock
 ) -> None:
@@ -712,6 +722,7 @@ def test_doctor_tells_the_worst_first_and_by_its_exit_code(
     assert (first["severity"], first["finding"]) == ("critical", "ticker")
 
 
+@pytest.mark.slow
 def test_doctor_of_a_sound_database_returns_0(
     ask: Callable[..., tuple[int, str]], client: Client
 ) -> None:
@@ -749,6 +760,7 @@ def test_verify_tells_which_promise_is_broken(
     assert sum(row["violations"] for row in json.loads(ask("verify", "--json")[1])) == 1
 
 
+@pytest.mark.slow
 def test_jobs_are_found_by_whatever_is_known_of_them(
     run: Callable[..., str], client: Client, db: psycopg.Connection[Any]
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_locked_job_is_told_with_its_holder(
     assert (conflict["job_id"], conflict["pid"]) == (ids[0], other.info.backend_pid)
 
 
+@pytest.mark.slow
 def test_the_other_acts(run: Run, client: Client, db: Db) -> None:
     dead, waiting = die(client), client.enqueue("report").job_id
 
@@ -179,6 +180,7 @@ def test_what_is_used_wrongly_is_exit_code_2(
         capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
     client.enqueue("mail")
     client.enqueue("report")
@@ -209,6 +211,7 @@ def test_pause_and_resume_a_type_and_all(run: Run, client: Client) -> None:
     assert [job.job_type for job in client.claim_jobs("w")] == ["mail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "is_paused"), [("n\n", False), ("yes\n", True)])
 def test_a_pause_on_a_terminal_asks_with_the_number(
     client: Client, db: Db, dsn: str, answer: str, is_paused: bool
@@ -314,6 +317,7 @@ def test_a_retry_of_one_job_with_a_change(run: Run, client: Client) -> None:
     assert client.claim_jobs("w")[0].payload == {"cents": 9}
 
 
+@pytest.mark.slow
 def test_a_shell_can_complete_the_commands() -> None:
     pytest.importorskip("shtab")
     done = subprocess.run(

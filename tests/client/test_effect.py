@@ -221,6 +221,7 @@ def test_client_returns_none_for_an_effect_that_nobody_recorded(client: Client) 
     assert client.effect_result("mail", "k") is None
 
 
+@pytest.mark.slow
 def test_a_cancelled_async_block_stays_unknown(
     client: Client, db: psycopg.Connection[Any], background: Callable[..., Any]
 ) -> None:
@@ -355,6 +356,7 @@ class MailServer:
         return f"<{number}@example.com>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("document", "job_type", "payload", "name"), EXAMPLES)
 def test_the_example_sends_its_mail_after_ten_minutes_without_a_server(
     document: str,
@@ -392,6 +394,7 @@ def test_the_example_sends_its_mail_after_ten_minutes_without_a_server(
     assert db.execute("select status from rota.finished_jobs").fetchall() == [("succeeded",)]
 
 
+@pytest.mark.slow
 def test_what_nobody_knows_is_listed_and_settled(
     client: Client,
     db: psycopg.Connection[Any],
@@ -430,6 +433,7 @@ def test_what_nobody_knows_is_listed_and_settled(
     assert "has no open record" in run("effects", "settle", "mail", "k", "--done", code=1)
 
 
+@pytest.mark.slow
 def test_what_is_known_to_be_done_is_settled_with_its_result(
     client: Client,
     db: psycopg.Connection[Any],

@@ -138,6 +138,7 @@ def test_the_same_in_the_loop(
     assert _ends(db) == (ended if commits else failed)
 
 
+@pytest.mark.slow
 def test_rows_of_an_orm_are_among_the_writes(
     client: Client, dsn: str, db: psycopg.Connection[Any], drain: Drain
 ) -> None:

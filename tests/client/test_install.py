@@ -50,6 +50,7 @@ def by_psql(dsn: str, psql: Callable[..., Any], sql_dir: Path) -> str:
     return dsn
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_install_gives_what_psql_gives(
     empty_database: Callable[[str], str], by_psql: str, request: pytest.FixtureRequest
@@ -64,6 +65,7 @@ def test_install_gives_what_psql_gives(
     assert first == _catalog(own)
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_dry_run_prints_what_install_would_run(
     empty_database: Callable[[str], str],
@@ -126,6 +128,7 @@ def test_what_cannot_be_followed_is_an_error(
     assert capsys.readouterr().err.startswith("rota: ")
 
 
+@pytest.mark.slow
 def test_install_puts_no_older_functions_over_newer_ones(
     dsn: str, db: psycopg.Connection[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

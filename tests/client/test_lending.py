@@ -93,6 +93,7 @@ def test_calls_of_handlers_take_turns_also_within_a_transaction(
     assert 2 < peak.most <= 4
 
 
+@pytest.mark.slow
 def test_idle_connections_of_the_other_kind_make_room(
     client: Client, db: psycopg.Connection[Any], drain: Drain, peak: Peak
 ) -> None:
@@ -117,6 +118,7 @@ def test_idle_connections_of_the_other_kind_make_room(
     assert 4 <= peak.most <= 8
 
 
+@pytest.mark.slow
 def test_many_places_share_few_connections_for_their_calls(
     client: Client, db: psycopg.Connection[Any], drain: Drain, peak: Peak
 ) -> None:

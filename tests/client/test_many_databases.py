@@ -195,6 +195,7 @@ def test_a_long_backlog_leaves_the_others_their_floors(make, monkeypatch):
     assert max(each[0] for each in seen) == 6
 
 
+@pytest.mark.slow
 def test_a_database_that_comes_later_is_worked_for_and_costs_the_others_nothing(make, server):
     there, away = make("many3"), server.url("many4")
     enqueue(there, 3, 5)
@@ -316,6 +317,7 @@ def rota(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_command_tells_of_each_database_and_fails_if_one_does(make, server):
     url = make("many7")
     enqueue(url, 7, 3)

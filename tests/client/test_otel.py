@@ -56,6 +56,7 @@ def id_of(span: ReadableSpan) -> int:
     return span.context.span_id
 
 
+@pytest.mark.slow
 def test_a_trace_leads_from_the_request_through_all_attempts(
     client: Client, dsn: str, traces: Traces, db: Db
 ) -> None:
@@ -207,6 +208,7 @@ class Kept(Transport):
         self.events += [item.payload.json for item in envelope.items if item.type == "event"]
 
 
+@pytest.mark.slow
 def test_sentry_hears_of_failed_attempts_by_the_lines_of_the_docs(
     client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

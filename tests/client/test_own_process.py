@@ -26,6 +26,7 @@ def _results(db: psycopg.Connection[Any]) -> list[Any]:
     return [r for (r,) in db.execute("select result from rota.finished_jobs order by id")]
 
 
+@pytest.mark.slow
 def test_a_function_runs_elsewhere_and_its_process_is_used_again(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
@@ -91,6 +92,7 @@ def test_what_a_function_raises_fails_the_attempt(
         assert "in refuse\n    raise LookupError(text)" in str(seen[0].__cause__)
 
 
+@pytest.mark.slow
 def test_a_task_can_have_a_process_of_its_own(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
@@ -120,6 +122,7 @@ def _with_job(job: Job, number: int) -> None: ...
 async def _in_loop(number: int) -> None: ...
 
 
+@pytest.mark.slow
 def test_a_process_is_killed_when_its_job_is_cancelled(
     client: Client, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
 ) -> None:

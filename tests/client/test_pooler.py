@@ -44,6 +44,7 @@ async def _threshold(client: AsyncClient) -> int | None:
     return client.connection.prepare_threshold
 
 
+@pytest.mark.slow
 def test_everything_works_behind_a_pooler(
     client: Client, db: psycopg.Connection[Any], pooler: str
 ) -> None:

@@ -236,6 +236,7 @@ def test_add_refuses(run: Run) -> None:
     assert caught.value.code == 2
 
 
+@pytest.mark.slow
 def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)
@@ -315,6 +316,7 @@ def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     assert [occurrence["outcome"] for occurrence in said["occurrences"]] == ["enqueued"]
 
 
+@pytest.mark.slow
 def test_show_tells_what_is_wrong_with_a_broken_text(run: Run, db: Db) -> None:
     run("schedule", "add", *NIGHTLY)
     db.execute(
@@ -382,6 +384,7 @@ def test_disable_enable_remove(run: Run, clock: Clock, monkeypatch: pytest.Monke
         assert "schedule 'x' not found" in run("schedule", *words, code=1)
 
 
+@pytest.mark.slow
 def test_disable_and_enable_take_several_or_all(run: Run, capsys: Capsys) -> None:
     for name in ("a", "b", "c"):
         run("schedule", "add", name, "@daily", "x")

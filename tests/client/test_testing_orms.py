@@ -102,6 +102,7 @@ def test_jobs_run_within_a_session_that_a_rollback_ends(
     assert nothing_is_left(db)
 
 
+@pytest.mark.slow
 def test_jobs_run_on_the_one_session_of_a_test(
     dsn: str, db: psycopg.Connection[Any], registry: rota.Registry
 ) -> None:

@@ -28,6 +28,7 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_start_and_stop_say_what_the_worker_does(
     client: Client,
     db: psycopg.Connection[Any],
@@ -159,6 +160,7 @@ def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.messages) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_warns_once_of_due_jobs_that_no_worker_takes(
     client: Client,
     background: Background,

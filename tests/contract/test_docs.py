@@ -35,6 +35,7 @@ def table(text: str) -> list[str]:
     return [line for line in lines if line and not re.fullmatch(r"\(\d+ rows?\)", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", ["README.md", "sql/README.md"])
 def test_sql_examples_run_and_print_what_is_shown(document: str, dsn: str) -> None:
     shown: str | None = None

@@ -106,6 +106,7 @@ def test_it_installs_and_then_keeps_it_up_to_date(empty: str, install_sh: Run) -
     assert version(empty) in first.stdout
 
 
+@pytest.mark.slow
 def test_it_reads_database_url(empty: str, install_sh: Run) -> None:
     done = install_sh(env={"DATABASE_URL": empty})
 
@@ -113,6 +114,7 @@ def test_it_reads_database_url(empty: str, install_sh: Run) -> None:
     assert version(empty)
 
 
+@pytest.mark.slow
 def test_it_reads_the_settings_of_libpq(empty: str, install_sh: Run) -> None:
     have = conninfo_to_dict(empty)
     names = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD"}
@@ -224,6 +226,7 @@ def test_with_roles_creates_the_four_roles(
     assert [row[0] for row in rows] == wanted
 
 
+@pytest.mark.slow
 def test_print_grants_prints_statements_that_work(
     empty: str, install_sh: Run, admin: psycopg.Connection[Any]
 ) -> None:

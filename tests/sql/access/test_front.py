@@ -322,6 +322,7 @@ def test_a_live_key_stays_where_it_is_when_a_database_is_added(front):
     assert Counter(job_id & 1023 for job_id in later).keys() == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_key_that_is_unique_for_a_time_stays_too(front):
     key = "k"
     job_id = value(front.db, "enqueue", job_type="x", idempotency_key=key, unique_for="1 day")
@@ -333,6 +334,7 @@ def test_a_key_that_is_unique_for_a_time_stays_too(front):
         == job_id  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_slot_changes_hands_while_no_call_holds_it(front):
     key = key_of(front, 1)
     front.make(1, 2, 3)
@@ -399,6 +401,7 @@ def test_no_key_is_live_twice_while_databases_are_added(front):
             assert other.ended_at <= one.created_at or one.ended_at <= other.created_at
 
 
+@pytest.mark.slow
 def test_a_job_that_ended_does_not_come_back_beside_a_live_one(front):
     key = key_of(front, 1)
     old = value(front.db, "enqueue", job_type="x", idempotency_key=key)
@@ -417,6 +420,7 @@ def test_a_job_that_ended_does_not_come_back_beside_a_live_one(front):
     assert value(front.db, "enqueue", job_type="x", idempotency_key=key) == old
 
 
+@pytest.mark.slow
 def test_a_job_that_has_moved_is_acted_on_where_it_is(front):
     job_id = value(front.db, "enqueue_to", database=1, job_type="x", queue="q")
     file = front.folder / "databases"
@@ -432,6 +436,7 @@ def test_a_job_that_has_moved_is_acted_on_where_it_is(front):
     assert scalar(front.shards[2], text, job_id) == 5
 
 
+@pytest.mark.slow
 def test_a_role_is_the_same_role_at_the_shards(front, admin):
     name = f"shop{next(_names)}"
     admin.execute(sql.SQL("create role {} login password 's'").format(sql.Identifier(name)))
@@ -496,6 +501,7 @@ def test_views_read_all_and_push_filters_down(shared):
     assert plan.count("job_type = 'view1'") == 2
 
 
+@pytest.mark.slow
 def test_a_database_that_is_away_is_named_and_the_others_read(front, admin):
     for number in (1, 2):
         value(front.db, "enqueue_to", database=number, job_type="x")
@@ -570,6 +576,7 @@ def test_the_python_client_enqueues_through_a_front(shared):
     assert client.cancel_job(job.job_id) == "cancelled"
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
     file = tmp_path / "databases"
     file.write_text("\n".join(front.urls.values()))

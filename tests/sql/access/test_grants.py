@@ -159,6 +159,7 @@ def test_grant_statements_refuses_every_bad_argument_by_name(db):
             call(db, "grant_statements", access="producer", role=bad)
 
 
+@pytest.mark.slow
 def test_grants_are_made_anew_by_each_install(roled, psql, sql_dir, with_roles):
     roled.execute("grant select on rota.jobs to rota_worker")
     roled.execute("grant execute on function rota.retry_job to rota_producer")

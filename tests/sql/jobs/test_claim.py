@@ -261,6 +261,7 @@ def test_claim_jobs_waits_for_run_at_to_the_microsecond(db, clock):
     assert len(claim(db)) == 1
 
 
+@pytest.mark.slow
 def test_claim_jobs_finds_the_next_job_after_a_thousand_empty_calls(db):
     for _ in range(1000):
         assert claim(db, queues=["a", "b"]) == []

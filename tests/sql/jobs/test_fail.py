@@ -158,6 +158,7 @@ def test_fail_job_refuses_every_bad_argument_by_name(db):
     assert everything(db) == before
 
 
+@pytest.mark.slow
 def test_fail_job_cuts_texts_to_their_sizes(db):
     job = running(db)
     huge = "🦀" * 5_000_000  # 20 MB

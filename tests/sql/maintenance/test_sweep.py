@@ -218,6 +218,7 @@ def test_sweep_stale_leases_finds_one_among_ten_thousand(db, clock):
     assert swept == rows(db, "select max(id) from rota.jobs")
 
 
+@pytest.mark.slow
 def test_sweep_stale_leases_does_a_bounded_amount_oldest_first(db, clock):
     clock.set("2026-01-01 00:00+00")
     db.execute(RUNNING, (1, 1500))

@@ -174,6 +174,7 @@ def test_tick_is_recorded_with_its_time_and_caller(db, clock):
     assert rows(db, health) == [(now, "the night watch as postgres", clock.now() - now)]
 
 
+@pytest.mark.slow
 def test_tick_says_that_there_is_more(db, clock):
     clock.set("2031-03-01 12:00+00")
     jobs = psycopg.types.json.Jsonb([{"job_type": "x"}] * 1001)
@@ -373,6 +374,7 @@ def test_tick_loop_does_not_sleep_while_there_is_more(db):
     assert slept == [False, False, False, False, True]
 
 
+@pytest.mark.slow
 def test_tick_loop_ends_in_time_though_there_is_more(db):
     note_ticks(db, "1000")
 

@@ -152,6 +152,7 @@ def test_wait_for_jobs_for_other_queues_leaves_those_of_before(db, connect):
     assert locks(sleeper.db) == 4
 
 
+@pytest.mark.slow
 def test_wait_for_jobs_has_sixteen_slots_and_no_seat_for_more(connect):
     sleepers = [Sleeper(connect()) for _ in range(18)]
 

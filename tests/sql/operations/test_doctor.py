@@ -233,6 +233,7 @@ def test_a_queue_that_is_late_tells_what_keeps_it(db, connect):
     assert job_id in {job.job_id for job in claim(db, max_jobs=2)}
 
 
+@pytest.mark.slow
 def test_a_limit_of_nothing(db):
     for subject in ({"queue": "q'1"}, {"job_type": "t"}, {"limit_key": "c:*"}):
         subject = {name: text.replace("'", "-") for name, text in subject.items()}
@@ -276,6 +277,7 @@ def test_dead_jobs_of_one_error(db):
     assert only(db).evidence.split(", the last")[0] == second.evidence.split(", the last")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how_many", [5, 1003])
 def test_the_remedy_of_dead_jobs_is_of_that_group_and_stops_at_none(db, how_many):
     error = "row 1 of $do$ 'a\\b' \x1b[31m\nwas \x9b bad"
@@ -357,6 +359,7 @@ def test_no_worker_is_there_at_all(db):
     assert row.evidence.endswith("--queue default")
 
 
+@pytest.mark.slow
 def test_dead_rows_that_nobody_vacuums_and_statistics_that_are_stale(db):
     db.execute("alter table rota.workers set (autovacuum_enabled = off)")
     db.execute(

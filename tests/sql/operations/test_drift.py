@@ -122,6 +122,7 @@ def test_what_differs_is_named_and_mended(db, harm, severity, evidence):
     assert rows(db, "select * from rota._objects() order by 1, 2") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "evidence"),
     [

@@ -142,6 +142,7 @@ def test_every_promise_is_tested_here(db):
     assert {next(t for t in tested if p.startswith(t)) for p in promises} == tested
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_what_is_under_way_is_no_violation(db, connect):
     """Workers, producers and maintenance at full load, while everything is counted again."""

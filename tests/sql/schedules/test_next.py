@@ -285,6 +285,7 @@ def test_upcoming_runs_says_what_the_clock_did(read_only_db):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_upcoming_runs_are_each_the_next_of_the_one_before(read_only_db):
     for schedule, time_zone, after, _ in BY_HAND.values():
         found = call(

@@ -519,6 +519,7 @@ def test_bad_definitions_do_not_fill_the_tick(noon, clock):
     assert tick(noon) == 1
 
 
+@pytest.mark.slow
 def test_tick_enqueues_a_bounded_number_the_oldest_first(noon, clock):
     noon.execute(
         "select rota.schedule_job('d' || n, 'every 1 hour', 'x',"
@@ -536,6 +537,7 @@ def test_tick_enqueues_a_bounded_number_the_oldest_first(noon, clock):
     assert scalar(noon, "select count(distinct definition) from rota.jobs") == 2500
 
 
+@pytest.mark.slow
 def test_tick_enqueues_a_bounded_number_of_what_all_have_missed(noon, clock):
     noon.execute(
         "select rota.schedule_job('d' || n, '* * * * *', 'x', catch_up => 'all',"
