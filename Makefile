@@ -21,7 +21,7 @@ test: $(VENV)/.dev ## Run all tests, or some: ARGS="sql -k claim"; sets up what 
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || ../$(BIN)/python again.py
 
 test-fast: $(VENV)/.dev ## Run what takes little: sql, client and contract without what is marked slow
-	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not long" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not long" $(or $(ARGS),sql client contract)
 
 test-matrix: $(VENV)/.dev ## Run the SQL and race tests on PostgreSQL 14 to 18
 	$(BIN)/python tests/matrix.py $(ARGS)

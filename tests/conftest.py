@@ -170,7 +170,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _left_out:
         told = ", ".join(f"{name} {number}" for name, number in sorted(_left_out.items()))
         number = sum(_left_out.values())
+        config = terminalreporter.config
+        rooms = {Path(arg.partition("::")[0]).parts[0] for arg in config.args}
+        others = " ".join(sorted({*config.getini("testpaths")} - rooms)) or "none"
         terminalreporter.write_line(f"left out: {number} slow tests (make test), of {told}")
+        terminalreporter.write_line(f"left out as a whole: {others}")
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,7 @@ def ask(
     return call
 
 
+@pytest.mark.slow
 def test_enqueue_and_job(run: Callable[..., str]) -> None:
     job_id = run(
         "enqueue", "send_mail", '{"user_id": 7}', "--delay", "1 hour", "--key", "k"
@@ -467,6 +468,7 @@ def test_install_and_uninstall_answer_in_json(
     assert json.loads(run("uninstall", "--yes", "--json")) == said | {"version": None}
 
 
+@pytest.mark.slow
 def test_doctor_answers_a_monitor_in_json(
     ask: Callable[..., tuple[int, str]], client: Client
 ) -> None:
@@ -736,6 +738,7 @@ def test_doctor_of_a_sound_database_returns_0(
     assert (code, line[:36]) == (1, "WARNING queues: queue mail is paused")
 
 
+@pytest.mark.slow
 def test_doctor_that_cannot_ask_returns_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--check", "-d", "port=1"]) == 3
     assert capsys.readouterr().err.startswith("rota: ")

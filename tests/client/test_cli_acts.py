@@ -55,6 +55,7 @@ def statuses(db: Db, ids: list[int]) -> list[str]:
     return [status for (status,) in rows]
 
 
+@pytest.mark.slow
 def test_retry_with_dependants_tells_how_many_come_back(run: Run, client: Client) -> None:
     job_id = die(client)
     client.enqueue("after", depends_on=[job_id])
@@ -69,6 +70,7 @@ def test_retry_with_dependants_tells_how_many_come_back(run: Run, client: Client
         assert "--with-dependants" in run("retry", "--with-dependants", *more, code=2)
 
 
+@pytest.mark.slow
 def test_retry_of_a_group_counts_asks_and_edits(run: Run, client: Client, db: Db) -> None:
     ids = [die(client) for _ in range(3)] + [die(client, "no route to host")]
     group = ["retry", "--type", "charge", "--error", "card 99 declined"]
@@ -145,6 +147,7 @@ def test_a_limit_holds_for_all_calls_together(run: Run, client: Client, db: Db) 
     assert statuses(db, ids) == ["cancelled"] * 3 + ["queued"] * 2
 
 
+@pytest.mark.slow
 def test_more_jobs_than_a_call_takes(run: Run, db: Db) -> None:
     db.execute("select rota.enqueue('a') from generate_series(1, 2100)")
 
@@ -295,6 +298,7 @@ def test_running_jobs_of_a_worker_are_taken_by_force(run: Run, client: Client, d
     assert statuses(db, ids) == ["queued"] * 3
 
 
+@pytest.mark.slow
 def test_audit_tells_who_did_what(
     run: Run, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

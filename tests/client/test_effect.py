@@ -56,6 +56,7 @@ def _results(db: psycopg.Connection[Any]) -> list[Any]:
     return [r for (r,) in db.execute("select result from rota.finished_jobs order by id")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_effect_is_done_once_and_its_result_is_there_later(
     client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain, kind: str
@@ -244,6 +245,7 @@ def test_a_cancelled_async_block_stays_unknown(
     assert db.execute("select status, attempts from rota.jobs").fetchone() == ("queued", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_effect_is_completed_once_the_database_takes_writes_again(

@@ -29,6 +29,8 @@ from client.own_connections import (
 )
 from rota import AsyncClient, AsyncJob, Client, Job, Registry
 
+pytestmark = pytest.mark.slow
+
 Kind = Callable[[str], Any]
 Drain = Callable[..., None]
 ENDS = pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])

@@ -22,6 +22,8 @@ import rota
 from rota import Client
 from rota.client.values import check_size
 
+pytestmark = pytest.mark.slow
+
 ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
 DEEP: Any = []

@@ -91,6 +91,7 @@ def test_uninstall_leaves_nothing(dsn: str, db: psycopg.Connection[Any]) -> None
     assert db.execute("select to_regnamespace('rota')").fetchone() == (None,)
 
 
+@pytest.mark.slow
 def test_failed_install_leaves_nothing(
     empty_database: Callable[[str], str],
     request: pytest.FixtureRequest,
@@ -144,6 +145,7 @@ def test_install_puts_no_older_functions_over_newer_ones(
     assert db.execute("select rota.version()").fetchone() != ("99.1.0",)
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_program_installs_over_its_own_connection(
     empty_database: Callable[[str], str], request: pytest.FixtureRequest

@@ -295,6 +295,7 @@ def finished(url: str) -> int:
     return int(row[0]) if row else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

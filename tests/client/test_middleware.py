@@ -245,6 +245,7 @@ def test_an_end_is_told_after_the_database_knows_of_it(
     assert statuses == [("succeeded",)]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_behind_with_telling_starts_no_more_jobs(
     client: Client, dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,8 @@ from client.own_connections import (
 )
 from rota import AsyncClient, Client
 
+pytestmark = pytest.mark.slow
+
 Kind = Callable[[str], Any]
 ROOT = Path(__file__).resolve().parents[2]
 ENDS = pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])

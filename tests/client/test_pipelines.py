@@ -57,6 +57,7 @@ def registry_of(handler: Callable[[BaseJob], object], kind: str) -> Registry:
 every_kind = pytest.mark.parametrize("kind", ["plain", "async"])
 
 
+@pytest.mark.slow
 @every_kind
 def test_handlers_see_their_stage_and_the_result_before(
     client: Client, drain: Drain, runs: Any, kind: str
@@ -99,6 +100,7 @@ def test_a_handler_chooses_the_next_stage(
     assert runs() == [(way, "succeeded")] * 3
 
 
+@pytest.mark.slow
 def test_transaction_goes_on_to_the_stage_with_its_writes(
     client: Client, db: psycopg.Connection[Any], drain: Drain, runs: Any
 ) -> None:

@@ -361,6 +361,7 @@ def test_a_moment_that_python_has_not_costs_no_job(
     assert seen[0] == 1
 
 
+@pytest.mark.slow
 def test_a_lost_lease_of_another_job_is_a_failure_of_this_one(
     client: Client, dsn: str, db: psycopg.Connection[Any], background: Background
 ) -> None:

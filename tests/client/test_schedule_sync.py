@@ -104,6 +104,7 @@ def test_what_the_code_has_no_more_is_left_or_pruned(
     assert there(db) == [("one", "shop", "0 3 * * *")]
 
 
+@pytest.mark.slow
 def test_nothing_of_others_is_pruned_or_taken(
     deploy: Callable[..., str], run: Run, client: Client, db: psycopg.Connection[Any]
 ) -> None:
@@ -176,6 +177,7 @@ def test_all_are_put_in_or_none(
     assert there(db) == []
 
 
+@pytest.mark.slow
 def test_what_a_schedule_makes_is_run(
     deploy: Callable[..., str],
     client: Client,

@@ -156,6 +156,7 @@ def test_next_refuses(run: Run) -> None:
         assert run("schedule", "next", *words, code=code).startswith(f"rota: {message}")
 
 
+@pytest.mark.slow
 def test_add_says_what_it_did_and_what_comes(run: Run, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     rows = (
@@ -271,6 +272,7 @@ def test_list_tells_the_state_of_each(run: Run, db: Db, clock: Clock) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_is_overdue_asks_who_ticks(run: Run, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)
@@ -287,6 +289,7 @@ def test_what_is_overdue_asks_who_ticks(run: Run, clock: Clock) -> None:
     assert printed.splitlines()[1] == "(overdue by 3 min: does anything tick?)"
 
 
+@pytest.mark.slow
 def test_show_tells_all_of_one(run: Run, db: Db, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", *NIGHTLY)
@@ -347,6 +350,7 @@ def test_show_tells_the_start_that_every_counts_from(run: Run) -> None:
     assert "\nanchored_at " in run("schedule", "show", "poll")
 
 
+@pytest.mark.slow
 def test_list_tells_the_last_job_not_a_skipped_time(run: Run, db: Db, clock: Clock) -> None:
     clock.set("2026-03-27 12:00+00")
     run("schedule", "add", "poll", "@hourly", "poll", "--overlap", "skip")
@@ -405,6 +409,7 @@ def test_disable_and_enable_take_several_or_all(run: Run, capsys: Capsys) -> Non
         )
 
 
+@pytest.mark.slow
 def test_what_switches_and_removes_answers_in_json(run: Run, capsys: Capsys) -> None:
     run("schedule", "add", *NIGHTLY)
 

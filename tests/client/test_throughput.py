@@ -63,6 +63,7 @@ def test_worker_claims_more_at_once_while_jobs_end_quickly(
     assert _counts(db) == {"succeeded": 3000}
 
 
+@pytest.mark.slow
 def test_worker_reports_many_ends_in_one_call(
     client: Client, drain: Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_jobs_run_while_a_finish_is_under_way(
     wait_until(lambda: _counts(db) == {"succeeded": 50})
 
 
+@pytest.mark.slow
 def test_no_job_begins_while_very_many_ends_are_not_reported(
     client: Client,
     db: psycopg.Connection[Any],
@@ -280,6 +282,7 @@ def test_prefetch_holds_a_batch_of_the_users_choice() -> None:
     assert Prefetch(None).wanted(5000, 0) == MAX_BATCH
 
 
+@pytest.mark.slow
 def test_a_lease_lost_while_the_job_waits_is_found_at_its_start(
     client: Client,
     db: psycopg.Connection[Any],

@@ -55,6 +55,7 @@ def test_an_async_handler_is_cancelled_at_its_time_limit(
     assert ends[0].outcome == "failed"
 
 
+@pytest.mark.slow
 def test_a_plain_handler_is_told_when_it_asks(
     client: Client, db: psycopg.Connection[Any], drain: Drain
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_process_is_killed_at_the_time_limit(
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
+@pytest.mark.slow
 def test_a_queue_can_set_the_limit_and_a_job_brings_headers(
     client: Client, drain: Drain
 ) -> None:

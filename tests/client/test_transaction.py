@@ -53,6 +53,7 @@ def test_writes_and_finish_commit_together(
     assert rows == [("succeeded", {"from": "transaction"}), ("succeeded", None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_lost_lease_rolls_the_writes_back(
     client: Client, db: psycopg.Connection[Any], dsn: str, drain: Drain, kind: str
@@ -211,6 +212,7 @@ def test_what_comes_after_the_transaction_is_told(
     assert isinstance(told[1].exc_info[1], ValueError)
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_transactions_and_effects_use_connections_again(

@@ -438,6 +438,7 @@ def test_heartbeats_keep_a_job_longer_than_its_lease(
     assert _result(db, job_id) == 1
 
 
+@pytest.mark.slow
 def test_cancel_reaches_an_async_handler(
     client: Client, status: Status, background: Background
 ) -> None:
@@ -457,6 +458,7 @@ def test_cancel_reaches_an_async_handler(
     wait_until(lambda: status(job_id) == "cancelled")
 
 
+@pytest.mark.slow
 def test_cancel_reaches_a_thread_that_checks(
     client: Client, status: Status, background: Background
 ) -> None:
@@ -478,6 +480,7 @@ def test_cancel_reaches_a_thread_that_checks(
     wait_until(lambda: status(job_id) == "cancelled")
 
 
+@pytest.mark.slow
 def test_lost_lease_cancels_the_handler(
     client: Client,
     db: psycopg.Connection[Any],
@@ -509,6 +512,7 @@ def test_lost_lease_cancels_the_handler(
     assert "lost" in _events(caplog)
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_an_old_and_a_new_lease_of_a_job_hears_of_each(
     client: Client, background: Background
 ) -> None:

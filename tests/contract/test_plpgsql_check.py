@@ -76,6 +76,7 @@ def test_maintenance_that_it_is_told_to_overlook_cannot_be_stable(
     assert (kept, dropped) == ((0,), (1,))
 
 
+@pytest.mark.slow
 def test_nothing_else_is_overlooked(checker: psycopg.Connection[Any]) -> None:
     findings = checker.execute(CHECK, (False, "rota")).fetchall()
 
@@ -109,6 +110,7 @@ def test_functions_that_it_does_not_read_are_one_statement_each(
     ]
 
 
+@pytest.mark.slow
 def test_no_function_has_a_finding(checker: psycopg.Connection[Any]) -> None:
     findings = checker.execute(CHECK, (True, "rota")).fetchall()
 

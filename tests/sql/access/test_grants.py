@@ -132,6 +132,7 @@ def test_grant_statements_make_any_role_the_same(db, somebody, access):
     assert writable == set()
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_grant_statements_are_enough_to_work(db, connect, somebody):
     roles = {access: somebody() for access in ("producer", "worker", "operator", "observer")}

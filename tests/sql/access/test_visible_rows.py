@@ -77,6 +77,7 @@ READ = (
 OF_ALL = {"ticker_health"}
 
 
+@pytest.mark.slow
 def test_a_confined_observer_sees_his_queues_only(db: Db, observers: tuple[Db, Db]) -> None:
     confined, free = observers
     ids = fill(db)

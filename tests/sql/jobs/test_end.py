@@ -239,6 +239,7 @@ def test_end_jobs_goes_past_a_row_that_is_locked_and_says_so(db, connect, more):
     assert answers(db, endings[0])[0] not in ("busy", "lost")
 
 
+@pytest.mark.slow
 def test_end_jobs_takes_a_thousand_and_no_more(db):
     jobs = claimed(db, 1000)
     endings = [ending(job, "failed", error="e") for job in jobs]

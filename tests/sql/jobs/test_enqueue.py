@@ -353,6 +353,7 @@ def test_enqueue_many_reads_null_as_left_out_and_a_number_as_seconds(db, clock):
     assert (third.run_at, third.lease) == (now + timedelta(minutes=2), timedelta(hours=1))
 
 
+@pytest.mark.slow
 def test_enqueue_many_takes_ten_thousand_and_no_more(db):
     keys = [f"k{n % 9000}" for n in range(10_000)]
     random.Random(4).shuffle(keys)

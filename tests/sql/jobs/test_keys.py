@@ -273,6 +273,7 @@ def test_enqueue_unique_for_a_day_is_24_hours_in_every_zone(db, clock):
     assert enqueue(db, unique_for="1 day", **KEY) != first
 
 
+@pytest.mark.slow
 def test_enqueue_unique_for_a_century_outlives_retention(db, clock):
     clock.set("2026-01-01 00:00+00")
     first = enqueue(db, unique_for="100 years", **KEY)

@@ -246,6 +246,7 @@ def test_a_breaker_leaves_the_pause_of_an_operator_alone(db, clock):
     assert rows(db, shown) == [("operator", "10 of 10 failed", None)]
 
 
+@pytest.mark.slow
 def test_explain_and_doctor_tell_what_is_paused_and_how_to_resume_it(db):
     job_id = enqueue(db, "mail")
     value(db, "pause_type", job_type="mail", queue="default", reason="the bank is down")

@@ -246,6 +246,7 @@ def test_explain_and_doctor_tell_of_the_pause_of_a_rule(db):
     assert claim(db)[0].job_id == waiting
 
 
+@pytest.mark.slow
 def test_a_breaker_opens_after_failures_in_a_row_and_tries_again_by_itself(db, clock):
     now = clock.set("2026-01-01 00:00+00")
     value(db, "set_breaker", job_type="mail", max_failures=3, pause_for="30 s")

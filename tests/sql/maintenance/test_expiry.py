@@ -83,6 +83,7 @@ def test_a_claim_takes_the_expired_jobs_that_it_meets_out_of_the_lane(db, max_jo
     assert scalar(db, "select count(*) from rota.job_runs where error_type = 'expired'") == 450
 
 
+@pytest.mark.slow
 def test_a_claim_leaves_expired_jobs_to_others_when_it_has_met_a_hundred(db):
     db.execute(EXPIRED, [1, 5000])
     live = enqueue(db)

@@ -137,6 +137,7 @@ def test_retain_purges_errors_and_workers(db, clock):
     assert scalar(db, "select count(*) from rota.job_errors") == 0
 
 
+@pytest.mark.slow
 def test_retain_makes_partitions_ahead_and_drops_those_behind(db, clock):
     now = clock.set("2031-03-01 12:00+00")
     made = partitions(db) + partitions(db, "job_errors")
@@ -185,6 +186,7 @@ def test_retain_makes_the_same_partitions_whatever_style_a_session_has(db, clock
     )
 
 
+@pytest.mark.slow
 def test_retain_keeps_a_dead_job_as_long_as_somebody_waits_for_its_retry(db, clock):
     value(db, "set_queue", queue="default", keep_dead="0", keep_finished="0")
     dead = running(db)
@@ -234,6 +236,7 @@ def test_a_new_installation_has_a_partition_for_today_and_a_week(db):
     assert partitions(db) == names(today, range(8))
 
 
+@pytest.mark.slow
 def test_retain_never_refuses_a_job_whose_partition_is_missing(db, clock):
     start = clock.advance("1000 days")
     jobs = [end(db, status) for status in ("succeeded", "cancelled", "dead")]
@@ -251,6 +254,7 @@ def test_retain_never_refuses_a_job_whose_partition_is_missing(db, clock):
     assert [is_there(db, job_id) for job_id in jobs] == [False, False, True, False]
 
 
+@pytest.mark.slow
 def test_retain_deletes_a_bounded_amount(db, clock):
     clock.set("2031-03-01 12:00+00")
     end(db, "dead")
@@ -417,6 +421,7 @@ def test_tick_that_just_reached_its_bound_says_that_there_is_no_more(db, clock):
     assert (did.keys_deleted, did.has_more) == (1000, False)
 
 
+@pytest.mark.slow
 def test_retain_goes_on_at_once_in_whatever_session(db, connect, clock):
     clock.set("2031-03-01 12:00+00")
     one(db, "tick")
@@ -448,6 +453,7 @@ def test_retain_leaves_what_others_hold_and_does_not_say_that_it_is_more(db, con
     assert one(db, "tick").keys_deleted == 1
 
 
+@pytest.mark.slow
 def test_retain_is_not_kept_from_its_work_by_a_tick_that_stays_open(db, connect, clock):
     """A ticks in a transaction and forgets it; B ticks on, soon with less thrift."""
     clock.set("2031-03-01 12:00+00")
@@ -530,6 +536,7 @@ def test_a_purge_starts_over_when_the_clock_was_set_back(db, clock):
     assert value(db, "_purge", kind="keys", max_rows=1000) == 10
 
 
+@pytest.mark.slow
 def test_queues_that_keep_less_are_purged_among_those_that_keep_long(db, clock):
     start = clock.set("2031-03-01 12:00+00")
     value(db, "set_queue", queue="long", keep_finished="30 days")

@@ -204,6 +204,7 @@ def test_sweep_stale_leases_leaves_each_job_its_own_lease(db, clock):
     assert run(db, short.job_id).status == "failed"
 
 
+@pytest.mark.slow
 def test_sweep_stale_leases_finds_one_among_ten_thousand(db, clock):
     clock.set("2026-01-01 00:00+00")
     db.execute(RUNNING, (1, 10_001))

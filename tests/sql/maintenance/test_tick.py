@@ -210,6 +210,7 @@ def test_tick_returns_at_once_while_another_runs(db, connect, clock):
     assert run(db, job.job_id).status == "running"
 
 
+@pytest.mark.slow
 def test_tick_works_without_the_lock_once_another_hangs(db, connect, clock):
     """A holds the lock and the row of the record, for ever; all others tick all the same."""
     clock.set("2031-03-01 12:00+00")

@@ -462,6 +462,7 @@ def test_enqueue_rings_for_what_is_due(db, connect, arguments, is_notified):
     assert bool(sleeper.notified()) is is_notified
 
 
+@pytest.mark.slow
 def test_enqueue_many_rings_as_many_as_there_are_due_jobs(db, connect):
     sleepers = [Sleeper(connect(), "a") for _ in range(5)] + [Sleeper(connect(), "b")]
     jobs = [{"job_type": "x", "queue": "a"}] * 3
@@ -884,6 +885,7 @@ def test_enqueue_commits_though_somebody_has_filled_the_queue_of_messages(admin,
             connection.close()
 
 
+@pytest.mark.slow
 def test_claim_that_turned_many_away_has_somebody_look_again(db, connect):
     """Else what can start behind them would wait for the next poll."""
     for _ in range(105):

@@ -81,6 +81,7 @@ def test_a_check_that_fails_stops_no_other(db):
     assert any(row.evidence.startswith("table effects is missing") for row in rows_found)
 
 
+@pytest.mark.slow
 def test_nobody_ticks(db, clock):
     clock.set(last_tick(db))
     clock.advance("5 minutes")
@@ -122,6 +123,7 @@ def test_a_lease_that_nobody_takes_back(db, clock):
     assert doctor(db) == []
 
 
+@pytest.mark.slow
 @pytest.mark.own_session
 def test_a_worker_that_was_killed(db, connect):
     other = connect()
@@ -401,6 +403,7 @@ def test_an_effect_of_which_nobody_knows(db):
     assert (scope, key) == ("mail", "k")
 
 
+@pytest.mark.slow
 def test_schedules_that_are_late_or_disabled_by_an_error(db, clock):
     clock.set("2026-01-01 00:00:00+00")
     settle(db)

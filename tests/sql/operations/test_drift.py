@@ -9,6 +9,8 @@ import pytest
 from sql.helpers import rows, scalar
 from sql.operations.test_doctor import doctor
 
+pytestmark = pytest.mark.slow
+
 OWNER = "select nspowner::regrole::text from pg_namespace where nspname = 'rota'"
 
 

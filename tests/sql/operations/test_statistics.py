@@ -100,6 +100,7 @@ def fail(db: Db, times: int, **arguments: Any) -> None:
         one(db, "fail_job", **owner(job), error="e", fatal=True)
 
 
+@pytest.mark.slow
 def test_failures_that_rise_are_a_row_and_a_finding(db, clock):
     clock.set("2026-01-12 12:00+00")
     for _ in range(20):
@@ -135,6 +136,7 @@ def test_failures_that_are_few_or_usual_are_none(db, clock, before, now):
     assert call(db, "rising_failures") == []
 
 
+@pytest.mark.slow
 def test_doctor_tells_of_statistics_that_are_behind(db, clock):
     clock.set("2026-01-12 12:00+00")
     end(db, "succeeded")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from sql.helpers import claim, enqueue, one, owner, rows, running, settle, value
 from sql.maintenance.test_retention import end
 
@@ -155,6 +157,7 @@ def test_error_groups_counts_failures_by_text(db, clock):
     assert len(found) == 2
 
 
+@pytest.mark.slow
 def test_hourly_stats_sums_up_what_ended(db, clock):
     db.execute("set timezone = 'UTC'")
 

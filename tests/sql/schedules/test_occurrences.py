@@ -10,6 +10,8 @@ import pytest
 from sql.helpers import call, claim, nth, one, owner, rows, run, scalar, value
 from sql.schedules.test_definitions import at, definition, finish, jobs, schedule
 
+pytestmark = pytest.mark.slow
+
 NOON = "2026-03-02 12:00:00+00"
 POISON = """
     create function public.poison() returns trigger language plpgsql as $$
