@@ -37,7 +37,8 @@ FINISHED = """
     )
     select n, 'a', 'x', '{}', 0, 10, 'succeeded', rota.now(), 1, 1, rota.now(), rota.now(),
         rota.now()
-    from generate_series(1000001, 1000000 + %s::integer) as g (n)
+    -- Above all that the sequence gives, also where ids are 1024 apart.
+    from generate_series(1000000000001, 1000000000000 + %s::bigint) as g (n)
 """
 
 SCENARIOS: dict[str, list[tuple[str, int] | str]] = {
