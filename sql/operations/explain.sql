@@ -491,13 +491,25 @@ begin
             from (
                 select from rota._held_kinds(c_limit) as k
                 cross join lateral (
-                    select from rota.jobs as j
-                    where j.hold = c_limit and j.hold <> 'time'
-                      and j.status in ('queued', 'failed') and j.queue = k.queue
-                      and j.job_type = k.job_type
-                      and (coalesce(j.own_lane, j.priority), coalesce(j.own_place, j.run_at),
-                        j.id) < (c_lane, coalesce(job.own_place, job.run_at), job.id)
-                    limit c_max
+                    (
+                        select from rota.jobs as j
+                        where j.hold = c_limit and j.hold <> 'time'
+                          and j.status in ('queued', 'failed') and j.queue = k.queue
+                          and j.job_type = k.job_type
+                          and coalesce(j.own_lane, j.priority) < c_lane
+                        limit c_max
+                    )
+                    union all
+                    (
+                        select from rota.jobs as j
+                        where j.hold = c_limit and j.hold <> 'time'
+                          and j.status in ('queued', 'failed') and j.queue = k.queue
+                          and j.job_type = k.job_type
+                          and coalesce(j.own_lane, j.priority) = c_lane
+                          and (coalesce(j.own_place, j.run_at), j.id)
+                            < (coalesce(job.own_place, job.run_at), job.id)
+                        limit c_max
+                    )
                 ) as o
                 where k.queue = job.queue limit c_max
             ) as a

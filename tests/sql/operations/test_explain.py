@@ -712,3 +712,24 @@ def test_explain_job_writes_nothing_whatever_the_job_is(db):
 
     for (job_id,) in rows(db, "select id from rota.job_runs"):
         assert explain(db, job_id)
+
+
+def test_a_place_under_a_limit_is_counted_without_those_behind_it(db):
+    value(db, "set_limit", job_type="x", max_running=1)
+    settle(db)
+    running(db, lease="1 hour")
+    db.execute("select rota.enqueue('x') from generate_series(1, 3000)")
+    claim(db, max_jobs=1000)
+    claim(db, max_jobs=1000)
+    held = rows(db, "select id from rota.jobs where hold = 'type x' order by id limit 6")
+    walked = "select pg_stat_get_xact_tuples_returned('rota.jobs_hold_idx'::regclass)"
+
+    with db.transaction():
+        before = scalar(db, walked)
+        place = explain(db, held[5].id)[-1]
+        entries = scalar(db, walked) - before
+
+    assert (
+        "5 jobs are before it in queue default, waiting for limit type x" in place.explanation
+    )
+    assert 0 < entries < 500
