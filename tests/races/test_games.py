@@ -28,11 +28,10 @@ WRITING = """
 """
 # Where there is no pg_cron; with it they write to its tables alone.
 NOT_HERE = {"start ticker"}
-# Where the database has no number.
+# Where no queue is moved.
 NOT_HERE |= {
-    *("enqueue to", "receive jobs", "take forwards", "begin move", "end move", "end moves"),
-    *("open arrival", "pick moves", "take moves", "receive moves", "settle arrival"),
-    "confirm arrival",
+    *("end move", "end moves", "pick moves", "take moves", "receive moves", "settle arrival"),
+    *("open arrival", "confirm arrival"),
 }
 Connect = Callable[..., psycopg.Connection[Any]]
 

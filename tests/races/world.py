@@ -118,11 +118,11 @@ OPERATIONS = {
     "enable schedule": "select rota.enable_schedule('s') as next_run_at",
     "disable schedule": f"select rota.disable_schedule('s'){ANSWER}",
     "run schedule now": "select rota.run_schedule_now('s') as job_id",
-    "enqueue to": "select rota.enqueue_to(6, 't', ordering_key => 'o') as answer",
+    "enqueue to": "select rota.enqueue_to(6, 't', queue => 'q', ordering_key => 'o') as job_id",
     "take forwards": "select f.job_id from rota.take_forwards('w', 6) as f",
     "end forwards": f"select rota.end_forwards('{{}}', '{{}}', '[]'){ANSWER}",
     "receive jobs": "select r.job_id from rota.receive_jobs(7, '{1030}',"
-    " '{2026-01-12}', '[{\"job_type\": \"t\"}]') as r",
+    ' \'{2026-01-12}\', \'[{"job_type": "t", "queue": "q"}]\') as r',
     "begin move": "select rota.begin_queue_move('m', 6) > 0 as answer",
     "end move": f"select rota.end_queue_move('m'){ANSWER}",
     "open arrival": "select rota.open_arrival(1, 6, 'n') as answer",
@@ -132,6 +132,7 @@ OPERATIONS = {
     "take moves": "select t.job_id from rota.take_moves(1) as t",
     "receive moves": "select r.job_id from rota.receive_moves(1, '{}', false, '[]') as r",
     "end moves": f"select rota.end_moves(1, '{{}}', '[]'){ANSWER}",
+    # No transaction can undo what is done to a sequence: so it stays that of the states.
     "database number": f"select rota.set_database_number(7){ANSWER}",
     "grant queue": f"select rota.grant_queue('{ROLE}', 'q') as answer",
     "revoke queue": f"select rota.revoke_queue('{ROLE}', 'q') as answer",
@@ -151,6 +152,7 @@ LOOSE = {
 }
 _BACKOFF = '{"kind": "fixed", "base_seconds": 60, "jitter": 0}'
 _THINGS = [
+    "select rota.set_database_number(7)",
     f"select rota.set_queue('q', backoff => '{_BACKOFF}')",
     "select rota.set_limit(limit_key => 'c:*', max_running => 1)",
     _stages("a", "b"),
@@ -158,6 +160,7 @@ _THINGS = [
     "select rota.report_worker('w', 'box', 1, '1', '{q}')",
     f"select rota.grant_queue('{ROLE}', 'q', a)"
     " from unnest('{worker,producer}'::text[]) as a",
+    f"select rota.grant_queue('{ROLE}', 'forward:6', 'worker')",
 ]
 _RUN = f"select rota.start_pipeline('p', idempotency_key => 'k', {LINE})"
 _PLAIN = f"select rota.enqueue('t', queue => 'q', idempotency_key => 'k', {LINE})"
