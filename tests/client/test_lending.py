@@ -152,11 +152,11 @@ def test_a_job_has_one_transaction_at_a_time(
         async with job.transaction(), job.transaction():
             pass
 
-    client.enqueue(kind, max_attempts=1)
+    job_id = client.enqueue(kind, max_attempts=1).job_id
     drain(registry, concurrency=1)
 
     rows = db.execute("select status, last_error from rota.finished_jobs").fetchall()
-    assert rows == [("dead", "job 1 has a transaction already: use that")]
+    assert rows == [("dead", f"job {job_id} has a transaction already: use that")]
 
 
 @pytest.mark.slow
