@@ -93,16 +93,20 @@ class Follower(Sender):
         self._travel_to: dict[str, int] = {}
         """Queues to which it sends by `enqueue_to` until it follows."""
 
+    def look(self) -> None:
+        """Follow the queues that are elsewhere now, after a while."""
+        for queue in QUEUES:
+            if self._all_homes.get(queue) != self._homes[queue]:
+                late_until = self._late_until.setdefault(
+                    queue, time.monotonic() + self._dice.uniform(0, LATE_SECONDS)
+                )
+                if time.monotonic() > late_until:
+                    self._follow(queue)
+
     def step(self, number: int) -> int:
         """Send something to one of the queues; return how many jobs that were."""
         time.sleep(self._dice.uniform(0, 0.1))
         queue = self._dice.choice(QUEUES)
-        if self._all_homes.get(queue) != self._homes[queue]:
-            late_until = self._late_until.setdefault(
-                queue, time.monotonic() + self._dice.uniform(0, LATE_SECONDS)
-            )
-            if time.monotonic() > late_until:
-                self._follow(queue)
         home = self._homes[queue]
         connection = self._connect(self._urls[home])
         row = connection.execute(MOVES, (queue,)).fetchone()

@@ -51,6 +51,7 @@ class Sender:
         while not self._is_stopping:
             number = self._dice.choice(list(self._urls))
             try:
+                self.look()
                 if self._has_room(number, limit.value):
                     self._most = min(BATCH[self._way], 1 + limit.value // 10)
                     jobs = self.step(number)
@@ -61,6 +62,9 @@ class Sender:
                     time.sleep(0.02)
             except (psycopg.Error, psycopg.Rollback):  # that escapes where the line is dead
                 time.sleep(0.05)
+
+    def look(self) -> None:
+        """Do what is to be done also where no database has room."""
 
     def step(self, number: int) -> int:
         """Send something, to this database if there is a choice; return how many jobs."""
