@@ -27,6 +27,7 @@ class Limits(Model):
     def set_limit(self, reset: bool = False, **given: Any) -> Rows:
         (whose,) = NAMES.keys() & given.keys()
         name = f"{NAMES[whose]} {given[whose]}"
+        is_new = name not in self.limits
         known = Limit(name) if reset else self.limits.get(name) or Limit(name)
         for field in ("max_running", "max_starts", "per", "burst", "weight"):
             if given.get(field) is not None:
@@ -36,8 +37,11 @@ class Limits(Model):
             del self.limits[name]
         self.limited.add(name)
         self.unsettled.add(name)
-        # A rate counts from its last change.
-        self.starts = {its: at for its, at in self.starts.items() if not _is_meant(name, its)}
+        if is_new or reset or given.keys() & {"max_starts", "per", "burst"}:
+            # A rate counts from its last change.
+            self.starts = {
+                its: at for its, at in self.starts.items() if not _is_meant(name, its)
+            }
         return [[None]]
 
     def _limits_of(self, job: Job) -> dict[str, Limit]:
