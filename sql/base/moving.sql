@@ -5,22 +5,16 @@
  * job is not here.
  */
 
-/* The database to which a queue moves, or has moved, from here; null if it does not. */
-create or replace function rota._moves_to(queue text)
-    returns integer language plpgsql stable as $$
-begin
-    return (
-        select m.database from rota.queue_moves as m
-        where m.queue = _moves_to.queue and m.direction = 'out'
-    );
-end;
-$$;
-
-/* Refuse what would make, in a queue that moves from here, what cannot go with it. */
+/*
+ * Refuse what would make, in a queue that moves from here or has moved, what cannot go with it.
+ */
 create or replace function rota._check_stays(queue text, what text)
     returns void language plpgsql as $$
 declare
-    v_database constant integer := rota._moves_to(queue);
+    v_database constant integer := (
+        select m.database from rota.queue_moves as m
+        where m.queue = _check_stays.queue and m.direction = 'out'
+    );
 begin
     if v_database is null then return; end if;
     raise exception using

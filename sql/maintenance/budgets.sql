@@ -19,45 +19,37 @@ create or replace function rota._spend_budgets()
     returns integer language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set jit = off as $$
 declare
-    v_budget rota.retry_budgets;
-    v_let_in integer := 0;
-begin
-    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
-    for v_budget in select b.* from rota.retry_budgets as b order by b.queue loop
-        if rota._first_retries(v_budget.queue, 1) <> '{}'
-          and not rota._is_paused(v_budget.queue, rota.now()) then
-            v_let_in := v_let_in + rota._spend_budget(v_budget.queue);
-        end if;
-    end loop;
-    return v_let_in;
-end;
-$$;
-
-create or replace function rota._spend_budget(queue text)
-    returns integer language plpgsql as $$
-declare
+    v_queue text;
     v_budget rota.retry_budgets;
     v_state record;
     v_ids bigint[];
+    v_let_in integer := 0;
 begin
-    select b.* into v_budget from rota.retry_budgets as b
-    where b.queue = _spend_budget.queue for update skip locked;
-    if not found then return 0; end if;
-    v_state := rota._budget_state(v_budget);
-    v_ids := rota._first_retries(queue, least(floor(v_state.tokens), 1000)::integer);
-    v_ids := array(
-        select j.id from rota.jobs as j
-        where j.id = any(v_ids) and j.hold = 'retries ' || _spend_budget.queue
-          and j.hold <> 'time' and j.status in ('queued', 'failed')
-        for update skip locked
-    );
-    update rota.retry_budgets as b
-    set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
-    where b.queue = _spend_budget.queue;
-    update rota.jobs as j set hold = null where j.id = any(v_ids);
-    perform rota._enter_lanes(v_ids);
-    perform rota._notify_for(v_ids);
-    return cardinality(v_ids);
+    if current_setting('transaction_isolation') <> 'read committed' then return 0; end if;
+    for v_queue in select b.queue from rota.retry_budgets as b order by b.queue loop
+        continue when rota._first_retries(v_queue, 1) = '{}'
+          or rota._is_paused(v_queue, rota.now());
+        select b.* into v_budget from rota.retry_budgets as b where b.queue = v_queue
+        for update skip locked;
+        continue when not found;
+
+        v_state := rota._budget_state(v_budget);
+        v_ids := rota._first_retries(v_queue, least(floor(v_state.tokens), 1000)::integer);
+        v_ids := array(
+            select j.id from rota.jobs as j
+            where j.id = any(v_ids) and j.hold = 'retries ' || v_queue and j.hold <> 'time'
+              and j.status in ('queued', 'failed')
+            for update skip locked
+        );
+        update rota.retry_budgets as b
+        set tokens = v_state.tokens - cardinality(v_ids), filled_at = rota.now()
+        where b.queue = v_queue;
+        update rota.jobs as j set hold = null where j.id = any(v_ids);
+        perform rota._enter_lanes(v_ids);
+        perform rota._notify_for(v_ids);
+        v_let_in := v_let_in + cardinality(v_ids);
+    end loop;
+    return v_let_in;
 end;
 $$;
 

@@ -32,6 +32,7 @@ declare
     v_now constant timestamptz := rota.now();
     v_has_limits constant boolean := exists (select from rota.limits);
     v_has_places boolean;
+    v_places timestamptz[];
     v_kind record;
 begin
     for v_kind in
@@ -70,8 +71,12 @@ begin
             if not v_kind.is_fair and v_kind.limit_key is not null then
                 perform rota._note_fair_queue(v_kind.queue);
             end if;
-            perform rota._give_places(v_kind.queue, v_kind.limit_key, v_kind.priority,
-                v_kind.due_ids);
+            v_places := rota._next_places(v_kind.queue, v_kind.limit_key, v_kind.priority,
+                v_kind.due_ids, cardinality(v_kind.due_ids));
+            update rota.jobs as j
+            set hold = null, opened_for = null, own_lane = null,
+                own_place = v_places[array_position(v_kind.due_ids, j.id)]
+            where j.id = any(v_kind.due_ids);
         end if;
         if v_has_limits then
             perform rota._hold_new(v_kind.queue, v_kind.job_type, v_kind.limit_key, case
@@ -175,22 +180,6 @@ begin
 
     perform rota._note_fair_queue(queue);
     return (rota._next_places(queue, limit_key, lane, '{}', 1))[1];
-end;
-$$;
-
-/* Give due jobs of one key their places. */
-create or replace function rota._give_places(
-    queue text, limit_key text, lane integer, job_ids bigint[]
-)
-    returns void language plpgsql as $$
-declare
-    v_places constant timestamptz[] := rota._next_places(queue, limit_key, lane, job_ids,
-        cardinality(job_ids));
-begin
-    update rota.jobs as j
-    set hold = null, opened_for = null, own_lane = null,
-        own_place = v_places[array_position(_give_places.job_ids, j.id)]
-    where j.id = any(_give_places.job_ids);
 end;
 $$;
 
