@@ -99,8 +99,8 @@ MAINTENANCE = (
         "sql/maintenance/test_budgets.py",
         sql(
             "maintenance/budgets",
-            "and not rota._is_paused(v_budget.queue, rota.now())",
-            "and true",
+            "or rota._is_paused(v_queue, rota.now())",
+            "or false",
         ),
     ),
     mutant(
