@@ -41,7 +41,7 @@ from faults.forward_kill import ask, databases
 from faults.server import Server
 from rota.cli.forward import run_forwarder
 from rota.testing.server import memory
-from rota.worker import mover
+from rota.worker import carrier
 
 KEYS = 6
 PATIENCE = 120.0
@@ -303,7 +303,7 @@ def moving(urls: list[str], max_jobs: int) -> Iterator[BaseProcess]:
 
 
 def _forward(urls: list[str], max_jobs: int) -> None:
-    mover.MAX_JOBS = max_jobs
+    carrier.MAX_JOBS = max_jobs
     run_forwarder(urls)
 
 

@@ -211,15 +211,19 @@ class BaseJob:
                 logger.warning("job %s: progress not stored: %s", self.job_id, text)
 
     @contextmanager
-    def _finishing(self) -> Iterator[None]:
-        """Remember that the block ended the job, if it did."""
+    def _finishing(self, *, commits: bool) -> Iterator[None]:
+        """Remember that the block has ended the job, or put its end into another transaction.
+
+        The latter is committed later, or not: `Completer` asks when the handler has ended.
+        """
         self._check_unfinished()
         try:
             yield
         except BaseException:
             self.state = State.RUNNING
             raise
-        self.state = State.FINISHED
+        if commits:
+            self.state = State.FINISHED
 
     @contextmanager
     def _only_transaction(self) -> Iterator[None]:
@@ -232,19 +236,6 @@ class BaseJob:
             yield
         finally:
             self._has_transaction = False
-
-    @contextmanager
-    def _joining(self) -> Iterator[None]:
-        """Remember that the block put the end into a transaction of the handler's own.
-
-        That is committed later, or not: `Completer` asks when the handler has ended.
-        """
-        self._check_unfinished()
-        try:
-            yield
-        except BaseException:
-            self.state = State.RUNNING
-            raise
 
     def _check_unfinished(self) -> None:
         if self.is_finished:
@@ -279,7 +270,7 @@ class Job(BaseJob):
         """
         with self._only_transaction(), self._context.connections.lend(self) as use:
             connection = use.connection
-            with self._finishing():
+            with self._finishing(commits=True):
                 use.expect()
                 with connection.transaction():
                     use.allow()
@@ -347,7 +338,7 @@ class AsyncJob(BaseJob):
         with self._only_transaction():
             async with self._context.connections.lend_async(self) as use:
                 connection = use.connection
-                with self._finishing():
+                with self._finishing(commits=True):
                     use.expect()
                     async with connection.transaction():
                         use.allow()
@@ -377,7 +368,7 @@ class AsyncJob(BaseJob):
     async def _finish_in_async(self, connection: AsyncCaller) -> None:
         client = AsyncClient(connection)
         check_transaction(await client._driver())
-        with self._joining():
+        with self._finishing(commits=False):
             self._end_finish(await client.finish_job(**self._begin_finish()))
 
     def effect(
@@ -434,5 +425,5 @@ class AsyncJob(BaseJob):
 def _finish_in(job: BaseJob, connection: Caller) -> None:
     client = Client(connection)
     check_transaction(client._driver())
-    with job._joining():
+    with job._finishing(commits=False):
         job._end_finish(client.finish_job(**job._begin_finish()))

@@ -11,8 +11,7 @@ from contextlib import suppress
 from ..client.connecting import connect
 from ..client.sync_client import Client
 from ..rows import MoveFinding, MoveStatus
-from ..worker.connection import ConnectionState, end_task
-from ..worker.mover import Mover
+from ..worker.carrier import Database, Mover
 from ..worker.process import run_in_loop
 from .many import name_of
 from .output import CommandError, UsageError, acting, conninfos, print_json, print_list
@@ -128,15 +127,17 @@ async def _carry(source: str, target: str, number: int, arguments: argparse.Name
             each for each in Client(connection).waiting_moves() if each.queue == arguments.queue
         ]
     for each in moves:
-        mover = Mover(each, number, (source, ConnectionState()), (target, ConnectionState()))
-        running = asyncio.create_task(mover.run())
+        origin = Database(source)
+        origin.number = number
+        mover = Mover(each, origin, Database(target))
+        mover.go()
         told_at = time.monotonic()
         try:
-            while not running.done():
-                await asyncio.wait([running], timeout=0.1)
+            while mover.is_open:
+                await asyncio.sleep(0.1)
                 if not arguments.json and time.monotonic() - told_at >= WATCH_INTERVAL:
                     told_at = time.monotonic()
                     if (status := _status(source, arguments.queue)) is not None:
                         print(_words(status), file=sys.stderr)
         finally:
-            await end_task(running)
+            await mover.close()

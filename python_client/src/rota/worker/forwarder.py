@@ -27,25 +27,16 @@ import psycopg
 
 from .._version import __version__
 from ..client.async_client import AsyncClient
-from ..client.connecting import one_line
 from ..exceptions import RotaError
 from ..registry import Registry
-from ..rows import ForwardJob, ReceivedJob, WaitingMove
-from .connection import Connection, ConnectionState, Retry, end_task
+from ..rows import WaitingMove
+from .carrier import Carrier, Database, Mover
+from .connection import Connection, Retry, end_task
 from .maintenance import LEAVE_TIMEOUT, Ticker
-from .mover import Mover
 from .notifier import Notifier, Place
 
 logger = logging.getLogger("rota")
 
-MAX_JOBS = 500
-MAX_BYTES = 8_000_000
-"""What is sent at a time at most; after each failure half of it."""
-RECEIVE_TIMEOUT = 10.0
-"""Seconds that the other database may take, however often it did not answer; so long jobs that
-travel stay locked at most."""
-IDLE_TIMEOUT = 10.0
-"""Seconds after which a carrier without work closes its connections."""
 WAKE_PATIENCE = 0.02
 """Seconds after the last job until a scout waits to be notified, and looks by itself before."""
 LOOK_INTERVAL = 0.002
@@ -64,154 +55,6 @@ ASK_AGAIN = 60.0
 """Seconds between two to one that had one."""
 REPORT_INTERVAL = 60.0
 """Seconds between two reports of which databases are known here."""
-
-
-class _TargetError(Exception):
-    """The other database could not receive; the jobs stay where they are."""
-
-
-class Database:
-    """A database that sends and receives; *number* is None until it has told it."""
-
-    def __init__(self, conninfo: str) -> None:
-        self.conninfo = conninfo
-        self.state = ConnectionState()
-        self.number: int | None = None
-        self.ask_at = 0.0
-        """When to ask for its number, on the monotonic clock."""
-
-
-class Carrier:
-    """Carries from one database to another; the connections of both are its own.
-
-    *on_carried* is called whenever jobs have left.
-    """
-
-    def __init__(
-        self,
-        worker: str,
-        source: Database,
-        target: Database,
-        on_carried: Callable[[], None] = lambda: None,
-    ) -> None:
-        assert target.number is not None  # noqa: S101 - for the type checker
-        self.target = target
-        self._worker, self._number = worker, target.number
-        self._source = Connection(source.conninfo, "rota forwarder", source.state)
-        self._target = Connection(target.conninfo, "rota receiver", target.state)
-        self._retry = Retry(None, target.state)
-        self._task: asyncio.Task[None] | None = None
-        self._asked = asyncio.Event()
-        self._on_carried = on_carried
-        self._halvings = 0
-        self.carried = 0
-        """How many jobs have arrived."""
-        self.carried_at = -inf
-        """When the last have left, on the monotonic clock."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has its connections."""
-        return self._task is not None and not self._task.done()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it has failed, and waits for its next try."""
-        return self.is_open and self._retry.failures > 0
-
-    def go(self) -> None:
-        """Carry what there is."""
-        self._asked.set()
-        if not self.is_open:
-            self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stop; what is on its way is sent again by whoever comes next."""
-        if self._task is not None:
-            await end_task(self._task)
-
-    async def _run(self) -> None:
-        try:
-            while await self._is_asked():
-                self._asked.clear()
-                try:
-                    has_more = True
-                    while has_more:
-                        has_more = await self._carry()
-                        self._succeed()
-                except (psycopg.Error, RotaError, OSError, _TargetError) as error:
-                    cause = error.__cause__ or error
-                    if not self._retry.failures:
-                        logger.warning(
-                            "jobs for database %s stay for now: %s",
-                            self._number, one_line(cause),
-                        )  # fmt: skip
-                    self._asked.set()
-                    self._halvings = min(self._halvings + 1, 20)
-                    self.target.ask_at = 0.0  # it may have another number now
-                    await self._retry.wait(cause)
-        finally:
-            await self._source.close()
-            await self._target.close()
-
-    def _succeed(self) -> None:
-        if self._retry.failures:
-            logger.warning("jobs go to database %s again", self._number)
-        self._retry.succeed()
-
-    async def _is_asked(self) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(IDLE_TIMEOUT):
-                await self._asked.wait()
-        return self._asked.is_set()
-
-    async def _carry(self) -> bool:
-        """Carry a batch; return whether there may be more."""
-        max_jobs = max(1, MAX_JOBS >> self._halvings)
-        max_bytes = max(1, MAX_BYTES >> self._halvings)
-
-        async def take_send_and_end(client: AsyncClient) -> list[ForwardJob]:
-            async with client.connection.transaction():
-                taken = await client.take_forwards(
-                    self._worker, self._number, max_jobs, max_bytes
-                )
-                if not taken:
-                    return taken
-                received = await self._send(taken)
-                endings: list[dict[str, object]] = [{} for _ in taken]
-                for row in received:
-                    endings[row.ordinal - 1] = {
-                        "job_id": row.job_id,
-                        "error_code": row.error_code,
-                        "message": row.message,
-                    }
-                await client.end_forwards(
-                    [job.job_id for job in taken], [job.lease_token for job in taken], endings
-                )
-            self.carried += sum(row.job_id is not None for row in received)
-            return taken
-
-        taken = await self._source.call(take_send_and_end, 2 * RECEIVE_TIMEOUT, max_doublings=0)
-        if taken:
-            self.carried_at = time.monotonic()
-            self._on_carried()
-        is_less = self._halvings > 0
-        self._halvings = max(0, self._halvings - 1)
-        size = sum(len(job.job) for job in taken)
-        return bool(taken) and (is_less or len(taken) == max_jobs or size > max_bytes // 2)
-
-    async def _send(self, taken: list[ForwardJob]) -> list[ReceivedJob]:
-        array = f"[{','.join(job.job for job in taken)}]"
-        job_ids = [job.job_id for job in taken]
-        created_at = [job.created_at for job in taken]
-        try:
-            return await self._target.call(
-                lambda client: client.receive_jobs(self._number, job_ids, created_at, array),
-                RECEIVE_TIMEOUT,
-                max_doublings=0,
-            )
-        except (psycopg.Error, RotaError, OSError) as error:
-            raise _TargetError from error  # not of the connection on which they were taken
 
 
 class Listener:
@@ -373,13 +216,7 @@ class Scout:
             if carrier is None or self._source.number is None:
                 continue
             if move.move_id not in self._movers:
-                target = carrier.target
-                self._movers[move.move_id] = Mover(
-                    move,
-                    self._source.number,
-                    (self._source.conninfo, self._source.state),
-                    (target.conninfo, target.state),
-                )
+                self._movers[move.move_id] = Mover(move, self._source, carrier.target)
             self._movers[move.move_id].go()
 
     async def _rest(self) -> None:

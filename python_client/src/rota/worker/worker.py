@@ -19,7 +19,6 @@ from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from math import inf
-from typing import Any
 
 import psycopg
 
@@ -91,15 +90,26 @@ class Worker:
         max_memory: float | None = None,
         places: Places | None = None,
     ) -> None:
-        _check_settings(
-            registry, name, queues, concurrency, batch, lease,
-            poll_interval=poll_interval, tick_interval=tick_interval, grace_period=grace_period,
-            max_jobs=max_jobs, max_memory=max_memory,
-        )  # fmt: skip
+        _check_registry(registry)
+        _check_queues(queues)
+        self._lease = None if lease is None else to_duration("lease", lease)
+        seconds = None if self._lease is None else self._lease.total_seconds()
+        for argument, value, lowest, highest in (
+            ("the length of name", None if name is None else len(name), 1, 255),
+            ("concurrency", concurrency, 1, inf),
+            ("batch", batch, 1, MAX_BATCH),
+            ("lease in seconds", seconds, 0.001, MAX_LEASE),
+            ("poll_interval", poll_interval, 0.001, inf),
+            ("tick_interval", tick_interval, 0.001, inf),
+            ("grace_period", grace_period, 0, inf),
+            ("max_jobs", max_jobs, 1, inf),
+            ("max_memory", max_memory, 1, inf),
+        ):
+            if value is not None:
+                check_range(argument, value, lowest, highest)
         self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._registry = registry
         self._queues = list(queues)
-        self._lease = None if lease is None else to_duration("lease", lease)
         # Among others the database may be away, also from the start on.
         self._is_patient = places is not None
         self._share = Share(places or Places(concurrency))
@@ -394,12 +404,10 @@ def run_together(
                 asyncio.create_task(worker.run_async(drain=drain, once=once))
                 for worker in workers
             ]
-            ready = [asyncio.create_task(worker.wait_until_ready()) for worker in workers]
             forwarding = (
                 asyncio.create_task(_forward(forwarder, workers[0])) if forwarder else None
             )
-            telling = asyncio.gather(*ready)
-            telling.add_done_callback(_tell_ready)
+            telling = asyncio.create_task(_tell_ready(workers))
             try:
                 await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             finally:
@@ -435,9 +443,10 @@ async def _forward(forwarder: Forwarder, worker: Worker) -> None:
         await end_task(running)
 
 
-def _tell_ready(telling: asyncio.Future[Any]) -> None:
-    if not telling.cancelled():
-        notify_service("READY=1")
+async def _tell_ready(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        await worker.wait_until_ready()
+    notify_service("READY=1")
 
 
 async def _try(action: Awaitable[None]) -> None:
@@ -465,21 +474,7 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
-def _check_settings(
-    registry: Registry,
-    name: str | None,
-    queues: Sequence[str],
-    concurrency: int,
-    batch: int | None,
-    lease: timedelta | float | None,
-    *,
-    poll_interval: float,
-    tick_interval: float,
-    grace_period: float,
-    max_jobs: int | None,
-    max_memory: float | None,
-) -> None:
-    """Raise ValueError, or TypeError, for the first that is wrong."""
+def _check_registry(registry: Registry) -> None:
     if not isinstance(registry, Registry):
         raise TypeError(
             f"the handlers must be in a rota.Registry, got {type(registry).__name__}: "
@@ -487,24 +482,12 @@ def _check_settings(
         )
     if not len(registry):
         raise ValueError("the registry has no handler")
+
+
+def _check_queues(queues: Sequence[str]) -> None:
     if isinstance(queues, str):
         raise TypeError(f"queues must be a list, got the text {queues!r}")
     if not queues:
         raise ValueError("queues must have a name")
     for queue in queues:
         check_name("queue", queue)
-    if name is not None:
-        check_range("the length of name", len(name), 1, 255)
-    check_range("concurrency", concurrency, 1, inf)
-    if batch is not None:
-        check_range("batch", batch, 1, MAX_BATCH)
-    if lease is not None:
-        seconds = to_duration("lease", lease).total_seconds()
-        check_range("lease in seconds", seconds, 0.001, MAX_LEASE)
-    check_range("poll_interval", poll_interval, 0.001, inf)
-    check_range("tick_interval", tick_interval, 0.001, inf)
-    check_range("grace_period", grace_period, 0, inf)
-    if max_jobs is not None:
-        check_range("max_jobs", max_jobs, 1, inf)
-    if max_memory is not None:
-        check_range("max_memory", max_memory, 1, inf)

@@ -1,0 +1,301 @@
+"""Carry jobs from one database to another, batch by batch.
+
+A lane is two connections of its own.  What is under way in it is done or undone by one commit,
+so it may be killed at any moment, and whoever comes next goes on.  A `Carrier` carries single
+jobs that are meant for another database, a `Mover` those of a queue that moves there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import TypeVar
+
+import psycopg
+
+from ..client.async_client import AsyncClient
+from ..client.connecting import one_line
+from ..exceptions import RotaError
+from ..rows import ForwardJob, ReceivedJob, ReceivedMove, TakenMove, WaitingMove
+from .connection import Connection, ConnectionState, Retry, end_task
+
+logger = logging.getLogger("rota")
+
+T = TypeVar("T")
+
+MAX_JOBS = 500
+MAX_BYTES = 8_000_000
+"""What is sent at a time at most; after each failure half of it."""
+RECEIVE_TIMEOUT = 10.0
+"""Seconds that the other database may take, however often it did not answer; so long jobs that
+travel stay locked at most."""
+IDLE_TIMEOUT = 10.0
+"""Seconds after which a carrier without work closes its connections."""
+PAUSE = 0.2
+"""Seconds until a mover looks again where nothing can go for now."""
+
+
+class ReceiverError(Exception):
+    """The other database could not receive; the jobs stay where they are."""
+
+
+FAILURES = (psycopg.Error, RotaError, OSError, ReceiverError)
+
+
+class Database:
+    """A database that sends and receives; *number* is None until it has told it."""
+
+    def __init__(self, conninfo: str) -> None:
+        self.conninfo = conninfo
+        self.state = ConnectionState()
+        self.number: int | None = None
+        self.ask_at = 0.0
+        """When to ask for its number, on the monotonic clock."""
+
+
+class Lane:
+    """Carries in a task of its own, which has its connections as long as it runs."""
+
+    def __init__(self, name: str, source: Database, target: Database) -> None:
+        self.target = target
+        self._source = Connection(source.conninfo, name, source.state)
+        self._target = Connection(target.conninfo, "rota receiver", target.state)
+        self._retry = Retry(None, target.state)
+        self._task: asyncio.Task[None] | None = None
+        self._halvings = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has its connections."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has failed, and waits for its next try."""
+        return self.is_open and self._retry.failures > 0
+
+    def go(self) -> None:
+        """Carry until there is nothing for now."""
+        if not self.is_open:
+            self._task = asyncio.create_task(self._run_and_close())
+
+    async def close(self) -> None:
+        """Stop; what is on its way is sent again by whoever comes next."""
+        if self._task is not None:
+            await end_task(self._task)
+
+    async def _run(self) -> None:
+        raise NotImplementedError
+
+    async def _run_and_close(self) -> None:
+        try:
+            await self._run()
+        finally:
+            await self._source.close()
+            await self._target.close()
+
+    @property
+    def _batch(self) -> tuple[int, int]:
+        """How many jobs to send at a time, and how many bytes."""
+        return max(1, MAX_JOBS >> self._halvings), max(1, MAX_BYTES >> self._halvings)
+
+    async def _take(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Run what takes jobs, has them received, and ends them."""
+        return await self._source.call(action, 2 * RECEIVE_TIMEOUT, max_doublings=0)
+
+    async def _receive(self, action: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        try:
+            return await self._target.call(action, RECEIVE_TIMEOUT, max_doublings=0)
+        except (psycopg.Error, RotaError, OSError) as error:
+            raise ReceiverError from error  # not of the connection on which they were taken
+
+    async def _fail(self, error: BaseException, text: str, subject: object) -> None:
+        """Log the first failure, and wait until it is time to try with half as much."""
+        cause = error.__cause__ or error
+        if not self._retry.failures:
+            logger.warning(text, subject, one_line(cause))
+        self._halvings = min(self._halvings + 1, 20)
+        await self._retry.wait(cause)
+
+
+class Carrier(Lane):
+    """Carries the jobs that are meant for another database.
+
+    *on_carried* is called whenever jobs have left.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        source: Database,
+        target: Database,
+        on_carried: Callable[[], None] = lambda: None,
+    ) -> None:
+        assert target.number is not None  # noqa: S101 - for the type checker
+        super().__init__("rota forwarder", source, target)
+        self._worker, self._number = worker, target.number
+        self._asked = asyncio.Event()
+        self._on_carried = on_carried
+        self.carried = 0
+        """How many jobs have arrived."""
+        self.carried_at = -inf
+        """When the last have left, on the monotonic clock."""
+
+    def go(self) -> None:
+        """Carry what there is."""
+        self._asked.set()
+        super().go()
+
+    async def _run(self) -> None:
+        while await self._is_asked():
+            self._asked.clear()
+            try:
+                while await self._carry():
+                    self._succeed()
+                self._succeed()
+            except FAILURES as error:
+                self._asked.set()
+                self.target.ask_at = 0.0  # it may have another number now
+                await self._fail(error, "jobs for database %s stay for now: %s", self._number)
+
+    def _succeed(self) -> None:
+        if self._retry.failures:
+            logger.warning("jobs go to database %s again", self._number)
+        self._retry.succeed()
+
+    async def _is_asked(self) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_TIMEOUT):
+                await self._asked.wait()
+        return self._asked.is_set()
+
+    async def _carry(self) -> bool:
+        """Carry a batch; return whether there may be more."""
+        max_jobs, max_bytes = self._batch
+
+        async def take_send_and_end(client: AsyncClient) -> list[ForwardJob]:
+            async with client.connection.transaction():
+                taken = await client.take_forwards(
+                    self._worker, self._number, max_jobs, max_bytes
+                )
+                if not taken:
+                    return taken
+                received = await self._send(taken)
+                endings: list[dict[str, object]] = [{} for _ in taken]
+                for row in received:
+                    endings[row.ordinal - 1] = {
+                        "job_id": row.job_id,
+                        "error_code": row.error_code,
+                        "message": row.message,
+                    }
+                await client.end_forwards(
+                    [job.job_id for job in taken], [job.lease_token for job in taken], endings
+                )
+            self.carried += sum(row.job_id is not None for row in received)
+            return taken
+
+        taken = await self._take(take_send_and_end)
+        if taken:
+            self.carried_at = time.monotonic()
+            self._on_carried()
+        is_less = self._halvings > 0
+        self._halvings = max(0, self._halvings - 1)
+        size = sum(len(job.job) for job in taken)
+        return bool(taken) and (is_less or len(taken) == max_jobs or size > max_bytes // 2)
+
+    async def _send(self, taken: list[ForwardJob]) -> list[ReceivedJob]:
+        array = f"[{','.join(job.job for job in taken)}]"
+        job_ids = [job.job_id for job in taken]
+        created_at = [job.created_at for job in taken]
+        return await self._receive(
+            lambda client: client.receive_jobs(self._number, job_ids, created_at, array)
+        )
+
+
+class Mover(Lane):
+    """Carries the jobs of a queue that moves, those of one move.
+
+    They are taken out of the live table in one transaction and sent in another, during which
+    no other mover is at the same move.
+    """
+
+    def __init__(self, move: WaitingMove, source: Database, target: Database) -> None:
+        assert source.number is not None  # noqa: S101 - for the type checker
+        super().__init__("rota mover", source, target)
+        self.move = move
+        self._number = source.number
+        self._has_arrival = False
+
+    async def _run(self) -> None:
+        """Carry until the move has settled in both databases and nothing waits."""
+        while True:
+            try:
+                is_done = await self._carry_on()
+            except FAILURES as error:
+                await self._fail(error, "queue %s stays for now: %s", self.move.queue)
+                continue
+            self._retry.succeed()
+            if is_done:
+                return
+            await asyncio.sleep(PAUSE)
+
+    async def _carry_on(self) -> bool:
+        """Carry what can go now; return whether nothing is left."""
+        move_id = self.move.move_id
+        if not self._has_arrival:
+            await self._receive(
+                lambda client: client.open_arrival(move_id, self._number, self.move.queue)
+            )
+            self._has_arrival = True
+        while True:
+            max_jobs, max_bytes = self._batch
+            picked = await self._source.call(
+                lambda client: client.pick_moves(move_id, max_jobs, max_bytes)  # noqa: B023
+            )
+            if picked is None:
+                return False  # another mover is at it
+            if picked.in_transit:
+                await self._send(max_jobs, max_bytes)
+                self._halvings = max(0, self._halvings - 1)
+            if picked.state == "settling":
+                await self._settle()
+            elif not picked.has_more:
+                return picked.state == "settled" and not picked.in_transit
+
+    async def _settle(self) -> None:
+        move_id = self.move.move_id
+        for move in await self._source.call(AsyncClient.waiting_moves):
+            if move.move_id == move_id:
+                await self._receive(partial(_settle_arrival, move))
+                await self._source.call(lambda client: client.confirm_arrival(move_id))
+
+    async def _send(self, max_jobs: int, max_bytes: int) -> None:
+        move_id = self.move.move_id
+
+        async def take_send_and_end(client: AsyncClient) -> None:
+            async with client.connection.transaction():
+                taken = await client.take_moves(move_id, max_jobs, max_bytes)
+                if not taken:
+                    return
+                received = await self._send_to_the_other(taken)
+                endings = [row._asdict() for row in received]
+                await client.end_moves(move_id, [job.job_id for job in taken], endings)
+
+        await self._take(take_send_and_end)
+
+    async def _send_to_the_other(self, taken: list[TakenMove]) -> list[ReceivedMove]:
+        move_id, array = self.move.move_id, f"[{','.join(job.job for job in taken)}]"
+        return await self._receive(
+            lambda client: client.receive_moves(
+                move_id, [job.job_id for job in taken], taken[0].is_late, array
+            )
+        )
+
+
+async def _settle_arrival(move: WaitingMove, client: AsyncClient) -> None:
+    await client.settle_arrival(move.move_id, move.last_id)
