@@ -72,9 +72,9 @@ create constraint trigger forget after insert on rota.receipts
 
 create function public.lose_or_double() returns trigger language plpgsql as $$
 begin
-    if new.new_job_id >> 10 & 3 = 0 then
+    if new.new_job_id >> 10 & 1 = 0 then
         delete from rota.jobs where id = new.new_job_id and ordering_key is null;
-    elsif new.new_job_id >> 10 & 3 = 1 then
+    else
         insert into rota.jobs overriding system value
         select (jsonb_populate_record(null::rota.jobs,
             to_jsonb(j) || jsonb_build_object('id', (rota._new_ids(1))[1]))).*
