@@ -395,6 +395,12 @@ def db(connect: Connect) -> psycopg.Connection[Any]:
 
 
 @pytest.fixture
+def unnumbered(db: psycopg.Connection[Any]) -> None:
+    """Let the database have no number, as those of the docs, which show ids."""
+    db.execute("alter sequence rota.jobs_id_seq increment by 1 start with 1 restart with 1")
+
+
+@pytest.fixture
 def clock(connect: Connect) -> Clock:
     return Clock(connect())
 

@@ -37,6 +37,7 @@ def table(text: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", ["README.md", "sql/README.md"])
+@pytest.mark.usefixtures("unnumbered")
 def test_sql_examples_run_and_print_what_is_shown(document: str, dsn: str) -> None:
     shown: str | None = None
 

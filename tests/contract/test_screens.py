@@ -12,6 +12,7 @@ from contract.screens import PAGE, folded, page, shown, stage
 pytestmark = [pytest.mark.slow, pytest.mark.own_session, pytest.mark.plain_session]
 
 
+@pytest.mark.usefixtures("unnumbered")
 def test_the_docs_show_what_the_commands_show(db: psycopg.Connection[Any], dsn: str) -> None:
     """`make screens` writes the page anew."""
     screens = shown(dsn, stage(db))

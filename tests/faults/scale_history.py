@@ -70,17 +70,21 @@ $$;
 create constraint trigger forget after insert on rota.receipts
     deferrable initially deferred for each row execute function public.forget();
 
+create sequence public.turns;
 create function public.lose_or_double() returns trigger language plpgsql as $$
 begin
-    if new.new_job_id >> 10 & 1 = 0 then
-        delete from rota.jobs where id = new.new_job_id and ordering_key is null;
+    if not exists (
+        select from rota.jobs where id = new.new_job_id
+          and num_nonnulls(ordering_key, idempotency_key) = 0
+    ) then
+        return null;
+    elsif nextval('public.turns') % 2 = 1 then
+        delete from rota.jobs where id = new.new_job_id;
     else
         insert into rota.jobs overriding system value
         select (jsonb_populate_record(null::rota.jobs,
             to_jsonb(j) || jsonb_build_object('id', (rota._new_ids(1))[1]))).*
-        from rota.jobs as j
-        where j.id = new.new_job_id
-          and num_nonnulls(j.ordering_key, j.idempotency_key) = 0;
+        from rota.jobs as j where j.id = new.new_job_id;
     end if;
     return null;
 end;

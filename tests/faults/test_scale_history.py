@@ -47,5 +47,5 @@ def test_what_moves_and_is_lost_or_doubled_and_receipts_that_are_not_kept_are_fo
     together, problems = play(folder, 300, 7, faults=0, pause=0.2, is_canary=True, **SMALL)
 
     assert together.broken["M5"] > 0
-    assert any("gone without a trace" in problem for problem in problems)
+    assert any("and is nowhere" in problem for problem in problems)
     assert any("it is there as job" in problem for problem in problems)

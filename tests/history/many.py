@@ -11,6 +11,7 @@ ids it had and wherever it ran, is held against the promise of one database (`mo
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -78,6 +79,7 @@ class Together:
         self._arrived = {(came.database, came.new_id) for came in self.moves.came.values()}
         self.looked: Counter[str] = Counter()
         self.broken: Counter[str] = Counter()
+        self._kinds: Counter[str] = Counter()
         self.problems: list[str] = []
         self.counts: Counter[str] = Counter()
         self._asked: dict[str, Asked] = {}
@@ -187,7 +189,9 @@ class Together:
         self.looked[rule] += 1
         if not is_right:
             self.broken[rule] += 1
-            if self.broken[rule] <= STORIES:
+            kind = f"{rule} {re.sub('[0-9]+', 'N', problem)}"
+            self._kinds[kind] += 1
+            if self._kinds[kind] <= STORIES:
                 asked = f" {self._asked[of]}" if of in self._asked else ""
                 self.problems.append(f"{rule}: {SENTENCES[rule]}: {of}: {problem}{asked}")
 

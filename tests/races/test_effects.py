@@ -78,7 +78,11 @@ def sqlstate(pending: Pending) -> str | None:
 
 
 def holder(session: Session) -> list[Any]:
-    return session.fetch("select e.job_id, e.completed_at is not null from rota.effects as e")
+    """Whose the effect is, as which job of all by their ids, and whether it is done."""
+    return session.fetch(
+        "select (select count(*) from rota.job_runs as r where r.id <= e.job_id),"
+        " e.completed_at is not null from rota.effects as e"
+    )
 
 
 def test_record_waits_for_a_record_and_is_told_that_it_is_in_progress(
