@@ -305,8 +305,10 @@ def test_thousands_of_dead_jobs_of_one_error(db: Db, operator: Operator) -> None
             " from rota.claim_jobs('w', max_jobs => 1000) as c))"
         )
 
-    taken = value(db, "update rota.finished_jobs set idempotency_key = 'order:7' where id ="
-                  " (select id from rota.dead_jobs order by id offset 500 limit 1) returning id")  # fmt: skip
+    taken = value(
+        db, "update rota.finished_jobs set idempotency_key = 'order:7' where id ="
+        " (select id from rota.dead_jobs order by id offset 500 limit 1) returning id",
+    )  # fmt: skip
     enqueue(db, "charge", queue="by_hand", idempotency_key="order:7")
 
     line = operator.doctor()
