@@ -39,7 +39,6 @@ KEYS = {"large": 8, "heavy": 4, "small": 2, None: 2, "rare": 1}
 WEIGHTS = {"heavy": 3}
 # Enough for lanes that are long, and few enough for jobs to come through.
 WAITING = 80
-COUNT = "select count(*) as jobs from rota.jobs"
 # How long a session may remember where a lane begins, on a lane as short as these.
 WHILE = 300_000_000  # ns
 SLICE = 500_000_000  # ns
@@ -96,25 +95,12 @@ def new_job(player: Player) -> dict[str, Any]:
     return job
 
 
-def is_full(player: Player) -> bool:
-    return int((player.connection.execute(COUNT).fetchone() or {})["jobs"]) > WAITING
-
-
 def ask(player: Player) -> None:
-    if is_full(player):
-        return end(player)
-    with player.transaction(is_committed=player.chance(0.8)):
-        player.call("enqueue", **new_job(player))
-    return None
+    storm_work.ask(player, new_job, WAITING, end)
 
 
 def ask_many(player: Player) -> None:
-    if is_full(player):
-        return end(player)
-    jobs = [new_job(player) for _ in range(player.random.randint(2, 5))]
-    with player.transaction(is_committed=player.chance(0.8)):
-        player.call("enqueue_many", jobs=jobs)
-    return None
+    storm_work.ask_many(player, new_job, WAITING, end)
 
 
 def claim(player: Player) -> None:

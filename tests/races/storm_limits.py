@@ -37,7 +37,6 @@ MOST = {
 }
 # More than that only make the lines longer.
 WAITING = 60
-COUNT = "select count(*) as jobs from rota.jobs"
 SET = "select rota.set_limit({} => %s, max_running => %s)"
 
 
@@ -89,25 +88,12 @@ def new_job(player: Player) -> dict[str, Any]:
     return job
 
 
-def is_full(player: Player) -> bool:
-    return int((player.connection.execute(COUNT).fetchone() or {})["jobs"]) > WAITING
-
-
 def ask(player: Player) -> None:
-    if is_full(player):
-        return end(player)
-    with player.transaction(is_committed=player.chance(0.8)):
-        player.call("enqueue", **new_job(player))
-    return None
+    storm_work.ask(player, new_job, WAITING, end)
 
 
 def ask_many(player: Player) -> None:
-    if is_full(player):
-        return end(player)
-    jobs = [new_job(player) for _ in range(player.random.randint(2, 5))]
-    with player.transaction(is_committed=player.chance(0.8)):
-        player.call("enqueue_many", jobs=jobs)
-    return None
+    storm_work.ask_many(player, new_job, WAITING, end)
 
 
 def claim(player: Player) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -58,6 +58,40 @@ REFUSALS = {
     "complete_effect": {*LOST, "RT011"},
     "withdraw_effect": {*LOST, "RT011"},
 }
+
+
+def ask(
+    player: Player,
+    new_job: Callable[[Player], dict[str, Any]],
+    most: int,
+    end: Callable[[Player], None],
+) -> None:
+    """Enqueue a job; where more than so many are live, end some instead."""
+    if _are_more(player, most):
+        return end(player)
+    with player.transaction(is_committed=player.chance(0.8)):
+        player.call("enqueue", **new_job(player))
+    return None
+
+
+def ask_many(
+    player: Player,
+    new_job: Callable[[Player], dict[str, Any]],
+    most: int,
+    end: Callable[[Player], None],
+) -> None:
+    """Enqueue two to five jobs in one call; where more than so many are live, end some."""
+    if _are_more(player, most):
+        return end(player)
+    jobs = [new_job(player) for _ in range(player.random.randint(2, 5))]
+    with player.transaction(is_committed=player.chance(0.8)):
+        player.call("enqueue_many", jobs=jobs)
+    return None
+
+
+def _are_more(player: Player, most: int) -> bool:
+    row = player.connection.execute("select count(*) as jobs from rota.jobs").fetchone()
+    return int((row or {})["jobs"]) > most
 
 
 def claim(player: Player, **arguments: Any) -> None:
