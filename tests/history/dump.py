@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -30,6 +31,11 @@ select a.attname
 from pg_attribute as a
 where a.attrelid = to_regclass('rota.' || %s) and a.attnum > 0 and not a.attisdropped
 """
+AT_WORK = """
+select from pg_stat_activity
+where datname = current_database() and pid <> pg_backend_pid()
+  and backend_type = 'client backend' and (state = 'active' or backend_xid is not null)
+"""
 COMMENTS = """
 select p.proname, obj_description(p.oid, 'pg_proc')
 from pg_proc as p
@@ -37,10 +43,11 @@ where p.pronamespace = 'rota'::regnamespace and p.proname !~ '^_'
 """
 
 
-def dump(url: str, folder: Path | str, *, is_drained: bool = False) -> Path:
+def dump(url: str, folder: Path | str, *, is_drained: bool | None = None) -> Path:
     """Write the rows of now into a file of the folder.
 
-    *is_drained* says that every job has had its time to end, so one that is live is lost.
+    *is_drained* is none while the history goes on.  When it has ended, it says whether every
+    job has had its time to end, so one that is live is lost.
     """
     path = next(
         path
@@ -49,17 +56,25 @@ def dump(url: str, folder: Path | str, *, is_drained: bool = False) -> Path:
     )
     part = path.with_suffix(".part")
     with psycopg.connect(url, autocommit=True, row_factory=dict_row) as db, part.open("w") as f:
-        if is_drained and _columns(db, "stats_progress"):
+        if is_drained is not None and _columns(db, "stats_progress"):
+            _wait_for_the_last(db)
             _count_what_ended(db)
         number = int(path.stem.partition("-")[2])
         tables = [table for table in TABLES if _columns(db, table)]
         now = both_clocks()
         for line in _lines(db, tables):
             f.write(json.dumps(line, default=plain) + "\n")
-        end = {"dump": number, "tables": tables, "is_drained": is_drained, **now}
+        end = {"dump": number, "tables": tables, "is_drained": bool(is_drained), **now}
         f.write(json.dumps(end) + "\n")
     part.rename(path)
     return path
+
+
+def _wait_for_the_last(db: psycopg.Connection[dict[str, Any]]) -> None:
+    """Let the last statements of processes that were killed come to their end."""
+    until = time.monotonic() + 10.0
+    while db.execute(AT_WORK).fetchone() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def _count_what_ended(db: psycopg.Connection[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from history import random_callers
 from history.checker import check, summary
+from history.dump import dump
 from history.reading import Operation, Reader
 from history.recording import record, stop_recording
 from rota import AsyncClient, Client, JobNotFoundError
@@ -165,3 +166,27 @@ def test_what_threads_do_at_random_keeps_every_promise(dsn: str, tmp_path: Path)
     assert [f"{each}\n{each.story}" for each in context.violations] == []
     assert context.is_drained
     assert context.counts["operations"] > 500
+
+
+@pytest.mark.own_session
+def test_statistics_of_a_history_that_ended_too_early_are_held_against_a_recount(
+    db: psycopg.Connection[Any], dsn: str, operations: Read, tmp_path: Path
+) -> None:
+    """Also where the table has so many pages that they are counted in rounds."""
+    client = Client(db)
+    for _ in range(5):
+        client.enqueue_many([{"job_type": "t", "payload": {"text": "x" * 1500}}] * 500)
+    client.tick()
+    for job in client.claim_jobs("w", max_jobs=100)[:60]:
+        client.finish_job(job.job_id, job.lease_token)
+    operations()
+
+    dump(dsn, tmp_path, is_drained=False)
+    context = check(tmp_path)
+    db.execute("update rota.job_stats set total = total + 1")
+    dump(dsn, tmp_path, is_drained=False)
+    wrong = check(tmp_path)
+
+    assert context.looked["I11"] > 0
+    assert [str(each) for each in context.violations] == []
+    assert {each.promise for each in wrong.violations} == {"I11"}
