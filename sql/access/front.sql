@@ -224,7 +224,8 @@ declare
     v_hint text;
 begin
     v_shard := %5$s;%6$s
-    for v_try in 1..3 loop
+    -- Each move of its queue leads to the next database, and none back.
+    for v_try in 1..100 loop
         begin
             %7$s
         exception when others then
@@ -233,6 +234,9 @@ begin
             v_shard := rota_front.raise_of_shard(v_state, v_message, v_detail, v_hint);
         end;
     end loop;
+    raise exception using
+        errcode = 'RT016', message = 'the databases that the job has left lead in a circle',
+        hint = 'Look for it in each of them.';
 end;
 $body$;$f$,
             v_function.name, v_function.arguments,

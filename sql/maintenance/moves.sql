@@ -830,6 +830,8 @@ begin
             on conflict do nothing;
         end loop;
         if v_inserted is not null then
+            -- What came back is not elsewhere any more: two databases would lead in a circle.
+            delete from rota.moved_jobs as t where t.job_id = any(v_inserted);
             perform rota._enter_lanes(v_inserted);
             if v_keyed is not null then perform rota._jobs_came_in(v_keyed); end if;
             perform rota._notify_for(v_inserted);

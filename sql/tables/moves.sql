@@ -61,7 +61,8 @@ create table rota.moved_jobs (
 
 create index moved_jobs_moved_at_idx on rota.moved_jobs (moved_at);
 
-comment on table rota.moved_jobs is 'Where jobs went, for 90 days.';
+comment on table rota.moved_jobs is
+    'Where jobs went, for 90 days, or until they came back.';
 comment on column rota.moved_jobs.new_job_id is 'The job there; mostly it kept its id.';
 
 create table rota.arrivals (

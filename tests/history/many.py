@@ -287,7 +287,8 @@ class Together:
             is_right = came and (came.database, came.new_id) == (left.database, left.new_id)
             self.look("M8", bool(is_right), job_id, f"it left {number}: {left}, and {came}")
         for (move_id, job_id), came in moves.came.items():
-            has_left = (move_id & NUMBERS, job_id) in moves.left
+            source = move_id & NUMBERS
+            has_left = (source, job_id) in moves.left or moves.was_back(source, job_id, came.at)
             self.look("M8", has_left, job_id, f"it came to {came.database}, and never left")
             self.counts["jobs that moved"] += 1
             self.counts["jobs that moved late"] += came.new_id != job_id

@@ -51,6 +51,8 @@ class Moves:
         self.merged: dict[int, int] = {}
         """Jobs whose key had a live one, and that."""
         self._next: dict[int, int] = {}
+        self._back: dict[tuple[int, int], int] = {}
+        """When an id came into a database for the last time."""
 
     def read(self, folder: Path, number: int) -> None:
         """Take over what the last dump of a database says."""
@@ -61,6 +63,8 @@ class Moves:
             elif table == "arrivals":
                 came = Came(number, row["new_job_id"], row["arrived_at"])
                 self.came[row["move_id"], row["job_id"]] = came
+                place = number, came.new_id
+                self._back[place] = max(came.at, self._back.get(place, 0))
             elif table == "outgoing_jobs":
                 self.stuck.append((number, row["job_id"]))
             else:
@@ -123,6 +127,10 @@ class Moves:
                 root = self.roots[job_id]
                 found[root] = max(came.at, found.get(root, 0))
         return found
+
+    def was_back(self, database: int, job_id: int, after: int) -> bool:
+        """Whether a job came into a database later, which then does not say that it left."""
+        return after < self._back.get((database, job_id), 0)
 
     def told_place(self, database: int, job_id: int, places: Mapping[int, int]) -> int | None:
         """Return the job to which a late caller comes who goes where he is told."""

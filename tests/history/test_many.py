@@ -228,8 +228,11 @@ def a_job_that_moved_late(tale: Tale) -> None:
 
 
 def a_job_that_came_back(tale: Tale) -> None:
-    where = tale.moved(tale.moved(tale.told("a:1", 1)), source=2)
-    tale.ran(where, "a:1", 1)
+    """Where it is it has not left, and the other one leads there."""
+    where = tale.told("a:1", 1)
+    came = {"job_id": where, "move_id": MOVE[1], "new_job_id": where}
+    tale.two.table("arrivals", arrived_at=moment(2), **came)
+    tale.ran(tale.moved(where, source=2), "a:1", 1)
 
 
 def a_job_whose_key_was_live_there(tale: Tale) -> None:
@@ -282,6 +285,15 @@ def what_came_and_never_left(tale: Tale) -> None:
     where = tale.told("a:1", 1)
     came = {"job_id": where, "move_id": MOVE[1], "new_job_id": where}
     tale.two.table("arrivals", arrived_at=WALL, **came)
+    tale.ran(where, "a:1", 2)
+
+
+def what_was_here_before_it_came_and_never_left(tale: Tale) -> None:
+    """That it came back once does not tell of the next time."""
+    where = tale.told("a:1", 1)
+    tale.moved(where, source=2)
+    came = {"job_id": where, "move_id": MOVE[1], "new_job_id": where}
+    tale.two.table("arrivals", arrived_at=moment(7), **came)
     tale.ran(where, "a:1", 2)
 
 
@@ -355,6 +367,7 @@ WRONG: list[tuple[str, Callable[[Tale], None]]] = [
     ("M6", a_line_that_ran_in_two_databases_at_once),
     ("M8", what_left_and_never_came),
     ("M8", what_came_and_never_left),
+    ("M8", what_was_here_before_it_came_and_never_left),
     ("M8", what_is_still_on_its_way),
     ("M8", what_went_into_a_job_of_another_key),
 ]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import psycopg
@@ -28,7 +28,7 @@ from rota.testing.server import EmbeddedPostgres
 from sql.helpers import call, rows, scalar, value
 from support.waiting import wait_until
 
-NUMBERS = (1, 2, 3)
+NUMBERS = (1, 2, 3, 4)
 _names = count(1)
 
 pytestmark = [pytest.mark.own_session, pytest.mark.plain_session]
@@ -53,7 +53,7 @@ def raises(sqlstate, pattern=""):
 
 
 class Front:
-    """Three databases with rota and a front of the first two."""
+    """Four databases with rota and a front of the first two."""
 
     def __init__(self, server, admin, template, folder):
         self._admin, self.folder = admin, folder
@@ -437,6 +437,37 @@ def test_a_job_that_has_moved_is_acted_on_where_it_is(front):
 
 
 @pytest.mark.slow
+def test_a_job_is_acted_on_however_often_it_has_moved(front):
+    """Each database that it left leads to the next one, and none back."""
+    front.make(1, 2, 3, 4)
+    job_id = value(front.db, "enqueue_to", database=1, job_type="x", queue="q")
+    file = front.folder / "databases"
+    file.write_text("".join(f"{url}\n" for url in front.urls.values()))
+    for n, (source, target) in enumerate(pairwise((1, 2, 1, 2, 3, 4))):
+        words = ["queue", "move", "q", "--from", str(source), "--to", str(target)]
+        for more in ([], ["--end"]):
+            assert main([*words, "--databases", str(file), *more]) == 0
+
+        value(front.db, "set_priority", job_id=job_id, priority=n + 1)
+
+        text = "select priority from rota.jobs where id = %s"
+        assert scalar(front.shards[target], text, job_id) == n + 1
+
+
+@pytest.mark.slow
+def test_a_job_that_two_databases_say_is_in_the_other_one_is_refused(front):
+    """A call that did nothing must not look as if it had."""
+    for number, shard in front.shards.items():
+        other = {1: 2}.get(number, 1)
+        shard.execute("insert into rota.moved_jobs values (%s, 1, %s, %s)", (1025, other, 1025))
+
+    for function in ("cancel_job", "set_priority"):
+        more = {"priority": 1} if function == "set_priority" else {}
+        with raises("RT016", "lead in a circle"):
+            value(front.db, function, job_id=1025, **more)
+
+
+@pytest.mark.slow
 def test_a_role_is_the_same_role_at_the_shards(front, admin):
     name = f"shop{next(_names)}"
     admin.execute(sql.SQL("create role {} login password 's'").format(sql.Identifier(name)))
@@ -585,7 +616,7 @@ def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
     assert main([*words, "--dry-run"]) == 0
     assert "create function rota.enqueue(" in capsys.readouterr().out
     assert main(words) == 0
-    assert "a front of 3 databases" in capsys.readouterr().out
+    assert "a front of 4 databases" in capsys.readouterr().out
     assert main(["front", "status", "--front", front.url, "--json"]) == 0
     shards = json.loads(capsys.readouterr().out)
     assert [(row["database"], row["slots"]) for row in shards] == [(1, 342), (2, 341), (3, 341)]

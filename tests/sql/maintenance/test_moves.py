@@ -415,6 +415,35 @@ def test_a_queue_that_comes_back_loses_no_job(db, there):
             value(database, "end_queue_move", queue="q")
 
 
+def told(db: Db, job_id: int) -> tuple[str | None, str | None]:
+    """The SQLSTATE and detail for a caller who asks for a job."""
+    with pytest.raises(psycopg.Error) as raised:
+        call(db, "cancel_job", job_id=job_id)
+    return raised.value.sqlstate, raised.value.diag.message_detail
+
+
+def test_a_job_that_came_back_and_is_gone_is_not_said_to_be_elsewhere(db, there, clock):
+    """Each of the two databases would lead to the other one."""
+    job_id = enqueue(db, queue="q")
+    settle(db, there, begin(db, there))
+    for database in (db, there):
+        value(database, "end_queue_move", queue="q")
+    move_id = value(there, "begin_queue_move", queue="q", database=5)
+    value(db, "open_arrival", move_id=move_id, from_database=6, queue="q")
+    settle(there, db, move_id)
+    assert told(there, job_id) == ("RT016", f"5 {job_id}")
+
+    (job,) = claim(db, queues=["q"])
+    value(db, "finish_job", job_id=job_id, lease_token=job.lease_token)
+    assert told(db, job_id)[0] == "RT003"
+    clock.advance("8 days 1 hour")
+    call(db, "tick")
+    clock.advance("11 s")
+    call(db, "tick")
+
+    assert told(db, job_id) == ("RT001", None)
+
+
 def test_a_mover_that_ends_between_the_two_settlements_is_followed_by_another(db, there):
     enqueue(db, queue="q", ordering_key="k")
     move_id = begin(db, there)
