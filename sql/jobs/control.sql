@@ -271,7 +271,10 @@ begin
     for no key update;
     if not found then perform rota._raise_not_live(job_id); end if;
     update rota.jobs as j
-    set priority = set_priority.priority, updated_at = rota.now()
+    set priority = set_priority.priority, updated_at = rota.now(),
+        -- Of a running job it was in another lane.
+        own_lane = case when j.status <> 'running' then j.own_lane end,
+        own_place = case when j.status <> 'running' then j.own_place end
     where j.id = set_priority.job_id;
     perform rota._enter_lanes(array[job_id]);
     perform rota._audit('set_priority', null, array[job_id],

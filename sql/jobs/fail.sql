@@ -256,9 +256,9 @@ comment on function rota.release_jobs is
 
 /*
  * Running jobs back to queued with their attempt returned; one row for each that was ours.
- * Where run_ats has none the time stays as it is.  One whose cancel was requested ends instead,
- * and is answered with infinity.  Of several jobs each is already locked: no session waits for
- * a row while it holds others.
+ * Where run_ats has none the time stays as it is, and the place.  One whose cancel was
+ * requested ends instead, and is answered with infinity.  Of several jobs each is already
+ * locked: no session waits for a row while it holds others.
  */
 create or replace function rota._give_back(
     job_ids bigint[], lease_tokens bigint[], run_ats timestamptz[] default null
@@ -267,12 +267,17 @@ create or replace function rota._give_back(
 declare
     v_cancelled_ids bigint[];
     v_cancelled_tokens bigint[];
+    v_kept_ids bigint[];
+    v_moved_ids bigint[];
     v_held_limits text[];
 begin
     -- Each is locked before it is looked at: the planner moves a condition on a subquery into
     -- it, in front of the lock, but not on a CTE.
     with held as (
-        select j.id, j.lease_token, j.cancel_requested_at, j.held_limits from rota.jobs as j
+        select j.id, j.lease_token, j.cancel_requested_at, j.held_limits,
+            num_nonnulls(j.rerun_payload,
+                _give_back.run_ats[array_position(_give_back.job_ids, j.id)]) = 0 as is_kept
+        from rota.jobs as j
         where j.id = any(_give_back.job_ids)
           and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
           and j.status = 'running'
@@ -284,8 +289,10 @@ begin
             select array_agg(n.limit_name) from held as l
             cross join lateral unnest(l.held_limits) as n (limit_name)
             where l.cancel_requested_at is null
-        )
-    into v_cancelled_ids, v_cancelled_tokens, v_held_limits from held as h;
+        ),
+        array_agg(h.id) filter (where h.is_kept), array_agg(h.id) filter (where not h.is_kept)
+    into v_cancelled_ids, v_cancelled_tokens, v_held_limits, v_kept_ids, v_moved_ids
+    from held as h;
 
     return query
     select e.job_id, timestamptz 'infinity'
@@ -307,7 +314,10 @@ begin
       and j.lease_token = _give_back.lease_tokens[array_position(_give_back.job_ids, j.id)]
       and j.status = 'running'
     returning j.id, j.run_at;
-    perform rota._enter_lanes(job_ids, v_held_limits);
+    perform rota._enter_lanes(v_moved_ids, v_held_limits);
+    if v_kept_ids is not null then
+        perform rota._enter_lanes(v_kept_ids, keep_places => true);
+    end if;
     perform rota._notify_for(job_ids);
 end;
 $$;

@@ -500,7 +500,10 @@ begin
             perform rota._notify_for(done);
         when 'set_priority' then
             update rota.jobs as j
-            set priority = (_act.arguments ->> 'priority')::smallint, updated_at = rota.now()
+            set priority = (_act.arguments ->> 'priority')::smallint, updated_at = rota.now(),
+                -- Of a running job it was in another lane.
+                own_lane = case when j.status <> 'running' then j.own_lane end,
+                own_place = case when j.status <> 'running' then j.own_place end
             where j.id = any(done);
             perform rota._enter_lanes(done);
         when 'move' then

@@ -15,6 +15,9 @@
  * as those of one key more.  No session holds a lock or a row of state: two producers that do
  * not see each other may give out the same places, which is a little unfair and nothing else.
  *
+ * A job that is given back before it has begun, at its time and priority, is where it was: its
+ * key may have a million behind it.
+ *
  * A job with a place of its own is not in the lane before it is due: hold is 'time', and
  * maintenance lets it in.  One whose limit is known to be full is held at once, so that a
  * million jobs of one customer never stand in front of others.
@@ -24,8 +27,11 @@
  * for the jobs that come in after it.
  */
 
-/* Give waiting jobs of whatever kind their places, and hold those that have to wait. */
-create or replace function rota._place_jobs(job_ids bigint[])
+/*
+ * Give waiting jobs of whatever kind their places, but for those that had one where they keep
+ * it, and hold those that have to wait.
+ */
+create or replace function rota._place_jobs(job_ids bigint[], keep_places boolean default false)
     returns void language plpgsql as $$
 declare
     c_waiting constant text[] := '{queued,failed}'::text[];
@@ -38,10 +44,15 @@ begin
     for v_kind in
         select j.queue, j.job_type, j.limit_key, j.priority, q.ageing,
             exists (select from rota.fair_queues as f where f.queue = j.queue) as is_fair,
-            coalesce(array_agg(j.id order by j.run_at, j.id)
+            coalesce(array_agg(j.id order by p.old_place, j.run_at, j.id)
                 filter (where j.run_at <= v_now), '{}') as due_ids,
+            coalesce(array_agg(j.id order by j.run_at, j.id)
+                filter (where j.run_at <= v_now and p.old_place is null), '{}') as new_ids,
             coalesce(array_agg(j.id) filter (where j.run_at > v_now), '{}') as later_ids
         from rota.jobs as j left join rota.queues as q on q.queue = j.queue
+        cross join lateral (
+            select case when _place_jobs.keep_places and j.own_lane is null
+                then j.own_place end as old_place) as p
         where j.id = any(_place_jobs.job_ids) and j.status = any(c_waiting)
         group by 1, 2, 3, 4, 5, 6 order by min(j.id)
     loop
@@ -71,11 +82,17 @@ begin
             if not v_kind.is_fair and v_kind.limit_key is not null then
                 perform rota._note_fair_queue(v_kind.queue);
             end if;
-            v_places := rota._next_places(v_kind.queue, v_kind.limit_key, v_kind.priority,
-                v_kind.due_ids, cardinality(v_kind.due_ids));
+            if v_kind.new_ids <> '{}' then
+                v_places := rota._next_places(v_kind.queue, v_kind.limit_key, v_kind.priority,
+                    v_kind.new_ids, cardinality(v_kind.new_ids));
+            end if;
             update rota.jobs as j
             set hold = null, opened_for = null, own_lane = null,
-                own_place = v_places[array_position(v_kind.due_ids, j.id)]
+                own_place = case
+                    when j.id = any(v_kind.new_ids)
+                        then v_places[array_position(v_kind.new_ids, j.id)]
+                    else j.own_place
+                end
             where j.id = any(v_kind.due_ids);
         end if;
         if v_has_limits then

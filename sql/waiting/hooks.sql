@@ -101,10 +101,13 @@ $$;
 
 /*
  * Jobs wait for their time, for a retry or with another priority than before, or have come back
- * with the slots that they held: give them their places, and hold those that have to wait.  To
- * be called in the transaction that wrote them; plain jobs are left alone.
+ * with the slots that they held: give them their places, or those that they had again where
+ * they keep them, and hold those that have to wait.  To be called in the transaction that wrote
+ * them; plain jobs are left alone.
  */
-create or replace function rota._enter_lanes(job_ids bigint[], left_limits text[] default null)
+create or replace function rota._enter_lanes(
+    job_ids bigint[], left_limits text[] default null, keep_places boolean default false
+)
     returns void language plpgsql as $$
 declare
     v_ids bigint[] := array(
@@ -118,7 +121,7 @@ declare
     );
 begin
     if left_limits <> '{}' then perform rota._leave_limits(left_limits); end if;
-    if v_ids <> '{}' then perform rota._place_jobs(v_ids); end if;
+    if v_ids <> '{}' then perform rota._place_jobs(v_ids, keep_places); end if;
 end;
 $$;
 

@@ -788,6 +788,26 @@ v_row ->> 'pause_name',
         sql("access/front", "for v_try in 1..100 loop", "for v_try in 1..3 loop"),
     ),
     mutant(
+        "given-back-behind-its-key",
+        "A job that is given back stands behind all that wait of its key.",
+        "sql/waiting/test_fairness.py",
+        sql(
+            "waiting/fairness",
+            "case when _place_jobs.keep_places and j.own_lane is null",
+            "case when false",
+        ),
+    ),
+    mutant(
+        "given-back-to-another-lane",
+        "A job whose priority changed while it ran has the place of its old lane.",
+        "sql/waiting/test_fairness.py",
+        sql(
+            "jobs/control",
+            "own_place = case when j.status <> 'running' then j.own_place end",
+            "own_place = j.own_place",
+        ),
+    ),
+    mutant(
         "live-keys-without-halted",
         "A front sends the jobs of a halted ordering key to another database.",
         "sql/access/test_front.py",

@@ -7,7 +7,7 @@ must be true:
 1. A key has its share: no job of it comes to a place that as many as its weight had reached
    before the call began, all still in the lane at its end.
 2. No key keeps old credit: no job comes to a place before all that may be in the lane, but one
-   that is given back to its own.
+   that is given back, and that comes to its own.
 3. No key waits behind the backlog of others: the first of a key stands no later than any job
    that has been in the lane for a while.
 4. None starves: a claim that nothing disturbs passes over no job that has been in front for a
@@ -197,6 +197,12 @@ def check_places(history: History, stays: Stays) -> Iterator[Violation]:
         call = stay.since
         if not stay.has_own_place:
             continue
+        if call.function == "release_jobs" and (was := _place_before(history, stay)):
+            if stay.place != was:
+                name = f"job {stay.job_id}"
+                told = f"{name} was given back {stay.place - was} us behind its place"
+                yield Violation(told, name, call.name)
+            continue
         beside = [
             other
             for other in stays.during(stay.lane, call)
@@ -222,6 +228,15 @@ def check_places(history: History, stays: Stays) -> Iterator[Violation]:
             history.families[name] |= {other.job_id for other in others}
             told = f" {[other.job_id for other in others]}" if others else ""
             yield Violation(f"{name} {problem}{told}", name, call.name)
+
+
+def _place_before(history: History, stay: Stay) -> int | None:
+    """Return the place that the job had when it was claimed, if it had one in this lane."""
+    for step in history.steps_by_call[stay.since.name]:
+        row = step.before or {}
+        if step.job_id == stay.job_id and row.get("own_place"):
+            return _micros(row["own_place"])
+    return None
 
 
 def _given_back(history: History, stay: Stay) -> Iterator[int]:

@@ -147,6 +147,17 @@ MUTANTS = {
         [("_next_places", "v_first := rota._first_place(queue, lane);", "v_first := 'epoch';")],
         "before all others",
     ),
+    "a job that is given back behind its key": (
+        "fairness",
+        [
+            (
+                "_place_jobs",
+                "case when _place_jobs.keep_places and j.own_lane is null",
+                "case when false",
+            )
+        ],
+        "behind its place",
+    ),
     "a key that takes more than its share": (
         "fairness",
         [("_next_places", "v_jobs := 1;", "v_jobs := 0;")],
