@@ -127,7 +127,7 @@ bench-waiting: $(VENV)/.dev ## Measure limits, turns, order and dependencies, be
 bench-databases: $(VENV)/.dev ## Work for four databases on two servers, of which one is killed and stopped, in ten minutes
 	cd tests && ../$(BIN)/python -m bench.many_databases --kill --stop $(ARGS)
 
-bench-growth: $(VENV)/.dev ## Compare the CPU of a job on 1, 4, 8 and 16 databases of one server
+bench-growth: $(VENV)/.dev ## Compare the CPU of a job on 1, 4, 8 and 16 databases of one server: ARGS="--worker"
 	cd tests && ../$(BIN)/python -m bench.growth $(ARGS)
 
 bench-failover: $(VENV)/.dev ## Time how long producers wait when a primary dies and its standby is promoted

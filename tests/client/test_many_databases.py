@@ -104,16 +104,33 @@ def test_a_floor_is_no_more_than_what_is_free():
     assert [share.room() for share in room.shares] == [0, 0, 0]
 
 
-def test_who_was_short_looks_when_there_is_room():
+def test_who_was_short_looks_once_in_a_turn_when_there_is_room():
     room = Room(6, True, True, False)
     room.used = [6, 0, 0]
     room.shares[1].room()
 
-    room.shares[0].tell()
-    room.used = [5, 0, 0]
-    room.shares[0].tell()
+    async def main() -> None:
+        room.shares[0].tell()
+        await asyncio.sleep(0)
+        assert room.looks == []
 
-    assert room.looks == [1]
+        room.used = [5, 0, 0]
+        room.shares[0].tell()
+        room.shares[2].tell()
+        await asyncio.sleep(0)
+        assert room.looks == [1]
+
+    asyncio.run(main())
+
+
+def test_databases_that_report_take_turns_with_a_pause_between_any_two(monkeypatch):
+    pace = Places(6).pace
+    monkeypatch.setattr("rota.worker.completer.PAUSE", 100.0)
+
+    waits = [pace.take_turn() for _ in range(4)]
+
+    assert waits[0] == 0.0
+    assert [round(wait, -2) for wait in waits[1:]] == [100.0, 200.0, 300.0]
 
 
 async def until(condition: Callable[[], bool]) -> None:

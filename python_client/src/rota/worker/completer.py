@@ -110,6 +110,24 @@ class _Report:
         return ending, None
 
 
+class Pace:
+    """When to call next: the databases of a process take turns, with a pause between any two.
+
+    So the more of them are busy, the longer each waits for more jobs to end, and many
+    databases cost hardly more calls than one.
+    """
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    def take_turn(self) -> float:
+        """Return how many seconds to wait before a call."""
+        now = time.monotonic()
+        turn = max(now, self._next_at)
+        self._next_at = turn + PAUSE
+        return turn - now
+
+
 class Completer:
     """Has ends reported and logged, and then lets go of the jobs; calls *on_end* after it."""
 
@@ -118,17 +136,18 @@ class Completer:
         connection: Connection,
         heartbeat: Heartbeat,
         ends: Ends,
+        pace: Pace,
         on_end: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._heartbeat = heartbeat
         self._ends = ends
+        self._pace = pace
         self._on_end = on_end
         self._retry = Retry("reporting ends", connection.state)
         self._reports: dict[BaseJob, _Report] = {}
         self._pending: list[_Report] = []
         self._size = 0
-        self._sent_at = 0.0
         self._flush: asyncio.Task[None] | None = None
         self._is_answered = asyncio.Event()
         self._given_back = 0
@@ -212,9 +231,8 @@ class Completer:
     async def _report_pending(self) -> None:
         try:
             while self._pending:
-                if (pause := self._sent_at + PAUSE - time.monotonic()) > 0:
+                if (pause := self._pace.take_turn()) > 0:
                     await asyncio.sleep(pause)
-                self._sent_at = time.monotonic()
                 part, self._pending = self._pending[:MAX_JOBS], self._pending[MAX_JOBS:]
                 try:
                     await self._report(part)

@@ -26,7 +26,7 @@ from ..exceptions import JobCancelled, RotaError
 from ..job import AsyncJob, BaseJob, Job, JobContext, State
 from ..registry import Registry
 from ..rows import ClaimedJob
-from .completer import Completer
+from .completer import Completer, Pace
 from .connection import Connection
 from .events import Ends, log_job
 from .heartbeat import Heartbeat
@@ -73,7 +73,7 @@ class Executor:
         self.ends = Ends(registry.end_functions)
         self.hung = 0
         """How many handlers go on though their jobs are lost by their time limits."""
-        self._completer = Completer(connection, heartbeat, self.ends, self._go_on)
+        self._completer = Completer(connection, heartbeat, self.ends, share.pace, self._go_on)
         self._heartbeat = heartbeat
         self._share = share
         share.used = lambda: len(self._running)
@@ -87,6 +87,7 @@ class Executor:
         self._at_rest = asyncio.Event()
         self._at_rest.set()
         self._is_open = True
+        self._will_look = False
         self._context = Context()
         self.threads = Threads()
 
@@ -197,6 +198,13 @@ class Executor:
             self._on_free()
 
     def _go_on(self) -> None:
+        """Look once at what the jobs that end in this turn of the loop have left free."""
+        if not self._will_look:
+            self._will_look = True
+            asyncio.get_running_loop().call_soon(self._look_after_ends)
+
+    def _look_after_ends(self) -> None:
+        self._will_look = False
         self._start()
         self._share.tell()
         if not self.running:
@@ -205,7 +213,9 @@ class Executor:
             self._on_free()
 
     def _start(self) -> None:
-        while self._is_open and self._held and self._places:
+        for _ in range(self._places if self._is_open else 0):
+            if not self._held:
+                break
             job = self._held.popleft()
             job.state = State.RUNNING
             self._at_rest.clear()
@@ -273,6 +283,7 @@ class Executor:
             except Exception as error:  # no thread could be started, say
                 outcome = outcome_of(job, error)
         self._end(job, began_at, outcome)
+        self._go_on()
 
     def _on_answer(self, job: Job, began_at: float, answer: Outcome | BaseException) -> None:
         if isinstance(answer, BaseException):
@@ -336,11 +347,25 @@ class Places:
     def __init__(self, total: int) -> None:
         self.total = total
         self.shares: list[Share] = []
+        self.pace = Pace()
+        self._will_tell = False
 
     @property
     def free(self) -> int:
         """How many handlers may still start."""
         return max(0, self.total - sum(share.used() for share in self.shares))
+
+    def tell(self) -> None:
+        """Let those look for whom there was no room, once in a turn of the loop."""
+        if len(self.shares) > 1 and not self._will_tell:
+            self._will_tell = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._will_tell = False
+        for share in self.shares:
+            if share.is_short and self.free:
+                share.look()
 
 
 class Share:
@@ -365,6 +390,11 @@ class Share:
         return self._places.total
 
     @property
+    def pace(self) -> Pace:
+        """When the databases report how jobs ended."""
+        return self._places.pace
+
+    @property
     def floor(self) -> int:
         """How many places are its own."""
         return self._part_of(self._places.shares)
@@ -385,10 +415,7 @@ class Share:
 
     def tell(self) -> None:
         """Let those look for whom there was no room; there may be some now."""
-        if len(self._places.shares) > 1 and self._places.free:
-            for other in self._places.shares:
-                if other is not self and other.is_short:
-                    other.look()
+        self._places.tell()
 
 
 class Prefetch:
