@@ -205,6 +205,29 @@ def test_retry_is_refused_at_once_where_another_job_has_the_key(a: Session, b: S
     assert caught.value.sqlstate == "RT007"
 
 
+def test_a_batch_is_told_of_a_job_whose_cancel_is_open_and_the_line_goes_on(
+    a: Session, b: Session
+) -> None:
+    """A cancels the head of a line and stays open; B enqueues its key, and one of no key.
+
+    Nothing waits, and all that is left runs: the next of the line, which has a place of the
+    lane without the head, behind the job that B was given the place of the head for.
+    """
+    line = {"ordering_key": "o", "limit_key": "c"}
+    head = a.fetch(*call("enqueue", job_type="t", idempotency_key="k", **line))[0][0]
+    following = a.fetch(*call("enqueue", job_type="t", **line))[0][0]
+    b.fetch("set statement_timeout = '5s'")
+    batch = Jsonb([{"job_type": "t", "idempotency_key": "k"}, {"job_type": "t"}])
+
+    with a.transaction():
+        a.fetch(*call("cancel_job", job_id=head))
+        told, other = b.fetch(*call("enqueue_many", jobs=batch))
+    ran = [row[0] for row in a.fetch(*call("claim_jobs", worker="w", max_jobs=9))]
+
+    assert told == (1, head, False)
+    assert ran == [other[1], following]
+
+
 # In read committed nobody has to wait; an older snapshot cannot tell that a job has ended.
 OLDER = "begin isolation level repeatable read"
 
