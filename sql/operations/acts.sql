@@ -163,20 +163,25 @@ begin
     elsif arguments ? 'merge' then
         perform rota._check_size('arguments.merge', arguments -> 'merge', '');
     end if;
+    perform rota._check_reads('arguments.' || g.key, g.value, case
+            when g.key in ('max_attempts', 'priority') then 'a whole number'
+            when g.key = 'run_at' then 'a time'
+            else 'a length of time'
+        end)
+    from jsonb_each(_check_act.arguments) as g
+    where g.key in ('max_attempts', 'priority', 'run_at', 'delay');
     if arguments ? 'max_attempts' then
-        perform rota._check_number('arguments.max_attempts', rota._integer_of(
-            'arguments.max_attempts', arguments -> 'max_attempts'), 1, 2147483647);
+        perform rota._check_number('arguments.max_attempts',
+            (arguments ->> 'max_attempts')::integer, 1, 2147483647);
     end if;
-    if arguments ? 'force' and jsonb_typeof(arguments -> 'force') <> 'boolean' then
-        perform rota._refuse('arguments.force', 'must be true or false');
-    end if;
-    if arguments ? 'keep_run_at'
-      and jsonb_typeof(arguments -> 'keep_run_at') <> 'boolean' then
-        perform rota._refuse('arguments.keep_run_at', 'must be true or false');
-    end if;
+    foreach v_name in array '{force,keep_run_at}'::text[] loop
+        if jsonb_typeof(arguments -> v_name) <> 'boolean' then
+            perform rota._refuse('arguments.' || v_name, 'must be true or false');
+        end if;
+    end loop;
     if act = 'set_priority' then
-        perform rota._check_priority('arguments.priority', rota._integer_of(
-            'arguments.priority', arguments -> 'priority'));
+        perform rota._check_priority('arguments.priority',
+            (arguments ->> 'priority')::integer);
     elsif act = 'move' then
         perform rota._check_name('arguments.queue', arguments ->> 'queue');
         perform rota._check_queues('operator', array[arguments ->> 'queue']);
@@ -184,11 +189,11 @@ begin
         if arguments ? 'run_at' = arguments ? 'delay' then
             perform rota._refuse('arguments.run_at', 'or delay must be given, and not both');
         elsif arguments ? 'delay' then
-            perform rota._check_interval('arguments.delay', rota._interval_of(
-                'arguments.delay', arguments ->> 'delay'), '0', '100 years');
+            perform rota._check_interval('arguments.delay',
+                (arguments ->> 'delay')::interval, '0', '100 years');
         else
-            perform rota._check_run_at('arguments.run_at', rota._moment_of(
-                'arguments.run_at', arguments ->> 'run_at'));
+            perform rota._check_run_at('arguments.run_at',
+                (arguments ->> 'run_at')::timestamptz);
         end if;
         -- The same moment for all jobs of all calls that give one, and for each call its own.
         arguments := jsonb_build_object('run_at', coalesce(
@@ -199,39 +204,21 @@ begin
 end;
 $$;
 
-/* A number, a time or a length of time in what is given as jsonb; each names its argument. */
-create or replace function rota._integer_of(argument text, value jsonb)
-    returns integer language plpgsql as $$
+/* Refuse what cannot be read as what it must be; it names its argument. */
+create or replace function rota._check_reads(argument text, value jsonb, must_be text)
+    returns void language plpgsql as $$
 begin
-    return (value #>> '{}')::integer;
+    case must_be
+        when 'a whole number' then perform (value #>> '{}')::integer;
+        when 'a time' then perform (value #>> '{}')::timestamptz;
+        when 'a length of time' then perform (value #>> '{}')::interval;
+    end case;
 exception
     when data_exception then
-        perform rota._refuse(argument, format('must be a whole number, got %s',
-            left(value::text, 80)));
-        return null;
-end;
-$$;
-
-create or replace function rota._interval_of(argument text, value text)
-    returns interval language plpgsql as $$
-begin
-    return value::interval;
-exception
-    when data_exception then
-        perform rota._refuse(argument, format('must be a length of time, got %L',
-            left(value, 80)));
-        return null;
-end;
-$$;
-
-create or replace function rota._moment_of(argument text, value text)
-    returns timestamptz language plpgsql as $$
-begin
-    return value::timestamptz;
-exception
-    when data_exception then
-        perform rota._refuse(argument, format('must be a time, got %L', left(value, 80)));
-        return null;
+        perform rota._refuse(argument, format('must be %s, got %s', must_be, case must_be
+            when 'a whole number' then left(value::text, 80)
+            else quote_literal(left(value #>> '{}', 80))
+        end));
 end;
 $$;
 
@@ -291,8 +278,10 @@ begin
                     'of the job contains, or a list of them', v_entry.key));
             end if;
         elsif v_entry.key in ('older_than', 'newer_than') then
-            perform rota._check_interval('filter.' || v_entry.key, rota._interval_of(
-                'filter.' || v_entry.key, v_entry.value #>> '{}'), '0', '100 years');
+            perform rota._check_reads('filter.' || v_entry.key, v_entry.value,
+                'a length of time');
+            perform rota._check_interval('filter.' || v_entry.key,
+                (v_entry.value #>> '{}')::interval, '0', '100 years');
         elsif v_entry.key <> 'all' or v_entry.value <> 'true' then
             perform rota._refuse('filter', format('has %L, which is no key of it: it may have '
                 'ids, status, payload, headers, older_than, newer_than, is_discarded, %s or '
@@ -377,9 +366,7 @@ begin
         max(w.id), count(*)::integer
     into ids, last_id, looked
     from (
-        select a.id, a.status, a.queue, a.job_type, a.error_type, a.idempotency_key,
-            a.ordering_key, a.limit_key, a.definition, a.pipeline, a.stage, a.since,
-            a.discarded_at, a.payload, a.headers, a.last_error, a.locked_by
+        select a.*
         from (
             (
                 select j.id, j.status, j.queue, j.job_type, j.error_type, j.idempotency_key,
@@ -492,26 +479,17 @@ begin
         when 'discard' then
             update rota.finished_jobs_dead as f
             set discarded_at = rota.now() where f.id = any(done);
-        when 'reschedule' then
+        when 'reschedule', 'set_priority', 'move' then
             update rota.jobs as j
-            set run_at = (_act.arguments ->> 'run_at')::timestamptz, updated_at = rota.now()
-            where j.id = any(done);
-            perform rota._enter_lanes(done);
-            perform rota._notify_for(done);
-        when 'set_priority' then
-            update rota.jobs as j
-            set priority = (_act.arguments ->> 'priority')::smallint, updated_at = rota.now(),
-                -- Of a running job it was in another lane.
+            set run_at = coalesce((_act.arguments ->> 'run_at')::timestamptz, j.run_at),
+                priority = coalesce((_act.arguments ->> 'priority')::smallint, j.priority),
+                queue = coalesce(_act.arguments ->> 'queue', j.queue), updated_at = rota.now(),
+                -- Of a running job, which may get another priority, it was in another lane.
                 own_lane = case when j.status <> 'running' then j.own_lane end,
                 own_place = case when j.status <> 'running' then j.own_place end
             where j.id = any(done);
             perform rota._enter_lanes(done);
-        when 'move' then
-            update rota.jobs as j
-            set queue = _act.arguments ->> 'queue', updated_at = rota.now()
-            where j.id = any(done);
-            perform rota._enter_lanes(done);
-            perform rota._notify_for(done);
+            if act <> 'set_priority' then perform rota._notify_for(done); end if;
         when 'purge' then perform rota._purge_ended(done);
         when 'erase' then perform rota._erase_jobs(done);
     end case;
@@ -528,8 +506,8 @@ declare
 begin
     select coalesce(jsonb_object_agg(l.id, to_jsonb(l)), '{}') into v_live
     from (
-        select j.id, j.status, jsonb_typeof(j.payload) as payload_type, j.queue, j.priority,
-            j.run_at, j.max_attempts
+        select j.id, j.status, j.queue, j.priority, j.run_at, j.max_attempts,
+            jsonb_typeof(coalesce(j.rerun_payload, j.payload)) as payload_type
         from rota.jobs as j where j.id = any(_lock_for_act.job_ids)
         for update skip locked
     ) as l;
@@ -567,7 +545,8 @@ begin
         from (
             select l.*, min(l.id) over (partition by l.key, l.key_scope) as first_of_key
             from (
-                select j.id, j.status, jsonb_typeof(j.payload) as payload_type,
+                select j.id, j.status,
+                    jsonb_typeof(coalesce(j.rerun_payload, j.payload)) as payload_type,
                     null::text as key, null::text as key_scope
                 from rota.jobs as j
                 where j.id = any(_see_for_act.job_ids) and j.xmax <> all(c_holders)
@@ -752,7 +731,7 @@ create or replace function rota._edit_jobs(job_ids bigint[], arguments jsonb)
 declare
     v_payload jsonb;
 begin
-    if arguments - 'force' = '{}' then return null; end if;
+    if not arguments ?| '{payload,merge,max_attempts}'::text[] then return null; end if;
     if arguments ?| '{payload,merge}'::text[] then
         if cardinality(job_ids) = 1 then
             v_payload := (
@@ -769,7 +748,10 @@ begin
     set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,
             j.max_attempts),
         payload = coalesce(_edit_jobs.arguments -> 'payload',
-            j.payload || (_edit_jobs.arguments -> 'merge'), j.payload)
+            coalesce(j.rerun_payload, j.payload) || (_edit_jobs.arguments -> 'merge'),
+            j.payload),
+        rerun_payload = case
+            when not _edit_jobs.arguments ?| '{payload,merge}'::text[] then j.rerun_payload end
     where j.id = any(_edit_jobs.job_ids);
     update rota.finished_jobs as f
     set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,

@@ -118,7 +118,6 @@ begin
         when 'versions' then return query select e.* from rota._examine_versions() as e;
         when 'drift' then return query select d.* from rota._drift() as d;
         when 'standby' then return query select e.* from rota._examine_standby() as e;
-        else perform rota._refuse('finding', format('is unknown: %L', finding));
     end case;
 end;
 $$;
@@ -167,19 +166,17 @@ $$;
 
 create or replace function rota._examine_leases()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-declare
-    c_now constant timestamptz := rota.now();
 begin
     return query
     select 'critical', format('%s without a sign of life and not taken back, though the '
             'first lease ended %s ago: job %s of %s', rota._jobs_words(count(*), 1000),
-            rota._span(c_now - min(s.locked_until)),
+            rota._span(rota.now() - min(s.locked_until)),
             (array_agg(s.id order by s.locked_until))[1],
             (array_agg(s.locked_by order by s.locked_until))[1]),
         'select rota.sweep_stale_leases();'
     from (
         select j.id, j.locked_by, j.locked_until from rota.jobs as j
-        where j.status = 'running' and j.locked_until < c_now - interval '10 seconds'
+        where j.status = 'running' and j.locked_until < rota.now() - interval '10 seconds'
         order by j.locked_until limit 1000
     ) as s
     having count(*) > 0;
@@ -349,49 +346,47 @@ create or replace function rota._examine_job_types()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
 declare
     c_now constant timestamptz := rota.now();
+    c_has_worker constant boolean := exists (
+        select from rota._live_workers() as l where l.queues[1] !~ '^forward:[0-9]+$');
 begin
     return query
-    select case when min(t.due_since) < c_now - interval '5 minutes' then 'critical'
-            else 'warning' end,
-        format('no worker is there, and jobs of %s are due, the first for %s, such as job %s. '
-            'Start one for each queue: rota worker MODULE:REGISTRY --queue %s',
-            rota._list(array_agg(t.job_type || ' in queue ' || t.queue order by t.due_since)),
-            rota._span(c_now - min(t.due_since)),
-            (array_agg(t.job_id order by t.due_since))[1],
-            (array_agg(t.queue order by t.due_since))[1]),
-        format('select * from rota.explain_job(%s);',
-            (array_agg(t.job_id order by t.due_since))[1])
-    from rota._untaken_jobs(rota._ready_queues()) as t
-    where t.queue !~ '^forward:[0-9]+$' and not exists (
-        select from rota._live_workers() as l where l.queues[1] !~ '^forward:[0-9]+$'
+    with types as (
+        select u.*, case when u.due_since < c_now - interval '5 minutes' then 'critical'
+                else 'warning' end as severity,
+            rota._span(c_now - u.due_since) as due_for,
+            format('select * from rota.explain_job(%s);', u.job_id) as remedy
+        from rota._untaken_jobs(rota._ready_queues()) as u
+        where u.queue !~ '^forward:[0-9]+$'
     )
-    having count(*) > 0
+    (
+        select t.severity, format('no worker is there, and jobs of %s are due, the first for '
+                '%s, such as job %s. Start one for each queue: rota worker MODULE:REGISTRY '
+                '--queue %s', (
+                    select rota._list(array_agg(o.job_type || ' in queue ' || o.queue
+                        order by o.due_since))
+                    from types as o
+                ), t.due_for, t.job_id, t.queue),
+            t.remedy
+        from types as t where not c_has_worker order by t.due_since limit 1
+    )
     union all
-    select case when t.due_since < c_now - interval '5 minutes' then 'critical'
-            else 'warning' end,
-        format('no live worker takes %s in queue %s: %s due there, the first for %s, such as '
-            'job %s. Start a worker with a handler for %s and --queue %s', t.job_type, t.queue,
-            rota._jobs_words(t.due_jobs, 500), rota._span(c_now - t.due_since), t.job_id,
+    select t.severity, format('no live worker takes %s in queue %s: %s due there, the first '
+            'for %s, such as job %s. Start a worker with a handler for %s and --queue %s',
+            t.job_type, t.queue, rota._jobs_words(t.due_jobs, 500), t.due_for, t.job_id,
             t.job_type, t.queue),
-        format('select * from rota.explain_job(%s);', t.job_id)
-    from rota._untaken_jobs(rota._ready_queues()) as t
-    where t.queue !~ '^forward:[0-9]+$'
-      and exists (
-        select from rota._live_workers() as l where l.queues[1] !~ '^forward:[0-9]+$'
-      );
+        t.remedy
+    from types as t where c_has_worker;
 end;
 $$;
 
 create or replace function rota._examine_forwards()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-declare
-    c_now constant timestamptz := rota.now();
 begin
     return query
-    select case when t.due_since < c_now - interval '5 minutes' then 'critical'
+    select case when t.due_since < rota.now() - interval '5 minutes' then 'critical'
             else 'warning' end,
         format('%s: %s wait, the first for %s, such as job %s', rota._forwarder_words(t.queue),
-            rota._jobs_words(t.due_jobs, 500), rota._span(c_now - t.due_since), t.job_id),
+            rota._jobs_words(t.due_jobs, 500), rota._span(rota.now() - t.due_since), t.job_id),
         format('select * from rota.explain_job(%s);', t.job_id)
     from rota._untaken_jobs(rota._ready_queues()) as t where t.queue ~ '^forward:[0-9]+$';
 end;
@@ -702,8 +697,6 @@ $$;
 
 create or replace function rota._examine_vacuum()
     returns table (severity text, evidence text, remedy text) language plpgsql stable as $$
-declare
-    c_now constant timestamptz := rota.now();
 begin
     return query
     select 'critical', format('%s is off, so that no table is vacuumed: tables and indexes '
@@ -723,30 +716,30 @@ begin
       and (n.step = 1 or s.source <> 'command line')
     order by s.name, n.step;
     return query
-    select 'warning', format('table %s has %s dead rows beside %s live ones, and was %s',
-            t.name, t.dead, t.live, coalesce('vacuumed '
-                || rota._span(c_now - t.vacuumed_at) || ' ago', 'never vacuumed')),
-        format('vacuum (analyze) %s;', t.name)
-    from (
+    with tables as (
         select c.oid::regclass::text as name, pg_stat_get_dead_tuples(c.oid) as dead,
             pg_stat_get_live_tuples(c.oid) as live,
+            pg_stat_get_mod_since_analyze(c.oid) as changed,
             greatest(pg_stat_get_last_vacuum_time(c.oid),
                 pg_stat_get_last_autovacuum_time(c.oid)) as vacuumed_at
         from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
-    ) as t
-    where t.dead > 50000 + t.live
-    order by t.dead desc limit 5;
-    return query
-    select 'warning', format('statistics of table %s are stale: %s rows changed since they '
-            'were taken, and %s are live', t.name, t.changed, t.live),
-        format('analyze %s;', t.name)
-    from (
-        select c.oid::regclass::text as name, pg_stat_get_mod_since_analyze(c.oid) as changed,
-            pg_stat_get_live_tuples(c.oid) as live
-        from pg_class as c where c.relnamespace = 'rota'::regnamespace and c.relkind = 'r'
-    ) as t
-    where t.changed > 100000 + 2 * t.live
-    order by t.changed desc limit 5;
+    )
+    (
+        select 'warning', format('table %s has %s dead rows beside %s live ones, and was %s',
+                t.name, t.dead, t.live, coalesce('vacuumed '
+                    || rota._span(rota.now() - t.vacuumed_at) || ' ago', 'never vacuumed')),
+            format('vacuum (analyze) %s;', t.name)
+        from tables as t where t.dead > 50000 + t.live
+        order by t.dead desc limit 5
+    )
+    union all
+    (
+        select 'warning', format('statistics of table %s are stale: %s rows changed since '
+                'they were taken, and %s are live', t.name, t.changed, t.live),
+            format('analyze %s;', t.name)
+        from tables as t where t.changed > 100000 + 2 * t.live
+        order by t.changed desc limit 5
+    );
 end;
 $$;
 

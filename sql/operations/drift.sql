@@ -238,7 +238,6 @@ declare
             expected)
         when 'trigger' then expected || ';'
         when 'grant' then format('grant %s;', name)
-        -- Of a parent: with that of each partition.
         -- Of a parent: with that of each partition, which cannot be made while others write.
         -- One that was changed is dropped and created in one transaction: no session works
         -- without it.

@@ -314,10 +314,10 @@ begin
             case
                 when s.status is null then 'which retention has removed'
                 when s.status in ('dead', 'cancelled') then s.status || ': '
-                    || rota._error_words(f.error_type, case s.status
-                        when 'dead' then f.last_error
-                        else coalesce(f.cancel_reason, 'no reason') end)
-                else coalesce(j.job_type || ', ', '') || s.status
+                    || rota._error_words(r.error_type, case s.status
+                        when 'dead' then r.last_error
+                        else coalesce(r.cancel_reason, 'no reason') end)
+                else coalesce(r.job_type || ', ', '') || s.status
             end,
             ', and ' || case
                 when s.status in ('dead', 'cancelled') then rota._key_words(s.parent_id) end,
@@ -332,11 +332,11 @@ begin
                 then format('select * from rota.explain_job(%s);', s.parent_id)
         end
     from rota._parent_statuses(c_parents) as s
-    left join rota.jobs as j on j.id = s.parent_id
+    -- Of a job of another queue a confined observer sees its status alone.
     left join lateral (
-        select i.error_type, i.last_error, i.cancel_reason from rota.finished_jobs as i
-        where i.id = s.parent_id and j.id is null limit 1
-    ) as f on true
+        select i.job_type, i.error_type, i.last_error, i.cancel_reason from rota.job_runs as i
+        where i.id = s.parent_id limit 1
+    ) as r on true
     where s.status is distinct from 'succeeded'
     order by coalesce(s.status, '') not in ('dead', 'cancelled', ''), s.parent_id limit 5;
 end;
@@ -363,7 +363,8 @@ begin
         end
     from rota.halted_keys as h
     left join lateral (
-        select i.id, i.error_type, i.last_error from rota.finished_jobs as i
+        select i.id, r.error_type, r.last_error from rota.finished_jobs as i
+        left join rota.job_runs as r on r.id = i.id
         where i.id = h.job_id limit 1
     ) as f on true
     where h.ordering_key = job.ordering_key
@@ -560,45 +561,43 @@ declare
     c_now constant timestamptz := rota.now();
     c_holder constant text := format('%s has had it for %s, in attempt %s of %s',
         job.locked_by, rota._span(c_now - job.started_at), job.attempts, job.max_attempts);
-    c_worker constant rota.workers := (
-        select w from rota.workers as w where w.worker = job.locked_by);
     c_deadline constant timestamptz := job.started_at + coalesce(job.time_limit, (
         select q.time_limit from rota.queues as q where q.queue = job.queue));
-    c_is_gone constant boolean := c_worker.worker is not null and not exists (
-        select from rota._live_workers() as l where l.worker = job.locked_by);
+    c_take_back constant text := format('select rota.retry_job(%s, force => true);', job.id);
 begin
     if job.locked_until < c_now then
         return query
         select 'lease_over', format('%s, and did not keep its lease, which ended %s ago: the '
                 'next tick takes it back', c_holder, rota._span(c_now - job.locked_until)),
             'select rota.sweep_stale_leases();';
-    elsif c_is_gone then
+    elsif exists (select from rota.workers as w where w.worker = job.locked_by)
+      and not exists (
+        select from rota._live_workers() as l where l.worker = job.locked_by
+      ) then
         return query
         select 'worker_gone', format('%s, but that worker is not connected any more: without a '
                 'sign of life the job is taken back in %s, when its lease ends', c_holder,
-                rota._span(job.locked_until - c_now)),
-            format('select rota.retry_job(%s, force => true);', job.id);
+                rota._span(job.locked_until - c_now)), c_take_back;
+    else
+        return query
+        select 'overdue', format('%s: %s', c_holder, o.words), c_take_back
+        from (select rota._overdue_words(job.overdue_at, job.locked_until) as words) as o
+        where o.words is not null
+        union all
+        select 'hung', h.words, c_take_back
+        from (select rota._hung_words(job.queue, job.job_type, job.started_at) as words) as h
+        where h.words is not null
+        union all
+        select 'running', format('it runs: %s; its last sign of life was %s ago, its lease '
+                'ends in %s%s', c_holder, rota._span(c_now - job.updated_at),
+                rota._span(job.locked_until - c_now),
+                coalesce(case when c_deadline < c_now then '; its time limit was over '
+                    else '; its time limit is over in ' end || rota._span(c_deadline - c_now)
+                    || case when c_deadline < c_now then ' ago' else '' end, '')
+                || coalesce('; it is ' || job.progress_percent || ' % done', '')
+                || coalesce(': ' || rota._one_line(job.progress_message), '')),
+            null::text;
     end if;
-    return query
-    select 'overdue', format('%s: %s', c_holder, o.words),
-        format('select rota.retry_job(%s, force => true);', job.id)
-    from (select rota._overdue_words(job.overdue_at, job.locked_until) as words) as o
-    where o.words is not null and job.locked_until >= c_now and not c_is_gone;
-    return query
-    select 'hung', h.words, format('select rota.retry_job(%s, force => true);', job.id)
-    from (select rota._hung_words(job.queue, job.job_type, job.started_at) as words) as h
-    where h.words is not null and job.locked_until >= c_now and not c_is_gone;
-    return query
-    select 'running', format('it runs: %s; its last sign of life was %s ago, its lease ends in '
-            '%s%s', c_holder, rota._span(c_now - job.updated_at),
-            rota._span(job.locked_until - c_now),
-            coalesce(case when c_deadline < c_now then '; its time limit was over '
-                else '; its time limit is over in ' end || rota._span(c_deadline - c_now)
-                || case when c_deadline < c_now then ' ago' else '' end, '')
-            || coalesce('; it is ' || job.progress_percent || ' % done', '')
-            || coalesce(': ' || rota._one_line(job.progress_message), '')),
-        null::text
-    where job.locked_until >= c_now and not c_is_gone;
     return query
     select 'cancel_requested', format('its worker was asked %s ago to stop%s; the remedy does '
             'not wait for it: it takes the job from the worker, and cancels it',

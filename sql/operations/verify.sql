@@ -13,40 +13,13 @@ create or replace function rota.verify(max_rows integer default 10000)
     set search_path = pg_catalog, pg_temp
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
+declare
+    c_now constant timestamptz := rota.now();
+    v_limits jsonb;
 begin
     perform rota._check_sees_all('verify()');
     perform rota._check_number('max_rows', max_rows, 1, 1000000);
-    return query select v.* from rota._verify_jobs(max_rows) as v;
-    return query select v.* from rota._verify_attempts(max_rows) as v;
-    return query select v.* from rota._verify_keys(max_rows) as v;
-    return query select v.* from rota._verify_waiting(max_rows) as v;
-    return query select v.* from rota._verify_limits(max_rows) as v;
-end;
-$$;
 
-comment on function rota.verify is
-    'Count the promises again on the newest max_rows rows of each kind: the promise, how many '
-    'rows were examined, how many break it, and one of them; takes no lock that delays other '
-    'sessions; raises 22023.';
-
-/* How a count is told; of what was examined, null is what keeps the promise. */
-create or replace function rota._verdict(sentence text, broken text[])
-    returns table (promise text, examined bigint, violations bigint, example text)
-    language plpgsql immutable as $$
-declare
-    c_broken constant text[] := array_remove(broken, null);
-begin
-    return query
-    select sentence, cardinality(broken)::bigint, cardinality(c_broken)::bigint, c_broken[1];
-end;
-$$;
-
-create or replace function rota._verify_jobs(max_rows integer)
-    returns table (promise text, examined bigint, violations bigint, example text)
-    language plpgsql stable as $$
-declare
-    c_now constant timestamptz := rota.now();
-begin
     return query
     select v.* from rota._verdict('a job is live or has ended, and never both', array(
         select case
@@ -55,7 +28,7 @@ begin
             end
         from (
             select i.id, i.status from rota.jobs as i order by i.id desc
-            limit _verify_jobs.max_rows
+            limit verify.max_rows
         ) as j
     )) as v;
     return query
@@ -63,7 +36,7 @@ begin
         select case when count(*) > 1 then format('job %s ended %s times', f.id, count(*)) end
         from (
             select i.id from rota.finished_jobs as i order by i.id desc
-            limit _verify_jobs.max_rows
+            limit verify.max_rows
         ) as f
         group by f.id
     )) as v;
@@ -78,7 +51,7 @@ begin
             end
         from rota.jobs as j
         where j.status = 'running' and j.locked_until is not null
-        order by j.locked_until desc limit _verify_jobs.max_rows
+        order by j.locked_until desc limit verify.max_rows
     )) as v;
     return query
     select v.* from rota._verdict('a planned time of a schedule makes at most one job', array(
@@ -90,14 +63,14 @@ begin
         from (
             (
                 select i.id, i.definition, i.scheduled_for from rota.jobs as i
-                where i.definition is not null order by i.id desc limit _verify_jobs.max_rows
+                where i.definition is not null order by i.id desc limit verify.max_rows
             )
             union all
             (
                 select r.id, r.definition, r.scheduled_for
                 from (
                     select i.id, i.definition, i.scheduled_for from rota.finished_jobs as i
-                    order by i.id desc limit _verify_jobs.max_rows
+                    order by i.id desc limit verify.max_rows
                 ) as r
                 where r.definition is not null
             )
@@ -105,13 +78,7 @@ begin
         left join rota.occurrences as o
           on o.definition = j.definition and o.scheduled_for = j.scheduled_for
     )) as v;
-end;
-$$;
 
-create or replace function rota._verify_attempts(max_rows integer)
-    returns table (promise text, examined bigint, violations bigint, example text)
-    language plpgsql stable as $$
-begin
     return query
     select v.* from rota._verdict('a job has at most max_attempts attempts', array(
         select case
@@ -121,12 +88,12 @@ begin
         from (
             (
                 select i.id, i.attempts, i.max_attempts from rota.jobs as i order by i.id desc
-                limit _verify_attempts.max_rows
+                limit verify.max_rows
             )
             union all
             (
                 select i.id, i.attempts, i.max_attempts from rota.finished_jobs as i
-                order by i.id desc limit _verify_attempts.max_rows
+                order by i.id desc limit verify.max_rows
             )
         ) as a
     )) as v;
@@ -145,7 +112,7 @@ begin
                     count(*) over (partition by n.job_id, n.lease_token) > 1 as is_repeated
                 from (
                     select i.job_id, i.lease_token from rota.job_errors as i
-                    order by i.failed_at desc limit _verify_attempts.max_rows
+                    order by i.failed_at desc limit verify.max_rows
                 ) as n
             ) as e
             left join rota.jobs as j on j.id = e.job_id
@@ -154,13 +121,7 @@ begin
                 where i.id = e.job_id and j.id is null limit 1
             ) as f on true
         )) as v;
-end;
-$$;
 
-create or replace function rota._verify_keys(max_rows integer)
-    returns table (promise text, examined bigint, violations bigint, example text)
-    language plpgsql stable as $$
-begin
     return query
     select v.* from rota._verdict('an idempotency key has at most one live job of its type',
         array(
@@ -172,7 +133,7 @@ begin
             from (
                 select i.id, i.idempotency_key,
                     coalesce('pipeline ' || i.pipeline, i.job_type) as scope
-                from rota.jobs as i order by i.id desc limit _verify_keys.max_rows
+                from rota.jobs as i order by i.id desc limit verify.max_rows
             ) as k
             where k.idempotency_key is not null group by k.idempotency_key, k.scope
         )) as v;
@@ -186,7 +147,7 @@ begin
         from (
             select i.id, i.ordering_key from rota.jobs as i
             where i.ordering_key is not null and i.status <> 'blocked'
-            order by i.ordering_key, i.id limit _verify_keys.max_rows
+            order by i.ordering_key, i.id limit verify.max_rows
         ) as k
         group by k.ordering_key
     )) as v;
@@ -199,21 +160,13 @@ begin
             end
         from (
             select i.ordering_key, i.job_id from rota.halted_keys as i
-            limit _verify_keys.max_rows
+            limit verify.max_rows
         ) as h
         left join rota.jobs as j on j.id = h.job_id
     )) as v;
-end;
-$$;
 
-/*
- * A job that waits for something is found by the transaction that ends that, or by a check.  A
- * key or a limit whose check is still to be done is not judged.
- */
-create or replace function rota._verify_waiting(max_rows integer)
-    returns table (promise text, examined bigint, violations bigint, example text)
-    language plpgsql stable as $$
-begin
+    -- A job that waits for something is found by the transaction that ends that, or by a
+    -- check.  A key or a limit whose check is still to be done is not judged.
     return query
     select v.* from rota._verdict('a blocked job waits for something that will end', array(
         select case
@@ -238,7 +191,7 @@ begin
             end
         from (
             select i.id, i.ordering_key, i.status from rota.jobs as i order by i.id desc
-            limit _verify_waiting.max_rows
+            limit verify.max_rows
         ) as b
         where b.status = 'blocked'
     )) as v;
@@ -264,20 +217,12 @@ begin
             from (
                 select i.id, i.hold from rota.jobs as i
                 where i.hold is not null and i.hold <> 'time' order by i.hold
-                limit _verify_waiting.max_rows
+                limit verify.max_rows
             ) as h
             cross join lateral rota._bound(h.hold) as l
         )) as v;
-end;
-$$;
 
-/* What is issued of a limit is free or held, and no more is held than may run. */
-create or replace function rota._verify_limits(max_rows integer)
-    returns table (promise text, examined bigint, violations bigint, example text)
-    language plpgsql stable as $$
-declare
-    v_limits jsonb;
-begin
+    -- What is issued of a limit is free or held, and no more is held than may run.
     v_limits := (
         select jsonb_agg(to_jsonb(s))
         from (
@@ -292,7 +237,7 @@ begin
                 coalesce(h.held, 0) as held
             from (
                 select p.limit_name from rota.limit_parts as p group by p.limit_name
-                order by p.limit_name limit _verify_limits.max_rows
+                order by p.limit_name limit verify.max_rows
             ) as n
             left join (
                 select u.limit_name, count(*) as held from rota.jobs as j
@@ -323,5 +268,22 @@ begin
         from jsonb_to_recordset(v_limits) as l (limit_name text, held bigint)
         cross join lateral rota._bound(l.limit_name) as b
     )) as v;
+end;
+$$;
+
+comment on function rota.verify is
+    'Count the promises again on the newest max_rows rows of each kind: the promise, how many '
+    'rows were examined, how many break it, and one of them; takes no lock that delays other '
+    'sessions; raises 22023.';
+
+/* How a count is told; of what was examined, null is what keeps the promise. */
+create or replace function rota._verdict(sentence text, broken text[])
+    returns table (promise text, examined bigint, violations bigint, example text)
+    language plpgsql immutable as $$
+declare
+    c_broken constant text[] := array_remove(broken, null);
+begin
+    return query
+    select sentence, cardinality(broken)::bigint, cardinality(c_broken)::bigint, c_broken[1];
 end;
 $$;

@@ -69,21 +69,14 @@ begin
 
     return query
     select d.outcome, d.next_run_at
-    from rota._put_definition(jsonb_populate_record(
-        null::rota.job_definitions,
-        jsonb_build_object(
-            'name', schedule_job.name, 'job_type', schedule_job.job_type,
-            'queue', schedule_job.queue, 'payload', schedule_job.payload,
-            'schedule', schedule_job.schedule, 'time_zone', schedule_job.time_zone,
-            'priority', schedule_job.priority, 'max_attempts', schedule_job.max_attempts,
-            'lease', rota._exact(schedule_job.lease), 'backoff', schedule_job.backoff,
-            'catch_up', schedule_job.catch_up,
-            'catch_up_window', rota._exact(schedule_job.catch_up_window),
-            'catch_up_max', schedule_job.catch_up_max, 'overlap', schedule_job.overlap,
-            'jitter', rota._exact(schedule_job.jitter), 'starts_at', schedule_job.starts_at,
-            'ends_at', schedule_job.ends_at, 'source', schedule_job.source,
-            'time_limit', rota._exact(schedule_job.time_limit),
-            'headers', schedule_job.headers))) as d;
+    from rota._put_definition(jsonb_populate_record(null::rota.job_definitions,
+        jsonb_build_object('name', name, 'job_type', job_type, 'queue', queue, 'payload',
+            payload, 'schedule', schedule, 'time_zone', time_zone, 'priority', priority,
+            'max_attempts', max_attempts, 'lease', rota._exact(lease), 'backoff', backoff,
+            'catch_up', catch_up, 'catch_up_window', rota._exact(catch_up_window),
+            'catch_up_max', catch_up_max, 'overlap', overlap, 'jitter', rota._exact(jitter),
+            'starts_at', starts_at, 'ends_at', ends_at, 'source', source,
+            'time_limit', rota._exact(time_limit), 'headers', headers))) as d;
 end;
 $$;
 

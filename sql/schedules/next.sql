@@ -72,7 +72,9 @@ begin
     else
         select d.* into v_definition from rota.job_definitions as d
         where d.name = upcoming_runs.name;
-        if not found then perform rota._raise_no_schedule(name); end if;
+        if not found or v_definition.queue <> all(rota._allowed_queues('observer')) then
+            perform rota._raise_no_schedule(name);
+        end if;
     end if;
 
     v_parsed := rota._parse_schedule(v_definition.schedule);

@@ -1,9 +1,9 @@
 /*
  * tables/moves.sql -- queues that move to another database.
  *
- * jobs/moves.sql tells how.  A job that moves is in one place of these at a time: a row of jobs
- * here, a row of outgoing_jobs here, a row of jobs there; and while it is sent it may be in the
- * last two, of which only the one there is ever claimed.
+ * maintenance/moves.sql tells how.  A job that moves is in one place of these at a time: a row
+ * of jobs here, a row of outgoing_jobs here, a row of jobs there; and while it is sent it may
+ * be in the last two, of which only the one there is ever claimed.
  */
 
 create table rota.queue_moves (

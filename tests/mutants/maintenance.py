@@ -541,6 +541,26 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "times-of-another-queue",
+        "An observer who is confined to a queue is told when schedules of others run.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "schedules/next",
+            "if not found or v_definition.queue <> all(rota._allowed_queues('observer')) then",
+            "if not found then",
+        ),
+    ),
+    mutant(
+        "error-of-another-queue",
+        "An observer who is confined to a queue reads the errors of others by what waits.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "operations/explain",
+            "i.last_error, i.cancel_reason from rota.job_runs as i",
+            "i.last_error, i.cancel_reason from rota.finished_jobs as i",
+        ),
+    ),
+    mutant(
         "key-of-another-queue",
         "An operator who is confined to a queue lets the jobs of others go on.",
         "sql/access/test_queue_grants.py",

@@ -125,6 +125,37 @@ def test_questions_about_a_job_of_another_queue_find_none(
         call(confined, "explain_job", job_id=others)
 
 
+def test_what_a_job_waits_for_in_another_queue_is_told_without_its_error(
+    db: Db, observers: tuple[Db, Db]
+) -> None:
+    confined, free = observers
+    parent = enqueue(db, "dies", queue="b", ordering_key="k")
+    waits = enqueue(db, "waits", queue="a", depends_on=[parent], if_parent_dead="wait")
+    behind = enqueue(db, "behind", queue="a", ordering_key="k")
+    (job,) = claim(db, queues=["b"])
+    one(db, "fail_job", **owner(job), error="secret", fatal=True)
+
+    for job_id in (waits, behind):
+        told = str(call(confined, "explain_job", job_id=job_id))
+        assert f"job {parent}" in told
+        assert "dead" in told
+        assert "secret" not in told
+        assert "secret" in str(call(free, "explain_job", job_id=job_id))
+
+
+def test_times_of_a_schedule_of_another_queue_are_not_told(
+    db: Db, observers: tuple[Db, Db]
+) -> None:
+    confined, free = observers
+    for queue in "ab":
+        one(db, "schedule_job", name=queue, schedule="@daily", job_type="s", queue=queue)
+
+    assert call(confined, "upcoming_runs", name="a", max_runs=1)
+    assert call(free, "upcoming_runs", name="b", max_runs=1)
+    with raises("RT005"):
+        call(confined, "upcoming_runs", name="b")
+
+
 @pytest.mark.parametrize("function", ["doctor", "verify", "rising_failures"])
 def test_questions_about_all_queues_are_refused(
     observers: tuple[Db, Db], function: str

@@ -520,6 +520,27 @@ def test_erase_takes_away_what_is_known_of_somebody(db):
         assert "7" not in str(log(db)[-1].filter)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "payload"),
+    [
+        ({}, {"v": 2}),
+        ({"payload": {"v": 3}}, {"v": 3}),
+        ({"merge": {"w": 1}}, {"v": 2, "w": 1}),
+    ],
+)
+def test_a_forced_retry_edits_what_was_to_run_next(db, arguments, payload):
+    key = {"job_type": "t", "idempotency_key": "k", "on_conflict": "rerun"}
+    job_id = enqueue(db, payload={"v": 1}, **key)
+    claim(db)
+    enqueue(db, payload={"v": 2}, **key)
+
+    told = act(db, "retry", {"ids": [job_id]}, {"force": True, **arguments})
+
+    assert (told.changed, told.conflicts) == (1, [])
+    assert run(db, job_id).status == "queued"
+    assert run(db, job_id).payload == payload
+
+
 def test_what_was_erased_is_retried_with_another_payload_only(db):
     job_id = dead(db, payload={"name": "Ann"}, ordering_key="of Ann")
     loose = dead(db, ordering_key="of Ben", skip_dead=True)
