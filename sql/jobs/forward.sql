@@ -12,6 +12,9 @@
  * source that was restored from a dump gives ids again.  A batch is bounded by its bytes too.
  * Whether a forwarder is there that knows a database is told by workers, where each reports.
  *
+ * A job that the other database refuses is dead here.  One with a key whose queue is still on
+ * its way there, or from there, waits here and is sent again.
+ *
  * Jobs of one ordering key go in the order of their ids: they wait here behind each other, and
  * the first is carried together with those next behind it.  These stay blocked, and are locked
  * while they travel; so any other session that would end them waits, and finds them gone.
@@ -244,7 +247,7 @@ begin
     if found then perform rota._raise_lost(v_job.id, v_job.lease_token); end if;
 
     for v_job in
-        select j.id, j.lease_token, e.ending
+        select j.id, j.lease_token, j.created_at, e.ending
         from unnest(end_forwards.job_ids, end_forwards.lease_tokens) with ordinality
             as i (id, lease_token, ordinal)
         join rota.jobs as j on j.id = i.id and j.lease_token = i.lease_token
@@ -254,6 +257,13 @@ begin
         ) as e (ending)
         order by j.id
     loop
+        if v_job.ending ->> 'error_code' = 'RT016' then
+            -- Its queue moves there: it is sent again, the more seldom the longer that lasts.
+            perform rota._give_back(array[v_job.id], array[v_job.lease_token],
+                array[rota.now() + least('30 seconds', greatest('1 second',
+                    (rota.now() - v_job.created_at) / 4))]);
+            continue;
+        end if;
         perform rota.fail_job(v_job.id, v_job.lease_token,
             coalesce(v_job.ending ->> 'message', 'the other database did not take it'),
             v_job.ending ->> 'error_code', fatal => true);
@@ -263,8 +273,8 @@ $$;
 
 comment on function rota.end_forwards is
     'End jobs of take_forwards() as receive_jobs() told, whose rows the endings are: as '
-    'succeeded or dead, and those behind a dead one stay; raises RT002 if one is lost, RT003, '
-    'RT001, 22023.';
+    'succeeded or dead, or to be sent again later where that said RT016, and those behind one '
+    'that did not arrive stay; raises RT002 if one is lost, RT003, RT001, 22023.';
 
 create or replace function rota.receive_jobs(
     database integer, job_ids bigint[], enqueue_times timestamptz[], jobs jsonb
@@ -337,9 +347,9 @@ $$;
 
 comment on function rota.receive_jobs is
     'Enqueue jobs that were enqueued for this database in another, each once however often it '
-    'is sent, and return by ordinal the job here or why it was refused; one behind a refused '
-    'one of its ordering key has no row; raises 22023 if database is not the number of this '
-    'one, 42501, RT016 if one has a key and its queue is still coming here.';
+    'is sent, and return by ordinal the job here or why it was refused, RT016 if it has a key '
+    'and its queue is still coming here; one behind a refused one of its ordering key has no '
+    'row; raises 22023 if database is not the number of this one, 42501.';
 
 /*
  * Enqueue those that have no receipt, or none and say why.  An error that may pass is raised:
@@ -383,8 +393,8 @@ begin
                         continue;
                     end if;
                     raise;
-                elsif sqlstate in ('42501', 'RT016') or left(sqlstate, 2)
-                  = any('{08,25,40,53,55,57,58,XX}') then
+                elsif sqlstate = '42501'
+                  or left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then
                     raise;
                 end if;
                 error_code := sqlstate;

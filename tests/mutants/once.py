@@ -808,6 +808,12 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "still-coming-is-dead",
+        "A job that travels to a queue that is still moving there is dead.",
+        "sql/jobs/test_forward.py",
+        sql("jobs/forward", "if v_job.ending ->> 'error_code' = 'RT016' then", "if false then"),
+    ),
+    mutant(
         "live-keys-without-halted",
         "A front sends the jobs of a halted ordering key to another database.",
         "sql/access/test_front.py",

@@ -375,3 +375,61 @@ def test_receipts_go_after_thirty_days(db, clock):
     one(db, "tick")
 
     assert scalar(db, "select count(*) from rota.receipts") == 0
+
+
+def test_only_what_has_a_key_waits_for_a_queue_that_is_still_coming(db):
+    """Its line waits behind it; all else of the batch arrives, and each once."""
+    move_id = 6 + 1024
+    value(db, "open_arrival", move_id=move_id, from_database=6, queue="q")
+    keyed = {"job_type": "keyed", "queue": "q", "ordering_key": "k"}
+    batch = [keyed, {"job_type": "free", "queue": "q"}, {"job_type": "other"},
+             {"job_type": "behind", "ordering_key": "k"}]  # fmt: skip
+
+    first = receive(db, *batch, database=5)
+    value(db, "settle_arrival", move_id=move_id, above_id=1)
+    second = receive(db, *batch, database=5)
+
+    assert [(row.ordinal, row.job_id is None, row.error_code) for row in first] == [
+        (1, True, "RT016"), (2, False, None), (3, False, None),
+    ]  # fmt: skip
+    assert [(row.ordinal, row.error_code) for row in second] == [
+        (n, None) for n in (1, 2, 3, 4)
+    ]
+    assert [row.job_type for row in rows(db, "select job_type from rota.jobs order by id")] == [
+        "free", "other", "keyed", "behind",
+    ]  # fmt: skip
+
+
+def test_a_job_whose_queue_is_still_coming_there_is_sent_again_later(db, clock):
+    """It is not dead, uses no attempt, keeps its line, and holds up nothing else."""
+    line = [send(db, ordering_key="k") for _ in range(2)]
+    free = send(db)
+    coming = {"job_id": None, "error_code": "RT016", "message": "still coming"}
+    with db.transaction():
+        taken = take(db)
+        told = {line[0]: coming, free: {"job_id": 9}}
+        end(db, taken, [told.get(job.job_id, {}) for job in taken])
+
+    assert run(db, free).status == "succeeded"
+    assert (run(db, line[0]).status, run(db, line[0]).attempts) == ("queued", 0)
+    assert run(db, line[1]).status == "blocked"
+    assert take(db) == []
+    clock.advance("1 s")
+    with db.transaction():
+        again = take(db)
+        end(db, again, arrived(again))
+    assert [job.job_id for job in again] == line
+    assert [run(db, job_id).status for job_id in line] == ["succeeded"] * 2
+
+
+def test_a_job_whose_queue_comes_for_long_is_sent_seldom(db, clock):
+    job_id = send(db)
+    clock.advance("1 day")
+    with db.transaction():
+        taken = take(db)
+        end(db, taken, [{"job_id": None, "error_code": "RT016", "message": "still coming"}])
+    clock.advance("29 s")
+    assert take(db) == []
+    clock.advance("1 s")
+
+    assert [job.job_id for job in take(db)] == [job_id]
