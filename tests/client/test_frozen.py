@@ -202,6 +202,9 @@ def test_a_lease_that_ends_while_the_server_hangs_ends_what_the_handler_waits_fo
     client.enqueue(kind, lease=LEASE, backoff={"kind": "fixed", "base_seconds": 0.1})
     background(_registry(gate, act))
     assert gate.is_reached.wait(10)
+    # A session that is just being begun is not seen, and its heartbeat would come through.
+    beats = "select exists (select from pg_stat_activity where application_name = %s)"
+    wait_until(lambda: db.execute(beats, ["rota heartbeat"]).fetchone() == (True,), "a beat")
 
     sessions = frozen("rota %")
     sessions.freeze_all()
@@ -265,3 +268,35 @@ def test_a_second_worker_goes_on_where_the_sessions_of_the_first_hang(
     assert sorted(i for (i,) in db.execute("select job_id from public.marks")) == ids
     kinds = db.execute("select distinct error_type from rota.job_errors").fetchall()
     assert kinds == [("lease_expired",)]
+
+
+@pytest.mark.slow
+def test_an_idle_worker_ticks_while_the_session_by_which_it_asks_hangs(
+    client: Client,
+    db: psycopg.Connection[Any],
+    background: Background,
+    frozen: Callable[[str], Frozen],
+) -> None:
+    """When it asked the last time there was nothing to do; a lease ends after that."""
+    background(_registry(Gate(), "effect"), poll_interval=0.5, tick_interval=0.5)
+    for question, what in (
+        ("select not rota._has_maintenance()", "the first ticks"),
+        ("select exists (select from pg_locks where locktype = 'advisory')", "the idle worker"),
+    ):
+        wait_until(lambda: db.execute(question).fetchone() == (True,), what)  # noqa: B023
+    client.enqueue("other", queue="other")
+    client.claim_jobs("gone", queues=["other"], lease=timedelta(seconds=1))
+    asked_at = _asked_at(db)
+    wait_until(lambda: _asked_at(db) != asked_at, "an answer that there is nothing to do")
+
+    sessions = frozen("rota notifier")
+    sessions.freeze()
+    swept = "select count(*) from rota.job_errors where error_type = 'lease_expired'"
+    # It asks within half a second, and waits one second for the answer, of the six until it
+    # gives up the session.
+    wait_until(lambda: db.execute(swept).fetchone() == (1,), "the sweep", 4.0)
+
+
+def _asked_at(db: psycopg.Connection[Any]) -> object:
+    query = "select query_start from pg_stat_activity where application_name = 'rota notifier'"
+    return db.execute(query).fetchone()

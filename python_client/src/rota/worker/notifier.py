@@ -44,6 +44,8 @@ CHECK_INTERVAL = 10.0
 """Seconds after which a silent connection is asked whether it is still there."""
 PATIENCE = 5.0
 """Seconds that an answer may take."""
+SILENCE = 1.0
+"""Seconds without an answer after which the worker ticks as if it were asked to."""
 PROBE_PATIENCE = 1.0
 PROBE_INTERVAL = 300.0
 """Seconds until it is tried again whether messages arrive."""
@@ -182,16 +184,24 @@ class Notifier:
             pause = min(CHECK_INTERVAL, self._look_at - time.monotonic())
             await receive(connection, self._receive, self._asked, pause)
             self._asked.clear()
-            async with time_limit(PATIENCE):
-                if self._must_move:
-                    self._must_move = False
-                    await self._move(connection, self._wanted)
-                elif time.monotonic() >= self._look_at:
-                    await self._move(connection, Place.IDLE, claimed=False)
-                else:
-                    await connection.execute("select")
+            silence = asyncio.get_running_loop().call_later(SILENCE, self._tick_unasked)
+            try:
+                async with time_limit(PATIENCE):
+                    if self._must_move:
+                        self._must_move = False
+                        await self._move(connection, self._wanted)
+                    elif time.monotonic() >= self._look_at:
+                        await self._move(connection, Place.IDLE, claimed=False)
+                    else:
+                        await connection.execute("select")
+            finally:
+                silence.cancel()
             if self._must_move:
                 self._asked.set()
+
+    def _tick_unasked(self) -> None:
+        self.has_maintenance = True  # until there is an answer
+        self.on_maintenance()
 
     async def _move(
         self, connection: AsyncConnection[Any], place: Place, *, claimed: bool = True
