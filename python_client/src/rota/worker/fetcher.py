@@ -65,6 +65,8 @@ class Fetcher:
         self._has_found = False
         self.on_claimed: Callable[[], None] = lambda: None
         """Called after each claim."""
+        self.is_over: Callable[[], bool] = lambda: False
+        """Whether the worker is to leave by itself; asked before each claim."""
         poller.start(self.wake, self._hurry_maintenance)
 
     def is_hungry(self, *, is_short: bool) -> bool:
@@ -96,7 +98,7 @@ class Fetcher:
     async def run(self, executor: Executor, *, drain: bool, once: bool) -> None:
         """Claim until stopped, or until nothing is due, or once and wait for the end."""
         may_claim = True
-        while not self._is_stopping:
+        while not (self._is_stopping or self.is_over()):
             self._wake.clear()
             await self._maintenance.run_due(
                 is_idle=executor.is_idle,

@@ -52,8 +52,6 @@ logger = logging.getLogger("rota")
 LEAVE_TIMEOUT = 5.0
 """Seconds that each step of leaving may wait for the database."""
 MAX_LEASE = 30 * 24 * 3600
-WATCH_INTERVAL = 0.5
-"""Seconds between two looks whether the process is to be recycled."""
 
 
 class Worker:
@@ -158,6 +156,7 @@ class Worker:
             Prefetch(batch),
             self._fetcher.wake,
         )
+        self._fetcher.is_over = self._is_over
         self._share.is_hungry = self._is_hungry
         self._fetcher.on_claimed = self._share.tell
 
@@ -198,7 +197,6 @@ class Worker:
             self._fetcher.run(self._executor, drain=drain, once=once)
         )
         stopping = asyncio.create_task(self._stop.wait())
-        watching = asyncio.create_task(self._watch())
         notifying: asyncio.Task[None] | None = None
         if self._notifier is not None and not (drain or once):
             notifying = asyncio.create_task(self._notifier.run())
@@ -208,7 +206,6 @@ class Worker:
         finally:
             self.stop()
             stopping.cancel()
-            watching.cancel()
             await self._finish(asyncio.create_task(self._leave(fetching, notifying)))
         if not fetching.cancelled():
             fetching.result()  # raises what ended the loop
@@ -308,13 +305,13 @@ class Worker:
                 __version__,
             )
 
-    async def _watch(self) -> None:
+    def _is_over(self) -> bool:
         """Leave when it is time for another process; what runs may end, however long."""
-        while (reason := self._reason_to_retire()) is None:
-            await asyncio.sleep(WATCH_INTERVAL)
+        if (reason := self._reason_to_retire()) is None:
+            return False
         logger.info("worker %s makes room for another: %s", self.name, reason)
         self._grace_period = inf
-        self.stop()
+        return True
 
     def _reason_to_retire(self) -> str | None:
         if self._executor.hung:
