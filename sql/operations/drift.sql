@@ -45,14 +45,20 @@ begin
     return query
     with relations as (
         select c.oid, c.relname::text as name, c.relkind, c.relispartition, c.relpersistence,
-            c.reloptions
+            c.reloptions, c.relrowsecurity
         from pg_class as c
         where c.relnamespace = 'rota'::regnamespace and c.relkind in ('r', 'p', 'v')
           and c.relname !~ '_[0-9]{8}$'
     )
-    select 'table', r.name, jsonb_build_object('logged', r.relpersistence = 'p', 'options',
+    select 'table', r.name, jsonb_build_object('logged', r.relpersistence = 'p',
+        'row security', r.relrowsecurity, 'options',
         array_to_string(array(select o from unnest(r.reloptions) as o order by 1), ', '))::text
     from relations as r where r.relkind in ('r', 'p')
+    union all
+    select 'policy', p.tablename || '.' || p.policyname, concat_ws(' ', 'as ' || p.permissive,
+        'for ' || p.cmd, 'to ' || array_to_string(p.roles, ', '), 'using (' || p.qual || ')',
+        'with check (' || p.with_check || ')')
+    from pg_policies as p where p.schemaname = 'rota'
     union all
     select 'column', r.name || '.' || a.attname, jsonb_strip_nulls(jsonb_build_object(
             'type', format_type(a.atttypid, a.atttypmod), 'not null', a.attnotnull,
@@ -228,7 +234,8 @@ declare
         when kind = 'column' then format('alter table %s drop column %s;', c_table, c_part)
         when kind = 'constraint'
             then format('alter table %s drop constraint %s;', c_table, c_part)
-        when kind = 'trigger' then format('drop trigger %s on %s;', c_part, c_table)
+        when kind in ('trigger', 'policy')
+            then format('drop %s %s on %s;', kind, c_part, c_table)
         when kind in ('function', 'procedure') then format('drop %s rota.%s;', kind, name)
         else format('drop %s %s;', kind, c_table)
     end;
@@ -237,6 +244,7 @@ declare
         when 'constraint' then format('alter table %s add constraint %s %s;', c_table, c_part,
             expected)
         when 'trigger' then expected || ';'
+        when 'policy' then format('create policy %s on %s %s;', c_part, c_table, expected)
         when 'grant' then format('grant %s;', name)
         -- Of a parent: with that of each partition, which cannot be made while others write.
         -- One that was changed is dropped and created in one transaction: no session works
@@ -310,6 +318,12 @@ begin
         case
             when actual -> 'logged' <> expected -> 'logged'
                 then format('alter table %s set logged;', table_name)
+        end,
+        case
+            when actual -> 'row security' <> expected -> 'row security'
+                then format('alter table %s %s row level security;', table_name,
+                    case when expected @> '{"row security": true}' then 'enable'
+                        else 'disable' end)
         end,
         case
             when actual -> 'options' <> expected -> 'options' and c_options <> ''

@@ -14,7 +14,8 @@ create table rota.manifest (
 );
 
 comment on table rota.manifest is
-    'Tables, columns, indexes, constraints, triggers, views and functions as installed.';
+    'Tables, columns, indexes, constraints, triggers, policies, views and functions as '
+    'installed.';
 comment on column rota.manifest.definition is
     'What makes it, or a hash of that; null for what was there and not of the install.';
 comment on column rota.manifest.is_drifted is

@@ -561,6 +561,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "open-policy-untold",
+        "A policy that keeps an observer to his queues is gone, and the doctor says nothing.",
+        "sql/operations/test_drift.py",
+        sql(
+            "operations/drift",
+            "from pg_policies as p where p.schemaname = 'rota'",
+            "from pg_policies as p where false",
+        ),
+    ),
+    mutant(
         "key-of-another-queue",
         "An operator who is confined to a queue lets the jobs of others go on.",
         "sql/access/test_queue_grants.py",

@@ -64,6 +64,31 @@ def only(db):
             "critical",
             "table jobs was changed",
         ),
+        (
+            "alter table rota.effects disable row level security",
+            "critical",
+            "table effects was changed",
+        ),
+        (
+            "alter table rota.moved_jobs enable row level security",
+            "critical",
+            "table moved_jobs was changed",
+        ),
+        (
+            "drop policy visible_rows on rota.occurrences",
+            "critical",
+            "policy occurrences.visible_rows is missing",
+        ),
+        (
+            "alter policy visible_rows on rota.limits using (true)",
+            "critical",
+            "policy limits.visible_rows was changed",
+        ),
+        (
+            "create policy mine on rota.limits for select using (true)",
+            "warning",
+            "policy limits.mine is not of the install",
+        ),
         ("create table rota.mine (n integer)", "warning", "table mine is not of the install"),
         (
             "drop trigger queues_configured on rota.queues",
