@@ -12,34 +12,24 @@ declare
     v_table record;
 begin
     for v_table in
-        select t.name, t.sees
+        select n.name, t.sees
         from (
             values
-                ('job_errors', 'queue = any(v.queues)'),
-                ('stage_runs', 'queue = any(v.queues)'),
-                ('queues', 'queue = any(v.queues)'),
-                ('pipeline_stages', 'queue = any(v.queues)'),
-                ('job_definitions', 'queue = any(v.queues)'),
-                ('pauses', 'queue is null or queue = any(v.queues)'),
-                ('limits', 'queue = any(v.queues)'),
-                ('retry_rules', $q$queue in ('', '*') or queue = any(v.queues)$q$),
-                ('retry_budgets', 'queue = any(v.queues)'),
-                ('breakers', $q$queue in ('', '*') or queue = any(v.queues)$q$),
-                ('workers', 'queues && v.queues'),
-                ('worker_starts', 'false'),
-                ('occurrences',
+                ('{job_errors,stage_runs,queues,pipeline_stages,job_definitions,limits,'
+                    'retry_budgets}', 'queue = any(v.queues)'),
+                ('{retry_rules,breakers}', $q$queue in ('', '*') or queue = any(v.queues)$q$),
+                ('{pauses}', 'queue is null or queue = any(v.queues)'),
+                ('{workers}', 'queues && v.queues'),
+                ('{occurrences}',
                     'exists (select from rota.job_definitions as d where d.name = definition)'),
-                ('dependencies',
+                ('{dependencies,halted_keys,effects}',
                     'exists (select from rota.job_runs as r where r.id = job_id)'),
-                ('halted_keys',
-                    'exists (select from rota.job_runs as r where r.id = job_id)'),
-                ('effects', 'exists (select from rota.job_runs as r where r.id = job_id)'),
-                ('audit_log', 'false'),
-                ('queue_grants', 'false')
-        ) as t (name, sees)
+                ('{worker_starts,audit_log,queue_grants}', 'false')
+        ) as t (names, sees)
+        cross join unnest(t.names::text[]) as n (name)
         where not exists (
             select from pg_policy as p
-            where p.polrelid = ('rota.' || t.name)::regclass and p.polname = 'visible_rows'
+            where p.polrelid = ('rota.' || n.name)::regclass and p.polname = 'visible_rows'
         )
     loop
         execute format('create policy visible_rows on rota.%I for select using ('

@@ -391,7 +391,7 @@ begin
                 (
                     select format(', and the first of them is job %s (%s, %s)', j.id,
                         j.job_type, j.status)
-                    from rota.jobs as j where j.id = v_head_id
+                    from rota.job_runs as j where j.id = v_head_id
                 )),
             'select * from rota.explain_job(' || v_head_id || ');'
         where v_head_id is distinct from job.id;

@@ -594,7 +594,7 @@ MAINTENANCE = (
         "errors-for-all-observers",
         "An observer who is confined to a queue reads the errors of others.",
         "sql/access/test_visible_rows.py",
-        sql("access/visible_rows", "('job_errors', 'queue = any(v.queues)'),", ""),
+        sql("access/visible_rows", "'{job_errors,stage_runs,", "'{stage_runs,"),
     ),
     mutant(
         "depths-for-all-observers",

@@ -125,7 +125,7 @@ def test_questions_about_a_job_of_another_queue_find_none(
         call(confined, "explain_job", job_id=others)
 
 
-def test_what_a_job_waits_for_in_another_queue_is_told_without_its_error(
+def test_a_job_of_another_queue_for_which_one_waits_is_told_without_its_error(
     db: Db, observers: tuple[Db, Db]
 ) -> None:
     confined, free = observers
@@ -135,6 +135,10 @@ def test_what_a_job_waits_for_in_another_queue_is_told_without_its_error(
     (job,) = claim(db, queues=["b"])
     one(db, "fail_job", **owner(job), error="secret", fatal=True)
 
+    enqueue(db, "hidden", queue="b", ordering_key="l")
+    after = enqueue(db, "behind", queue="a", ordering_key="l")
+    assert "hidden" not in str(call(confined, "explain_job", job_id=after))
+    assert "hidden" in str(call(free, "explain_job", job_id=after))
     for job_id in (waits, behind):
         told = str(call(confined, "explain_job", job_id=job_id))
         assert f"job {parent}" in told
