@@ -240,22 +240,30 @@ declare
 begin
     perform rota._check_name('queue', queue);
     perform rota._check_queues('operator', array[queue]);
+    -- A mover may be taking out a late job, which would belong to no move afterwards.
+    perform pg_advisory_xact_lock(hashtextextended('rota.mover ' || m.move_id, 0))
+    from rota.queue_moves as m where m.queue = end_queue_move.queue;
     select m.* into v_move from rota.queue_moves as m where m.queue = end_queue_move.queue
     for update;
     if not found then
         raise exception using
             errcode = 'RT004', message = format('queue %s does not move', queue),
             hint = 'rota.queue_moves lists the moves.';
-    elsif v_move.state <> 'settled'
-      or exists (select from rota.outgoing_jobs as o where o.move_id = v_move.move_id)
-      or v_move.direction = 'out'
-        and exists (select from rota.jobs as j where j.queue = end_queue_move.queue) then
+    elsif exists (select from rota.outgoing_jobs as o where o.move_id = v_move.move_id)
+      or v_move.state = 'settled' and v_move.direction = 'out'
+        and exists (select from rota.jobs as j where j.queue = end_queue_move.queue)
+      or v_move.state <> 'settled' and (v_move.state <> 'moving' or exists (
+            select from rota.moved_jobs as t where t.move_id = v_move.move_id
+            union all
+            select from rota.arrivals as a where a.move_id = v_move.move_id
+        )) then
         raise exception using
             errcode = 'RT016',
             message = format('queue %s still moves %s database %s', queue,
                 case v_move.direction when 'out' then 'to' else 'from' end, v_move.database),
             detail = v_move.database::text,
-            hint = 'It ends when no job of it is left; queue_move_status() tells of those.';
+            hint = 'It ends when no job of it is left, or while none has left yet; '
+                'queue_move_status() tells of those.';
     end if;
     delete from rota.queue_moves as m where m.move_id = v_move.move_id;
     if v_move.direction = 'out' then
@@ -268,8 +276,9 @@ end;
 $$;
 
 comment on function rota.end_queue_move is
-    'Forget that a queue moved, once nothing of it is left: what is enqueued here then stays '
-    'here; to be called in both databases; raises RT004 if it does not move, RT016, 22023.';
+    'Forget that a queue moved, once nothing of it is left, or that it was to move, while no '
+    'job has left yet: what is enqueued here then stays here; to be called in both databases, '
+    'first in the one that the queue leaves; raises RT004 if it does not move, RT016, 22023.';
 
 create or replace function rota.queue_move_status(queue text)
     returns table (

@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
-from faults.forward_kill import ask
+from faults.forward_kill import ask, forwarding
 from faults.move_kill import play, two_servers
+from faults.server import free_port
 from faults.test_forward import urls
 from support.waiting import wait_until
 
@@ -72,6 +74,68 @@ def test_rota_queue_move_ends_what_a_killed_command_has_ended_here_only(urls):
     assert "RT004" in again.stderr or "does not move" in again.stderr
     with psycopg.connect(urls[1], autocommit=True) as there:
         assert ask(there, "select count(*) from rota.queue_moves") == 0
+
+
+def test_a_move_that_was_ended_there_first_takes_late_jobs_and_can_be_ended(urls):
+    both = [word for url in urls for word in ("--database", url)]
+    words = ["queue", "move", "q", "--to", "2", *both]
+    rota(*words)
+    keyed = "select rota.enqueue('x', queue => 'q', ordering_key => 'k')"
+    with (
+        psycopg.connect(urls[0], autocommit=True) as here,
+        psycopg.connect(urls[1], autocommit=True) as there,
+        forwarding(urls),
+    ):
+        for n in range(1, 3):
+            there.execute("select rota.end_queue_move('q')")
+            here.execute(keyed)
+            wait_until(lambda n=n: ask(there, "select count(*) from rota.arrivals") == n)
+            wait_until(lambda: ask(there, "select state from rota.queue_moves") == "settled")
+        there.execute(keyed)
+        there.execute("select rota.end_queue_move('q')")
+
+        ended = rota(*words, "--end")
+
+        assert ended.returncode == 0, ended.stderr
+        assert ask(here, "select count(*) from rota.queue_moves") == 0
+
+
+def test_a_move_that_is_called_off_is_not_begun_again_by_a_mover(urls):
+    both = [word for url in urls for word in ("--database", url)]
+    with (
+        psycopg.connect(urls[0], autocommit=True) as here,
+        psycopg.connect(urls[1], autocommit=True) as there,
+        forwarding(urls),
+    ):
+        here.execute("select rota.enqueue('x', queue => 'q')")
+        here.execute("select rota.claim_jobs('w', '{q}')")
+        here.execute("select rota.begin_queue_move('q', 2)")
+        wait_until(lambda: ask(there, "select count(*) from rota.queue_moves") == 1)
+
+        ended = rota("queue", "move", "q", "--to", "2", *both, "--end")
+        here.execute("select rota.enqueue('x', queue => 'q')")
+        here.execute("select rota.enqueue_to(2, 'x')")
+        wait_until(lambda: ask(there, "select count(*) from rota.jobs") == 1)
+
+        assert ended.returncode == 0, ended.stderr
+        assert ask(there, "select count(*) from rota.queue_moves") == 0
+        assert len(here.execute("select rota.claim_jobs('w', '{q}')").fetchall()) == 1
+
+
+def test_rota_queue_move_needs_no_other_database_of_the_list(urls):
+    away = make_conninfo(urls[1], port=free_port())
+    three = [word for url in (away, *urls) for word in ("--database", url)]
+    words = ["queue", "move", "q", *three]
+
+    moved = rota(*words, "--to", "2", "--from", "1")
+    unsaid = rota(*words, "--to", "2")
+    unknown = rota(*words, "--to", "3", "--from", "1")
+
+    assert moved.returncode == 0, moved.stderr
+    assert unsaid.returncode == 2
+    assert "--from" in unsaid.stderr
+    assert unknown.returncode == 1
+    assert "refused" in unknown.stderr
 
 
 def test_jobs_run_once_and_in_order_though_both_servers_are_killed():

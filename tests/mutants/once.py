@@ -157,6 +157,26 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "ended-under-a-mover",
+        "A late job is taken out while an operator ends the move, and no mover ever sends it.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "    perform pg_advisory_xact_lock(hashtextextended('rota.mover ' || m.move_id, 0))\n",
+            "    perform m.move_id\n",
+        ),
+    ),
+    mutant(
+        "called-off-half-way",
+        "A move of which jobs have arrived is called off, and its keys run in two databases.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "(v_move.state <> 'moving' or exists (",
+            "(v_move.state <> 'moving' and exists (",
+        ),
+    ),
+    mutant(
         "sequence-not-raised",
         "A job enqueued where its queue has moved to overtakes those of its key that moved.",
         "sql/maintenance/test_moves.py",

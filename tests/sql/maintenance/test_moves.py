@@ -382,10 +382,15 @@ def test_no_job_comes_to_wait_for_one_that_moves(db, there):
 
 
 def test_a_move_ends_when_nothing_is_left(db, there):
+    enqueue(db, queue="q")
+    (runs,) = claim(db, queues=["q"])
     job_id = enqueue(db, queue="q")
     move_id = begin(db, there)
-    with raises("RT016"):
-        call(db, "end_queue_move", queue="q")
+    assert carry(db, there, move_id) == "moving"
+    for database in (db, there):
+        with raises("RT016"):
+            call(database, "end_queue_move", queue="q")
+    value(db, "finish_job", job_id=runs.job_id, lease_token=runs.lease_token)
     settle(db, there, move_id)
 
     for database in (db, there):
@@ -397,6 +402,36 @@ def test_a_move_ends_when_nothing_is_left(db, there):
     assert len(claim(db, queues=["q"])) == 1
     with raises("RT016"):
         call(db, "explain_job", job_id=job_id)
+
+
+def test_a_move_can_be_called_off_until_the_first_job_leaves(db, there):
+    job_id = enqueue(db, queue="q")
+    move_id = begin(db, there)
+    one(db, "pick_moves", move_id=move_id)
+    for database in (db, there):
+        value(database, "end_queue_move", queue="q")
+    assert [job.job_id for job in claim(db, queues=["q"])] == [job_id]
+    enqueue(db, queue="q")
+    move_id = begin(db, there)
+    one(db, "pick_moves", move_id=move_id)
+    one(db, "pick_moves", move_id=move_id)
+
+    with raises("RT016"):
+        call(db, "end_queue_move", queue="q")
+
+
+def test_no_late_job_leaves_while_the_move_is_being_ended(connect, db, there):
+    """It would be on its way without a move, so that no mover would send it."""
+    settle(db, there, move_id := begin(db, there))
+    operator = connect(autocommit=False)
+    value(operator, "end_queue_move", queue="q")
+
+    late = enqueue(db, queue="q")
+    picked = call(db, "pick_moves", move_id=move_id)
+    operator.commit()
+
+    assert picked == []
+    assert [job.job_id for job in claim(db, queues=["q"])] == [late]
 
 
 def test_a_queue_that_comes_back_loses_no_job(db, there):

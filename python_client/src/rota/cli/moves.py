@@ -8,8 +8,11 @@ import sys
 import time
 from contextlib import suppress
 
-from ..client.connecting import connect
+import psycopg
+
+from ..client.connecting import connect, one_line
 from ..client.sync_client import Client
+from ..exceptions import RotaError
 from ..rows import MoveFinding, MoveStatus
 from ..worker.carrier import Database, Mover
 from ..worker.process import run_in_loop
@@ -55,37 +58,55 @@ def move(arguments: argparse.Namespace) -> int:
 
 
 def _end(source: str, target: str, number: int, queue: str) -> None:
-    """End it in both databases; a command that was killed may have done so in the first."""
+    """End it in both databases, or in the one that still knows it."""
     arrival = _status(target, queue)
-    is_half_done = (
-        arrival is not None
-        and (arrival.direction, arrival.database) == ("in", number)
-        and _status(source, queue) is None
-    )
-    for database in (target,) if is_half_done else (source, target):
+    has_come = arrival is not None and (arrival.direction, arrival.database) == ("in", number)
+    has_left = _status(source, queue) is not None
+    databases = [source] if has_left or not has_come else []
+    for database in [*databases, target] if has_come else databases:
         with connect(database, "rota cli") as connection, acting(connection) as client:
             client.end_queue_move(queue)
 
 
 def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
-    """Return the database that the queue leaves, the one it goes to, and the first's number."""
+    """Return the database that the queue leaves, the one it goes to, and the first's number.
+
+    Others of the list may be down.
+    """
     numbers: dict[int, str] = {}
+    problems: list[str] = []
     for database in conninfos(arguments):
-        with connect(database, "rota cli") as connection:
-            number = Client(connection).database_number()
+        number, problem = _number(database)
         if number is None:
-            raise CommandError(f"{name_of(database)} has no number: set_database_number()")
+            problems.append(f"{name_of(database)}: {problem}")
+            continue
         if number in numbers:
             raise CommandError(f"two of the databases have the number {number}")
         numbers[number] = database
-    if arguments.to not in numbers:
-        raise UsageError(f"none of the databases has the number {arguments.to}")
+    for wanted in (arguments.to, arguments.source):
+        if wanted is not None and wanted not in numbers:
+            message = f"none of the databases has the number {wanted}"
+            if problems:
+                raise CommandError(message, "; ".join(problems))
+            raise UsageError(message)
     others = [number for number in numbers if number != arguments.to]
     if arguments.source is not None:
         others = [number for number in others if number == arguments.source]
-    if len(others) != 1:
-        raise UsageError("say with --from NUMBER which of the databases the queue leaves")
+    if len(others) != 1 or (problems and arguments.source is None):
+        hint = "; ".join(problems) or None
+        message = "say with --from NUMBER which of the databases the queue leaves"
+        raise UsageError(message, hint)
     return numbers[others[0]], numbers[arguments.to], others[0]
+
+
+def _number(database: str) -> tuple[int | None, str]:
+    """Return the number of a database, or why there is none."""
+    try:
+        with connect(database, "rota cli") as connection:
+            number = Client(connection).database_number()
+    except (psycopg.Error, RotaError) as error:
+        return None, one_line(error)
+    return number, "it has no number: set_database_number()"
 
 
 def _plan(source: str, target: str, arguments: argparse.Namespace) -> list[MoveFinding]:

@@ -254,7 +254,7 @@ class AsyncClient:
         return move_id
 
     async def end_queue_move(self, queue: str) -> None:
-        """Forget that a queue has moved, once nothing of it is left."""
+        """Forget that a queue has moved, once nothing of it is left, or was to move."""
         await self._value("end_queue_move", queue=queue)
 
     async def queue_move_status(self, queue: str) -> rows.MoveStatus | None:

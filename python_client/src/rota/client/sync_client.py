@@ -254,7 +254,7 @@ class Client:
         return move_id
 
     def end_queue_move(self, queue: str) -> None:
-        """Forget that a queue has moved, once nothing of it is left."""
+        """Forget that a queue has moved, once nothing of it is left, or was to move."""
         self._value("end_queue_move", queue=queue)
 
     def queue_move_status(self, queue: str) -> rows.MoveStatus | None:

@@ -237,6 +237,7 @@ class Mover(Lane):
             try:
                 is_done = await self._carry_on()
             except FAILURES as error:
+                self._has_arrival = False  # an operator may have ended it in either database
                 await self._fail(error, "queue %s stays for now: %s", self.move.queue)
                 continue
             self._retry.succeed()
@@ -248,9 +249,15 @@ class Mover(Lane):
         """Carry what can go now; return whether nothing is left."""
         move_id = self.move.move_id
         if not self._has_arrival:
-            await self._receive(
+            move = await self._find()
+            if move is None:
+                return True
+            state = await self._receive(
                 lambda client: client.open_arrival(move_id, self._number, self.move.queue)
             )
+            if move.state == "settled" and state != "settled":
+                # It was ended there first, and is known there again: what comes is late.
+                await self._receive(partial(_settle_arrival, move))
             self._has_arrival = True
         while True:
             max_jobs, max_bytes = self._batch
@@ -267,12 +274,16 @@ class Mover(Lane):
             elif not picked.has_more:
                 return picked.state == "settled" and not picked.in_transit
 
+    async def _find(self) -> WaitingMove | None:
+        """Return the move as it is now, if it has something to carry."""
+        moves = await self._source.call(AsyncClient.waiting_moves)
+        return next((each for each in moves if each.move_id == self.move.move_id), None)
+
     async def _settle(self) -> None:
         move_id = self.move.move_id
-        for move in await self._source.call(AsyncClient.waiting_moves):
-            if move.move_id == move_id:
-                await self._receive(partial(_settle_arrival, move))
-                await self._source.call(lambda client: client.confirm_arrival(move_id))
+        if (move := await self._find()) is not None:
+            await self._receive(partial(_settle_arrival, move))
+            await self._source.call(lambda client: client.confirm_arrival(move_id))
 
     async def _send(self, max_jobs: int, max_bytes: int) -> None:
         move_id = self.move.move_id
