@@ -112,6 +112,7 @@ _GLANCE_SHARED = {"pg_try_advisory_lock_shared", "pg_advisory_unlock_shared"}
 LOCKS = {
     "tick": {"pg_try_advisory_xact_lock"},
     "begin_queue_move": {"pg_advisory_xact_lock"},
+    "end_queue_move": {"pg_advisory_xact_lock"},
     "_lock_move": {"pg_try_advisory_xact_lock"},
     "_leap": {"pg_advisory_lock", "pg_advisory_unlock"},
     "_take_listen_slots": {"pg_try_advisory_lock", "pg_advisory_lock_shared"},
