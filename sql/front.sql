@@ -145,6 +145,7 @@ create or replace function rota_front.set_role(
 declare
     v_server name;
     v_options text := format('user %L', coalesce(shard_role, role));
+    v_known text[];
 begin
     if to_regrole(quote_ident(role)) is null or role = 'public' then
         raise exception using
@@ -152,6 +153,16 @@ begin
     elsif access is null or access not in ('producer', 'operator') then
         raise exception using
             errcode = '22023', message = 'access must be producer or operator';
+    end if;
+    -- Who makes a front again need not tell the passwords again.
+    v_known := (
+        select m.umoptions from pg_user_mapping as m
+        join pg_foreign_server as s on s.oid = m.umserver and s.srvname = 'rota_shards'
+        where m.umuser = to_regrole(quote_ident(role))
+    );
+    if format('user=%s', coalesce(shard_role, role)) = any(v_known) then
+        password := coalesce(password, (
+            select substr(o, 10) from unnest(v_known) as o where o like 'password=%'));
     end if;
     if password is not null then
         v_options := v_options || format(', password %L', password);
@@ -171,7 +182,8 @@ end;
 $$;
 comment on function rota_front.set_role is
     'Let a role of the front enqueue (producer) or act on jobs and read (operator), as the '
-    'role of that name in each shard, or as shard_role; raises 22023.';
+    'role of that name in each shard, or as shard_role; without a password the one that it '
+    'has stays; raises 22023.';
 
 create or replace function rota_front.grant_to(role name, access text)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$

@@ -126,6 +126,10 @@ begin
     perform rota._check_queues('operator', array[queue]);
     return jsonb_build_object(
         'version', rota.version(),
+        'move_id', (
+            select m.move_id from rota.queue_moves as m
+            where m.queue = queue_move_facts.queue and m.direction = 'out'
+        ),
         'limits', array(
             select distinct l.limit_name
             from (
@@ -167,6 +171,13 @@ begin
     select 'refused', 'version', format('rota is %s here, and %s in the other database',
         facts ->> 'version', rota.version()), 'rota install'
     where facts ->> 'version' is distinct from rota.version()
+    union all
+    select 'refused', 'move', format('the queue has another move %s database %s there, which '
+        'is %s', case m.direction when 'out' then 'to' else 'from' end, m.database, m.state),
+        format('select rota.end_queue_move(%L);', m.queue)
+    from rota.queue_moves as m
+    where m.queue = receive_plan.queue
+      and m.move_id::text is distinct from facts ->> 'move_id'
     union all
     select 'refused', 'limits', format('limit %s is not set in the other database', l.name),
         'set it there with set_limit(), by its part'

@@ -162,8 +162,8 @@ v_row ->> 'pause_name',
         "sql/maintenance/test_moves.py",
         sql(
             "maintenance/moves",
-            "    perform pg_advisory_xact_lock(hashtextextended('rota.mover ' || m.move_id, 0))\n",
-            "    perform m.move_id\n",
+            "perform pg_advisory_xact_lock(hashtextextended('rota.mover ' || m.move_id, 0))",
+            "perform m.move_id",
         ),
     ),
     mutant(

@@ -501,6 +501,9 @@ def test_a_role_is_the_same_role_at_the_shards(front, admin):
         front.make(1, 2, 3)
         with psycopg.connect(url, autocommit=True) as shop:
             assert value(shop, "enqueue_to", database=3, job_type="x") & 1023 == 3
+            # Who makes a front again need not tell the passwords again.
+            front.db.execute("select rota_front.set_role(%s, 'producer')", [name])
+            value(shop, "enqueue", job_type="x")
     finally:
         for connection in (front.db, *front.shards.values()):
             connection.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(name)))

@@ -352,6 +352,20 @@ def test_what_is_missing_there_is_told_before(db, there):
     assert call(db, "plan_queue_move", queue="q", database=6) == []
 
 
+def test_a_move_that_is_not_ended_there_is_told_before(db, there):
+    settle(db, there, begin(db, there))
+    facts = value(db, "queue_move_facts", queue="q")
+    assert call(there, "receive_plan", queue="q", facts=facts) == []
+    value(db, "end_queue_move", queue="q")
+    facts = value(db, "queue_move_facts", queue="q")
+
+    (found,) = call(there, "receive_plan", queue="q", facts=facts)
+    there.execute(found.remedy)
+
+    assert (found.severity, found.finding) == ("refused", "move")
+    assert call(there, "receive_plan", queue="q", facts=facts) == []
+
+
 LATER = {
     "schedule_job": {"name": "s", "schedule": "every 1 hour", "job_type": "x", "queue": "q"},
     "define_pipeline": {
