@@ -25,14 +25,13 @@ from math import inf
 
 import psycopg
 
-from .._version import __version__
 from ..client.async_client import AsyncClient
 from ..exceptions import RotaError
 from ..registry import Registry
 from ..rows import WaitingMove
 from .carrier import Carrier, Database, Mover
 from .connection import Connection, Retry, end_task
-from .maintenance import LEAVE_TIMEOUT, Ticker
+from .maintenance import Ticker, leave, report
 from .notifier import Notifier, Place
 
 logger = logging.getLogger("rota")
@@ -289,12 +288,7 @@ class Scout:
         if not self._queues or time.monotonic() < self._report_at:
             return
         self._report_at = time.monotonic() + REPORT_INTERVAL
-        host, pid, queues = socket.gethostname(), os.getpid(), list(self._queues)
-        await self._connection.call(
-            lambda client: client.report_worker(
-                self._worker, host, pid, __version__, queues, ["rota.forward"]
-            )
-        )
+        await report(self._connection, self._worker, list(self._queues), ["rota.forward"])
 
     def _report_soon(self) -> None:
         self._report_at = -inf
@@ -302,9 +296,7 @@ class Scout:
     async def _leave(self) -> None:
         with suppress(psycopg.Error, RotaError, OSError):
             if self._report_at < inf:
-                await self._connection.call(
-                    lambda client: client.deregister_worker(self._worker), LEAVE_TIMEOUT
-                )
+                await leave(self._connection, self._worker)
         await self._connection.close()
 
     def _hurry(self) -> None:

@@ -64,7 +64,7 @@ class Heartbeat(threading.Thread):
     async def _beat_until_stopped(self) -> None:
         with self._lock:
             self._loop = asyncio.get_running_loop()
-        self._connection.state.on_back(self._wake_after_outage)
+        self._connection.state.on_back(self._call_wake)
         while (jobs := await self._wait()) is not None:
             try:
                 for part in _parts(jobs):
@@ -91,10 +91,6 @@ class Heartbeat(threading.Thread):
             async with asyncio.timeout(seconds if seconds < inf else None):
                 await self._wake.wait()
         self._wake.clear()
-
-    def _wake_after_outage(self) -> None:
-        with self._lock:
-            self._call_wake()
 
     def _call_wake(self) -> None:
         if self._loop is not None:

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -316,14 +315,6 @@ class Turns:
             self.give_back()
 
 
-@dataclass(slots=True)
-class Idle:
-    """The idle connections of both kinds of a pool."""
-
-    plain: deque[Session[Plain]]
-    in_loop: deque[Session[AsyncConnection[Any]]]
-
-
 class Pool:
     """At most *size* connections, plain and async ones together, also those that are idle."""
 
@@ -334,7 +325,8 @@ class Pool:
         self._turns = Turns(size)
         self._lock = threading.Lock()
         self._lent = 0
-        self._idle = Idle(deque(), deque())
+        self._idle: deque[Session[Plain]] = deque()
+        self._idle_in_loop: deque[Session[AsyncConnection[Any]]] = deque()
 
     @contextmanager
     def lend(self, job: BaseJob, seconds: float | None = None) -> Iterator[Use[Plain]]:
@@ -351,10 +343,10 @@ class Pool:
         with self._turn_taken():
             is_lent = False
             while not is_lent:
-                session = self._take(self._idle.plain, self._idle.in_loop)
+                session = self._take(self._idle, self._idle_in_loop)
                 if session is None:
                     session = Session(connect(self._conninfo, "rota job"))
-                with self._using(job, session, self._idle.plain) as use:
+                with self._using(job, session, self._idle) as use:
                     if session.is_being_reset:
                         with use.resetting():
                             session.connection.wait(session.end_reset())
@@ -381,10 +373,10 @@ class Pool:
             try:
                 is_lent = False
                 while not is_lent:
-                    session = self._take(self._idle.in_loop, self._idle.plain)
+                    session = self._take(self._idle_in_loop, self._idle)
                     if session is None:
                         session = Session(await self._open(limit_of(job, seconds)))
-                    with self._using(job, session, self._idle.in_loop) as use:
+                    with self._using(job, session, self._idle_in_loop) as use:
                         if session.is_being_reset:
                             with use.resetting():
                                 await session.connection.wait(session.end_reset())
@@ -404,7 +396,7 @@ class Pool:
     def close_idle(self) -> None:
         """Close the idle connections."""
         with self._lock:
-            for idle in (self._idle.plain, self._idle.in_loop):
+            for idle in (self._idle, self._idle_in_loop):
                 while idle:
                     idle.pop().close()
 

@@ -14,6 +14,7 @@ import psycopg
 
 from .._version import __version__
 from ..client.async_client import AsyncClient
+from ..client.statement import UNSET, Unset
 from ..exceptions import RotaError
 from ..registry import Registry
 from ..rows import TickReport
@@ -101,6 +102,27 @@ class TickLog:
             logger.warning("failing, and why is in the log of the server: %s", names)
 
 
+async def report(
+    connection: Connection,
+    worker: str,
+    queues: list[str],
+    job_types: list[str],
+    concurrency: int | Unset = UNSET,
+) -> None:
+    """Say that a worker is there, and what it takes."""
+    host, pid = socket.gethostname(), os.getpid()
+    await connection.call(
+        lambda client: client.report_worker(
+            worker, host, pid, __version__, queues, job_types, concurrency
+        )
+    )
+
+
+async def leave(connection: Connection, worker: str) -> None:
+    """Say that a worker is not there any more."""
+    await connection.call(lambda client: client.deregister_worker(worker), LEAVE_TIMEOUT)
+
+
 class Maintenance:
     """Ticks about every *interval* seconds, or never, and reports the worker now and then."""
 
@@ -168,9 +190,7 @@ class Maintenance:
 
     async def leave(self) -> None:
         """Report for the last time."""
-        await self._connection.call(
-            lambda client: client.deregister_worker(self._worker), timeout=LEAVE_TIMEOUT
-        )
+        await leave(self._connection, self._worker)
 
     async def _look_for_untaken(self) -> None:
         """Warn of jobs that wait for a worker that nobody has started, of each type once."""
@@ -193,15 +213,5 @@ class Maintenance:
 
     async def _report(self) -> None:
         self._reported_at = time.monotonic()
-        host, pid = socket.gethostname(), os.getpid()
-        await self._connection.call(
-            lambda client: client.report_worker(
-                self._worker,
-                host,
-                pid,
-                __version__,
-                self._queues,
-                self._registry.job_types,
-                self._concurrency,
-            )
-        )
+        job_types = self._registry.job_types
+        await report(self._connection, self._worker, self._queues, job_types, self._concurrency)

@@ -88,7 +88,6 @@ class Notifier:
         self._asked = asyncio.Event()
         self._is_probed = asyncio.Event()
         self._wanted = Place.AWAY
-        self._must_move = False
         self._look_at = inf
         self.other_queues: Sequence[str] = ()
         self.other_types: Sequence[str] = ()
@@ -113,7 +112,7 @@ class Notifier:
     @property
     def is_moving(self) -> bool:
         """Whether it is still to do what `go` said."""
-        return self._must_move or self._asked.is_set()
+        return self._asked.is_set()
 
     @property
     def wanted(self) -> Place:
@@ -125,7 +124,6 @@ class Notifier:
         if Place.AWAY in (place, self._wanted):
             self.away_at = time.monotonic()
         self._wanted = place
-        self._must_move = True
         self._look_at = inf
         self._asked.set()
 
@@ -178,17 +176,20 @@ class Notifier:
 
     async def _serve(self, connection: AsyncConnection[Any]) -> None:
         self.is_on = True
-        self._must_move = self._wanted is not Place.AWAY
+        if self._wanted is Place.AWAY:
+            self._asked.clear()
+        else:
+            self._asked.set()
         self.on_change()
         while True:
             pause = min(CHECK_INTERVAL, self._look_at - time.monotonic())
             await receive(connection, self._receive, self._asked, pause)
+            must_move = self._asked.is_set()
             self._asked.clear()
             silence = asyncio.get_running_loop().call_later(SILENCE, self._tick_unasked)
             try:
                 async with time_limit(PATIENCE):
-                    if self._must_move:
-                        self._must_move = False
+                    if must_move:
                         await self._move(connection, self._wanted)
                     elif time.monotonic() >= self._look_at:
                         await self._move(connection, Place.IDLE, claimed=False)
@@ -196,8 +197,6 @@ class Notifier:
                         await connection.execute("select")
             finally:
                 silence.cancel()
-            if self._must_move:
-                self._asked.set()
 
     def _tick_unasked(self) -> None:
         self.has_maintenance = True  # until there is an answer

@@ -292,7 +292,7 @@ class Worker:
         except (psycopg.ProgrammingError, RotaError) as error:
             logger.warning("the version of the database is not known: %s", one_line(error))
             return
-        if _is_older(found, __version__):
+        if _functions_of(found) < _functions_of(__version__):
             raise RotaError(
                 f"the database has rota {found}, and this worker needs {__version__}: "
                 "upgrade the database first (rota install)"
@@ -462,12 +462,8 @@ def _is_in_loop() -> bool:
     return True
 
 
-def _is_older(found: str, needed: str) -> bool:
-    """Whether a version lacks functions that another one may call: all but its last number."""
-    return _numbers(found) < _numbers(needed)
-
-
-def _numbers(version: str) -> list[int]:
+def _functions_of(version: str) -> list[int]:
+    """Return what of a version tells its functions: all but its last number."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
