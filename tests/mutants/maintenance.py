@@ -344,12 +344,8 @@ MAINTENANCE = (
     mutant(
         "observer-may-cancel",
         "Who may only look can cancel jobs.",
-        "sql/access/test_grants.py contract/test_docs.py",
-        sql(
-            "access/grants",
-            "select 'operator', 'function', f.name",
-            "select 'observer', 'function', f.name",
-        ),
+        "security/test_matrix.py",
+        sql("access/grants", "'{explain_job,doctor,", "'{explain_job,cancel_job,doctor,"),
     ),
     mutant(
         "old-grants-stay",
