@@ -385,8 +385,9 @@ begin
     return query
     select case when t.due_since < rota.now() - interval '5 minutes' then 'critical'
             else 'warning' end,
-        format('%s: %s wait, the first for %s, such as job %s', rota._forwarder_words(t.queue),
-            rota._jobs_words(t.due_jobs, 500), rota._span(rota.now() - t.due_since), t.job_id),
+        format('%s: %s waiting, the first for %s, such as job %s',
+            rota._forwarder_words(t.queue), rota._jobs_words(t.due_jobs, 500),
+            rota._span(rota.now() - t.due_since), t.job_id),
         format('select * from rota.explain_job(%s);', t.job_id)
     from rota._untaken_jobs(rota._ready_queues()) as t where t.queue ~ '^forward:[0-9]+$';
 end;

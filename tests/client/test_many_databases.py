@@ -240,6 +240,10 @@ def test_rota_worker_works_for_all_of_a_file_and_carries_between_them(make, tmp_
             db.execute("select rota.set_database_number(%s)", (number,))
             db.execute("select rota.enqueue_to(n, 'ok') from generate_series(5, 6) as n")
     file = tmp_path / "databases"
+    file.write_text("# none yet\n")
+    none = rota("status", "--databases", str(file))
+    assert none.returncode == 2
+    assert "names no database" in none.stderr
     file.write_text("# all of them\n" + "\n".join(urls) + "\n")
     (tmp_path / "jobs.py").write_text(JOBS)
     command = [
@@ -526,8 +530,18 @@ def test_an_act_by_id_finds_its_database_by_the_id(make):
 
     done = rota("cancel", str(job_id), *both)
     unknown = rota("cancel", str(job_id + 10240), *both)
+    with psycopg.connect(urls[0]) as db:
+        ((leaving_id,),) = db.execute("select id from rota.jobs").fetchall()
+        db.execute(
+            "insert into rota.moved_jobs (job_id, move_id, database, new_job_id)"
+            " select id, 1, 9, 77 from rota.jobs"
+        )
+        db.execute("delete from rota.jobs")
+    left = rota("explain", str(leaving_id), *both)
 
     assert done.returncode == 0, done.stderr
-    assert [waiting(url) for url in urls] == [1, 0]
+    assert [waiting(url) for url in urls] == [0, 0]
+    assert left.returncode == 1
+    assert f"job {leaving_id} is in database 9 now, as job 77" in left.stderr
     assert unknown.returncode == 1
     assert "in none of the databases" in unknown.stderr

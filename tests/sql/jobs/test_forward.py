@@ -155,6 +155,7 @@ def test_it_is_told_that_no_forwarder_knows_a_database(db, clock, known):
         assert (
             "none of them knows a database of that number, but those of 7" in found["forwards"]
         )
+        assert "1 job is waiting, the first for" in found["forwards"]
 
 
 def test_waiting_forwards_names_databases_with_jobs_that_wait(db):

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TextIO, TypeVar
@@ -30,7 +30,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ..client.connecting import connect, one_line
 from ..client.sync_client import Client
-from ..exceptions import RotaError
+from ..exceptions import JobNotFoundError, RotaError
 from .output import CommandError, UnknownOutcomeError, print_json
 
 FAILED = 1
@@ -270,6 +270,7 @@ def _places_of(job_ids: list[int], databases: Sequence[str]) -> dict[str, list[i
 
     All are asked at once, and none is waited for once each job was found where its number is.
     """
+    homes: dict[int | None, str] = {}
     found: dict[int, list[str]] = {job_id: [] for job_id in job_ids}
     others: dict[int, list[str]] = {job_id: [] for job_id in job_ids}
     silent: list[str] = []
@@ -285,6 +286,7 @@ def _places_of(job_ids: list[int], databases: Sequence[str]) -> dict[str, list[i
             break
         if there.problem:
             silent.append(f"{name_of(there.database)} ({there.problem})")
+        homes[there.number] = there.database
         for job_id in there.job_ids:
             at = found if job_id & 1023 == there.number else others
             at[job_id].append(there.database)
@@ -294,11 +296,19 @@ def _places_of(job_ids: list[int], databases: Sequence[str]) -> dict[str, list[i
     for job_id in job_ids:
         where = found[job_id] or others[job_id]
         if len(where) != 1:
+            if not where and job_id & 1023 in homes:
+                _refuse_if_moved(job_id, homes[job_id & 1023])
             what = "is in none of the databases" if not where else "is in more than one of them"
             hint = f"Could not ask {', '.join(silent)}" if silent else None
             raise CommandError(f"job {job_id} {what}", hint)
         places.setdefault(where[0], []).append(job_id)
     return places
+
+
+def _refuse_if_moved(job_id: int, database: str) -> None:
+    """Raise what the database says of a job that has left it, or is on its way."""
+    with suppress(JobNotFoundError, psycopg.Error), connect(database, "rota cli") as connection:
+        Client(connection).explain_job(job_id)
 
 
 def _look_for(job_ids: list[int], database: str) -> _Found:

@@ -136,7 +136,10 @@ def conninfos(arguments: argparse.Namespace) -> list[str]:
         except OSError as error:
             raise UsageError(f"cannot read {arguments.databases}: {error.strerror}") from None
         lines = [line.strip() for line in text.splitlines()]
-        words += [line for line in lines if line and not line.startswith("#")]
+        named_there = [line for line in lines if line and not line.startswith("#")]
+        if not named_there:
+            raise UsageError(f"{arguments.databases} names no database")
+        words += named_there
     return [_checked(word) for word in words]
 
 

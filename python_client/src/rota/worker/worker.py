@@ -222,8 +222,8 @@ class Worker:
                 if not self._is_patient:
                     raise
                 if not retry.failures:
-                    text = "a database cannot be used, trying again: %s"
-                    logger.warning(text, one_line(error))
+                    text = "%s cannot be used, trying again: %s"
+                    logger.warning(text, self._database, one_line(error))
                 # Who waits for all to be ready waits for those only that are there.
                 self._ready.set()
                 pause = retry.fail(error)
@@ -286,11 +286,17 @@ class Worker:
             self.name, self._queues, max_jobs, self._lease, job_types
         )
 
+    @property
+    def _database(self) -> str:
+        """What tells it from the others of the process, once there was a connection."""
+        return f"database {self._connection.database}".strip()
+
     async def _compare_versions(self) -> None:
         try:
             found = await self._connection.call(AsyncClient.version)
         except (psycopg.ProgrammingError, RotaError) as error:
-            logger.warning("the version of the database is not known: %s", one_line(error))
+            text = "the version of %s is not known: %s"
+            logger.warning(text, self._database, one_line(error))
             return
         if _functions_of(found) < _functions_of(__version__):
             raise RotaError(
