@@ -18,6 +18,12 @@ def quick(job: rota.Job) -> dict[str, int]:
     return {"attempt": job.attempt}
 
 
+@registry.handler("fill")
+def fill(job: rota.Job) -> int:
+    """Use so much memory."""
+    return len(b"x" * (1_000_000 * int(job.payload["megabytes"])))
+
+
 @registry.handler("sleep")
 def sleep(job: rota.Job) -> None:
     """Take a while, whatever happens."""

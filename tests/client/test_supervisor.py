@@ -170,10 +170,18 @@ def test_after_its_jobs_a_process_makes_room_for_another(
 def test_a_process_that_used_much_memory_leaves(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:
-    client.enqueue("quick")
-    worker = start_worker("--max-memory", "1")
+    client.enqueue("fill", {"megabytes": 300})
+    worker = start_worker("--max-memory", "250")
     assert worker.wait() == 0
     assert "of memory were in use" in worker.log.read_text()
+    assert _value(db, "select array_agg(job_type) from rota.finished_jobs") == ["fill"]
+
+
+@pytest.mark.slow
+def test_a_limit_below_what_a_process_uses_at_first_stops_all(start_worker: Start) -> None:
+    worker = start_worker("--max-memory", "5", "--processes", "2")
+    assert worker.wait() == 2
+    assert "--max-memory 5 is no more than the" in worker.log.read_text()
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from ..client.connecting import named
 from ..registry import Registry
 from ..worker.executor import Places
 from ..worker.forwarder import Forwarder
+from ..worker.process import peak_memory
 from ..worker.supervisor import Supervisor
 from ..worker.worker import Worker, run_together
 from .output import CommandError, UsageError, conninfo, conninfos, set_up_log
@@ -37,6 +38,11 @@ def work(arguments: argparse.Namespace) -> int:
         ).run()
     registry = load_registry(arguments.registry)
     workers = _workers(arguments, registry)
+    if arguments.max_memory is not None and (used := peak_memory()) >= arguments.max_memory:
+        raise UsageError(
+            f"--max-memory {arguments.max_memory:g} is no more than the {used:.0f} MB that the "
+            "process uses before its first job"
+        )
     health = _health(arguments.health, arguments.process_number or 0)
     if health is not None:
         with suppress(ImportError):
