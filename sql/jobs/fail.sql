@@ -182,8 +182,15 @@ create or replace function rota._failed_before(job_id bigint, lease_token bigint
     returns table (status text, run_at timestamptz) language plpgsql stable as $$
 begin
     return query
-    select r.status, case when r.status = 'failed' then r.run_at end from rota.job_runs as r
-    where r.id = _failed_before.job_id and r.lease_token = _failed_before.lease_token
+    select r.status, case when r.status = 'failed' then r.run_at end
+    from (
+        select j.status, j.run_at, j.lease_token, j.cancel_requested_at from rota.jobs as j
+        where j.id = _failed_before.job_id
+        union all
+        select f.status, f.run_at, f.lease_token, f.cancel_requested_at
+        from rota.finished_jobs as f where f.id = _failed_before.job_id
+    ) as r
+    where r.lease_token = _failed_before.lease_token
       and r.status in ('failed', 'dead', 'cancelled')
       and (r.status = 'cancelled' and r.cancel_requested_at is not null or exists (
         select from rota.job_errors as e

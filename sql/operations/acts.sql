@@ -414,8 +414,11 @@ declare
         select jsonb_array_elements_text(_missing_jobs.filter -> 'ids')::numeric::bigint) end;
     c_allowed constant text[] := rota._allowed_queues('operator');
     c_found constant bigint[] := array(
-        select r.id from rota.job_runs as r
-        where r.id = any(c_ids) and (c_allowed is null or r.queue = any(c_allowed))
+        select j.id from rota.jobs as j
+        where j.id = any(c_ids) and (c_allowed is null or j.queue = any(c_allowed))
+        union all
+        select f.id from rota.finished_jobs as f
+        where f.id = any(c_ids) and (c_allowed is null or f.queue = any(c_allowed))
     );
 begin
     return (
@@ -734,15 +737,21 @@ begin
     if not arguments ?| '{payload,merge,max_attempts}'::text[] then return null; end if;
     if arguments ?| '{payload,merge}'::text[] then
         if cardinality(job_ids) = 1 then
-            v_payload := (
-                select r.payload from rota.job_runs as r
-                where r.id = _edit_jobs.job_ids[1] and octet_length(r.payload::text) <= 65536
-            );
+            v_payload := coalesce(
+                (select j.payload from rota.jobs as j where j.id = _edit_jobs.job_ids[1]),
+                (select f.payload from rota.finished_jobs as f
+                    where f.id = _edit_jobs.job_ids[1]));
+            if octet_length(v_payload::text) > 65536 then v_payload := null; end if;
         end if;
         update rota.job_errors as e
-        set payload = r.payload from rota.job_runs as r
-        where e.job_id = any(_edit_jobs.job_ids) and r.id = any(_edit_jobs.job_ids)
-          and r.id = e.job_id and e.payload is null;
+        set payload = r.payload
+        from (
+            select j.id, j.payload from rota.jobs as j where j.id = any(_edit_jobs.job_ids)
+            union all
+            select f.id, f.payload from rota.finished_jobs as f
+            where f.id = any(_edit_jobs.job_ids)
+        ) as r
+        where e.job_id = any(_edit_jobs.job_ids) and r.id = e.job_id and e.payload is null;
     end if;
     update rota.jobs as j
     set max_attempts = coalesce((_edit_jobs.arguments ->> 'max_attempts')::integer,

@@ -212,6 +212,7 @@ declare
         when job.hold not in ('time', 'expired') and job.hold not like 'pause %'
           and job.hold not like 'retries %' then job.hold
     end;
+    c_visible constant text[] := rota._allowed_queues('observer');
     v_bound rota.limits;
     v_argument text;
     v_free integer;
@@ -254,7 +255,10 @@ begin
         elsif v_free = 0 then
             -- Running jobs are few, and those that count for this limit fewer.
             v_running := array(
-                select r.id::text || coalesce(' (' || r.locked_by || ')', '')
+                select case
+                    when r.queue <> all(c_visible) then 'one of another queue'
+                    else r.id::text || coalesce(' (' || r.locked_by || ')', '')
+                end
                 from rota.jobs as r
                 where r.status = 'running' and r.locked_until is not null
                   and (v_bound.limit_name = any(r.held_limits) or r.id = any(array(

@@ -62,9 +62,7 @@ begin
     end if;
     perform rota._check_lease('time_limit', time_limit);
     perform rota._check_headers('headers', headers);
-    perform rota._check_queues('operator', array[queue] || array(
-        select d.queue from rota.job_definitions as d where d.name = schedule_job.name
-    ));
+    perform rota._check_queues('operator', array[queue]);
     if source is not null then perform rota._check_name('source', source); end if;
 
     return query
@@ -129,12 +127,16 @@ begin
 end;
 $$;
 
-/* The new definition with the source that it has, or had; refused if that is another one. */
+/*
+ * The new definition with the source that it has, or had; refused if that is another one, or
+ * if the old one is of a queue that an operator is kept from.
+ */
 create or replace function rota._keep_source(
     new rota.job_definitions, old rota.job_definitions
 )
     returns rota.job_definitions language plpgsql as $$
 begin
+    perform rota._check_queues('operator', array[old.queue]);
     if new.source <> old.source then
         perform rota._refuse('source', format(
             'must be %L, which has put in schedule %L, got %L', old.source, old.name,

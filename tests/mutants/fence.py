@@ -234,7 +234,7 @@ FENCE = (
         "failure-of-another-is-the-answer",
         "Whoever lost a job that failed again since is told of the failure of another.",
         "sql/jobs/test_fail.py sql/jobs/test_finish.py",
-        sql("jobs/fail", "and r.lease_token = _failed_before.lease_token", "and true"),
+        sql("jobs/fail", "where r.lease_token = _failed_before.lease_token", "where true"),
     ),
     mutant(
         "stage-checked-without-token",

@@ -522,8 +522,8 @@ MAINTENANCE = (
         "sql/access/test_queue_grants.py",
         sql(
             "schedules/definitions",
-            "perform rota._check_queues('operator', array[queue] || array(",
-            "perform rota._check_queues('operator', '{}'::text[] || array(",
+            "perform rota._check_queues('operator', array[queue]);",
+            "",
         ),
     ),
     mutant(
@@ -534,6 +534,16 @@ MAINTENANCE = (
             "schedules/definitions",
             "if not found or v_definition.queue <> all(rota._allowed_queues('operator')) then",
             "if not found then",
+        ),
+    ),
+    mutant(
+        "schedule-changed-in-another-queue",
+        "An operator who is confined to a queue takes the schedules of others into his.",
+        "sql/access/test_queue_grants.py",
+        sql(
+            "schedules/definitions",
+            "perform rota._check_queues('operator', array[old.queue]);",
+            "",
         ),
     ),
     mutant(
@@ -554,6 +564,16 @@ MAINTENANCE = (
             "operations/explain",
             "i.last_error, i.cancel_reason from rota.job_runs as i",
             "i.last_error, i.cancel_reason from rota.finished_jobs as i",
+        ),
+    ),
+    mutant(
+        "limit-filled-in-another-queue",
+        "An observer who is confined to a queue is told which jobs of others fill a limit.",
+        "sql/access/test_visible_rows.py",
+        sql(
+            "operations/explain",
+            "when r.queue <> all(c_visible) then 'one of another queue'",
+            "when false then ''",
         ),
     ),
     mutant(
@@ -620,8 +640,8 @@ MAINTENANCE = (
         "sql/operations/test_acts.py",
         sql(
             "operations/acts",
-            "set payload = r.payload from rota.job_runs as r",
-            "set payload = null from rota.job_runs as r",
+            "set payload = r.payload",
+            "set payload = null",
         ),
     ),
     mutant(

@@ -153,6 +153,38 @@ def test_schedule_job_waits_for_nobody_when_all_is_as_it_says(
     assert answer[0][0] == "unchanged"
 
 
+@pytest.mark.own_session
+@pytest.mark.parametrize("makes_it", [True, False])
+def test_a_schedule_that_goes_to_another_queue_is_not_taken_from_there(
+    a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock, makes_it: bool
+) -> None:
+    """A gives a schedule to another queue and stays open; B, kept from that, changes it."""
+    clock.set("2026-03-01 12:00:00+00")
+    there = call("schedule_job", name="s", schedule="@daily", job_type="x", queue="theirs")
+    changed = call("schedule_job", name="s", schedule="@hourly", job_type="y", queue="mine")
+    if not makes_it:
+        a.fetch(*call("schedule_job", name="s", schedule="@daily", job_type="x", queue="mine"))
+    name = f"confined_{db.info.dbname}"[:63]
+    db.execute(f'create role "{name}"')
+    for (statement,) in a.fetch("select rota.grant_statements('operator', %s)", [name]):
+        db.execute(statement)
+    b.fetch("select rota.grant_queue(%s, 'mine', 'operator')", [name])
+    b.fetch(f'set session authorization "{name}"')
+
+    with a.transaction():
+        a.fetch(*there)
+        pending = b.start(*changed)
+        pending.wait_blocked(by=a)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        pending.result()
+
+    assert db.execute("select queue, job_type from rota.job_definitions").fetchall() == [
+        ("theirs", "x")
+    ]
+    db.execute(f'drop owned by "{name}"')
+    db.execute(f'drop role "{name}"')
+
+
 def test_a_tick_that_stays_open_keeps_nothing_from_others(
     a: Session, b: Session, clock: Clock
 ) -> None:

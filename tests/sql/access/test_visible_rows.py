@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from sql.helpers import call, claim, enqueue, one, owner, raises, rows, scalar, value
+from sql.helpers import call, claim, enqueue, one, owner, raises, rows, scalar, settle, value
 
 Db = psycopg.Connection[Any]
 
@@ -145,6 +145,28 @@ def test_a_job_of_another_queue_for_which_one_waits_is_told_without_its_error(
         assert "dead" in told
         assert "secret" not in told
         assert "secret" in str(call(free, "explain_job", job_id=job_id))
+
+
+@pytest.mark.parametrize(
+    "limit", [{"job_type": "x"}, {"limit_key": "c:1"}, {"limit_key": "c:*"}]
+)
+def test_who_fills_a_limit_in_another_queue_is_not_told(
+    db: Db, observers: tuple[Db, Db], limit: dict[str, str]
+) -> None:
+    confined, free = observers
+    value(db, "set_limit", **limit, max_running=2)
+    settle(db)
+    for queue in "ba":
+        enqueue(db, queue=queue, limit_key="c:1")
+    (others,), (mine,) = (claim(db, queues=[q], worker=f"worker_{q}") for q in "ba")
+    waits = enqueue(db, queue="a", limit_key="c:1")
+
+    told = call(confined, "explain_job", job_id=waits)[0]
+    assert told.reason == "limit_full"
+    assert told.explanation.endswith(
+        f"these do: one of another queue, {mine.job_id} (worker_a)"
+    )
+    assert f"{others.job_id} (worker_b)" in str(call(free, "explain_job", job_id=waits))
 
 
 def test_times_of_a_schedule_of_another_queue_are_not_told(

@@ -126,6 +126,25 @@ def test_fail_job_told_twice_after_a_cancel_answers_the_same(db):
         assert one(db, "fail_job", **owner(job), error="e") == ("cancelled", None)
 
 
+@pytest.mark.own_session
+def test_fail_job_told_twice_answers_a_worker_that_sees_other_queues_only(db, admin):
+    name = f"blind_worker_{scalar(db, 'select current_database()')}"
+    admin.execute(f"create role {name} login")
+    for access, queue in [("worker", "default"), ("observer", "theirs")]:
+        for (statement,) in rows(db, "select rota.grant_statements(%s, %s)", access, name):
+            db.execute(statement)
+        value(db, "grant_queue", role=name, queue=queue, access=access)
+    job = running(db)
+    db.execute(f"set session authorization {name}")
+
+    first, second = (one(db, "fail_job", **owner(job), error="e") for _ in range(2))
+    db.execute("reset session authorization")
+
+    assert first == second
+    db.execute(f"drop owned by {name}")
+    admin.execute(f"drop role {name}")
+
+
 def test_fail_job_told_twice_does_not_answer_for_a_later_attempt(db, clock):
     clock.set("2026-01-01 00:00+00")
     job = running(db)

@@ -740,3 +740,29 @@ def test_who_is_confined_to_queues_acts_on_their_jobs_only(db, admin, connect):
     assert {row.role for row in log(db)} == {name}
     db.execute(f"drop owned by {name}")
     admin.execute(f"drop role {name}")
+
+
+@pytest.mark.own_session
+def test_an_operator_who_sees_other_queues_only_edits_what_he_acts_on(db, admin, connect):
+    name = f"blind_operator_{scalar(db, 'select current_database()')}"
+    admin.execute(f"create role {name} login")
+    for access, queue in [("operator", "mine"), ("observer", "theirs")]:
+        for (statement,) in rows(db, "select rota.grant_statements(%s, %s)", access, name):
+            db.execute(statement)
+        value(db, "grant_queue", role=name, queue=queue, access=access)
+    ended, theirs = (dead(db, payload={"n": 1}, queue=queue) for queue in ("mine", "theirs"))
+    waits = dead(db, payload={"n": 2}, queue="mine", max_attempts=2)
+    db.execute(f"set session authorization {name}")
+
+    told = act(db, "retry", {"ids": [ended, waits, theirs]}, {"payload": {}})
+    once_more = act(db, "retry", {"ids": [waits]}, {"payload": {"n": 3}})
+    db.execute("reset session authorization")
+
+    assert (told.changed, once_more.changed) == (2, 1)
+    assert told.conflicts == [{"job_id": theirs, "reason": "not found"}]
+    assert [*told.samples, *once_more.samples, *once_more.conflicts] == []
+    kept = rows(db, "select payload from rota.job_errors where queue = 'mine' order by job_id")
+    assert [row.payload for row in kept] == [{"n": 1}, {"n": 2}]
+    assert [row.before.get("payload") for row in log(db)[-2:]] == [None, {}]
+    db.execute(f"drop owned by {name}")
+    admin.execute(f"drop role {name}")
