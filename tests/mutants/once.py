@@ -488,6 +488,12 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "parent-guessed",
+        "A job may depend on one that only the same call makes, and two on each other.",
+        "sql/waiting/test_dependencies.py",
+        sql("waiting/hooks", "e.status is null or p.id >= p.job_id", "e.status is null"),
+    ),
+    mutant(
         "one-token-for-two-stages",
         "A job has in its next stage the token of the one that it has left.",
         "sql/waiting/test_pipelines.py",

@@ -394,6 +394,24 @@ def test_a_retry_of_a_cancelled_child_waits_for_its_dead_parent(db):
     assert claimed(db) == [child]
 
 
+def test_a_job_that_this_very_call_makes_is_unknown_to_it(db):
+    """A producer can guess the ids that come next, and two jobs would wait for each other."""
+    first = enqueue(db)
+    step = enqueue(db) - first
+
+    for places in ([1, None], [2, None], [2, 1]):
+        last = enqueue(db)
+        jobs = [
+            {"job_type": "x", "depends_on": [last + place * step] if place else []}
+            for place in places
+        ]
+        with raises("RT001"):
+            call(db, "enqueue_many", jobs=Jsonb(jobs))
+    last = enqueue(db)
+    with raises("RT001"):
+        enqueue(db, depends_on=[last + step], idempotency_key="k")
+
+
 def test_after_raises_for_a_job_that_is_not_there(db):
     a = enqueue(db)
 
