@@ -31,11 +31,11 @@ begin
       and rota._open_head(halted_key, job_ids[1], 32) then
         return;
     elsif parent_ids <> '{}' then
-        -- The id of a job of this very call, guessed by the producer, is no job's yet either.
-        select min(p.id) into v_unknown
-        from unnest(_jobs_came_in.parent_ids, _jobs_came_in.child_ids) as p (id, job_id)
-        join rota._parent_statuses(_jobs_came_in.parent_ids) as e on e.parent_id = p.id
-        where e.status is null or p.id >= p.job_id;
+        -- A producer can guess the ids that this very call gives, and would make a cycle.
+        select min(e.parent_id) into v_unknown
+        from rota._parent_statuses(_jobs_came_in.parent_ids) as e
+        where e.status is null
+           or e.parent_id in (select n.id from unnest(_jobs_came_in.job_ids) as n (id));
         if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
         perform rota._check_parents_stay(_jobs_came_in.parent_ids);
         insert into rota.dependencies as d (parent_id, job_id)

@@ -399,7 +399,7 @@ def test_a_job_that_this_very_call_makes_is_unknown_to_it(db):
     first = enqueue(db)
     step = enqueue(db) - first
 
-    for places in ([1, None], [2, None], [2, 1]):
+    for places in ([1, None], [2, None], [None, 1], [2, 1]):
         last = enqueue(db)
         jobs = [
             {"job_type": "x", "depends_on": [last + place * step] if place else []}
@@ -410,6 +410,19 @@ def test_a_job_that_this_very_call_makes_is_unknown_to_it(db):
     last = enqueue(db)
     with raises("RT001"):
         enqueue(db, depends_on=[last + step], idempotency_key="k")
+
+
+def test_a_job_may_depend_on_one_that_moved_here_with_a_higher_id(db, unnumbered):
+    """The ids given here are above it only when its whole queue has come."""
+    first = enqueue(db)
+    db.execute("alter sequence rota.jobs_id_seq restart with 100000")
+    moved = enqueue(db)
+    db.execute(f"alter sequence rota.jobs_id_seq restart with {first + 1}")
+
+    child = enqueue(db, depends_on=[moved], idempotency_key="k")
+    assert child < moved
+    end(db, moved)
+    assert claimed(db) == [first, child]
 
 
 def test_after_raises_for_a_job_that_is_not_there(db):
