@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 from faults.forward_kill import ask, forwarding, play, wait_until_gone
 from faults.server import free_port
 from rota.testing.server import EmbeddedPostgres
+from rota.worker.forwarder import PATIENCE
 from support.waiting import wait_until
 
 
@@ -113,3 +116,39 @@ def test_a_database_that_gets_another_number_is_found_by_it(urls):
         wait_until(lambda: ask(here, "select count(*) from rota.jobs") == 1)
 
         assert ask(here, "select queue from rota.jobs") == "forward:2"
+
+
+def test_nothing_is_carried_to_a_number_that_two_databases_have(admin, server, urls, tmp_path):
+    copy, log = "travel_copy", tmp_path / "log"
+    admin.execute(f"create database {copy} template travel2".encode())
+    both = [urls[1], server.url(copy)]
+    (tmp_path / "databases").write_text("\n".join([both[1], *urls]))
+    command = [sys.executable, "-m", "rota", "forward", "--databases", tmp_path / "databases"]
+    with psycopg.connect(urls[0], autocommit=True) as here, log.open("w") as errors:
+        here.execute("select rota.enqueue_to(2, 'x') from generate_series(1, 20)")
+        forwarder = subprocess.Popen(command, stderr=errors)
+        try:
+            wait_until(lambda: "the same number" in log.read_text())
+            time.sleep(PATIENCE + 1.0)  # it would have carried by then
+            arrived = [count_jobs(url) for url in both]
+            waiting = ask(here, "select count(*) from rota.jobs")
+            with psycopg.connect(both[1], autocommit=True) as there:
+                there.execute("select rota.set_database_number(3)")
+            wait_until_gone(urls[0])
+        finally:
+            forwarder.terminate()
+            forwarder.wait(20.0)
+    after = [count_jobs(url) for url in both]
+    admin.execute(f"drop database {copy} with (force)".encode())
+
+    assert (arrived, waiting, after) == ([0, 0], 20, [20, 0])
+    told = [line for line in log.read_text().splitlines() if "the same number 2" in line]
+    assert len(told) == 1
+    assert "/travel2 " in told[0]
+    assert "/travel_copy " in told[0]
+
+
+def count_jobs(url: str) -> Any:
+    """How many live jobs there are in a database."""
+    with psycopg.connect(url) as db:
+        return ask(db, "select count(*) from rota.jobs")

@@ -10,10 +10,9 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from ..client.connecting import connect, named, one_line
+from ..client.connecting import connect, name_of, named, one_line
 from ..client.sync_client import Client
 from ..schema import run_script, script_text
-from .many import name_of
 from .output import CommandError, UsageError, conninfos, print_json, print_table
 
 KNOWN = ("host", "hostaddr", "port", "dbname", "sslmode", "target_session_attrs")

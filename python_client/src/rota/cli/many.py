@@ -26,9 +26,8 @@ from functools import partial
 from typing import Any, TextIO, TypeVar
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
-from ..client.connecting import connect, one_line
+from ..client.connecting import connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import JobNotFoundError, RotaError
 from .output import CommandError, UnknownOutcomeError, print_json
@@ -240,13 +239,6 @@ def _tell_failures(answers: list[Answer]) -> None:
         if names:
             which = f"{len(names)} of {len(answers)} databases: {', '.join(names)}"
             print(f"rota: {told} {which}", file=sys.stderr)
-
-
-def name_of(database: str) -> str:
-    """Return what tells a database from others, without a password."""
-    words = conninfo_to_dict(database)
-    place = ":".join(str(words[key]) for key in ("host", "port") if words.get(key))
-    return f"{place}/{words.get('dbname', '')}" if place else str(words.get("dbname", ""))
 
 
 def _job_ids(arguments: argparse.Namespace) -> list[int]:

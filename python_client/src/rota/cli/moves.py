@@ -10,13 +10,12 @@ from contextlib import suppress
 
 import psycopg
 
-from ..client.connecting import connect, one_line
+from ..client.connecting import connect, name_of, one_line
 from ..client.sync_client import Client
 from ..exceptions import RotaError
 from ..rows import MoveFinding, MoveStatus
 from ..worker.carrier import Database, Mover
 from ..worker.process import run_in_loop
-from .many import name_of
 from .output import CommandError, UsageError, acting, conninfos, print_json, print_list
 
 NOT_SETTLED = 3

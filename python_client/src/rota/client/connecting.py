@@ -35,6 +35,13 @@ def named(database: str) -> str:
     return make_conninfo(dbname=database) if _BARE_NAME.fullmatch(database) else database
 
 
+def name_of(database: str) -> str:
+    """Return what tells a database from others, without a password."""
+    words = conninfo_to_dict(database)
+    place = ":".join(str(words[key]) for key in ("host", "port") if words.get(key))
+    return f"{place}/{words.get('dbname', '')}" if place else str(words.get("dbname", ""))
+
+
 def settings(conninfo: str, name: str) -> dict[str, Any]:
     """Return the arguments of a connection; what *conninfo* says goes first."""
     chosen = {**_SOCKET, "fallback_application_name": name, **conninfo_to_dict(conninfo)}

@@ -48,12 +48,19 @@ FAILURES = (psycopg.Error, RotaError, OSError, ReceiverError)
 
 
 class Database:
-    """A database that sends and receives; *number* is None until it has told it."""
+    """A database that sends and receives.
+
+    *number* is None until it has told one, and as long as another one tells the same.
+    """
 
     def __init__(self, conninfo: str) -> None:
         self.conninfo = conninfo
         self.state = ConnectionState()
         self.number: int | None = None
+        self.told: int | None = None
+        self.was_asked = False
+        """Whether it has told its number, or that it has none, or failed to."""
+        self.problem: str | None = None
         self.ask_at = 0.0
         """When to ask for its number, on the monotonic clock."""
 

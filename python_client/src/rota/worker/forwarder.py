@@ -26,6 +26,7 @@ from math import inf
 import psycopg
 
 from ..client.async_client import AsyncClient
+from ..client.connecting import name_of
 from ..exceptions import RotaError
 from ..registry import Registry
 from ..rows import WaitingMove
@@ -52,6 +53,9 @@ ASK_INTERVAL = 5.0
 """Seconds between two questions for its number to a database that has none yet."""
 ASK_AGAIN = 60.0
 """Seconds between two to one that had one."""
+PATIENCE = 2.0
+"""Seconds for which nothing is carried until all databases have told their numbers: of two with
+the same one the first to answer is not the right one."""
 REPORT_INTERVAL = 60.0
 """Seconds between two reports of which databases are known here."""
 
@@ -169,6 +173,7 @@ class Scout:
         )
         self._report_at = inf
         self._has_moves = False
+        self._patient_until = inf
         self._connection.state.on_back(self._report_soon)
         self.carriers: dict[int, Carrier] = {}
         self._movers: dict[int, Mover] = {}
@@ -178,8 +183,8 @@ class Scout:
         retry = Retry("a look for jobs that travel", self._connection.state)
         if self._is_lent:
             self._connection.lend()
+        self._patient_until = time.monotonic() + PATIENCE
         try:
-            await self._know(self._source)
             while True:
                 self._wake.clear()
                 try:
@@ -189,6 +194,7 @@ class Scout:
                     moves = await self._connection.call(AsyncClient.waiting_moves)
                     await self._report()
                 except (psycopg.Error, RotaError, OSError) as error:
+                    self._source.was_asked = True
                     await retry.wait(error)
                     continue
                 retry.succeed()
@@ -237,15 +243,22 @@ class Scout:
 
     async def _meet_the_others(self) -> None:
         """Have a carrier for each database of another number, under that which it has now."""
+        here = self._source.number
         for known, carrier in list(self.carriers.items()):
-            if carrier.target.number == known != self._source.number:
+            if here is not None and carrier.target.number == known != here:
                 continue
             await self.carriers.pop(known).close()
+            for move_id, mover in list(self._movers.items()):
+                if mover.target is carrier.target:
+                    await self._movers.pop(move_id).close()
             self._queues.remove(f"forward:{known}")
             self._report_at = -inf
+        is_early = time.monotonic() < self._patient_until
+        if here is None or (is_early and not all(each.was_asked for each in self._databases)):
+            return
         for other in self._databases:
             number = other.number
-            if number is None or number == self._source.number or number in self.carriers:
+            if number is None or number == here or number in self.carriers:
                 continue
             self.carriers[number] = Carrier(self._worker, self._source, other, self._wake.set)
             self._queues.append(f"forward:{number}")
@@ -254,34 +267,40 @@ class Scout:
 
     async def _ask_again(self) -> None:
         """Ask the database for its number, which its owner may have changed."""
-        if time.monotonic() < self._source.ask_at:
+        source = self._source
+        if time.monotonic() < source.ask_at:
             return
-        self._source.ask_at = time.monotonic() + ASK_AGAIN
-        number = await self._connection.call(AsyncClient.database_number)
-        if number != self._source.number:
-            self._source.number = None
-            await self._know(self._source)
+        source.told = await self._connection.call(AsyncClient.database_number)
+        source.was_asked = True
+        for each in self._databases:
+            same = [other for other in self._databases if other.told == each.told]
+            each.number = each.told if len(same) == 1 else None
+            if each.number is not None:
+                each.problem = None
+        self._complain()
+        pause = ASK_INTERVAL if source.number is None else ASK_AGAIN
+        source.ask_at = time.monotonic() + pause
 
-    async def _know(self, database: Database) -> None:
-        """Ask the database for its number until it tells one that no other has."""
-        retry = Retry("the question for a database's number", self._connection.state)
-        is_told = False
-        while database.number is None:
-            try:
-                number = await self._connection.call(AsyncClient.database_number)
-            except (psycopg.Error, RotaError, OSError) as error:
-                await retry.wait(error)
-                continue
-            if number is not None and number not in {each.number for each in self._databases}:
-                database.number = number
-                database.ask_at = time.monotonic() + ASK_AGAIN
-                return
-            if not is_told:
-                is_told = True
-                name = self._connection.database
-                problem = "has none" if number is None else f"has that of another: {number}"
-                logger.error("database %s needs a number of its own, it %s", name, problem)
-            await asyncio.sleep(ASK_INTERVAL)
+    def _complain(self) -> None:
+        """Log once what keeps jobs from being carried from here, and to this number."""
+        source = self._source
+        if source.number is not None:
+            return
+        same = [each for each in self._databases if each.told == source.told]
+        if source.told is None:
+            same = [source]
+            problem = (
+                f"database {name_of(source.conninfo)} needs a number of its own, it has none"
+            )
+        else:
+            names = " and ".join(name_of(each.conninfo) for each in same)
+            problem = f"databases {names} have the same number {source.told}, nothing is"
+            problem += " carried to it or from them until each has a number of its own"
+        if problem != source.problem:
+            logger.error("%s", problem)
+        for each in same:
+            each.problem = problem
+            each.ask_at = min(each.ask_at, time.monotonic() + ASK_INTERVAL)
 
     async def _report(self) -> None:
         """Let it be seen here which databases jobs can go to."""
