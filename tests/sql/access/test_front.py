@@ -625,6 +625,9 @@ def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
     assert [(row["database"], row["slots"]) for row in shards] == [(n, 256) for n in NUMBERS]
     assert main([*words, "--role", "x=worker"]) == 2
     assert "ROLE=producer" in capsys.readouterr().err
+    (tmp_path / "words").write_text("shop:secret\nann secret\n")
+    assert main([*words, "--passwords", str(tmp_path / "words")]) == 2
+    assert "line 2 of" in capsys.readouterr().err
     front.shards[3].execute("""create or replace function rota.version() returns text
         language sql as $$ select '9.9.9' $$""")  # fmt: skip
     assert main(words) == 1

@@ -297,6 +297,12 @@ def test_receive_jobs_refuses_a_bad_one_alone_and_takes_nothing_behind_it(db):
     assert scalar(db, "select count(*) from rota.jobs") == 2
 
 
+def test_receive_jobs_names_an_unknown_key_without_a_place_in_a_list(db):
+    (bad,) = receive(db, {"job_type": "x", "zzz": 1})
+
+    assert bad.message == "has an unknown key 'zzz'"
+
+
 def test_receive_jobs_refuses_what_is_for_another_database(db):
     with refused("database"):
         receive(db, {"job_type": "x"}, database=6)

@@ -434,6 +434,22 @@ def test_a_move_can_be_called_off_until_the_first_job_leaves(db, there):
         call(db, "end_queue_move", queue="q")
 
 
+@pytest.mark.parametrize("hours", [None, 1])
+def test_an_operators_pause_is_there_after_the_move_is_called_off(db, there, hours):
+    enqueue(db, queue="q")
+    until = None if hours is None else f"{hours} hours"
+    db.execute(
+        "select rota.pause_queue('q', 'mine', until => rota.now() + %s::interval)", (until,)
+    )
+    begin(db, there)
+    pauses = "select set_by, reason, until from rota.pauses where queue = 'q'"
+    assert rows(db, pauses) == [("operator", "mine", None)]
+
+    value(db, "end_queue_move", queue="q")
+
+    assert rows(db, pauses) == [("operator", "mine", None)]
+
+
 def test_no_late_job_leaves_while_the_move_is_being_ended(connect, db, there):
     """It would be on its way without a move, so that no mover would send it."""
     settle(db, there, move_id := begin(db, there))

@@ -105,6 +105,9 @@ def _passwords(file: str | None) -> dict[str, str]:
         lines = Path(file).read_text().splitlines()
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip() and ":" not in line:
+            raise UsageError(f"line {number} of {file} is not ROLE:PASSWORD")
     return {role: word for role, _, word in (line.partition(":") for line in lines) if word}
 
 
