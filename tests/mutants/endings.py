@@ -248,12 +248,13 @@ begin
         sql(
             "maintenance/sweep",
             """\
-          and j.locked_until < v_now
-          and j.locked_until >= rota._from_micros(v_since)
-        order by""",
+        where j.status = 'running' and j.locked_until < v_now
+          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+""",
             """\
-          and j.locked_until >= rota._from_micros(v_since)
-        order by""",
+        where j.status = 'running'
+          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+""",
         ),
     ),
     mutant(
@@ -263,13 +264,24 @@ begin
         sql(
             "maintenance/sweep",
             """\
-          and j.locked_until < v_now
-          and j.locked_until >= rota._from_micros(v_since)
-        order by""",
+        where j.status = 'running' and j.locked_until < v_now
+          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+""",
             """\
-          and j.locked_until <= v_now
-          and j.locked_until >= rota._from_micros(v_since)
-        order by""",
+        where j.status = 'running' and j.locked_until <= v_now
+          and j.locked_until >= rota._from_micros(rota._scan_from('sweep', v_now))
+""",
+        ),
+        sql(
+            "maintenance/sweep",
+            """\
+    where j.status = 'running' and j.locked_until < v_now
+      and j.locked_until >= rota._from_micros(v_since)
+""",
+            """\
+    where j.status = 'running' and j.locked_until <= v_now
+      and j.locked_until >= rota._from_micros(v_since)
+""",
         ),
     ),
     mutant(

@@ -465,6 +465,7 @@ def test_a_job_waits_for_its_parents_and_for_its_turn(db):
     a = enqueue(db)
     first = enqueue(db, depends_on=[a], ordering_key="k")
     second = enqueue(db, ordering_key="k")
+    settle(db)
     assert claimed(db) == [a]
     assert [status(db, job_id) for job_id in (first, second)] == ["blocked", "blocked"]
 
