@@ -550,6 +550,7 @@ def fine(order_id: int) -> None: ...
         (fine, {"timeout": 5}, "'timeout' is no option of a task: it can have queue"),
         (fine, {"give_up_on": "ValueError"}, "give_up_on takes exception classes"),
         (fine, {"retry_on": [ValueError]}, "retry_on takes exception classes"),
+        (fine, {"aliases": "old"}, "aliases is a list of job types, as ['old'], not a text"),
         (fine, {"aliases": ["fine"]}, "there is a handler for 'fine' already"),
         (fine, {"job_type": "no name"}, "job_type must be 1 to 63 of the characters"),
     ],

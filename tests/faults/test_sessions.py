@@ -154,6 +154,7 @@ def test_no_other_function_takes_an_advisory_lock(
         "_try_lock_key",
         "_lock_move",
         "begin_queue_move",
+        "end_queue_move",
         "_lock_pipeline",
         "_lock_part",
         "_take_starts",

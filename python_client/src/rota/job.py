@@ -217,10 +217,11 @@ class BaseJob:
         The latter is committed later, or not: `Completer` asks when the handler has ended.
         """
         self._check_unfinished()
+        before = self.state  # an end that was put there before may still be committed, or not
         try:
             yield
         except BaseException:
-            self.state = State.RUNNING
+            self.state = before
             raise
         if commits:
             self.state = State.FINISHED

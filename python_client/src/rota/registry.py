@@ -133,6 +133,8 @@ class Registry:
         """
         if not isinstance(job_type, str | None):
             raise TypeError("use @registry.task(), with parentheses")
+        if isinstance(aliases, str):
+            raise TypeError(f"aliases is a list of job types, as [{aliases!r}], not a text")
 
         def make(function: Callable[..., object]) -> Task[..., ..., object]:
             name = job_type or str(getattr(function, "__name__", ""))
