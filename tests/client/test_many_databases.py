@@ -69,13 +69,16 @@ class Room:
 
     def __init__(self, total: int, *hungry: bool) -> None:
         places = Places(total)
-        self.used = [0] * len(hungry)
         self.looks: list[int] = []
         self.shares = [Share(places) for _ in hungry]
         for number, (share, is_hungry) in enumerate(zip(self.shares, hungry, strict=True)):
-            share.used = lambda number=number: self.used[number]  # type: ignore[misc]
             share.is_hungry = lambda is_hungry=is_hungry: is_hungry  # type: ignore[misc]
             share.look = lambda number=number: self.looks.append(number)  # type: ignore[misc]
+
+    def use(self, *used: int) -> None:
+        """Let so many handlers of each share run."""
+        for share, count in zip(self.shares, used, strict=True):
+            share.running = range(count)
 
 
 def test_floors_are_all_places_and_differ_by_one_at_most():
@@ -92,21 +95,21 @@ def test_a_share_takes_all_that_is_free_while_no_other_is_hungry():
 
 def test_those_that_are_hungry_have_equal_parts():
     room = Room(6, True, True, False)
-    room.used = [1, 0, 0]
+    room.use(1, 0, 0)
 
     assert [share.room() for share in room.shares] == [2, 3, 2]
 
 
 def test_a_floor_is_no_more_than_what_is_free():
     room = Room(6, True, True, False)
-    room.used = [6, 0, 0]
+    room.use(6, 0, 0)
 
     assert [share.room() for share in room.shares] == [0, 0, 0]
 
 
 def test_who_was_short_looks_once_in_a_turn_when_there_is_room():
     room = Room(6, True, True, False)
-    room.used = [6, 0, 0]
+    room.use(6, 0, 0)
     room.shares[1].room()
 
     async def main() -> None:
@@ -114,7 +117,7 @@ def test_who_was_short_looks_once_in_a_turn_when_there_is_room():
         await asyncio.sleep(0)
         assert room.looks == []
 
-        room.used = [5, 0, 0]
+        room.use(5, 0, 0)
         room.shares[0].tell()
         room.shares[2].tell()
         await asyncio.sleep(0)

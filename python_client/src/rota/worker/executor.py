@@ -14,10 +14,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sized
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
+from math import inf
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -47,6 +48,8 @@ WINDOW = 0.05
 """Seconds after which the rate is looked at again."""
 MAX_WAIT = 2.0
 """Seconds after which a job that has not been started is given back."""
+HUNGER_KEPT = 0.001
+"""Seconds for which it is known which databases want more places."""
 LEASE_CHECK = (0.02, 1.0)
 """Seconds, at least and at most, between two looks at the leases of what runs."""
 
@@ -76,12 +79,12 @@ class Executor:
         self._completer = Completer(connection, heartbeat, self.ends, share.pace, self._go_on)
         self._heartbeat = heartbeat
         self._share = share
-        share.used = lambda: len(self._running)
         share.look = self._look
         self._prefetch = prefetch
         self._on_free = on_free
         self._held: deque[BaseJob] = deque()
         self._running: dict[BaseJob, asyncio.Task[Any] | None] = {}
+        share.running = self._running
         self._cut: set[BaseJob] = set()
         self._lease_check: asyncio.TimerHandle | None = None
         self._at_rest = asyncio.Event()
@@ -342,18 +345,31 @@ def _refusal(job: BaseJob) -> Outcome | None:
 
 
 class Places:
-    """Places for so many handlers, shared by the databases that have a `Share` of them."""
+    """Places for so many handlers, shared by the databases that have a `Share` of them.
+
+    The databases report in turns, at one pace, how their jobs ended.
+    """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.shares: list[Share] = []
         self.pace = Pace()
+        self._hungry: list[Share] = []
+        self._asked_at = -inf
         self._will_tell = False
 
     @property
     def free(self) -> int:
         """How many handlers may still start."""
-        return max(0, self.total - sum(share.used() for share in self.shares))
+        return max(0, self.total - sum(len(share.running) for share in self.shares))
+
+    def hungry(self) -> list[Share]:
+        """Return who wants more; kept for a while, for with many databases very many ask."""
+        now = time.monotonic()
+        if now - self._asked_at >= HUNGER_KEPT:
+            self._hungry = [share for share in self.shares if share.is_hungry()]
+            self._asked_at = now
+        return self._hungry
 
     def tell(self) -> None:
         """Let those look for whom there was no room, once in a turn of the loop."""
@@ -363,22 +379,23 @@ class Places:
 
     def _look(self) -> None:
         self._will_tell = False
+        self._asked_at = -inf  # who is not hungry any more leaves room, and tells of it once
         for share in self.shares:
-            if share.is_short and self.free:
+            if share.is_short and share.room():
                 share.look()
 
 
 class Share:
     """What one database has of the places.
 
-    *used* says how many of its handlers run, *is_hungry* whether it wants more; *look* is
+    *running* are its handlers that run, *is_hungry* says whether it wants more; *look* is
     called when there is more room than there was.
     """
 
     def __init__(self, places: Places) -> None:
         self._places = places
         places.shares.append(self)
-        self.used: Callable[[], int] = lambda: 0
+        self.running: Sized = ()
         self.is_hungry: Callable[[], bool] = lambda: False
         self.look: Callable[[], None] = lambda: None
         self.is_short = False
@@ -402,10 +419,12 @@ class Share:
     def room(self) -> int:
         """Return how many more of its handlers may start now."""
         free = self._places.free
-        if len(self._places.shares) > 1:
-            hungry = [each for each in self._places.shares if each is self or each.is_hungry()]
+        if free and len(self._places.shares) > 1:
+            hungry = self._places.hungry()
+            if self not in hungry:
+                hungry = [*hungry, self]
             if len(hungry) > 1:
-                free = max(0, min(free, self._part_of(hungry) - self.used()))
+                free = max(0, min(free, self._part_of(hungry) - len(self.running)))
         self.is_short = free == 0
         return free
 
