@@ -8,9 +8,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from security.good_calls import grant, set_scene
+from security.good_calls import set_scene
 from security.leaks import DEFAULTS, KEY, SECRET, ServerLog
 from security.rights import ROLES
+from sql.helpers import grant
 
 Db = psycopg.Connection[Any]
 

@@ -205,12 +205,6 @@ def attempt(db: Db, query: str, scene: Mapping[str, Any]) -> str | None:
     return None
 
 
-def grant(owner: Db, access: str, role: str) -> None:
-    """Give a role what one kind of access needs."""
-    for (statement,) in call(owner, "grant_statements", access=access, role=role):
-        owner.execute(statement)
-
-
 def as_role(db: Db, role: str) -> Db:
     """Make a superuser's connection one of *role*."""
     db.execute(sql.SQL("set role {}").format(sql.Identifier(role)))

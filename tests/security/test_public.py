@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from conftest import Psql
 
-from sql.helpers import call, rows
+from sql.helpers import call, grant, rows
 
 Db = psycopg.Connection[Any]
 
@@ -98,8 +98,7 @@ def test_a_producer_cannot_stop_an_upgrade(db: Db, connect: Callable[..., Db]) -
 def make_producer(db: Db) -> None:
     db.execute("drop role if exists gate_p; create role gate_p; create schema trap")
     db.execute("grant all on schema trap to gate_p")
-    for (statement,) in call(db, "grant_statements", access="producer", role="gate_p"):
-        db.execute(statement)
+    grant(db, "producer", "gate_p")
 
 
 def connect_as(connect: Callable[..., Db]) -> Db:

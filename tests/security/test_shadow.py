@@ -15,9 +15,9 @@ import psycopg
 import pytest
 
 from security import hostile
-from security.good_calls import CALLS, UNAVAILABLE, as_role, attempt, grant, set_scene
+from security.good_calls import CALLS, UNAVAILABLE, as_role, attempt, set_scene
 from security.rights import CALLERS, READABLE, ROLES
-from sql.helpers import rows
+from sql.helpers import grant, rows
 
 pytestmark = pytest.mark.own_session
 

@@ -55,6 +55,12 @@ def scalar(db: Db, query: str, *parameters: Any) -> Any:
     return found
 
 
+def grant(db: Db, access: str, role: str) -> None:
+    """Give a role what those with such an access need."""
+    for (statement,) in call(db, "grant_statements", access=access, role=role):
+        db.execute(statement)
+
+
 def enqueue(db: Db, job_type: str | None = "x", **arguments: Any) -> int:
     """Enqueue a job; return its id."""
     return value(db, "enqueue", job_type=job_type, **arguments)  # type: ignore[no-any-return]

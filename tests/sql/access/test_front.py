@@ -25,7 +25,7 @@ from faults.pooler import pooled
 from rota.cli import main
 from rota.schema import run_script
 from rota.testing.server import EmbeddedPostgres
-from sql.helpers import call, rows, scalar, value
+from sql.helpers import call, grant, rows, scalar, value
 from support.waiting import wait_until
 
 NUMBERS = (1, 2, 3, 4)
@@ -473,8 +473,7 @@ def test_a_role_is_the_same_role_at_the_shards(front, admin):
     admin.execute(sql.SQL("create role {} login password 's'").format(sql.Identifier(name)))
     try:
         for shard in front.shards.values():
-            for (statement,) in call(shard, "grant_statements", access="producer", role=name):
-                shard.execute(statement)
+            grant(shard, "producer", name)
         url = make_conninfo(front.url, user=name, password="s")
         with psycopg.connect(url, autocommit=True) as before, raises("42501"):
             before.execute("select rota.enqueue('x')")

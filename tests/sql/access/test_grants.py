@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from security.rights import FUNCTIONS, READABLE
-from sql.helpers import Db, call, claim, enqueue, owner, refused, rows, scalar, value
+from sql.helpers import Db, call, claim, enqueue, grant, owner, refused, rows, scalar, value
 
 _numbers = count(1)
 
@@ -113,11 +113,6 @@ def as_role(connect: Callable[..., Db], role: str) -> Db:
     connection = connect()
     connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
     return connection
-
-
-def grant(db: Db, access: str, role: str) -> None:
-    for (statement,) in call(db, "grant_statements", access=access, role=role):
-        db.execute(statement)
 
 
 @pytest.mark.parametrize("access", ["producer", "worker", "operator", "observer"])

@@ -15,6 +15,7 @@ from sql.helpers import (
     call,
     claim,
     enqueue,
+    grant,
     one,
     owner,
     owners,
@@ -45,8 +46,7 @@ def role(admin: Db, db: Db) -> Iterator[Callable[..., str]]:
             give = sql.SQL("grant {} to {}")
             admin.execute(give.format(sql.Identifier(member_of), sql.Identifier(name)))
         for access in accesses.split():
-            for (statement,) in call(db, "grant_statements", access=access, role=name):
-                db.execute(statement)
+            grant(db, access, name)
         return name
 
     yield make

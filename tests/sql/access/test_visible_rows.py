@@ -9,7 +9,19 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from sql.helpers import call, claim, enqueue, one, owner, raises, rows, scalar, settle, value
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    grant,
+    one,
+    owner,
+    raises,
+    rows,
+    scalar,
+    settle,
+    value,
+)
 
 Db = psycopg.Connection[Any]
 
@@ -24,8 +36,7 @@ def observers(admin: Db, db: Db, connect: Callable[..., Db]) -> Iterator[tuple[D
     sessions = []
     for name in names:
         admin.execute(sql.SQL("create role {}").format(sql.Identifier(name)))
-        for (statement,) in call(db, "grant_statements", access="observer", role=name):
-            db.execute(statement)
+        grant(db, "observer", name)
         session = connect()
         session.execute(sql.SQL("set session authorization {}").format(sql.Identifier(name)))
         sessions.append(session)

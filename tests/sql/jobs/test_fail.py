@@ -11,6 +11,7 @@ from sql.helpers import (
     claim,
     enqueue,
     everything,
+    grant,
     one,
     owner,
     owners,
@@ -131,8 +132,7 @@ def test_fail_job_told_twice_answers_a_worker_that_sees_other_queues_only(db, ad
     name = f"blind_worker_{scalar(db, 'select current_database()')}"
     admin.execute(f"create role {name} login")
     for access, queue in [("worker", "default"), ("observer", "theirs")]:
-        for (statement,) in rows(db, "select rota.grant_statements(%s, %s)", access, name):
-            db.execute(statement)
+        grant(db, access, name)
         value(db, "grant_queue", role=name, queue=queue, access=access)
     job = running(db)
     db.execute(f"set session authorization {name}")

@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 from contract.test_plpgsql_check import CHECK
 from races.harness import Session
 from rota.testing import EmbeddedPostgres, find_binaries
-from sql.helpers import Db, call, one, raises, refused, rows, scalar, value
+from sql.helpers import Db, call, grant, one, raises, refused, rows, scalar, value
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -153,8 +153,7 @@ def test_start_ticker_switches_on_what_was_switched_off(shop):
 def test_start_ticker_needs_no_right_of_the_operator_on_pg_cron(shop):
     shop.execute("create role somebody")
     try:
-        for (statement,) in rows(shop, "select rota.grant_statements('operator', 'somebody')"):
-            shop.execute(statement)
+        grant(shop, "operator", "somebody")
         shop.execute("set role somebody")
         value(shop, "start_ticker")
         assert value(shop, "stop_ticker")

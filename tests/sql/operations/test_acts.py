@@ -12,6 +12,7 @@ from sql.helpers import (
     call,
     claim,
     enqueue,
+    grant,
     one,
     owner,
     raises,
@@ -709,8 +710,7 @@ def test_act_on_jobs_refuses_every_bad_argument_by_name(db):
 def test_who_is_confined_to_queues_acts_on_their_jobs_only(db, admin, connect):
     name = f"confined_operator_{scalar(db, 'select current_database()')}"
     admin.execute(f"create role {name} login")
-    for (statement,) in rows(db, "select rota.grant_statements('operator', %s)", name):
-        db.execute(statement)
+    grant(db, "operator", name)
     value(db, "grant_queue", role=name, queue="mine", access="operator")
     mine, theirs = enqueue(db, queue="mine"), enqueue(db, queue="theirs")
     db.execute(f"set session authorization {name}")
@@ -747,8 +747,7 @@ def test_an_operator_who_sees_other_queues_only_edits_what_he_acts_on(db, admin,
     name = f"blind_operator_{scalar(db, 'select current_database()')}"
     admin.execute(f"create role {name} login")
     for access, queue in [("operator", "mine"), ("observer", "theirs")]:
-        for (statement,) in rows(db, "select rota.grant_statements(%s, %s)", access, name):
-            db.execute(statement)
+        grant(db, access, name)
         value(db, "grant_queue", role=name, queue=queue, access=access)
     ended, theirs = (dead(db, payload={"n": 1}, queue=queue) for queue in ("mine", "theirs"))
     waits = dead(db, payload={"n": 2}, queue="mine", max_attempts=2)

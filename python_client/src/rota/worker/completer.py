@@ -1,7 +1,8 @@
 """Report how jobs ended, as many as there are in one call, until the database has answered.
 
-What ends while a call is under way goes together in the next one.  Repeating is safe: the lease
-token says which claim speaks, and a report that arrives twice gets the same answer.
+What ends while a call is under way goes together in the next one, and the databases of a worker
+take turns with such calls.  Repeating is safe: the lease token says which claim speaks, and a
+report that arrives twice gets the same answer.
 
 end_jobs() answers each ending by itself.  One whose row another session has locked is reported
 again soon; one that the database refuses is tried again until its lease ends, and then left to

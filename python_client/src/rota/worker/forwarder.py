@@ -8,7 +8,8 @@ Each database has a scout, which is notified like a worker and asks where jobs w
 a process with workers by the connections that these have while they are idle.
 Each pair of databases has a carrier, which opens its two connections when there is
 something to carry and closes them when there was nothing for a while; so a database that is
-down or does not answer holds up nobody but the jobs that are for it.
+down or does not answer holds up nobody but the jobs that are for it.  To a number that two
+databases have nothing is carried, for one of them is a copy.
 """
 
 from __future__ import annotations
