@@ -29,7 +29,8 @@ $$;
 
 comment on function rota.pause_queue is
     'Stop claims from a queue until then, or until resume_queue(), recording who paused it and '
-    'why; raises RT004 if it has neither settings nor jobs, 22023.';
+    'why; raises RT004 if it has neither settings nor jobs, RT016 if it moves to another '
+    'database, 22023.';
 
 create or replace function rota.resume_queue(queue text)
     returns void language plpgsql security definer
@@ -43,7 +44,8 @@ end;
 $$;
 
 comment on function rota.resume_queue is
-    'Let jobs of a queue be claimed again; raises RT004 if it has neither settings nor jobs.';
+    'Let jobs of a queue be claimed again; raises RT004 if it has neither settings nor jobs, '
+    'RT016 if it moves to another database.';
 
 create or replace function rota.pause_type(
     job_type text,

@@ -81,7 +81,7 @@ $$;
 comment on function rota.schedule_job is
     'Have a job made at each time that a schedule names, or change what was scheduled under '
     'this name, and return created, changed or unchanged, and the time of the next; raises '
-    'RT006 for a bad schedule, 22023.';
+    'RT006 for a bad schedule, RT016 if the queue moves to another database, 22023.';
 
 create or replace function rota._put_definition(new rota.job_definitions)
     returns table (outcome text, next_run_at timestamptz) language plpgsql as $$

@@ -55,7 +55,7 @@ $$;
 comment on function rota.define_pipeline is
     'Set the stages of a pipeline, given as objects in their order; runs under way continue by '
     'stage name, and from a stage that is left out with the next that is still there; raises '
-    '22023 for a bad stage, naming it.';
+    '22023 for a bad stage, naming it, RT016 if its queue moves to another database.';
 
 /*
  * Two definitions of a pipeline at once would make one of both.  Calls that start, finish or
