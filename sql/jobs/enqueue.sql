@@ -500,6 +500,7 @@ create or replace function rota._is_sound(
 select (
     job_type || ' ' || queue ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]* [A-Za-z0-9][A-Za-z0-9_.:/-]*$'
     and octet_length(job_type) <= 63 and octet_length(queue) <= 63
+    and not queue ^@ 'forward:'
     and jsonb_typeof(payload) = 'object' and pg_column_size(payload) <= 5242880
     and octet_length(payload::text) <= 1048576 and priority between -32768 and 32767
     and coalesce(octet_length(idempotency_key) between 1 and 255, true)
@@ -523,6 +524,11 @@ begin
         perform rota._check_size(prefix || 'payload', payload,
             '; keep the blob elsewhere and send its id');
         perform rota._check_name(prefix || 'queue', queue);
+        -- No worker claims from these, and a forwarder would carry what nobody has checked.
+        if queue ^@ 'forward:' then
+            perform rota._refuse(prefix || 'queue', format('must not begin with forward:, got '
+                '%L; enqueue_to() enqueues in another database', queue));
+        end if;
         perform rota._check_priority(prefix || 'priority', priority);
         if idempotency_key is not null then
             perform rota._check_text(prefix || 'idempotency_key', idempotency_key, 255);

@@ -123,7 +123,8 @@ begin
             order by j.queue limit 1
         );
         exit when v_queue is null;
-        continue when rota._is_paused(v_queue, c_now);
+        -- Others may be from before enqueue() refused them.
+        continue when v_queue !~ '^forward:[0-9]{1,4}$' or rota._is_paused(v_queue, c_now);
         return query
         select substr(v_queue, 9)::integer
         where exists (

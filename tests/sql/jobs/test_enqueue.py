@@ -55,7 +55,7 @@ BAD_NAMES = [
 # One bad value of one argument, and the name that the refusal begins with.
 BAD = [
     *(("job_type", name) for name in BAD_NAMES),
-    *(("queue", name) for name in BAD_NAMES),
+    *(("queue", name) for name in [*BAD_NAMES, "forward:2", "forward:mail"]),
     ("payload", None),
     *(("payload", Jsonb(x)) for x in ([], "text", 5, True, None, TOO_MUCH)),
     *(("run_at", x) for x in ("infinity", "-infinity")),

@@ -72,6 +72,7 @@ def test_enqueue_to_refuses_what_the_other_database_would(db):
     for argument, bad in [
         *(("database", -1), ("database", 1024), ("database", None), ("job_type", "")),
         *(("priority", 10**6), ("delay", "-1 s"), ("skip_dead", True), ("on_conflict", "no")),
+        ("queue", "forward:7"),
     ]:
         with refused(argument):
             send(db, **{argument: bad})
@@ -162,6 +163,10 @@ def test_waiting_forwards_names_databases_with_jobs_that_wait(db):
     send(db, database=6)
     send(db, database=700)
     enqueue(db, queue="forwards")
+    db.execute("""insert into rota.jobs (queue, job_type, status, payload, run_at, max_attempts,
+            priority)
+        select 'forward:' || name, 'x', 'queued', '{}', rota.now(), 1, 0
+        from unnest('{mail,99999999999}'::text[]) as name""")
 
     assert [row[0] for row in call(db, "waiting_forwards")] == [6, 700]
 

@@ -319,6 +319,7 @@ def test_schedule_job_mends_what_cannot_be_enqueued_before_its_change(noon, cloc
         ("job_type", {"job_type": "no spaces"}),
         ("payload", {"payload": None}),
         ("queue", {"queue": ""}),
+        ("queue", {"queue": "forward:2"}),
         ("time_zone", {"time_zone": None}),
         ("time_zone", {"time_zone": "Mars/Olympus"}),
         ("time_zone", {"time_zone": "CET+3"}),

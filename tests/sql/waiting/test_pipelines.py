@@ -1159,6 +1159,7 @@ def test_a_job_whose_stage_is_nowhere_ends_its_run(order):
         ("stages[1].job_type", [{"stage": "a"}]),
         ("stages[1].job_type", [{"stage": "a", "job_type": ""}]),
         ("stages[2].queue", [ORDER[0], {"stage": "a", "job_type": "a", "queue": "-"}]),
+        ("stages[1].queue", [{"stage": "a", "job_type": "a", "queue": "forward:2"}]),
         ("stages[1].priority", [{"stage": "a", "job_type": "a", "priority": 99999}]),
         ("stages[1].priority", [{"stage": "a", "job_type": "a", "priority": "high"}]),
         ("stages[1].max_attempts", [{"stage": "a", "job_type": "a", "max_attempts": 0}]),
