@@ -627,6 +627,9 @@ def test_the_command_makes_a_front_and_tells_of_it(front, tmp_path, capsys):
     (tmp_path / "words").write_text("shop:secret\nann secret\n")
     assert main([*words, "--passwords", str(tmp_path / "words")]) == 2
     assert "line 2 of" in capsys.readouterr().err
+    front.db.execute("drop user mapping for current_user server rota_shards")
+    assert main(words) == 1
+    assert "does not reach database 1" in capsys.readouterr().out
     front.shards[3].execute("""create or replace function rota.version() returns text
         language sql as $$ select '9.9.9' $$""")  # fmt: skip
     assert main(words) == 1

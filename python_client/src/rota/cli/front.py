@@ -42,25 +42,31 @@ def make(arguments: argparse.Namespace) -> int:
                 )
         front.execute("reset statement_timeout")
         left = _rebalance(front)
-        rows, _ = _told_of_shards(front)
+        rows, bad = _told_of_shards(front)
+        code, user = int(left > 0 or bool(bad)), front.info.user
         if arguments.json:
             print_json({"front": front.info.dbname, "shards": rows, "slots_left": left})
-            return int(left > 0)
+            return code
         print(f"{front.info.dbname} is a front of {len(databases)} databases")
         print_table(rows)
     if left:
         print(
             f"{left} slots are still where they were: open transactions use them; run it again"
         )
-    return int(left > 0)
+    if bad:
+        print(
+            f"role {user} does not reach {', '.join(bad)} as it should: see the answers, and"
+            f" name it as well, as --role {user}=operator"
+        )
+    return code
 
 
 def status(arguments: argparse.Namespace) -> int:
     """Tell which databases are behind a front, and whether they answer it."""
     with connect(named(arguments.front), "rota front") as front:
-        rows, code = _told_of_shards(front)
+        rows, bad = _told_of_shards(front)
     (print_json if arguments.json else print_table)(rows)
-    return code
+    return int(bool(bad))
 
 
 def _shards(databases: list[str]) -> list[dict[str, Any]]:
@@ -125,8 +131,8 @@ def _rebalance(front: psycopg.Connection[Any]) -> int:
     return int(remaining)
 
 
-def _told_of_shards(front: psycopg.Connection[Any]) -> tuple[list[dict[str, Any]], int]:
-    """Return a row a database, and 1 if one does not answer, or has another version."""
+def _told_of_shards(front: psycopg.Connection[Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row a database, and which do not answer or have another version."""
     shards = front.execute(
         "select h.number, count(s.slot) filter (where s.number = h.number),"
         " count(s.slot) filter (where h.number = any(s.earlier))"
@@ -143,4 +149,4 @@ def _told_of_shards(front: psycopg.Connection[Any]) -> tuple[list[dict[str, Any]
         rows.append(
             {"database": number, "slots": slots, "earlier_slots": earlier, "answer": answer}
         )
-    return rows, int(any(row["answer"] != version for row in rows))
+    return rows, [f"database {row['database']}" for row in rows if row["answer"] != version]
