@@ -141,6 +141,16 @@ begin
             cross join lateral rota._limits_of(j.job_type, j.limit_key, queue_move_facts.queue)
                 as l
         ),
+        'pauses', array(
+            select p.pause_name from rota.pauses as p
+            where p.set_by = 'operator' and (p.until is null or p.until > rota.now())
+              and (p.queue = queue_move_facts.queue
+                or p.queue is null and (p.job_type is null or exists (
+                    select from rota.jobs as j
+                    where j.queue = queue_move_facts.queue and j.job_type = p.job_type
+                )))
+            order by p.pause_name
+        ),
         'settings', (
             select to_jsonb(q) - '{created_at,updated_at}'::text[] from rota.queues as q
             where q.queue = queue_move_facts.queue
@@ -184,6 +194,17 @@ begin
     from jsonb_array_elements_text(case when jsonb_typeof(facts -> 'limits') = 'array'
         then facts -> 'limits' else '[]' end) as l (name)
     where not exists (select from rota.limits as i where i.limit_name = l.name)
+    union all
+    -- Once it is under way, who resumes it there wants it to run.
+    select 'refused', 'pauses', format('%s is paused by an operator, and would run in the '
+        'other database', n.name), 'pause it there too, or resume it here'
+    from jsonb_array_elements_text(case when jsonb_typeof(facts -> 'pauses') = 'array'
+        then facts -> 'pauses' else '[]' end) as n (name)
+    where facts ->> 'move_id' is null and not exists (
+            select from rota.pauses as p
+            where p.pause_name in (n.name, rota._pause_name(receive_plan.queue, null), 'all')
+              and p.set_by = 'operator' and (p.until is null or p.until > rota.now())
+        )
     union all
     select 'info', 'settings', format('the settings differ: %s here, %s in the other database',
         facts -> 'settings', coalesce(s.settings::text, 'none')),

@@ -838,6 +838,32 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "carriers-queue-for-anyone",
+        "A producer puts jobs where no worker claims and none that is carried is checked.",
+        "sql/jobs/test_enqueue.py",
+        sql("jobs/enqueue", "and not queue ^@ 'forward:'", ""),
+    ),
+    mutant(
+        "operators-pause-replaced",
+        "The pause of a move replaces an operator's, which is gone when it is called off.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "set set_by = case when v_is_operators then p.set_by else excluded.set_by end",
+            "set set_by = excluded.set_by",
+        ),
+    ),
+    mutant(
+        "pause-left-behind",
+        "A queue that an operator has paused runs in the database that it moves to.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "where facts ->> 'move_id' is null and not",
+            "where false and not",
+        ),
+    ),
+    mutant(
         "still-coming-is-dead",
         "A job that travels to a queue that is still moving there is dead.",
         "sql/jobs/test_forward.py",

@@ -492,4 +492,16 @@ WORKER = (
             "",
         ),
     ),
+    mutant(
+        "second-finish-hides-the-first",
+        "A job is done though its handler rolled back, after a second end was refused.",
+        "client/test_finish_in.py",
+        client("job", "self.state = before", "self.state = State.RUNNING"),
+    ),
+    mutant(
+        "number-of-two-databases",
+        "Jobs travel to whichever of two databases with one number answers first.",
+        "faults/test_forward.py",
+        client("worker/forwarder", "each.told if len(same) == 1 else None", "each.told"),
+    ),
 )

@@ -352,6 +352,45 @@ def test_what_is_missing_there_is_told_before(db, there):
     assert call(db, "plan_queue_move", queue="q", database=6) == []
 
 
+PAUSES = {
+    "queue q": ("pause_queue", {"queue": "q"}),
+    "type x": ("pause_type", {"job_type": "x"}),
+    "type y of q": ("pause_type", {"job_type": "y", "queue": "q"}),
+    "all": ("pause_all", {}),
+}
+
+
+@pytest.mark.parametrize("name", PAUSES)
+def test_what_an_operator_has_paused_does_not_go_where_it_would_run(db, there, name):
+    function, arguments = PAUSES[name]
+    for each in (db, there):
+        value(each, "set_queue", queue="q")
+    enqueue(db, queue="q", job_type="x")
+    value(db, "pause_type", job_type="other")
+    value(db, function, **arguments)
+    facts = value(db, "queue_move_facts", queue="q")
+
+    (found,) = call(there, "receive_plan", queue="q", facts=facts)
+    value(there, function, **arguments)
+
+    assert (found.severity, found.finding) == ("refused", "pauses")
+    assert found.evidence.startswith(f"{name} is paused by an operator")
+    assert call(there, "receive_plan", queue="q", facts=facts) == []
+    there.execute("update rota.pauses set set_by = 'breaker'")  # which ends by itself
+    assert call(there, "receive_plan", queue="q", facts=facts) == [found]
+
+
+def test_a_queue_that_is_resumed_there_while_it_moves_goes_on_moving(db, there):
+    enqueue(db, queue="q")
+    value(db, "pause_queue", queue="q")
+    value(db, "begin_queue_move", queue="q", database=6)
+
+    facts = value(db, "queue_move_facts", queue="q")
+
+    assert facts["pauses"] == ["queue q"]
+    assert call(there, "receive_plan", queue="q", facts=facts) == []
+
+
 def test_a_move_that_is_not_ended_there_is_told_before(db, there):
     settle(db, there, begin(db, there))
     facts = value(db, "queue_move_facts", queue="q")
