@@ -200,3 +200,13 @@ def test_a_stopped_worker_leaves_no_transaction_open(
     assert db.execute("select job_id from marks").fetchall() == [(job_id,)]
     gone = "select count(*) from pg_stat_activity where application_name like 'rota %'"
     wait_until(lambda: _count(db, gone + " and datname = current_database()") == 0)
+
+
+def test_no_garbage_is_looked_for_in_what_was_imported(
+    client: Client, start_worker: Start
+) -> None:
+    job = client.enqueue("frozen")
+
+    assert start_worker("--drain").wait() == 0
+
+    assert client.wait_for_result(job.job_id).result is True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import importlib
 import logging
 import os
@@ -56,6 +57,9 @@ def work(arguments: argparse.Namespace) -> int:
             poll_interval=arguments.poll_interval,
             lent=[worker.idle_connections for worker in workers[: len(databases)]],
         )
+    # What was imported stays, and the collector need not go through it again and again.
+    gc.collect()
+    gc.freeze()
     try:
         run_together(
             workers,
