@@ -147,7 +147,7 @@ begin
     perform rota._check_not_erased((j.job ->> 'id')::bigint, j.job -> 'payload')
     from jsonb_array_elements(v_jobs) as j (job);
 
-    v_added := rota._insert_jobs(array(
+    v_added := rota._insert_requested(array(
         select jsonb_populate_record(null::rota.jobs, j.job)
         from jsonb_array_elements(v_jobs) with ordinality as j (job, ordinal)
         order by j.ordinal

@@ -220,7 +220,7 @@ begin
     -- Where no job has a key there is nothing to find, and no need of the subtransaction: a
     -- caller may make thousands of such calls in one transaction.
     if not v_read.has_keys then
-        perform rota._insert_jobs(v_jobs, v_new_ids);
+        perform rota._insert_requested(v_jobs, v_new_ids);
         v_ids := v_new_ids;
     elsif v_read.has_rules and jsonb_path_exists(jobs, '$[*] ? (exists(@.unique_for)
         || exists(@.on_conflict) || exists(@.updated_at) || exists(@.max_wait))') then
@@ -229,7 +229,7 @@ begin
     end if;
     while v_ids is null loop
         begin
-            perform rota._insert_jobs(
+            perform rota._insert_requested(
                 array_agg(n.job order by (n.job).idempotency_key, (n.job).job_type, n.id),
                 array_agg(n.id order by (n.job).idempotency_key, (n.job).job_type, n.id))
             from (select unnest(v_jobs) as job, unnest(v_new_ids) as id) as n;

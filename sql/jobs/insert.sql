@@ -13,6 +13,21 @@
  */
 
 /*
+ * Insert what a caller enqueues or retries.  One with a key is refused while its queue is still
+ * coming here; what a schedule or a job here makes by itself has nothing to come before it.
+ */
+create or replace function rota._insert_requested(new_jobs rota.jobs[], new_ids bigint[])
+    returns bigint[] language plpgsql as $$
+begin
+    if exists (select from rota.queue_moves) then
+        perform rota._check_arrived(n.queue, coalesce(n.ordering_key, n.idempotency_key))
+        from unnest(_insert_requested.new_jobs) as n;
+    end if;
+    return rota._insert_jobs(new_jobs, new_ids);
+end;
+$$;
+
+/*
  * Insert new jobs with these ids, and put those that need not wait for others into their lanes;
  * returns the ids of those that went in, which are not those whose key has a live job.
  *
@@ -27,10 +42,6 @@ declare
     v_ids bigint[];
     v_has_limit_keys boolean;
 begin
-    if v_is_configured and exists (select from rota.queue_moves) then
-        perform rota._check_arrived(n.queue, coalesce(n.ordering_key, n.idempotency_key))
-        from unnest(_insert_jobs.new_jobs) as n;
-    end if;
     with added as (
         insert into rota.jobs as j (id, queue, job_type, payload, priority, max_attempts, lease,
             time_limit, expires_at, headers, backoff, idempotency_key, ordering_key, skip_dead,

@@ -88,7 +88,7 @@ begin
             exit when job_id is not null;
         end if;
         v_new_ids := coalesce(v_new_ids, rota._new_ids(1));
-        job_id := (rota._insert_jobs(array[new_job], v_new_ids))[1];
+        job_id := (rota._insert_requested(array[new_job], v_new_ids))[1];
         is_new := true;
         exit when job_id is not null;
         if not v_is_locked then

@@ -13,7 +13,20 @@ import psycopg
 import pytest
 
 from rota.testing.server import EmbeddedPostgres
-from sql.helpers import call, claim, enqueue, one, raises, refused, rows, run, scalar, value
+from sql.helpers import (
+    call,
+    claim,
+    enqueue,
+    one,
+    raises,
+    refused,
+    rows,
+    run,
+    running,
+    scalar,
+    value,
+)
+from support.waiting import wait_until
 
 Db = psycopg.Connection[Any]
 pytestmark = pytest.mark.own_session
@@ -590,3 +603,27 @@ def test_bad_arguments_are_refused_by_name(db, there):
         call(there, "receive_plan", queue="q", facts="[]")
     with refused("database"):
         call(db, "plan_queue_move", queue="q", database=1024)
+
+
+def test_what_the_target_makes_by_itself_comes_while_the_queue_does(db, there):
+    for name, every in [("s", "1 second"), ("t", "1 hour")]:
+        call(there, "schedule_job", name=name, schedule=f"every {every}", job_type="z",
+            queue="q", overlap="queue")  # fmt: skip
+    job = running(there, queue="q", idempotency_key="k")
+    enqueue(there, queue="q", idempotency_key="k", on_conflict="rerun")
+    begin(db, there)
+
+    value(there, "finish_job", job_id=job.job_id, lease_token=job.lease_token)
+    value(there, "run_schedule_now", name="t")
+    wait_until(lambda: one(there, "tick").jobs_enqueued, "a job of the schedule")
+
+    made = rows(
+        there, "select coalesce(definition, idempotency_key) from rota.jobs order by id"
+    )
+    assert [name for (name,) in made] == ["k", "t", "s"]
+    with raises("RT016"):
+        enqueue(there, queue="q", idempotency_key="other")
+    with raises("RT016"):
+        call(
+            there, "enqueue_many", jobs='[{"job_type": "x", "queue": "q", "ordering_key": "o"}]'
+        )
