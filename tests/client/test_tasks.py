@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, get_origin
 from uuid import UUID
 
 import psycopg
@@ -18,6 +18,7 @@ import pytest
 
 import rota
 from rota import AsyncClient, AsyncJob, Client, Codec, Job, Registry
+from rota.testing import run_job
 
 if TYPE_CHECKING:
     from pathlib import PurePath
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 class Address(pydantic.BaseModel):
     street: str = pydantic.Field(alias="Street")
     since: date
+
+
+class Home(Address):
+    floor: int = 0
 
 
 Drain = Callable[..., None]
@@ -315,6 +320,7 @@ VALUES: list[tuple[Any, Any, Any]] = [
     (int | None, None, None),
     (str | date, date(2026, 1, 2), "2026-01-02"),
     (str | date, "tomorrow", "tomorrow"),
+    (datetime | date, date(2026, 1, 2), "2026-01-02"),
     (list[UUID], [UUID(int=2)], ["00000000-0000-0000-0000-000000000002"]),
     (tuple[int, ...], (1, 2), [1, 2]),
     (tuple[int, Decimal], (1, Decimal(2)), [1, "2"]),
@@ -370,6 +376,21 @@ def test_model_of_pydantic_goes_through_the_payload(client: Client, drain: Drain
     assert move.job(address)["payload"] == {
         "to": {"Street": "Mill Lane", "since": "2026-01-02"}
     }
+
+
+@pytest.mark.parametrize("kind", [Address | Home, Home | Address | None, list[Address | Home]])
+def test_model_in_a_union_keeps_the_fields_that_another_lacks(kind: Any) -> None:
+    home = Home(Street="Mill Lane", since=date(2026, 1, 2), floor=3)
+    value = [home] if get_origin(kind) is list else home
+
+    def take(value: Any) -> None:
+        SEEN.append(value)
+
+    take.__annotations__["value"] = kind
+    registry = Registry()
+    run_job(registry, registry.task()(take).job(value))
+
+    assert SEEN[0] == value
 
 
 def test_returned_exception_counts_as_raised(

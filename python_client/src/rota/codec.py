@@ -10,7 +10,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -100,7 +101,12 @@ class Codec:
         if origin in (Annotated, Required, NotRequired):
             return self.decoder(inner[0])
         if origin in (Union, UnionType):
-            return partial(_first, [self.decoder(part) for part in sorted(inner, key=_width)])
+            # A model takes what was another with more fields; pydantic itself finds the best.
+            models = [part for part in inner if inspect.isclass(part) and _is_model(part)]
+            together = [_any_model(models)] if len(models) > 1 else []
+            parts = [part for part in inner if not together or part not in models]
+            alone = [self.decoder(part) for part in sorted(parts, key=_width)]
+            return partial(_first, together + alone)
         if origin is Literal:
             return partial(_literal, inner)
         if is_typeddict(kind):
@@ -164,6 +170,11 @@ def _is_model(kind: type) -> bool:
     return pydantic is not None and issubclass(kind, pydantic.BaseModel)
 
 
+def _any_model(models: Sequence[Any]) -> Decoder:
+    adapter = sys.modules["pydantic"].TypeAdapter(reduce(or_, models))
+    return lambda value: adapter.validate_json(json.dumps(value))
+
+
 def _unknown(kind: Any) -> TypeError:
     name = getattr(kind, "__name__", repr(kind))
     return TypeError(
@@ -175,7 +186,7 @@ def _unknown(kind: Any) -> TypeError:
 def _width(kind: Any) -> int:
     """Order the parts of a union: what takes most values comes last."""
     origin = get_origin(kind) or kind
-    wide = (bool, int, float, str, list, dict, Any, object)
+    wide = (datetime, bool, int, float, str, list, dict, Any, object)
     return wide.index(origin) + 1 if origin in wide else 0
 
 
