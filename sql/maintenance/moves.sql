@@ -178,6 +178,10 @@ begin
         'select rota.set_database_number(N);'
     where rota.database_number() is null
     union all
+    -- Begun all the same, no job of the queue would run anywhere.
+    select 'refused', 'read_only', 'the other database takes no writes, as a standby', null
+    where current_setting('transaction_read_only')::boolean
+    union all
     select 'refused', 'version', format('rota is %s here, and %s in the other database',
         facts ->> 'version', rota.version()), 'rota install'
     where facts ->> 'version' is distinct from rota.version()

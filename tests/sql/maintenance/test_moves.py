@@ -393,6 +393,15 @@ def test_what_an_operator_has_paused_does_not_go_where_it_would_run(db, there, n
     assert call(there, "receive_plan", queue="q", facts=facts) == [found]
 
 
+def test_a_database_that_takes_no_writes_is_told_before(db, there):
+    facts = value(db, "queue_move_facts", queue="q")
+    there.execute("set default_transaction_read_only = on")
+
+    (found,) = call(there, "receive_plan", queue="q", facts=facts)
+
+    assert (found.severity, found.finding) == ("refused", "read_only")
+
+
 def test_a_queue_that_is_resumed_there_while_it_moves_goes_on_moving(db, there):
     enqueue(db, queue="q")
     value(db, "pause_queue", queue="q")
