@@ -269,11 +269,11 @@ def test_after_the_payload_arguments_have_names(client: Client, arguments: Any) 
     [
         (
             {"a": [{"at": datetime(2026, 1, 1, tzinfo=UTC)}]},
-            r"payload\['a'\]\[0\]\['at'\] is a datetime",
+            r"payload\['a'\]\[0\]\['at'\] is of type datetime",
         ),
-        ({"id": uuid.UUID(int=5)}, r"payload\['id'\] is a UUID, .* str\(value\)"),
-        ({"price": Decimal("1.5")}, r"payload\['price'\] is a Decimal"),
-        ({"ids": {1}}, r"payload\['ids'\] is a set, .* as a list"),
+        ({"id": uuid.UUID(int=5)}, r"payload\['id'\] is of type UUID, .* str\(value\)"),
+        ({"price": Decimal("1.5")}, r"payload\['price'\] is of type Decimal"),
+        ({"ids": {1}}, r"payload\['ids'\] is of type set, .* as a list"),
         ({1: 2, "1": 3}, r"payload has the keys 1 and '1', which are one key in JSON"),
     ],
 )
@@ -293,7 +293,9 @@ def test_objects_in_the_place_of_their_ids_and_names_are_refused_with_what_helps
 ) -> None:
     job: Any = client.enqueue("a")
 
-    with pytest.raises(InvalidArgumentError, match=r"job_id is a EnqueuedJob.* its job_id"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"job_id is of type EnqueuedJob.* its job_id"
+    ):
         client.retry_job(job)
     with pytest.raises(InvalidArgumentError, match=r"depends_on\[0\] .* its job_id"):
         client.enqueue("b", depends_on=[job])

@@ -106,6 +106,7 @@ def test_a_handler_for_either_kind_of_job_is_fine() -> None:
     [
         ("1 hour", TypeError),
         (None, TypeError),
+        (True, TypeError),
         (-1, ValueError),
         (timedelta(seconds=-1), ValueError),
         (float("nan"), ValueError),

@@ -480,6 +480,8 @@ def test_wrong_arguments_are_refused_before_anything_is_enqueued(
         task.enqueue(client, 7, order=7)
     with pytest.raises(TypeError, match="missing a required argument: 'order_id'"):
         task.job()
+    with pytest.raises(TypeError, match="got an unexpected argument 'ordr_id'"):
+        task.job(ordr_id=7)
     with pytest.raises(
         rota.InvalidArgumentError, match=r"^payload\.order_id must be int, got '7'; "
     ):
@@ -549,7 +551,7 @@ def fine(order_id: int) -> None: ...
         (job_last, {}, "job of job_last is the job: put it first"),
         (connected, {}, "Connection has no form in JSON: take what identifies the value"),
         (unknown, {}, "'PurePath' is not defined; import or define them in its module"),
-        (pages, {}, "is a generator, of which a call runs no line: return a value instead"),
+        (pages, {}, "calling it would run none of its code: return a value instead"),
         (jobs, {}, "the parameter jobs of jobs: the type Job has no form in JSON"),
         (tree, {}, "root of tree has a type that contains itself: use Any"),
         (
@@ -571,6 +573,16 @@ def fine(order_id: int) -> None: ...
         (fine, {"timeout": 5}, "'timeout' is no option of a task: it can have queue"),
         (fine, {"give_up_on": "ValueError"}, "give_up_on takes exception classes"),
         (fine, {"retry_on": [ValueError]}, "retry_on takes exception classes"),
+        (
+            fine,
+            {"retry_on": (OSError, KeyError), "give_up_on": KeyError},
+            "KeyError is in both retry_on and give_up_on",
+        ),
+        (fine, {"queue": "a b"}, "queue must be 1 to 63 of the characters"),
+        (fine, {"max_attempts": 0}, "max_attempts must be at least 1, got 0"),
+        (fine, {"lease": timedelta(0)}, "lease must be at least 0.001, got 0.0"),
+        (fine, {"time_limit": -1}, "time_limit must be at least 0.001, got -1"),
+        (fine, {"delay": timedelta(-1)}, "delay must be at least 0, got -86400.0"),
         (fine, {"aliases": "old"}, "aliases is a list of job types, as ['old'], not a text"),
         (fine, {"aliases": ["fine"]}, "there is a handler for 'fine' already"),
         (fine, {"job_type": "no name"}, "job_type must be 1 to 63 of the characters"),

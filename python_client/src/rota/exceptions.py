@@ -242,7 +242,7 @@ _BY_SQLSTATE: dict[str | None, type[RotaError]] = {
 def to_duration(argument: str, value: timedelta | float) -> timedelta:
     """Return a duration, of which a number means seconds; raise TypeError or ValueError."""
     message = f"{argument} must be a timedelta or seconds >= 0, got {value!r}"
-    if not isinstance(value, timedelta | int | float):
+    if isinstance(value, bool) or not isinstance(value, timedelta | int | float):
         raise TypeError(message)
     try:
         duration = value if isinstance(value, timedelta) else timedelta(seconds=value)

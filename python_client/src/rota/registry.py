@@ -133,6 +133,9 @@ class Registry:
         """
         if not isinstance(job_type, str | None):
             raise TypeError("use @registry.task(), with parentheses")
+        kinds = None if retry_on is None else _errors("retry_on", retry_on)
+        if both := [kind for kind in kinds or () if kind in _errors("give_up_on", give_up_on)]:
+            raise ValueError(f"{both[0].__name__} is in both retry_on and give_up_on")
         if isinstance(aliases, str):
             raise TypeError(f"aliases is a list of job types, as [{aliases!r}], not a text")
 
@@ -143,7 +146,7 @@ class Registry:
                 function,
                 name,
                 self._codec,
-                retry_on if retry_on is None else _errors("retry_on", retry_on),
+                kinds,
                 _errors("give_up_on", give_up_on),
                 options,
                 own_process=own_process,
@@ -393,6 +396,6 @@ def _check_runs(job_type: str, function: Handler) -> None:
     for call in (function, getattr(function, "__call__", None)):  # noqa: B004
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise TypeError(
-                f"the handler of {job_type!r} is a generator, of which a call runs no line: "
-                "return a value instead"
+                f"the handler of {job_type!r} is a generator, and calling it would run none of "
+                "its code: return a value instead"
             )

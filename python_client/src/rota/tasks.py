@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
+from math import inf
 from string import Formatter
 from types import UnionType
 from typing import (
@@ -29,7 +30,7 @@ from typing import (
 from .client.adapters import AsyncCaller, Caller, is_async
 from .client.async_client import AsyncClient
 from .client.sync_client import Client
-from .client.values import check_name
+from .client.values import check_name, check_range
 from .codec import Codec, decode, decode_object
 from .exceptions import InvalidArgumentError, JobCancelled, RetryIn, RotaError, Snooze
 from .job import AsyncJob, BaseJob, Job
@@ -42,6 +43,15 @@ Handler = Callable[[Job], object] | Callable[[AsyncJob], object]
 Errors = tuple[type[Exception], ...]
 
 _TEMPLATES = ("idempotency_key", "ordering_key", "limit_key")
+_LEAST = {
+    "delay": 0,
+    "max_attempts": 1,
+    "lease": 0.001,
+    "unique_for": 0.001,
+    "max_wait": 0,
+    "time_limit": 0.001,
+    "expires_after": 0.001,
+}
 _NEVER_GIVEN_UP = (RetryIn, Snooze, JobCancelled, RotaError)
 
 
@@ -146,8 +156,10 @@ class Task(Generic[Call, P, R]):
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            text = f"{self.job_type}{self._signature}: {error}"
-            raise TypeError(text) from None
+            # A misspelt argument is the cause, and the missing one that bind() tells of is not.
+            unknown = [name for name in kwargs if name not in self._signature.parameters]
+            said = f"got an unexpected argument {unknown[0]!r}" if unknown else str(error)
+            raise TypeError(f"{self.job_type}{self._signature}: {said}") from None
         payload = {name: self._encode(name, item) for name, item in bound.arguments.items()}
         self._decode(payload)  # what the worker could not read is refused here
         bound.apply_defaults()
@@ -400,4 +412,11 @@ def _check_options(known: type, options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in names:
             raise TypeError(f"{name!r} is no option of a task: it can have {', '.join(names)}")
+    if isinstance(queue := options.get("queue"), str):
+        check_name("queue", queue)
+    for name, least in _LEAST.items():
+        value = options.get(name)
+        number = value.total_seconds() if isinstance(value, timedelta) else value
+        if isinstance(number, int | float):  # of what else it is SQL tells
+            check_range(name, number, least, inf)
     return dict(options)

@@ -171,7 +171,9 @@ def _check_known(path: str, value: Any) -> None:
             remedy = "send it as a list"
         else:
             remedy = "send it as text, such as str(value), or a mapping of what it holds"
-        raise InvalidArgumentError(f"{path} is a {kind}, which JSON does not have: {remedy}")
+        raise InvalidArgumentError(
+            f"{path} is of type {kind}, which JSON does not have: {remedy}"
+        )
 
 
 def _is_too_long(number: int) -> bool:

@@ -81,7 +81,9 @@ def _returned(job: BaseJob, result: object) -> Outcome:
     if inspect.isawaitable(result):
         raise TypeError("the handler returned an awaitable: declare it with async def")
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise TypeError("the handler is a generator, of which no line has run: return instead")
+        raise TypeError(
+            "the handler is a generator, so none of its code has run: return instead"
+        )
     return Succeeded(result)
 
 
