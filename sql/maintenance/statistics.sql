@@ -157,7 +157,8 @@ $$;
 
 /*
  * Transactions that have ended jobs and are open: they hold a lock as writers on a table of the
- * history, and have a number.
+ * history, and have a number.  So have those that let jobs wait for others, which nobody sees
+ * yet: to be among these keeps retention from removing a parent that has ended since.
  */
 create or replace function rota._open_enders()
     returns xid[] language plpgsql as $$
@@ -171,7 +172,7 @@ begin
           and t.database = (select d.oid from pg_database as d
             where d.datname = current_database())
           and t.relation in ('rota.finished_jobs'::regclass, 'rota.job_errors'::regclass,
-            'rota.stage_runs'::regclass)
+            'rota.stage_runs'::regclass, 'rota.dependencies'::regclass)
           and t.pid is distinct from pg_backend_pid()
     );
 end;

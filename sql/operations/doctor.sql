@@ -509,8 +509,9 @@ begin
         and rota.now() - interval '10 minutes'
       and rota._first_uncounted(p.counted_until) < rota.now() - interval '10 minutes'
     union all
-    select 'warning', format('a transaction has ended jobs %s ago or later and is still open: '
-            'they run until it commits, and retention keeps what ended since',
+    select 'warning', format('a transaction has ended jobs, or let some wait for others, '
+            '%s ago or later and is still open: that shows once it commits, and retention '
+            'keeps what ended since',
             rota._span(rota.now() - min(l.since))),
         'select pid, usename, application_name, xact_start from pg_stat_activity '
         'where backend_xid = any(array(select xid from rota.late_xids)) order by xact_start;'

@@ -56,7 +56,8 @@ comment on column rota.stats_progress.counted_until is
 comment on column rota.stats_progress.complete_until is
     'Everything that ended until then is counted, whatever commits late.';
 comment on column rota.stats_progress.open_xids is
-    'Transactions that had ended jobs and were open when it was last looked, at sampled_at.';
+    'Transactions that had ended jobs, or let some wait for others, and were open when it was '
+    'last looked, at sampled_at.';
 comment on column rota.stats_progress.hours_until is
     'The rows of hours have what the minutes before it have: whole hours, and the beginning of '
     'the one that goes on.';
@@ -73,8 +74,8 @@ create table rota.late_xids (
 );
 
 comment on table rota.late_xids is
-    'Transactions that ended jobs after this time and went on for long, to be counted after '
-    'their end.';
+    'Transactions that ended jobs, or let some wait for others, after this time and went on '
+    'for long, to be counted after their end.';
 comment on column rota.late_xids.until is
     'Where the counting of its rows ends; null while the transaction is open.';
 

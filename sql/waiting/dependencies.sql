@@ -545,12 +545,17 @@ begin
 end;
 $$;
 
-/* Refuse that a job waits for one whose queue moves to another database. */
+/*
+ * Refuse that a job waits for one whose queue moves to another database.  To be called before
+ * the caller looks how the parents are: what ends after that is kept by retention until this
+ * transaction is over, since it sees the lock.
+ */
 create or replace function rota._check_parents_stay(parent_ids bigint[])
     returns void language plpgsql set enable_seqscan = off as $$
 begin
     -- From here on the move waits for this transaction, if it began without being seen.
     perform pg_current_xact_id();
+    lock table rota.dependencies in row exclusive mode;
     if not exists (select from rota.queue_moves) then return; end if;
     perform rota._check_stays(j.queue, 'a job that others wait for')
     from rota.jobs as j where j.id = any(_check_parents_stay.parent_ids);

@@ -31,13 +31,13 @@ begin
       and rota._open_head(halted_key, job_ids[1], 32) then
         return;
     elsif parent_ids <> '{}' then
+        perform rota._check_parents_stay(_jobs_came_in.parent_ids);
         -- A producer can guess the ids that this very call gives, and would make a cycle.
         select min(e.parent_id) into v_unknown
         from rota._parent_statuses(_jobs_came_in.parent_ids) as e
         where e.status is null
            or e.parent_id in (select n.id from unnest(_jobs_came_in.job_ids) as n (id));
         if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
-        perform rota._check_parents_stay(_jobs_came_in.parent_ids);
         insert into rota.dependencies as d (parent_id, job_id)
         select distinct p.id, p.job_id
         from unnest(_jobs_came_in.parent_ids, _jobs_came_in.child_ids) as p (id, job_id)
@@ -78,11 +78,11 @@ declare
     v_parents bigint[];
 begin
     if depends_on <> '{}' then
+        perform rota._check_parents_stay(_job_comes_in.depends_on);
         select min(p.parent_id) filter (where p.status is null),
             array_agg(p.parent_id order by p.parent_id) filter (where p.status <> 'succeeded')
         into v_unknown, v_parents from rota._parent_statuses(_job_comes_in.depends_on) as p;
         if v_unknown is not null then perform rota._raise_not_found(v_unknown); end if;
-        perform rota._check_parents_stay(_job_comes_in.depends_on);
         if v_parents is not null then
             insert into rota.dependencies (parent_id, job_id)
             select p.id, _job_comes_in.job_id from unnest(v_parents) as p (id);

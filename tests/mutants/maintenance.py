@@ -51,6 +51,16 @@ MAINTENANCE = (
         ),
     ),
     mutant(
+        "retention-under-an-open-enqueue",
+        "A parent is removed while the transaction of its child is open, which is cancelled.",
+        "sql/maintenance/test_retention.py",
+        sql(
+            "maintenance/statistics",
+            "'rota.stage_runs'::regclass, 'rota.dependencies'::regclass)",
+            "'rota.stage_runs'::regclass)",
+        ),
+    ),
+    mutant(
         "downgrade-unasked",
         "Older functions go over newer tables.",
         "releases/test_general.py",

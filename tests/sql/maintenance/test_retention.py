@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from sql.helpers import (
     Db,
@@ -93,6 +94,42 @@ def test_retain_purges_each_ended_job_in_its_time(db, clock, status, kept, gone)
     tick_until_done(db, clock)
     assert not is_there(db, job_id)
     assert run(db, queued.job_id)
+
+
+def test_retain_keeps_a_parent_for_a_child_that_nobody_sees_yet(db, connect, clock):
+    """A parent ends, and is due to go, while the transaction that depends on it is open."""
+    value(db, "set_queue", queue="short", keep_finished="0")
+    parent = running(db, queue="short")
+    producer = connect()
+    with producer.transaction():
+        child = enqueue(producer, depends_on=[parent.job_id])
+        value(db, "finish_job", **owner(parent))
+        later = end(db, "succeeded", "short")
+        tick_until_done(db, clock)
+        assert is_there(db, parent.job_id)
+        clock.advance("1 hour")
+        tick_until_done(db, clock)
+        assert is_there(db, parent.job_id)
+
+    tick_until_done(db, clock)
+    assert run(db, child).status == "queued"
+    # Nor is anything kept longer than that.
+    tick_until_done(db, clock)
+    assert [is_there(db, x) for x in (parent.job_id, later)] == [False, False]
+
+
+def test_retain_keeps_parents_for_a_batch_that_nobody_sees_yet(db, connect, clock):
+    value(db, "set_queue", queue="short", keep_finished="0")
+    parent = running(db, queue="short")
+    producer = connect()
+    with producer.transaction(), producer.transaction():
+        jobs = [{"job_type": "t", "depends_on": [parent.job_id]}] * 2
+        children = rows(producer, "select job_id from rota.enqueue_many(%s)", Jsonb(jobs))
+        value(db, "finish_job", **owner(parent))
+        tick_until_done(db, clock)
+
+    tick_until_done(db, clock)
+    assert {run(db, child).status for (child,) in children} == {"queued"}
 
 
 @pytest.mark.slow
