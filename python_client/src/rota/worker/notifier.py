@@ -136,8 +136,6 @@ class Notifier:
                     self._session = await self._connection.open()
                 self._session.add_notify_handler(self._receive)
                 if await self._receives(self._session):
-                    self._retry.succeed()
-                    self._log_on()
                     await self._serve(self._session)
                 self._log_off("no message arrives, as behind a pooler in transaction mode")
             except asyncio.CancelledError:
@@ -197,6 +195,9 @@ class Notifier:
                         await connection.execute("select")
             finally:
                 silence.cancel()
+            # Not before: it may have no right to wait for its queues.
+            self._retry.succeed()
+            self._log_on()
 
     def _tick_unasked(self) -> None:
         self.has_maintenance = True  # until there is an answer
