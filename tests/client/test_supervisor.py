@@ -220,6 +220,33 @@ def tell(job):
         assert parent.wait(30) == 0
 
 
+@pytest.mark.slow
+def test_reload_outlives_a_file_that_cannot_be_imported(dsn: str, tmp_path: Path) -> None:
+    good = "import rota\nregistry = rota.Registry()\nregistry.add('a', print)\n"
+    module = tmp_path / "half.py"
+    module.write_text(good)
+    command = [sys.executable, "-m", "rota", "worker", "half", "--reload"]
+    environment = {**os.environ, "DATABASE_URL": dsn, "PYTHONDONTWRITEBYTECODE": "1"}
+    log = tmp_path / "log"
+
+    def logged(text: str, times: int = 1) -> None:
+        wait_until(lambda: log.read_text().count(text) >= times, text)
+
+    with (
+        log.open("w") as to,
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=to) as parent,
+    ):
+        try:
+            logged(" started ")
+            module.write_text("def (")
+            logged("waits for the next change")
+            module.write_text(good)
+            logged(" started ", times=2)
+        finally:
+            parent.terminate()
+        assert parent.wait(30) == 0
+
+
 def _wait_for_result(client: Client, db: psycopg.Connection[Any], wanted: int) -> None:
     """Enqueue job after job until one is run by the new code."""
 

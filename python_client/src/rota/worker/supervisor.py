@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from .process import die_with, notify_service, stop_on_signals
@@ -37,14 +38,14 @@ class Child:
         self.number = number
         self._command = command
         self._failures = 0
+        self.started_at = 0.0
         self._start_at = 0.0
-        self._started_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start_if_due(self) -> None:
         """Start the process if it does not run and its pause is over."""
         if self._process is None and time.monotonic() >= self._start_at:
-            self._started_at = time.monotonic()
+            self.started_at = time.monotonic()
             environment = dict(os.environ)
             environment.pop("NOTIFY_SOCKET", None)  # the parent speaks for all
             self._process = subprocess.Popen(  # noqa: S603
@@ -58,7 +59,7 @@ class Child:
         """Return the exit code of a process that has ended since it was last asked."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
-            lived = time.monotonic() - self._started_at
+            lived = time.monotonic() - self.started_at
             self._failures = 0 if code == 0 or lived >= HEALTHY_AFTER else self._failures + 1
             pause = min(2.0 ** (self._failures - 1), MAX_PAUSE) if self._failures else 0.0
             self._start_at = time.monotonic() + pause
@@ -69,6 +70,15 @@ class Child:
         """Let the process leave, or at once if it was told before."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
+
+    def hold(self) -> None:
+        """Do not start it again until `hurry`."""
+        self._start_at = inf
+
+    def hurry(self) -> None:
+        """Start it without a pause."""
+        self._failures = 0
+        self._start_at = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -90,6 +100,7 @@ class Supervisor:
         self._reload = reload
         self._is_done = is_done
         self._is_stopping = False
+        self._reloaded_at: float | None = None
         self._codes: list[int] = []
 
     def run(self) -> int:
@@ -107,9 +118,13 @@ class Supervisor:
                     return max(self._codes, default=0)
                 if files is not None and not self._is_stopping and files.have_changed():
                     logger.info("files have changed: the workers start again")
-                    for _ in range(2):  # at once: somebody waits for the new code
-                        for child in self._children:
-                            child.stop()
+                    self._reloaded_at = time.monotonic()
+                    for child in self._children:
+                        child.hurry()
+                        child.stop()
+                    time.sleep(CHECK_INTERVAL)  # or the two signals may arrive as one
+                    for child in self._children:
+                        child.stop()  # at once: somebody waits for the new code
                 time.sleep(CHECK_INTERVAL)
 
     def _stop(self, *, now: bool) -> None:
@@ -121,6 +136,11 @@ class Supervisor:
     def _take_end(self, child: Child, code: int) -> None:
         if self._is_stopping:
             self._codes.append(code if code >= 0 else 1)
+        elif code == USED_WRONGLY and self._reloaded_at is not None:
+            # A file is saved with half a line: it ends no session.
+            if child.started_at > self._reloaded_at:
+                logger.warning("worker process %s waits for the next change", child.number)
+                child.hold()
         elif code == USED_WRONGLY:
             self._codes.append(code)
             self._stop(now=False)
