@@ -44,7 +44,8 @@ def test_rota_queue_move_tells_moves_and_ends(urls):
         there.execute("select rota.set_limit(queue => 'q', max_running => 1)")
         can = rota(*words, "--dry-run", "--json")
         moved = rota(*words)
-        status = rota(*words, "--status", "--json")
+        both[3] = make_conninfo(urls[1], port=free_port())
+        status = rota(*words[:5], *both, "--from", "1", "--status", "--json")
         ended = rota(*words, "--end")
         again = rota(*words, "--status")
 

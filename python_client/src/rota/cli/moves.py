@@ -83,7 +83,9 @@ def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
             raise CommandError(f"two of the databases have the number {number}")
         numbers[number] = database
     for wanted in (arguments.to, arguments.source):
-        if wanted is not None and wanted not in numbers:
+        # The status is told by the database that the queue leaves.
+        is_needed = wanted is not None and not (arguments.status and wanted == arguments.to)
+        if is_needed and wanted not in numbers:
             message = f"none of the databases has the number {wanted}"
             if problems:
                 raise CommandError(message, "; ".join(problems))
@@ -95,7 +97,7 @@ def _databases(arguments: argparse.Namespace) -> tuple[str, str, int]:
         hint = "; ".join(problems) or None
         message = "say with --from NUMBER which of the databases the queue leaves"
         raise UsageError(message, hint)
-    return numbers[others[0]], numbers[arguments.to], others[0]
+    return numbers[others[0]], numbers.get(arguments.to, ""), others[0]
 
 
 def _number(database: str) -> tuple[int | None, str]:
