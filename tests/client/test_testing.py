@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -685,3 +687,24 @@ def test_a_job_that_has_ended_waits_no_more(
 
     assert_not_enqueued(own, "job")
     assert_enqueued(own, "job", status="succeeded", attempts=1)
+
+
+def test_drain_that_is_refused_in_a_loop_leaves_nothing_behind(
+    db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    registry = Registry()
+
+    @registry.handler("a")
+    async def run(job: AsyncJob) -> None: ...
+
+    async def refused() -> None:
+        with pytest.raises(RuntimeError, match="await drain_async"):
+            drain(db, registry)
+
+    with db.transaction(force_rollback=True):
+        rota.Client(db).enqueue("a")
+        asyncio.run(refused())
+        gc.collect()
+        assert unraisable == []

@@ -20,7 +20,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -419,6 +419,7 @@ def _told(ended: JobOutcome, outcome: Outcome, raise_errors: bool) -> JobOutcome
 def _drive(registry: Registry, steps: Steps[T]) -> T:
     """Run the handlers here, and async ones in a loop that is made for them."""
     with ExitStack() as stack:
+        stack.enter_context(closing(steps))  # else it ends when the session is gone
         loop: asyncio.Runner | None = None
         try:
             job = next(steps)
