@@ -258,8 +258,9 @@ begin
         ) as e (ending)
         order by j.id
     loop
-        if v_job.ending ->> 'error_code' = 'RT016' then
-            -- Its queue moves there: it is sent again, the more seldom the longer that lasts.
+        if v_job.ending ->> 'error_code' in ('RT016', '42501') then
+            -- Its queue moves there, or a right is missing that can be given: it is sent again,
+            -- the more seldom the longer that lasts.
             perform rota._give_back(array[v_job.id], array[v_job.lease_token],
                 array[rota.now() + least('30 seconds', greatest('1 second',
                     (rota.now() - v_job.created_at) / 4))]);
@@ -274,8 +275,8 @@ $$;
 
 comment on function rota.end_forwards is
     'End jobs of take_forwards() as receive_jobs() told, whose rows the endings are: as '
-    'succeeded or dead, or to be sent again later where that said RT016, and those behind one '
-    'that did not arrive stay; raises RT002 if one is lost, RT003, RT001, 22023.';
+    'succeeded or dead, or to be sent again later where that said RT016 or 42501, and those '
+    'behind one that did not arrive stay; raises RT002 if one is lost, RT003, RT001, 22023.';
 
 create or replace function rota.receive_jobs(
     database integer, job_ids bigint[], enqueue_times timestamptz[], jobs jsonb
@@ -314,7 +315,6 @@ begin
       <> cardinality(receive_jobs.job_ids) then
         perform rota._refuse('job_ids', 'must not hold one twice');
     end if;
-    perform rota._check_queues_of(receive_jobs.jobs, 'worker');
 
     select r.error_code, r.message into v_new
     from rota._receive(receive_jobs.job_ids, receive_jobs.enqueue_times,
@@ -349,8 +349,9 @@ $$;
 comment on function rota.receive_jobs is
     'Enqueue jobs that were enqueued for this database in another, each once however often it '
     'is sent, and return by ordinal the job here or why it was refused, RT016 if it has a key '
-    'and its queue is still coming here; one behind a refused one of its ordering key has no '
-    'row; raises 22023 if database is not the number of this one, 42501.';
+    'and its queue is still coming here, 42501 if a right to its queue is missing; one behind '
+    'a refused one of its ordering key has no row; raises 22023 if database is not the number '
+    'of this one.';
 
 /*
  * Enqueue those that have no receipt, or none and say why.  An error that may pass is raised:
@@ -379,6 +380,7 @@ begin
         );
         if v_new_ids is null then return; end if;
         begin
+            perform rota._check_queues_of(v_new_jobs, 'worker');
             insert into rota.receipts as r (source_job_id, source_created_at, job_id)
             select v_new_ids[m.ordinal], v_created_at[m.ordinal], m.job_id
             from rota.enqueue_many(v_new_jobs) as m;
@@ -394,8 +396,7 @@ begin
                         continue;
                     end if;
                     raise;
-                elsif sqlstate = '42501'
-                  or left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then
+                elsif left(sqlstate, 2) = any('{08,25,40,53,55,57,58,XX}') then
                     raise;
                 end if;
                 error_code := sqlstate;

@@ -300,15 +300,15 @@ def test_a_confined_producer_sends_jobs_to_its_queues_in_other_databases_only(
 def test_a_confined_worker_receives_jobs_of_its_queues_only(db, role, session):
     value(db, "set_database_number", number=5)
     worker = session(confined(db, role, "a"))
+    jobs = Jsonb([{"job_type": "x", "queue": queue} for queue in "bab"])
 
-    def receive(queue: str) -> Any:
-        jobs = Jsonb([{"job_type": "x", "queue": queue}])
-        return call(worker, "receive_jobs", database=5, job_ids=[6],
-            enqueue_times=[datetime(2026, 1, 12, tzinfo=UTC)], jobs=jobs)  # fmt: skip
+    told = call(worker, "receive_jobs", database=5, job_ids=[6, 7, 8],
+        enqueue_times=[datetime(2026, 1, 12, tzinfo=UTC)] * 3, jobs=jobs)  # fmt: skip
 
-    with raises(FORBIDDEN):
-        receive("b")
-    assert len(receive("a")) == 1
+    assert sorted((row.ordinal, row.error_code) for row in told) == [
+        (1, FORBIDDEN), (2, None), (3, FORBIDDEN),
+    ]  # fmt: skip
+    assert scalar(db, "select string_agg(queue, ' ') from rota.jobs") == "a"
 
 
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])

@@ -336,16 +336,21 @@ def test_receive_jobs_refuses_a_job_that_breaks_a_unique_index_of_others(db):
     assert (bad.error_code, good.error_code) == ("23505", None)
 
 
-def test_receive_jobs_keeps_jobs_where_a_right_is_missing(db):
-    """A right can be given, and the jobs go then."""
+def test_receive_jobs_tells_of_each_job_for_which_a_right_is_missing(db):
+    """A right can be given, and the jobs go then; the others go before."""
     db.execute(
         "create function pg_temp.fail() returns trigger language plpgsql as"
         " $$begin raise insufficient_privilege; end$$;"
-        " create trigger fail before insert on rota.jobs execute function pg_temp.fail()"
+        " create trigger fail before insert on rota.jobs for each row"
+        " when (new.queue = 'theirs') execute function pg_temp.fail()"
     )
 
-    with raises("42501"):
-        receive(db, {"job_type": "x"})
+    told = receive(
+        db, {"job_type": "x", "queue": "theirs", "ordering_key": "k"},
+        {"job_type": "x", "queue": "theirs", "ordering_key": "k"}, {"job_type": "x"},
+    )  # fmt: skip
+
+    assert sorted((row.ordinal, row.error_code) for row in told) == [(1, "42501"), (3, None)]
 
 
 def test_receive_jobs_raises_what_may_pass(db):
@@ -412,11 +417,12 @@ def test_only_what_has_a_key_waits_for_a_queue_that_is_still_coming(db):
     ]  # fmt: skip
 
 
-def test_a_job_whose_queue_is_still_coming_there_is_sent_again_later(db, clock):
+@pytest.mark.parametrize("code", ["RT016", "42501"])
+def test_a_job_that_cannot_be_taken_yet_is_sent_again_later(db, clock, code):
     """It is not dead, uses no attempt, keeps its line, and holds up nothing else."""
     line = [send(db, ordering_key="k") for _ in range(2)]
     free = send(db)
-    coming = {"job_id": None, "error_code": "RT016", "message": "still coming"}
+    coming = {"job_id": None, "error_code": code, "message": "not yet"}
     with db.transaction():
         taken = take(db)
         told = {line[0]: coming, free: {"job_id": 9}}

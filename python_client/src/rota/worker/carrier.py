@@ -36,6 +36,7 @@ RECEIVE_TIMEOUT = 10.0
 travel stay locked at most."""
 IDLE_TIMEOUT = 10.0
 """Seconds after which a carrier without work closes its connections."""
+NO_RIGHT = "42501"
 PAUSE = 0.2
 """Seconds until a mover looks again where nothing can go for now."""
 
@@ -204,6 +205,9 @@ class Carrier(Lane):
                     [job.job_id for job in taken], [job.lease_token for job in taken], endings
                 )
             self.carried += sum(row.job_id is not None for row in received)
+            if refused := [row for row in received if row.error_code == NO_RIGHT]:
+                text = "%s jobs for database %s stay for now: %s"
+                logger.warning(text, len(refused), self._number, refused[0].message)
             return taken
 
         taken = await self._take(take_send_and_end)
