@@ -133,8 +133,9 @@ class Registry:
         """
         if not isinstance(job_type, str | None):
             raise TypeError("use @registry.task(), with parentheses")
-        kinds = None if retry_on is None else _errors("retry_on", retry_on)
-        if both := [kind for kind in kinds or () if kind in _errors("give_up_on", give_up_on)]:
+        retried = None if retry_on is None else _errors("retry_on", retry_on)
+        given_up = _errors("give_up_on", give_up_on)
+        if both := [kind for kind in retried or () if kind in given_up]:
             raise ValueError(f"{both[0].__name__} is in both retry_on and give_up_on")
         if isinstance(aliases, str):
             raise TypeError(f"aliases is a list of job types, as [{aliases!r}], not a text")
@@ -146,8 +147,8 @@ class Registry:
                 function,
                 name,
                 self._codec,
-                kinds,
-                _errors("give_up_on", give_up_on),
+                retried,
+                given_up,
                 options,
                 own_process=own_process,
             )

@@ -52,6 +52,7 @@ _LEAST = {
     "time_limit": 0.001,
     "expires_after": 0.001,
 }
+"""The least that SQL takes, in seconds if it is a duration."""
 _NEVER_GIVEN_UP = (RetryIn, Snooze, JobCancelled, RotaError)
 
 

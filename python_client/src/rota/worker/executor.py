@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sized
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
-from math import inf
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -48,8 +47,6 @@ WINDOW = 0.05
 """Seconds after which the rate is looked at again."""
 MAX_WAIT = 2.0
 """Seconds after which a job that has not been started is given back."""
-HUNGER_KEPT = 0.001
-"""Seconds for which it is known which databases want more places."""
 LEASE_CHECK = (0.02, 1.0)
 """Seconds, at least and at most, between two looks at the leases of what runs."""
 
@@ -354,22 +351,12 @@ class Places:
         self.total = total
         self.shares: list[Share] = []
         self.pace = Pace()
-        self._hungry: list[Share] = []
-        self._asked_at = -inf
         self._will_tell = False
 
     @property
     def free(self) -> int:
         """How many handlers may still start."""
         return max(0, self.total - sum(len(share.running) for share in self.shares))
-
-    def hungry(self) -> list[Share]:
-        """Return who wants more; kept for a while, for with many databases very many ask."""
-        now = time.monotonic()
-        if now - self._asked_at >= HUNGER_KEPT:
-            self._hungry = [share for share in self.shares if share.is_hungry()]
-            self._asked_at = now
-        return self._hungry
 
     def tell(self) -> None:
         """Let those look for whom there was no room, once in a turn of the loop."""
@@ -379,7 +366,6 @@ class Places:
 
     def _look(self) -> None:
         self._will_tell = False
-        self._asked_at = -inf  # who is not hungry any more leaves room, and tells of it once
         for share in self.shares:
             if share.is_short and share.room():
                 share.look()
@@ -420,9 +406,7 @@ class Share:
         """Return how many more of its handlers may start now."""
         free = self._places.free
         if free and len(self._places.shares) > 1:
-            hungry = self._places.hungry()
-            if self not in hungry:
-                hungry = [*hungry, self]
+            hungry = [each for each in self._places.shares if each is self or each.is_hungry()]
             if len(hungry) > 1:
                 free = max(0, min(free, self._part_of(hungry) - len(self.running)))
         self.is_short = free == 0
