@@ -29,6 +29,8 @@ LEASE = timedelta(seconds=2)
 BOUND = 2 * LEASE.total_seconds() + 1.0
 """Seconds after which nothing may wait any more: a call and the lease have both had theirs."""
 KINDS = ["plain", "async"]
+WAITS = {"232", "281", "23", "270"} if os.uname().machine == "x86_64" else {"22", "72"}
+"""The numbers of the system calls in which a server waits for others: epoll_wait and select."""
 
 
 class Frozen:
@@ -61,8 +63,22 @@ class Frozen:
         self._pids.clear()
 
     def _stop(self, pid: int) -> None:
-        os.kill(pid, signal.SIGSTOP)
+        """Stop a process where it waits for another: at work it may hold what all need."""
+
+        def is_stopped() -> bool:
+            os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: _state(pid) == "T", "the stop of a process")
+            if Path(f"/proc/{pid}/syscall").read_text().split()[0] in WAITS:
+                return True
+            os.kill(pid, signal.SIGCONT)
+            return False
+
         self._pids.add(pid)
+        wait_until(is_stopped, "a moment at which a session waits")
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 @pytest.fixture
