@@ -100,7 +100,8 @@ begin
         select c.id from rota.pending_checks as c
         where c.due_at <= '-infinity' and c.id >= coalesce(v_from, 0)
           and c.made_by is distinct from v_me
-          and (v_left_since is null or c.kind <> 'limit' or c.updated_at < v_left_since)
+          and (v_left_since is null or c.kind not in ('limit', 'slots')
+            or c.updated_at < v_left_since)
         order by c.due_at, c.id limit _due_checks.max_checks
     );
     perform rota._keep_scan_from('checks', v_now, v_from is null, c_index, v_walked,
@@ -114,13 +115,14 @@ begin
         where c.due_at > '-infinity'
           and c.due_at >= rota._from_micros(v_from) and c.due_at <= v_now
           and c.made_by is distinct from v_me
-          and (v_left_since is null or c.kind <> 'limit' or c.due_at < v_left_since)
+          and (v_left_since is null or c.kind not in ('limit', 'slots')
+            or c.due_at < v_left_since)
         order by c.due_at, c.id limit _due_checks.max_checks - cardinality(v_ids)
     );
     v_ids := v_ids || array(
         select c.id from rota.pending_checks as c where c.due_at > '-infinity'
           and c.updated_at > v_now and c.made_by is distinct from v_me
-          and (v_left_since is null or c.kind <> 'limit')
+          and (v_left_since is null or c.kind not in ('limit', 'slots'))
         limit 100
     );
     perform rota._keep_scan_from('timed', v_now, v_from is null, c_index, v_walked,
@@ -140,14 +142,17 @@ declare
     v_deferred bigint[] := '{}'::bigint[];
 begin
     for v_check in
-        select c.kind, c.subject, array_agg(c.id) as ids from rota.pending_checks as c
+        select c.kind, c.subject, array_agg(c.id order by c.deferrals, c.id) as ids
+        from rota.pending_checks as c
         where c.id = any(_do_locked_checks.check_ids) group by c.kind, c.subject
         order by c.kind, c.subject
     loop
         if rota._do_check(v_check.kind, v_check.subject) then
             v_done := v_done || v_check.ids;
         else
-            v_deferred := v_deferred || v_check.ids;
+            -- One of a subject is enough, however many come while it cannot be decided.
+            v_deferred := v_deferred || v_check.ids[1];
+            v_done := v_done || v_check.ids[2:];
         end if;
     end loop;
 
@@ -155,7 +160,8 @@ begin
     -- As long again as it has waited, so that what takes long is asked rarely.
     update rota.pending_checks as c
     set due_at = rota.now() + interval '50 milliseconds' * power(2, least(c.deferrals, 7)),
-        deferrals = c.deferrals + 1, updated_at = rota.now()
+        deferrals = c.deferrals + 1, updated_at = rota.now(),
+        made_by = case when c.deferrals = 0 then pg_current_xact_id() else c.made_by end
     where c.id = any(v_deferred);
 end;
 $$;
@@ -189,7 +195,8 @@ create or replace function rota._do_check(kind text, subject text)
     returns boolean language plpgsql as $$
 begin
     case kind
-        when 'limit' then return rota._check_limit(subject);
+        when 'limit' then return rota._check_limit(subject, false);
+        when 'slots' then return rota._check_limit(subject, true);
         when 'order' then return rota._check_order(subject);
         when 'queue' then return rota._check_queue(subject);
         when 'pause' then return rota._check_pause(subject);

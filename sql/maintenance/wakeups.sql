@@ -384,6 +384,7 @@ begin
             from (
                 select p.due_at, p.subject from rota.pending_checks as p where p.kind = 'limit'
                   and p.due_at > '-infinity' and p.due_at > _next_check_at.since
+                  and p.deferrals = 0
                 order by p.due_at limit 100
             ) as c
             where exists (

@@ -209,8 +209,8 @@ begin
                     ) and not exists (
                         select from rota.pending_checks as c
                         where c.kind = 'pause' and h.hold = 'pause ' || c.subject collate "C"
-                          or c.kind = 'limit'
-                          and (c.subject like '%' || h.hold or c.subject like '%:*')
+                          or c.kind in ('limit', 'slots')
+                          and (c.subject = h.hold or c.subject like '%:*')
                     )
                     then format('job %s waits for %s, which is not set', h.id, h.hold)
                 end

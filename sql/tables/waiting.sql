@@ -45,8 +45,8 @@ create table rota.pending_checks (
     updated_at timestamptz not null default rota.now(),
 
     constraint pending_checks_kind_check
-        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'queue', 'schedule',
-            'pause', 'error'))
+        check (kind in ('order', 'job', 'parent', 'retry', 'limit', 'slots', 'queue',
+            'schedule', 'pause', 'error'))
 )
 with (
     -- Every check leaves a dead row, however few wait.
@@ -71,4 +71,4 @@ comment on column rota.pending_checks.due_at is 'The smallest value means at onc
 comment on column rota.pending_checks.deferrals is
     'How often it could not be decided and was deferred.';
 comment on column rota.pending_checks.made_by is
-    'The transaction that wrote it, which does not do it.';
+    'The transaction that wrote it or deferred it first, which does not do it.';

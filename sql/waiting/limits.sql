@@ -317,40 +317,38 @@ end;
 $$;
 
 /*
- * Look again at a limit: jobs may be held that can start, or its setting has changed.  The
- * subject is its name, in the second check with a transaction id in front: when all before that
- * one are over, those that gave slots back and could not see the held job have ended, and every
- * job that runs now will see it at its end.
+ * Look again at a limit: jobs may be held that can start, or its setting has changed.  If its
+ * slots are taken, a second check is left, one at a time: when all transactions are over that
+ * were there when it was first looked at, those that gave slots back and could not see the held
+ * job have ended, and every job that runs now will see it at its end.
  */
-create or replace function rota._check_limit(subject text)
+create or replace function rota._check_limit(limit_name text, is_second boolean)
     returns boolean language plpgsql as $$
 declare
-    c_horizon constant xid8 := substring(subject, '^([0-9]+) ')::xid8;
-    c_name constant text := regexp_replace(subject, '^[0-9]+ ', '');
     v_bound rota.limits;
     v_free integer := 1000;
     v_next timestamptz := rota.now();
     v_opened integer;
     v_is_backfilled boolean;
 begin
-    v_is_backfilled := rota._backfill_limit(c_name);
-    v_bound := rota._bound(c_name);
-    if c_name like 'queue %' then
+    v_is_backfilled := rota._backfill_limit(limit_name);
+    v_bound := rota._bound(limit_name);
+    if limit_name like 'queue %' then
         if v_bound.max_running is not null then
             v_is_backfilled := v_bound.is_backfilled and rota._adjust_slots(v_bound)
               and v_is_backfilled;
         end if;
-        perform rota._notify(substr(c_name, 7));
+        perform rota._notify(substr(limit_name, 7));
         return v_is_backfilled;
-    elsif c_name like '%:*' then
-        perform rota._check_class(c_name);
+    elsif limit_name like '%:*' then
+        perform rota._check_class(limit_name);
         return v_is_backfilled;
     end if;
 
     if num_nonnulls(v_bound.max_running, v_bound.max_starts) = 0 then
-        v_opened := rota._open_held(c_name, 1000);
-        if v_opened > 0 then perform rota._add_checks('limit', array[c_name]); end if;
-        return v_opened > 0 or not rota._has_held(c_name);
+        v_opened := rota._open_held(limit_name, 1000);
+        if v_opened > 0 then perform rota._add_checks('limit', array[limit_name]); end if;
+        return v_opened > 0 or not rota._has_held(limit_name);
     elsif v_bound.max_running is not null then
         if not (v_bound.is_backfilled and rota._adjust_slots(v_bound)) then
             return false;
@@ -361,36 +359,45 @@ begin
 
     if v_free > 0 and v_next <= rota.now() then
         v_opened := rota._open_held(
-            c_name,
+            limit_name,
             case when v_bound.max_starts is null then v_free
                 else least(v_free, coalesce(v_bound.burst, 1)) end);
     end if;
-    if not rota._has_held(c_name) then
+    if not rota._has_held(limit_name) then
         return v_is_backfilled;
     elsif v_next > rota.now() then
-        perform rota._check_later(c_name, v_next);
+        perform rota._check_later(limit_name, v_next);
     elsif v_free > 0 and v_bound.max_starts is not null then
-        perform rota._check_later(c_name, rota.now() + (
+        perform rota._check_later(limit_name, rota.now() + (
             select c.gap * interval '1 microsecond' from rota._cells(v_bound) as c));
     elsif v_opened >= 100 then
-        perform rota._add_checks('limit', array[c_name]);
+        perform rota._add_checks('limit', array[limit_name]);
     elsif v_free >= 1000 then
-        perform rota._check_later(c_name, rota.now() + interval '1 second');
+        perform rota._check_later(limit_name, rota.now() + interval '1 second');
     elsif v_free > 0 then
         -- Those that were opened open the next when they end, if there is a limit at all.
         return v_is_backfilled and v_bound.max_running is not null and exists (
             select from rota.jobs as j
-            where j.opened_for = c_name and j.hold is null and j.status in ('queued', 'failed')
+            where j.opened_for = limit_name and j.hold is null
+              and j.status in ('queued', 'failed')
         );
-    elsif c_horizon is null then
-        perform rota._add_checks(
-            'limit',
-            array[format('%s %s', greatest(pg_current_xact_id(),
-                pg_snapshot_xmax(pg_current_snapshot())), c_name)],
-            -- Nor does any session remember where to scan from for longer than 2 seconds.
-            rota.now() + interval '2100 milliseconds');
-    elsif pg_snapshot_xmin(pg_current_snapshot()) < c_horizon then
+    elsif is_second then
+        return v_is_backfilled and exists (
+            select from rota.pending_checks as c
+            where c.kind = 'slots' and c.subject = limit_name and c.due_at > '-infinity'
+              and c.deferrals > 0
+              and c.made_by <= pg_snapshot_xmin(pg_current_snapshot())
+        );
+    elsif exists (
+        select from rota.pending_checks as c
+        where c.kind = 'slots' and c.subject = limit_name and c.due_at > '-infinity'
+    ) then
+        -- It may be from before the job was held, which then has the next.
         return false;
+    else
+        -- No session remembers where to scan from for longer than 2 seconds.
+        perform rota._add_checks('slots', array[limit_name],
+            rota.now() + interval '2100 milliseconds');
     end if;
     return v_is_backfilled;
 end;

@@ -207,8 +207,41 @@ MAINTENANCE = (
         "sql/waiting/test_pending.py races/test_waiting.py",
         sql(
             "maintenance/pending",
-            "            v_deferred := v_deferred || v_check.ids;",
-            "            v_done := v_done || v_check.ids;",
+            "            v_deferred := v_deferred || v_check.ids[1];\n",
+            "            v_done := v_done || v_check.ids[1];\n",
+        ),
+    ),
+    mutant(
+        "deferred-checks-pile-up",
+        "Each check that cannot be decided stays, however many are about the same.",
+        "sql/waiting/test_pending.py",
+        sql(
+            "maintenance/pending",
+            "            v_deferred := v_deferred || v_check.ids[1];\n"
+            "            v_done := v_done || v_check.ids[2:];\n",
+            "            v_deferred := v_deferred || v_check.ids;\n",
+        ),
+    ),
+    mutant(
+        "second-check-of-a-limit-at-once",
+        "A held job is forgotten though a transaction is open that gives back its slot.",
+        "sql/waiting/test_pending.py",
+        sql(
+            "waiting/limits",
+            "\n              and c.deferrals > 0\n              and c.made_by <= "
+            "pg_snapshot_xmin(pg_current_snapshot())",
+            "",
+        ),
+    ),
+    mutant(
+        "second-check-of-a-limit-for-all",
+        "A check that an earlier job has left is taken for that of one that was held later.",
+        "sql/waiting/test_pending.py",
+        sql(
+            "waiting/limits",
+            "        -- It may be from before the job was held, which then has the next.\n"
+            "        return false;\n",
+            "        null;\n",
         ),
     ),
     mutant(

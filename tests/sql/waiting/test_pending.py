@@ -106,6 +106,102 @@ def test_a_check_that_cannot_be_decided_is_deferred_ever_longer(db, connect, clo
     assert run(db, child).status == "queued"
 
 
+def test_checks_stay_few_that_wait_for_a_forgotten_enqueue(db, connect, clock):
+    clock.set("2026-03-01 12:00+00")
+    stranger = connect(autocommit=False)
+    first = enqueue(stranger, ordering_key="k")
+    for _ in range(10):
+        enqueue(db, ordering_key="k")
+        one(db, "tick")
+        clock.advance("100 milliseconds")
+    assert pending(db) == [("order", "k")]
+
+    stranger.commit()
+    clock.advance("10 seconds")
+    settle(db)
+    assert pending(db) == []
+    assert [job.job_id for job in claim(db, max_jobs=10)] == [first]
+
+
+def test_checks_of_a_full_limit_stay_few_while_a_stranger_is_in_a_transaction(
+    db, connect, clock
+):
+    clock.set("2026-03-01 12:00+00")
+    call(db, "set_limit", limit_key="k", max_running=1)
+    settle(db)
+    stranger = connect(autocommit=False)
+    stranger.execute("select pg_current_xact_id()")
+    enqueue(db, limit_key="k", lease="1 day")
+    (running,) = claim(db)
+    for _ in range(10):
+        enqueue(db, limit_key="k")
+        assert claim(db) == []
+        clock.advance("3 seconds")
+        one(db, "tick")
+    settle(db)
+    assert sorted(pending(db)) == [("limit", "key k"), ("slots", "key k")]
+
+    stranger.rollback()
+    for _ in range(4):
+        clock.advance("10 seconds")
+        settle(db)
+    assert pending(db) == []
+    call(db, "finish_job", **owner(running))
+    assert len(claim(db)) == 1
+
+
+def test_a_slot_that_comes_back_unseen_after_the_check_of_an_earlier_job_is_given_on(
+    db, connect, clock
+):
+    clock.set("2026-03-01 12:00+00")
+    call(db, "set_limit", limit_key="k", max_running=1)
+    settle(db)
+    ending = connect(autocommit=False)
+    enqueue(db, limit_key="k", lease="1 day")
+    (running,) = claim(db)
+    earlier = enqueue(db, limit_key="k")
+    assert claim(db) == []
+    for _ in range(2):
+        clock.advance("3 seconds")
+        one(db, "tick")
+    assert pending(db) == [("slots", "key k")]
+    call(db, "cancel_job", job_id=earlier)
+    call(ending, "finish_job", **owner(running))
+    held = enqueue(db, limit_key="k")
+    assert claim(db) == []
+    for _ in range(2):
+        clock.advance("3 seconds")
+        one(db, "tick")
+    ending.commit()
+    clock.advance("10 seconds")
+    one(db, "tick")
+
+    assert [job.job_id for job in claim(db)] == [held]
+
+
+def test_a_slot_that_comes_back_unseen_is_given_on_though_others_wait_for_long(
+    db, connect, clock
+):
+    clock.set("2026-03-01 12:00+00")
+    call(db, "set_limit", limit_key="k", max_running=1)
+    settle(db)
+    stranger, ending = connect(autocommit=False), connect(autocommit=False)
+    stranger.execute("select pg_current_xact_id()")
+    enqueue(db, limit_key="k", lease="1 day")
+    (running,) = claim(db)
+    call(ending, "finish_job", **owner(running))
+    held = enqueue(db, limit_key="k")
+    assert claim(db) == []
+    for _ in range(3):
+        clock.advance("3 seconds")
+        one(db, "tick")
+    ending.commit()
+    clock.advance("10 seconds")
+    one(db, "tick")
+
+    assert [job.job_id for job in claim(db)] == [held]
+
+
 def test_a_clock_that_is_set_back_hides_no_check(db, connect, clock):
     clock.set("2026-03-01 12:00+00")
     parent = enqueue(db)
