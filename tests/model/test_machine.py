@@ -18,7 +18,7 @@ from races.instrument import mutate, some_of
 
 PARTS = [n if n <= 4 else pytest.param(n, marks=pytest.mark.long) for n in range(1, 11)]
 """Always the same histories: `make prove` plays all, and new ones ten times as long."""
-EXAMPLES, STEPS = 1000, 5
+EXAMPLES, STEPS = 500, 5
 # What writes and is not played: it has a storm, or tells sessions and people something.
 LEFT_OUT = {
     *("report_worker", "deregister_worker", "wait_for_jobs", "stop_waiting"),
