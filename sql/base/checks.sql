@@ -57,6 +57,19 @@ begin
 end;
 $$;
 
+/* The name of a queue for a job that nobody has made for another database. */
+create or replace function rota._check_job_queue(argument text, queue text)
+    returns void language plpgsql as $$
+begin
+    perform rota._check_name(argument, queue);
+    -- No worker claims from these, and a forwarder would carry what nobody has checked.
+    if queue ^@ 'forward:' then
+        perform rota._refuse(argument, format('must not begin with forward:, got %L; '
+            'enqueue_to() enqueues in another database', queue));
+    end if;
+end;
+$$;
+
 create or replace function rota._check_names(argument text, names text[])
     returns void language plpgsql as $$
 begin

@@ -523,12 +523,7 @@ begin
         end if;
         perform rota._check_size(prefix || 'payload', payload,
             '; keep the blob elsewhere and send its id');
-        perform rota._check_name(prefix || 'queue', queue);
-        -- No worker claims from these, and a forwarder would carry what nobody has checked.
-        if queue ^@ 'forward:' then
-            perform rota._refuse(prefix || 'queue', format('must not begin with forward:, got '
-                '%L; enqueue_to() enqueues in another database', queue));
-        end if;
+        perform rota._check_job_queue(prefix || 'queue', queue);
         perform rota._check_priority(prefix || 'priority', priority);
         if idempotency_key is not null then
             perform rota._check_text(prefix || 'idempotency_key', idempotency_key, 255);

@@ -183,7 +183,7 @@ begin
         perform rota._check_priority('arguments.priority',
             (arguments ->> 'priority')::integer);
     elsif act = 'move' then
-        perform rota._check_name('arguments.queue', arguments ->> 'queue');
+        perform rota._check_job_queue('arguments.queue', arguments ->> 'queue');
         perform rota._check_queues('operator', array[arguments ->> 'queue']);
     elsif act = 'reschedule' then
         if arguments ? 'run_at' = arguments ? 'delay' then

@@ -683,7 +683,8 @@ BAD = {
         for arguments in ({}, {"priority": 40000}, {"priority": "high"})
     ],
     "arguments.queue": [
-        {"act": "move", "arguments": arguments} for arguments in ({}, {"queue": "no queue"})
+        {"act": "move", "arguments": arguments}
+        for arguments in ({}, {"queue": "no queue"}, {"queue": "forward:2"})
     ],
     "arguments.run_at": [
         {"act": "reschedule", "arguments": arguments}
