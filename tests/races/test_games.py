@@ -131,7 +131,9 @@ def test_a_guard_that_is_missing_is_found(
         ("lines", "dead", "checks", "retry"),
         ("lines", "succeeded", "checks", "enqueue before second"),
         ("world", "a run is dead", "resume key", "restart pipeline"),
-        ("world", "a run is under way", "tick alone", "finish"),
+        pytest.param(
+            *("world", "a run is under way", "tick alone", "finish"), marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_fault_that_was_mended_does_not_come_back(

@@ -10,6 +10,7 @@ Only claim, sweep and expiry have a choice: they pass over a job that somebody e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import psycopg
@@ -64,6 +65,7 @@ class Bench:
     ) -> None:
         self.a, self.b, self.db, self.state = a, b, db, state
         self._count = 0
+        self._in_turn: dict[tuple[str, ...], Ending] = {}
         clock.set("2026-03-01 12:00:00+00")
         self._clock = clock
 
@@ -101,11 +103,13 @@ class Bench:
         return {"job_id": job_id, "token": token, "queue": queue}
 
     def play_in_turn(self, *names: str) -> Ending:
-        """Do the operations one after the other; the answer is that of the last."""
-        job, answer = self.new_job(), None
-        for name in names:
-            answer = answer_of(lambda name=name: self.b.fetch(OPERATIONS[name], job))
-        return Ending(answer, self.read_job())
+        """Do the operations one after the other, once; the answer is that of the last."""
+        if names not in self._in_turn:
+            job, answer = self.new_job(), None
+            for name in names:
+                answer = answer_of(lambda name=name: self.b.fetch(OPERATIONS[name], job))
+            self._in_turn[names] = Ending(answer, self.read_job())
+        return self._in_turn[names]
 
     def play_at_once(self, first: str, second: str, is_committed: bool) -> tuple[bool, Ending]:
         """Play the race; return whether B had to wait, and how it ended."""
@@ -144,16 +148,15 @@ def answer_of(action: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("first", OPERATIONS)
 def test_two_operations_at_once_are_like_one_after_the_other(
-    a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock, first: str, state: str
+    a: Session, b: Session, db: psycopg.Connection[Any], clock: Clock, state: str
 ) -> None:
     """A does *first* and stays open; B starts each of the others; A commits, or rolls back."""
     bench = Bench(a, b, db, clock, state)
-    alone = bench.play_in_turn(first)
     untouched = bench.play_in_turn().job
 
-    for second in OPERATIONS:
+    for first, second in product(OPERATIONS, repeat=2):
+        alone = bench.play_in_turn(first)
         for is_committed in (True, False):
             in_turn = bench.play_in_turn(*([first] if is_committed else []), second)
 
