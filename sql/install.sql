@@ -96,6 +96,7 @@ select to_regnamespace('rota') is null as fresh \gset
 
 -- waiting/: jobs that wait for more than their time.
 \ir waiting/hooks.sql
+\ir waiting/key_starts.sql
 \ir waiting/order.sql
 \ir waiting/dependencies.sql
 \ir waiting/limits.sql

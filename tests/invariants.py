@@ -92,6 +92,16 @@ union all
 select 'ended before it began', r.id from runs as r
 where r.finished_at < r.started_at
 union all
+select 'is the head of a key that has another', j.id from rota.jobs as j
+where j.ordering_key is not null and j.status <> 'blocked' and exists (
+    select from rota.jobs as o
+    where o.ordering_key = j.ordering_key and o.status <> 'blocked' and o.id < j.id
+)
+union all
+select 'is the head of a key and below the start of it', j.id from rota.jobs as j
+where j.ordering_key is not null and j.status <> 'blocked'
+  and j.id < rota._key_start(j.ordering_key)
+union all
 select 'has a failure of a later claim than its last', e.job_id
 from rota.job_errors as e
 join runs as r on r.id = e.job_id and e.lease_token > r.lease_token

@@ -450,9 +450,8 @@ declare
     v_line constant bigint[] := array(
         -- By a range of one key, so that no planner walks the primary key.
         select j.id from rota.jobs as j
-        where j.ordering_key >= _lock_behind.ordering_key
+        where (j.ordering_key, j.id) > (_lock_behind.ordering_key, _lock_behind.job_id)
           and j.ordering_key <= _lock_behind.ordering_key and j.status = 'blocked'
-          and j.id > _lock_behind.job_id
         order by j.ordering_key, j.id limit _lock_behind.max_jobs
     );
     v_locked constant bigint[] := array(

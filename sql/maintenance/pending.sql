@@ -197,7 +197,7 @@ begin
     case kind
         when 'limit' then return rota._check_limit(subject, false);
         when 'slots' then return rota._check_limit(subject, true);
-        when 'order' then return rota._check_order(subject);
+        when 'order' then return rota._check_key(subject);
         when 'queue' then return rota._check_queue(subject);
         when 'pause' then return rota._check_pause(subject);
         when 'error' then return rota._check_error(subject);

@@ -377,7 +377,7 @@ begin
         format('select rota.resume_ordering_key(%s);', rota._literal(h.ordering_key))
     from rota.halted_keys as h where h.ordering_key = job.ordering_key;
 
-    v_head_id := rota._key_head(job.ordering_key, 0);
+    v_head_id := rota._key_head(job.ordering_key, rota._key_start(job.ordering_key));
     v_ahead := (
         select count(*)::integer
         from (

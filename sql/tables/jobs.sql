@@ -118,9 +118,10 @@ create unique index jobs_idempotency_key_idx
 
 -- In which order the jobs of a key run, and which one is at it.  A unique index would compare
 -- each new entry with those of all heads that were there while a session holds an old snapshot.
+-- By an expression, so that no planner takes the primary key for the newest of a key.
 create index jobs_ordering_key_idx on rota.jobs (ordering_key, id)
     where ordering_key is not null and status = 'blocked';
-create index jobs_ordering_key_head_idx on rota.jobs (ordering_key, id)
+create index jobs_ordering_key_head_idx on rota.jobs (ordering_key, (- id))
     where ordering_key is not null and status <> 'blocked';
 
 -- Whether a schedule has a live job.

@@ -7,6 +7,9 @@
  *
  * halted_keys: an ordering key whose next job is dead.  Without the row the jobs behind go on.
  *
+ * key_starts: where the search for the live jobs of an ordering key begins, while the index
+ * entries of many that have ended are in front of them.  The newest row of a key counts.
+ *
  * pending_checks: what maintenance has to look at again once it is committed, because two
  * transactions may have missed each other.  A check is only ever added, which never waits.
  */
@@ -34,6 +37,22 @@ create table rota.halted_keys (
 
 comment on table rota.halted_keys is
     'Ordering keys that wait for an operator to retry their dead job or to resume the key.';
+
+create table rota.key_starts (
+    id bigint generated always as identity,
+    ordering_key text not null,
+    first_id bigint not null,
+    written_at timestamptz not null default rota.now(),
+
+    constraint key_starts_pkey primary key (ordering_key, id)
+);
+
+create index key_starts_written_at_idx on rota.key_starts (written_at);
+
+comment on table rota.key_starts is
+    'From which id on the live jobs of an ordering key are looked for; the newest row counts.';
+comment on column rota.key_starts.first_id is
+    'The key had no live job with a lower id, and has not had a head with one since.';
 
 create table rota.pending_checks (
     id bigint generated always as identity primary key,

@@ -18,17 +18,30 @@
  *
  * That no job is forgotten: one that comes in behind others leaves a check.  After the commit
  * maintenance finds a head whose end is still to come, and that will see the job; or a head
- * whose end is under way, and looks again later; or none, and opens the key.  Where vacuum is
- * held up and many index entries of deleted jobs are in front, the transaction that ends a head
- * begins its scan behind them, and leaves a check if it finds no job there: one with a lower id
- * may have come in since.
+ * whose end is under way, and looks again later; or none, and opens the key.
+ *
+ * All of them begin their search where the live jobs of the key begin (waiting/key_starts.sql):
+ * while vacuum is held up, the index entries of all that have ended are in front.
  */
+
+/*
+ * What a check of a key does: see that its jobs are in the sight of those who end its heads.
+ * False if that is not to be known now.
+ */
+create or replace function rota._check_key(ordering_key text)
+    returns boolean language plpgsql as $$
+begin
+    -- One after the other: below the start is searched for what came before the head was seen.
+    if not rota._check_order(ordering_key) then return false; end if;
+    return rota._has_none_below_start(ordering_key);
+end;
+$$;
 
 /* Open the first job of a key, if that has no head; false if it is not to be known now. */
 create or replace function rota._check_order(ordering_key text)
     returns boolean language plpgsql as $$
 declare
-    v_head_id constant bigint := rota._key_head(ordering_key, 0);
+    v_head_id constant bigint := rota._key_head(ordering_key, rota._key_start(ordering_key));
 begin
     -- Without the lock of the key, which is only needed to open it.
     if v_head_id is not null then return rota._still_to_end(array[v_head_id]) <> '{}'; end if;
@@ -37,20 +50,18 @@ end;
 $$;
 
 /*
- * The head of a key, if its id is greater than this one.  From the newest entry on: those of
- * heads that have ended are in front of it.
+ * The head of a key, looked for from this id on: from the newest entry down, since those of
+ * heads that have ended are below it.
  */
-create or replace function rota._key_head(ordering_key text, after_id bigint)
+create or replace function rota._key_head(ordering_key text, first_id bigint)
     returns bigint language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 begin
     return (
-        -- By a range of one key, so that no planner walks the primary key.
         select j.id from rota.jobs as j
-        where j.ordering_key >= _key_head.ordering_key
-          and j.ordering_key <= _key_head.ordering_key and j.id > _key_head.after_id
+        where j.ordering_key = _key_head.ordering_key and - j.id <= - _key_head.first_id
           and j.status <> 'blocked'
-        order by j.ordering_key desc, j.id desc limit 1
+        order by - j.id limit 1
     );
 end;
 $$;
@@ -66,11 +77,8 @@ create or replace function rota._open_head(
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
 declare
-    c_scan constant text := 'line ' || ordering_key;
-    v_now constant timestamptz := rota.now();
-    -- A job of a lower id that came late is found by the next full scan.
-    v_start bigint := case when ended_id is not null then rota._scan_from(c_scan, v_now) end;
     c_index constant oid := 'rota.jobs_ordering_key_idx'::regclass::oid;
+    v_start bigint;
     v_walked bigint;
     v_job_id bigint;
     v_status text;
@@ -80,7 +88,8 @@ begin
         return false;
     end if;
 
-    v_job_id := rota._key_head(ordering_key, coalesce(ended_id, 0));
+    v_start := rota._key_start(ordering_key);
+    v_job_id := rota._key_head(ordering_key, coalesce(ended_id, v_start));
     if v_job_id is not null then
         return rota._still_to_end(array[v_job_id]) <> '{}';
     elsif exists (
@@ -88,27 +97,13 @@ begin
     ) then
         return true;
     end if;
-    if v_start > ended_id then v_start := ended_id; end if;
     v_walked := pg_stat_get_xact_tuples_returned(c_index);
-    v_job_id := (
-        -- By a range of one key, so that no planner walks the primary key.
-        select j.id from rota.jobs as j
-        where j.ordering_key >= _open_head.ordering_key
-          and j.ordering_key <= _open_head.ordering_key and j.status = 'blocked'
-          and j.id >= coalesce(v_start, 0)
-        order by j.ordering_key, j.id limit 1
-    );
-    if ended_id is not null then
-        perform rota._keep_scan_from(c_scan, v_now, v_start is null, c_index, v_walked,
-            coalesce(v_job_id, v_start, ended_id));
+    v_job_id := rota._first_blocked(ordering_key, rota._settled_start(ordering_key, v_start));
+    if pg_stat_get_xact_tuples_returned(c_index) - v_walked > 200
+      and (ended_id is null or rota._try_lock_key(ordering_key, max_locks)) then
+        perform rota._raise_start(ordering_key, coalesce(v_job_id, ended_id), v_start);
     end if;
-    if v_job_id is null then
-        if v_start is not null then
-            perform rota._add_checks('order', array[ordering_key],
-                v_now + interval '2 seconds');
-        end if;
-        return true;
-    end if;
+    if v_job_id is null then return true; end if;
 
     v_parent_id := rota._newest_parent(v_job_id);
     if v_parent_id is null then
@@ -130,33 +125,25 @@ begin
 end;
 $$;
 
-/*
- * Try to lock a key until the end of this transaction; never waits.  A transaction takes no
- * more of them than the server keeps room for, and leaves the other keys to checks.  False too
- * where no statement can see what was committed before the lock.
- */
-create or replace function rota._try_lock_key(ordering_key text, max_locks integer)
-    returns boolean language plpgsql as $$
-declare
-    c_held constant text := current_setting('rota.locked_keys', true);
-    c_count constant integer := coalesce(substring(c_held from '^[0-9]{1,6}$'), '0')::integer;
-begin
-    if c_count >= max_locks or current_setting('transaction_isolation') <> 'read committed'
-      or not pg_try_advisory_xact_lock(hashtextextended('rota.order ' || ordering_key, 0)) then
-        return false;
-    end if;
-    perform set_config('rota.locked_keys', (c_count + 1)::text, true);
-    return true;
-end;
-$$;
-
 /* Let blocked jobs, which the caller has locked, start when they are due. */
 create or replace function rota._open_jobs(job_ids bigint[])
     returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
-    update rota.jobs as j
-    set status = 'queued', updated_at = rota.now()
-    where j.id = any(_open_jobs.job_ids) and j.status = 'blocked';
+    with opened as (
+        update rota.jobs as j
+        set status = 'queued', updated_at = rota.now()
+        where j.id = any(_open_jobs.job_ids) and j.status = 'blocked'
+        returning j.id, j.ordering_key
+    )
+    -- Who sees such a head sees this, too.
+    insert into rota.key_starts (ordering_key, first_id)
+    select o.ordering_key, 0
+    from opened as o
+    cross join lateral (
+        select s.first_id from rota.key_starts as s where s.ordering_key = o.ordering_key
+        order by s.ordering_key desc, s.id desc limit 1
+    ) as s
+    where o.id < s.first_id;
     perform rota._enter_lanes(job_ids);
     perform rota._notify_for(job_ids);
 end;
@@ -194,36 +181,49 @@ $$;
 create or replace function rota._may_be_head(ordering_key text, job_id bigint)
     returns boolean language plpgsql set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off as $$
+declare
+    c_heads constant oid := 'rota.jobs_ordering_key_head_idx'::regclass::oid;
+    c_blocked constant oid := 'rota.jobs_ordering_key_idx'::regclass::oid;
+    c_walked constant bigint := pg_stat_get_xact_tuples_returned(c_heads)
+        + pg_stat_get_xact_tuples_returned(c_blocked);
+    v_start bigint := rota._key_start(ordering_key);
 begin
-    if not (rota._is_key_idle(ordering_key, job_id)
+    if not (rota._is_key_idle(ordering_key, job_id, v_start)
         and rota._try_lock_key(ordering_key, 32)) then
         return false;
     end if;
     -- Asked again, with a snapshot that is younger than the lock.
-    return rota._is_key_idle(ordering_key, job_id);
+    v_start := rota._key_start(ordering_key);
+    if not rota._is_key_idle(ordering_key, job_id, v_start) then return false; end if;
+    if job_id < v_start then
+        -- Who sees this head sees that, too.
+        insert into rota.key_starts (ordering_key, first_id)
+        values (_may_be_head.ordering_key, 0);
+    elsif pg_stat_get_xact_tuples_returned(c_heads)
+        + pg_stat_get_xact_tuples_returned(c_blocked) - c_walked > 400 then
+        perform rota._raise_start(ordering_key, job_id, v_start);
+    end if;
+    return true;
 end;
 $$;
 
-/*
- * Whether a key is not halted and has no head, nor a job in front of this one.  From the newest
- * entry on: those of jobs that have ended are in front of it.
- */
-create or replace function rota._is_key_idle(ordering_key text, job_id bigint)
+/* Whether a key is not halted and has no head, nor a job in front of this one. */
+create or replace function rota._is_key_idle(
+    ordering_key text, job_id bigint, start bigint
+)
     returns boolean language plpgsql stable as $$
 begin
-    -- By ranges of one key, so that no planner walks the primary key.
     return not exists (
         select from rota.halted_keys as s where s.ordering_key = _is_key_idle.ordering_key
     ) and (
-        select j.id from rota.jobs as j where j.ordering_key >= _is_key_idle.ordering_key
-          and j.ordering_key <= _is_key_idle.ordering_key and j.status <> 'blocked'
-        order by j.ordering_key desc, j.id desc limit 1
-    ) is null and (
-        select j.id from rota.jobs as j where j.ordering_key >= _is_key_idle.ordering_key
-          and j.ordering_key <= _is_key_idle.ordering_key and j.status = 'blocked'
-          and j.id < _is_key_idle.job_id
-        order by j.ordering_key desc, j.id desc limit 1
-    ) is null;
+        -- What _key_head() asks, in the same statement.
+        select j.id from rota.jobs as j
+        where j.ordering_key = _is_key_idle.ordering_key and - j.id <= - _is_key_idle.start
+          and j.status <> 'blocked'
+        order by - j.id limit 1
+    ) is null and coalesce(
+        rota._first_blocked(ordering_key, rota._settled_start(ordering_key, start)) >= job_id,
+        true);
 end;
 $$;
 

@@ -51,7 +51,8 @@ SCENARIOS: dict[str, list[tuple[str, int] | str]] = {
     "a million ready": [(FUTURE, 200_000), (READY, 800_000), "analyze"],
 }
 PARAMS = [
-    pytest.param(name, marks=[pytest.mark.long] if "million" in name else []) for name in SCENARIOS
+    pytest.param(name, marks=[pytest.mark.long] if "million" in name else [])
+    for name in SCENARIOS
 ]
 
 

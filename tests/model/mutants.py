@@ -76,9 +76,9 @@ MUTANTS: dict[str, list[Mutation]] = {
     "an ordering key whose jobs do not wait": [
         ("_key_head", "and j.status <> 'blocked'", "and false"),
         (
-            "_open_head",
-            "where j.ordering_key >= _open_head.ordering_key",
-            "where j.ordering_key = _open_head.ordering_key",
+            "_first_blocked",
+            "(j.ordering_key, j.id) >= (_first_blocked.ordering_key, _first_blocked.first_id)",
+            "j.ordering_key = _first_blocked.ordering_key",
         ),
     ],
     "a parent that nobody waits for": [

@@ -412,8 +412,80 @@ v_row ->> 'pause_name',
         "sql/waiting/test_order.py races/test_waiting.py races/test_pairs.py",
         sql(
             "waiting/order",
-            "_is_key_idle.ordering_key and j.status <> 'blocked'",
-            "_is_key_idle.ordering_key and false",
+            "- j.id <= - _is_key_idle.start\n          and j.status <> 'blocked'",
+            "- j.id <= - _is_key_idle.start\n          and false",
+        ),
+    ),
+    mutant(
+        "key-start-never-written",
+        "A producer walks all that has ended in its key while somebody holds a snapshot.",
+        "sql/waiting/test_key_starts.py",
+        sql("waiting/order", "- c_walked > 400", "- c_walked > 400000"),
+    ),
+    mutant(
+        "key-start-never-written-by-an-end",
+        "The end of a job walks all that has ended in its key while somebody holds a snapshot.",
+        "sql/waiting/test_key_starts.py",
+        sql("waiting/order", "- v_walked > 200", "- v_walked > 200000"),
+    ),
+    mutant(
+        "key-start-not-lowered-by-a-producer",
+        "A job below the start of its key becomes its head, and others do not see it.",
+        "sql/waiting/test_key_starts.py",
+        sql("waiting/order", "if job_id < v_start then", "if false then"),
+    ),
+    mutant(
+        "key-start-not-lowered-by-an-end",
+        "The end of a job lets one in below the start of its key, and others do not see it.",
+        "sql/waiting/test_key_starts.py races/test_storm.py",
+        sql("waiting/order", "where o.id < s.first_id", "where false"),
+    ),
+    mutant(
+        "key-start-not-the-newest",
+        "The oldest start of a key counts.",
+        "sql/waiting/test_key_starts.py",
+        sql(
+            "waiting/key_starts",
+            "order by s.ordering_key desc, s.id desc limit 1\n    ), 0)",
+            "order by s.ordering_key, s.id limit 1\n    ), 0)",
+        ),
+    ),
+    mutant(
+        "key-start-passes-late-jobs-at-once",
+        "A job whose transaction was a moment late is passed by those that come later.",
+        "sql/waiting/test_key_starts.py",
+        sql("waiting/key_starts", "rota._key_start(ordering_key, '1 second')", "start"),
+    ),
+    mutant(
+        "key-start-purged-without-a-lock",
+        "The newest start of a key may go and leave an older one to count.",
+        "sql/waiting/test_key_starts.py",
+        sql("waiting/key_starts", "continue when not rota._try_lock_key(v_key, 1000);", ""),
+    ),
+    mutant(
+        "key-start-above-a-late-job",
+        "A job whose transaction was late is forgotten, below the start of its key.",
+        "sql/waiting/test_key_starts.py",
+        sql(
+            "waiting/order",
+            "return rota._has_none_below_start(ordering_key);",
+            "return true;",
+        ),
+    ),
+    mutant(
+        "key-start-written-over-another",
+        "Who has searched from an older start writes over one that makes all search again.",
+        "sql/waiting/test_key_starts.py",
+        sql("waiting/key_starts", "and rota._key_start(ordering_key) = searched_from", ""),
+    ),
+    mutant(
+        "key-start-purged-by-strangers",
+        "A forgotten transaction that has ticked keeps the locks of keys.",
+        "sql/waiting/test_key_starts.py",
+        sql(
+            "maintenance/retention",
+            "continue when v_kind = 'key_starts' and not is_alone;",
+            "",
         ),
     ),
     mutant(
@@ -421,17 +493,9 @@ v_row ->> 'pause_name',
         "The last job of an ordering key goes first.",
         "sql/waiting/test_order.py",
         sql(
-            "waiting/order",
-            """\
-          and j.status = 'blocked'
-          and j.id >= coalesce(v_start, 0)
-        order by j.ordering_key, j.id
-""",
-            """\
-          and j.status = 'blocked'
-          and j.id >= coalesce(v_start, 0)
-        order by j.ordering_key desc, j.id desc
-""",
+            "waiting/key_starts",
+            "order by j.ordering_key, j.id limit 1",
+            "order by j.ordering_key desc, j.id desc limit 1",
         ),
     ),
     mutant(

@@ -17,6 +17,17 @@ NO_CONFLICT = """\
 TOKEN = """\
           and j.lease_token = coalesce(
             v_token, _archive_jobs.lease_tokens[array_position(_archive_jobs.job_ids, j.id)])"""
+FROM_ANYWHERE = (
+    "_first_blocked",
+    "(j.ordering_key, j.id) >= (_first_blocked.ordering_key, _first_blocked.first_id)",
+    "j.ordering_key = _first_blocked.ordering_key",
+)
+# Who searches a key writes its start each time, and not once a second after a long walk.
+ALL_START = [
+    ("_may_be_head", "- c_walked > 400", "- c_walked >= 0"),
+    ("_open_head", "- v_walked > 200", "- v_walked >= 0"),
+    ("_raise_start", "_settled_start(ordering_key, searched_from)", "_key_start(ordering_key)"),
+]
 OLDER = "coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at"
 MUTANTS = {
     "a key that is not unique": (
@@ -51,23 +62,15 @@ MUTANTS = {
         "order",
         [
             ("_key_head", "and j.status <> 'blocked'", "and false"),
-            (
-                "_open_head",
-                "where j.ordering_key >= _open_head.ordering_key",
-                "where j.ordering_key = _open_head.ordering_key",
-            ),
+            FROM_ANYWHERE,
         ],
         "beside job",
     ),
     "a key whose last job goes first": (
         "order",
         [
-            (
-                "_open_head",
-                "where j.ordering_key >= _open_head.ordering_key",
-                "where j.ordering_key = _open_head.ordering_key",
-            ),
-            ("_open_head", "order by j.ordering_key, j.id", "order by j.id desc"),
+            FROM_ANYWHERE,
+            ("_first_blocked", "order by j.ordering_key, j.id", "order by j.id desc"),
         ],
         "started before",
     ),
@@ -78,6 +81,15 @@ MUTANTS = {
             ("_leave_keys", "(_leave_keys.new_status <> 'dead' or e.skip_dead)", "true"),
         ],
         "although job",
+    ),
+    "a head that is below the start of its key": (
+        "order",
+        [
+            *ALL_START,
+            ("_may_be_head", "job_id < v_start", "false"),
+            ("_open_jobs", "o.id < s.first_id", "false"),
+        ],
+        "beside job",
     ),
     "a turn that is not passed on": (
         "order",
@@ -215,6 +227,23 @@ def test_what_many_processes_do_at_random_is_explained_by_the_model(
 
     assert [f"{each}\n{history.story(each.key)}" for each in found[:1]] == []
     assert len(history.changes) > 500
+
+
+@pytest.mark.slow
+def test_order_holds_though_producers_look_for_heads_from_the_starts_of_their_keys(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    for function, old, new in ALL_START:
+        mutate(db, function, old, new)
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)  # noqa: T201
+
+    found, history = storm.play(dsn, "order", steps=1200, seed=seed, processes=4)
+
+    assert [f"{each}\n{history.story(each.key)}" for each in found[:1]] == []
+    starts = db.execute("select count(*) from rota.key_starts").fetchone()
+    assert starts is not None
+    assert starts[0] > 20
 
 
 # The first of each feature; the others are for `make prove`.

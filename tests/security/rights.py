@@ -171,6 +171,8 @@ _READS = """
     running_jobs          .       .         x         x
     stale_jobs            .       .         x         x
     halted_keys            .       .         x         x
+    key_starts             .       .         .         .
+    key_starts_id_seq      .       .         .         .
     ticker_health         .       .         x         x
     unknown_effects       .       .         x         x
     upgrade_log           .       .         .         .
