@@ -121,7 +121,7 @@ begin
         select o.ordering_key, max(o.id)
         from (
             select s.ordering_key, s.id from rota.key_starts as s
-            where s.written_at < rota.now() - interval '1 day'
+            where s.written_at < rota.now() - interval '1 hour'
             order by s.written_at limit _purge_key_starts.max_rows
         ) as o
         group by o.ordering_key

@@ -99,7 +99,7 @@ begin
     end if;
     v_walked := pg_stat_get_xact_tuples_returned(c_index);
     v_job_id := rota._first_blocked(ordering_key, rota._settled_start(ordering_key, v_start));
-    if pg_stat_get_xact_tuples_returned(c_index) - v_walked > 200
+    if pg_stat_get_xact_tuples_returned(c_index) - v_walked > 100
       and (ended_id is null or rota._try_lock_key(ordering_key, max_locks)) then
         perform rota._raise_start(ordering_key, coalesce(v_job_id, ended_id), v_start);
     end if;
@@ -200,7 +200,7 @@ begin
         insert into rota.key_starts (ordering_key, first_id)
         values (_may_be_head.ordering_key, 0);
     elsif pg_stat_get_xact_tuples_returned(c_heads)
-        + pg_stat_get_xact_tuples_returned(c_blocked) - c_walked > 400 then
+        + pg_stat_get_xact_tuples_returned(c_blocked) - c_walked > 200 then
         perform rota._raise_start(ordering_key, job_id, v_start);
     end if;
     return true;

@@ -81,6 +81,28 @@ def test_heartbeats_go_on_after_sigterm(
     assert row == (job_id, "succeeded", 1)
 
 
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_worker_stops_when_its_terminal_is_closed_but_after_nohup(
+    client: Client, db: psycopg.Connection[Any], start_worker: Start, is_ignored: bool
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        worker = start_worker()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    client.enqueue("sleep", {"seconds": 0.5})
+    _wait_for_running(db, 1)
+
+    worker.signal(signal.SIGHUP)
+
+    wait_until(lambda: _count(db, "select count(*) from rota.finished_jobs") == 1)
+    if is_ignored:
+        client.enqueue("sleep", {"seconds": 0})
+        wait_until(lambda: _count(db, "select count(*) from rota.finished_jobs") == 2)
+        worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
 def test_second_signal_stops_at_once(
     client: Client, db: psycopg.Connection[Any], start_worker: Start
 ) -> None:

@@ -24,8 +24,8 @@ FROM_ANYWHERE = (
 )
 # Who searches a key writes its start each time, and not once a second after a long walk.
 ALL_START = [
-    ("_may_be_head", "- c_walked > 400", "- c_walked >= 0"),
-    ("_open_head", "- v_walked > 200", "- v_walked >= 0"),
+    ("_may_be_head", "- c_walked > 200", "- c_walked >= 0"),
+    ("_open_head", "- v_walked > 100", "- v_walked >= 0"),
     ("_raise_start", "_settled_start(ordering_key, searched_from)", "_key_start(ordering_key)"),
 ]
 OLDER = "coalesce(k.source_updated_at, '-infinity') < excluded.source_updated_at"

@@ -94,7 +94,10 @@ def stop_on_signals(stop: Stop) -> Iterator[bool]:
     if threading.current_thread() is not threading.main_thread():
         yield False
         return
-    signals = (signal.SIGTERM, signal.SIGINT)
+    signals = [signal.SIGTERM, signal.SIGINT]
+    # A terminal was closed; after nohup that is nothing to the process.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
     count = 0
 
     def handle(number: int, frame: FrameType | None) -> None:
