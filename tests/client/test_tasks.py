@@ -378,6 +378,32 @@ def test_model_of_pydantic_goes_through_the_payload(client: Client, drain: Drain
     }
 
 
+class Login(pydantic.BaseModel):
+    name: str
+    passwords: list[pydantic.SecretStr]
+
+
+class OpenLogin(Login):
+    @pydantic.field_serializer("passwords")
+    def _open(self, passwords: list[pydantic.SecretStr]) -> list[str]:
+        return [password.get_secret_value() for password in passwords]
+
+
+def test_a_secret_that_pydantic_hides_is_refused_and_does_not_arrive_as_asterisks() -> None:
+    def take(login: Login) -> None:
+        SEEN.append(login)
+
+    registry = Registry()
+    task = registry.task()(take)
+    login = {"name": "ada", "passwords": [pydantic.SecretStr("hunter2")]}
+
+    with pytest.raises(rota.InvalidArgumentError, match="Login has a secret, which pydantic"):
+        task.job(Login(**login))
+    run_job(registry, task.job(OpenLogin(**login)))
+
+    assert SEEN[0].passwords[0].get_secret_value() == "hunter2"
+
+
 @pytest.mark.parametrize("kind", [Address | Home, Home | Address | None, list[Address | Home]])
 def test_model_in_a_union_keeps_the_fields_that_another_lacks(kind: Any) -> None:
     home = Home(Street="Mill Lane", since=date(2026, 1, 2), floor=3)

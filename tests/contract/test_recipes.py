@@ -129,7 +129,13 @@ def test_links_and_commands_of_a_recipe_exist(page: str) -> None:
     assert commands <= set(re.findall(r"^    ([a-z]+) ", told, re.MULTILINE))
 
 
-def test_code_of_documents_has_the_right_types(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What mypy has read of the packages that several examples use."""
+    return tmp_path_factory.mktemp("mypy")
+
+
+def test_code_of_documents_has_the_right_types(tmp_path: Path, cache: Path) -> None:
     """The blocks of each are one module; those of an example are checked with it."""
     documents = ["README.md", "python_client/README.md", *PAGES]
     for document in documents:
@@ -144,7 +150,7 @@ def test_code_of_documents_has_the_right_types(tmp_path: Path) -> None:
         module = re.sub(r"\W", "_", document.removesuffix(".md"))
         (tmp_path / f"{module}.py").write_text("\n\n".join([known, *own]))
 
-    assert_right_types(tmp_path, tmp_path / "cache")
+    assert_right_types(tmp_path, cache)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +158,11 @@ def test_code_of_documents_has_the_right_types(tmp_path: Path) -> None:
     [(".", []), ("fastapi_app", []), ("django_app", NO_TYPES_OF_DJANGO)],
 )
 def test_an_example_has_the_right_types(
-    directory: str, options: list[str], tmp_path: Path
+    directory: str, options: list[str], cache: Path
 ) -> None:
     chosen = EXAMPLES.glob("*.py") if directory == "." else [EXAMPLES / directory]
 
-    assert_right_types(EXAMPLES / directory, tmp_path, *options, *map(str, chosen))
+    assert_right_types(EXAMPLES / directory, cache, *options, *map(str, chosen))
 
 
 def assert_right_types(directory: Path, cache: Path, *arguments: str) -> None:

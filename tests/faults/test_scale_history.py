@@ -41,6 +41,7 @@ def test_nothing_is_lost_or_doubled_whatever_fails(folder: Path) -> None:
     assert {*together.looked} == {*SENTENCES}
 
 
+@pytest.mark.long
 def test_what_moves_and_is_lost_or_doubled_and_receipts_that_are_not_kept_are_found_out(
     folder: Path,
 ) -> None:

@@ -194,6 +194,16 @@ v_row ->> 'pause_name',
         ),
     ),
     mutant(
+        "moved-to-a-standby",
+        "A queue begins to move to a standby, and its jobs run nowhere.",
+        "sql/maintenance/test_moves.py",
+        sql(
+            "maintenance/moves",
+            "where current_setting('transaction_read_only')::boolean",
+            "where false",
+        ),
+    ),
+    mutant(
         "moved-past-a-held-one",
         "A job moves before the one in front of it, which somebody holds.",
         "sql/maintenance/test_moves.py",
