@@ -397,11 +397,12 @@ def test_a_secret_that_pydantic_hides_is_refused_and_does_not_arrive_as_asterisk
     task = registry.task()(take)
     login = {"name": "ada", "passwords": [pydantic.SecretStr("hunter2")]}
 
-    with pytest.raises(rota.InvalidArgumentError, match="Login has a secret, which pydantic"):
+    with pytest.raises(rota.InvalidArgumentError, match="login: pydantic writes a secret as"):
         task.job(Login(**login))
     run_job(registry, task.job(OpenLogin(**login)))
 
     assert SEEN[0].passwords[0].get_secret_value() == "hunter2"
+    assert task.job(Login(name="*" * 9, passwords=[]))["payload"]["login"]["passwords"] == []
 
 
 @pytest.mark.parametrize("kind", [Address | Home, Home | Address | None, list[Address | Home]])

@@ -313,7 +313,13 @@ class Task(Generic[Call, P, R]):
 
     def _encode(self, name: str, value: Any) -> Any:
         try:
-            return self._codec.encode(value)
+            found = self._codec.encode(value)
+            if found != value and _has_secret(found):
+                raise TypeError(
+                    "pydantic writes a secret as asterisks: pass the name by which the handler "
+                    "finds it, or give the field a serializer"
+                )
+            return found
         except RecursionError:
             raise InvalidArgumentError(
                 f"payload.{name} is nested too deeply, or in itself"
@@ -421,3 +427,12 @@ def _check_options(known: type, options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(number, int | float):  # of what else it is SQL tells
             check_range(name, number, least, inf)
     return dict(options)
+
+
+def _has_secret(found: Any) -> bool:
+    """Whether JSON has what pydantic writes for a SecretStr that is not empty."""
+    if isinstance(found, dict):
+        return any(map(_has_secret, found.values()))
+    if isinstance(found, list):
+        return any(map(_has_secret, found))
+    return bool(found == "*" * 10)
