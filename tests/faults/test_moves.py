@@ -51,7 +51,8 @@ def test_rota_queue_move_tells_moves_and_ends(urls):
 
         wait_until(lambda: ask(there, "select count(*) from rota.jobs") == 1)
     assert (refused.returncode, can.returncode) == (1, 0)
-    assert "limit queue q is not set in the other database" in refused.stdout
+    assert "refused limits  limit queue q is not set in the other database" in refused.stdout
+    assert "\n                set it there with set_limit(), by its part\n" in refused.stdout
     assert json.loads(can.stdout)["can_move"]
     assert moved.returncode == 0, moved.stderr
     assert "settled: 1 moved" in moved.stdout

@@ -16,7 +16,7 @@ from ..exceptions import RotaError
 from ..rows import MoveFinding, MoveStatus
 from ..worker.carrier import Database, Mover
 from ..worker.process import run_in_loop
-from .output import CommandError, UsageError, acting, conninfos, print_json, print_list
+from .output import CommandError, UsageError, acting, conninfos, print_findings, print_json
 
 NOT_SETTLED = 3
 WATCH_INTERVAL = 1.0
@@ -41,7 +41,9 @@ def move(arguments: argparse.Namespace) -> int:
             rows = [finding._asdict() for finding in findings]
             print_json({"queue": arguments.queue, "can_move": not is_refused, "findings": rows})
         else:
-            print_list([finding._asdict() for finding in findings])
+            print_findings(
+                [(f"{f.severity} {f.finding}", f.evidence, f.remedy) for f in findings]
+            )
             answer = "cannot move" if is_refused else "can move"
             print(f"queue {arguments.queue} {answer} to database {arguments.to}")
         return 1 if is_refused else 0
