@@ -15,11 +15,12 @@
  * or back, writes a 0 in the same transaction, so whoever sees the head sees the 0.  Nobody
  * writes a higher id meanwhile, because that is for those who make heads, one after the other.
  *
- * That no blocked job is missed: one below the start is of a transaction that was late, and has
- * left a check.  Maintenance searches below the start, and writes a 0 if it finds one.  It does
- * so under the lock of the key, and when no end is under way, so that all who write higher ids
- * later have seen the job.  A transaction that is late by less than a second need not wait for
- * that: rows that are younger are not used for blocked jobs.
+ * That no blocked job is missed: one that comes back below the start writes a 0 as well.  One
+ * that does not see that it is below is of a transaction that was late, and has left a check.
+ * Maintenance searches below the start, and writes a 0 if it finds one.  It does so under the
+ * lock of the key, and when no end is under way, so that all who write higher ids later have
+ * seen the job.  A transaction that is late by less than a second need not wait for that: rows
+ * that are younger are not used for blocked jobs.
  */
 
 /* From which id on the head of a key is looked for, or was so long ago; 0 for most keys. */

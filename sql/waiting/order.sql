@@ -187,7 +187,14 @@ declare
     c_walked constant bigint := pg_stat_get_xact_tuples_returned(c_heads)
         + pg_stat_get_xact_tuples_returned(c_blocked);
     v_start bigint := rota._key_start(ordering_key);
+    c_comes_back constant boolean := job_id < v_start;
 begin
+    if c_comes_back then
+        -- Behind others, too, it is to be in the sight of those who end heads.
+        insert into rota.key_starts (ordering_key, first_id)
+        values (_may_be_head.ordering_key, 0);
+        v_start := 0;
+    end if;
     if not (rota._is_key_idle(ordering_key, job_id, v_start)
         and rota._try_lock_key(ordering_key, 32)) then
         return false;
@@ -200,7 +207,8 @@ begin
         insert into rota.key_starts (ordering_key, first_id)
         values (_may_be_head.ordering_key, 0);
     elsif pg_stat_get_xact_tuples_returned(c_heads)
-        + pg_stat_get_xact_tuples_returned(c_blocked) - c_walked > 200 then
+        + pg_stat_get_xact_tuples_returned(c_blocked) - c_walked > 200
+      and not c_comes_back then
         perform rota._raise_start(ordering_key, job_id, v_start);
     end if;
     return true;

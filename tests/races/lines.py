@@ -107,7 +107,10 @@ LINES = Game(
     max_stops=3,
     loose=dict.fromkeys(("claim", "limit key", "limit type", "limit no more"), _HELD),
     ignored=frozenset(
-        {"upgrade_log", "maintenance", "pending_checks", "limit_parts", "limit_slots"}
+        {
+            *("upgrade_log", "maintenance", "pending_checks", "key_starts"),
+            *("limit_parts", "limit_slots"),
+        }
     ),
     left_over="""
         select 'is due, and nobody finds it', j.id from rota.jobs as j

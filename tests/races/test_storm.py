@@ -86,7 +86,8 @@ MUTANTS = {
         "order",
         [
             *ALL_START,
-            ("_may_be_head", "job_id < v_start", "false"),
+            ("_may_be_head", "boolean := job_id < v_start", "boolean := false"),
+            ("_may_be_head", "if job_id < v_start then", "if false then"),
             ("_open_jobs", "o.id < s.first_id", "false"),
         ],
         "beside job",

@@ -237,7 +237,10 @@ WORLD = Game(
     outside=frozenset({"tick alone", "tick loop"}),
     # Who looked where, and when; what follows from it is seen in the jobs.
     ignored=frozenset(
-        {"upgrade_log", "maintenance", "pending_checks", "limit_parts", "limit_slots"}
+        {
+            *("upgrade_log", "maintenance", "pending_checks", "key_starts"),
+            *("limit_parts", "limit_slots"),
+        }
     ),
     max_stops=3,
     left_over=LEFT_OVER,

@@ -103,6 +103,15 @@ def test_a_job_that_comes_back_below_the_start_of_its_key_is_its_head(db, begun)
     assert run(db, later).status == "blocked"
 
 
+def test_a_job_that_comes_back_behind_the_head_of_its_key_is_the_next(db, begun):
+    later = ordered(db)
+    assert value(db, "retry_job", job_id=begun[0]) == "blocked"
+    finish_last(db, begun)
+
+    assert claimed(db) == [begun[0]]
+    assert run(db, later).status == "blocked"
+
+
 def test_a_job_that_comes_late_below_the_start_of_its_key_is_its_head(db, begun):
     finish_last(db, begun)
 
@@ -140,7 +149,7 @@ def test_a_job_that_is_late_is_found_by_its_check(db, begun, clock, is_idle):
 
 
 def test_a_job_that_is_let_in_below_the_start_of_its_key_is_its_head(db, begun):
-    assert value(db, "retry_job", job_id=begun[0]) == "blocked"
+    came_late(db, begun[0])
     db.execute("update rota.key_starts set written_at = rota.now()")
     finish_last(db, begun)
 
