@@ -78,6 +78,15 @@ begin
 end;
 $$;
 
+/* Let all search a key from its first entry again, as soon as this is committed. */
+create or replace function rota._reset_start(ordering_key text)
+    returns void language plpgsql as $$
+begin
+    insert into rota.key_starts (ordering_key, first_id)
+    values (_reset_start.ordering_key, 0);
+end;
+$$;
+
 /*
  * Whether a key has no blocked job below its start.  If it has one, a 0 is written, and false
  * is returned as where that is not to be known now: the key is to be looked at again.  A search
@@ -99,8 +108,7 @@ begin
     perform rota._keep_scan_from(c_scan, v_now, true, c_index, c_walked, v_start, '1 minute');
     if coalesce(v_job_id >= v_start, true) then return true; end if;
     if rota._try_lock_key(ordering_key, 1000) then
-        insert into rota.key_starts (ordering_key, first_id)
-        values (_has_none_below_start.ordering_key, 0);
+        perform rota._reset_start(ordering_key);
     end if;
     return false;
 end;

@@ -135,7 +135,7 @@ begin
         where j.id = any(_open_jobs.job_ids) and j.status = 'blocked'
         returning j.id, j.ordering_key
     )
-    -- Who sees such a head sees this, too.
+    -- As _reset_start(), for those that are below the starts of their keys.
     insert into rota.key_starts (ordering_key, first_id)
     select o.ordering_key, 0
     from opened as o
@@ -191,8 +191,7 @@ declare
 begin
     if c_comes_back then
         -- Behind others, too, it is to be in the sight of those who end heads.
-        insert into rota.key_starts (ordering_key, first_id)
-        values (_may_be_head.ordering_key, 0);
+        perform rota._reset_start(ordering_key);
         v_start := 0;
     end if;
     if not (rota._is_key_idle(ordering_key, job_id, v_start)
@@ -203,9 +202,7 @@ begin
     v_start := rota._key_start(ordering_key);
     if not rota._is_key_idle(ordering_key, job_id, v_start) then return false; end if;
     if job_id < v_start then
-        -- Who sees this head sees that, too.
-        insert into rota.key_starts (ordering_key, first_id)
-        values (_may_be_head.ordering_key, 0);
+        perform rota._reset_start(ordering_key);
     elsif pg_stat_get_xact_tuples_returned(c_heads)
         + pg_stat_get_xact_tuples_returned(c_blocked) - c_walked > 200
       and not c_comes_back then
