@@ -216,30 +216,18 @@ create or replace function rota.cancel_job(job_id bigint, reason text default nu
 as $$
 declare
     v_status text;
-    v_lease_token bigint;
 begin
     perform rota._check_own_job(job_id);
 
     for v_round in 1..3 loop
-        select j.status, j.lease_token into v_status, v_lease_token from rota.jobs as j
+        select j.status into v_status from rota.jobs as j
         where j.id = cancel_job.job_id for update;
 
         if found then
-            update rota.jobs as j
-            set cancel_requested_at = case
-                    when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now())
-                end,
-                cancel_reason = coalesce(left(cancel_job.reason, 1000), j.cancel_reason),
-                -- What was asked for before the cancel is cancelled with it.
-                rerun_payload = null, rerun_run_at = null, rerun_priority = null,
-                updated_at = case
-                    when j.status = 'running' then j.updated_at else rota.now() end
-            where j.id = cancel_job.job_id and j.lease_token = v_lease_token;
             perform rota._audit('cancel', null, array[job_id],
                 jsonb_build_object('status', v_status), jsonb_build_object('reason', reason));
-            if v_status = 'running' then return 'running'; end if;
-            perform rota._end_jobs(array[job_id], array[v_lease_token], v_status, 'cancelled');
-            return 'cancelled';
+            perform rota._cancel_jobs(array[job_id], reason);
+            return case v_status when 'running' then 'running' else 'cancelled' end;
         end if;
 
         select f.status into v_status from rota.finished_jobs as f
@@ -255,6 +243,28 @@ $$;
 comment on function rota.cancel_job is
     'Cancel a waiting job and return cancelled, or ask for the cancel of a running one and '
     'return running; raises RT001 if there is no such job, RT003 if it ended otherwise.';
+
+/* Cancel jobs, which the caller has locked: those that run are asked for it. */
+create or replace function rota._cancel_jobs(job_ids bigint[], reason text)
+    returns void language plpgsql as $$
+begin
+    update rota.jobs as j
+    set cancel_requested_at = case
+            when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now()) end,
+        cancel_reason = coalesce(left(_cancel_jobs.reason, 1000), j.cancel_reason),
+        -- What was asked for before the cancel is cancelled with it.
+        rerun_payload = null, rerun_run_at = null, rerun_priority = null,
+        updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
+    where j.id = any(_cancel_jobs.job_ids);
+    perform rota._end_jobs(s.ids, s.lease_tokens, s.status, 'cancelled')
+    from (
+        select j.status, array_agg(j.id order by j.id) as ids,
+            array_agg(j.lease_token order by j.id) as lease_tokens
+        from rota.jobs as j where j.id = any(_cancel_jobs.job_ids) and j.status <> 'running'
+        group by j.status
+    ) as s;
+end;
+$$;
 
 create or replace function rota.set_priority(job_id bigint, priority integer)
     returns void language plpgsql security definer

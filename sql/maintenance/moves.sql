@@ -797,13 +797,11 @@ begin
         return '{}'::bigint[];
     end if;
     return array(
-        select l.id from unnest(v_line, v_locked) with ordinality as l (id, locked_id, n)
-        where l.n < coalesce((
-                select min(m.n)
-                from unnest(v_line, v_locked) with ordinality as m (id, locked_id, n)
-                where m.id is distinct from m.locked_id
-            ), max_jobs + 1)
-        order by l.n
+        select l.id from unnest(v_locked) as l (id)
+        where not exists (
+            select from unnest(v_line) as b (id) where b.id < l.id and b.id <> all(v_locked)
+        )
+        order by l.id
     );
 end;
 $$;

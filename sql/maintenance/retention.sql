@@ -287,7 +287,7 @@ begin
             union all
             select false, h.queue, interval '7 days'
             from (
-                select n.queue from rota._history_queues(false) as n (queue)
+                select n.queue from rota._history_queues() as n (queue)
                 where v_horizon > interval '7 days'
             ) as h
             left join rota.queues as q on q.queue = h.queue
@@ -303,45 +303,27 @@ end;
 $$;
 
 /*
- * The queues in a part of the history, by a loose scan with one probe for each: of its newest
- * row, since that is seldom one that was deleted.
+ * The queues in the history, by a loose scan with one probe for each: of its newest row, since
+ * that is seldom one that was deleted.
  */
-create or replace function rota._history_queues(dead boolean)
+create or replace function rota._history_queues()
     returns setof text language plpgsql stable set enable_seqscan = off set jit = off
     set enable_bitmapscan = off set enable_sort = off as $$
 begin
-    -- One statement for each table: to plan it takes five times as long as to run it.
-    if dead then
-        return query
-        with recursive found (queue) as (
-            (
-                select f.queue from rota.finished_jobs_dead as f
-                order by f.queue desc, f.finished_at desc limit 1
-            )
-            union all
-            select (
-                select f.queue from rota.finished_jobs_dead as f
-                where f.queue < n.queue order by f.queue desc, f.finished_at desc limit 1
-            )
-            from found as n where n.queue is not null
+    return query
+    with recursive found (queue) as (
+        (
+            select f.queue from rota.finished_jobs as f
+            order by f.queue desc, f.finished_at desc limit 1
         )
-        select n.queue from found as n where n.queue is not null;
-    else
-        return query
-        with recursive found (queue) as (
-            (
-                select f.queue from rota.finished_jobs_done as f
-                order by f.queue desc, f.finished_at desc limit 1
-            )
-            union all
-            select (
-                select f.queue from rota.finished_jobs_done as f
-                where f.queue < n.queue order by f.queue desc, f.finished_at desc limit 1
-            )
-            from found as n where n.queue is not null
+        union all
+        select (
+            select f.queue from rota.finished_jobs as f
+            where f.queue < n.queue order by f.queue desc, f.finished_at desc limit 1
         )
-        select n.queue from found as n where n.queue is not null;
-    end if;
+        from found as n where n.queue is not null
+    )
+    select n.queue from found as n where n.queue is not null;
 end;
 $$;
 
@@ -379,7 +361,7 @@ exception
         end if;
 
         for v_queue in
-            select h.queue from rota._history_queues(true) as h (queue)
+            select h.queue from rota._history_queues() as h (queue)
             left join rota.queues as q on q.queue = h.queue
             where q.keep_dead is null
         loop

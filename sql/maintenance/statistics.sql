@@ -186,7 +186,7 @@ begin
     return coalesce(least(
         (
             select min(n.moment)
-            from rota._history_queues(false) as q (queue)
+            from rota._history_queues() as q (queue)
             cross join lateral (
                 select f.finished_at as moment from rota.finished_jobs_done as f
                 where f.queue = q.queue and f.finished_at > _first_uncounted.since
@@ -236,7 +236,7 @@ create or replace function rota._count_between(
     returns bigint language plpgsql as $$
 declare
     c_late constant xid[] := array(select l.xid from rota.late_xids as l where l.until is null);
-    c_queues constant text[] := array(select rota._history_queues(false));
+    c_queues constant text[] := array(select rota._history_queues());
     c_pipelines constant text[] := array(
         select distinct s.pipeline from rota.pipeline_stages as s);
     v_added rota.job_stats[];

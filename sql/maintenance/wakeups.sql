@@ -302,15 +302,11 @@ create or replace function rota._has_due(
     set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_sort = off
     as $$
 declare
-    v_lane integer := -32769;
+    v_lane bigint := -32769::bigint;
 begin
     for v_step in 1..11 loop
-        select coalesce(j.own_lane, j.priority)::integer into v_lane from rota.jobs as j
-        where j.queue = _has_due.queue
-          and j.hold is null and j.status in ('queued', 'failed')
-          and coalesce(j.own_lane, j.priority) > v_lane
-        order by coalesce(j.own_lane, j.priority) limit 1;
-        exit when not found;
+        v_lane := rota._next_lane(array[queue], v_lane, null);
+        exit when v_lane is null;
         if v_step = 11 or exists (
             select
             from (

@@ -772,27 +772,6 @@ begin
 end;
 $$;
 
-/* Cancel jobs that wait, and ask for the cancel of those that run, as cancel_job() does. */
-create or replace function rota._cancel_jobs(job_ids bigint[], reason text)
-    returns void language plpgsql as $$
-begin
-    update rota.jobs as j
-    set cancel_requested_at = case
-            when j.status = 'running' then coalesce(j.cancel_requested_at, rota.now()) end,
-        cancel_reason = coalesce(left(_cancel_jobs.reason, 1000), j.cancel_reason),
-        rerun_payload = null, rerun_run_at = null, rerun_priority = null,
-        updated_at = case when j.status = 'running' then j.updated_at else rota.now() end
-    where j.id = any(_cancel_jobs.job_ids);
-    perform rota._end_jobs(s.ids, s.lease_tokens, s.status, 'cancelled')
-    from (
-        select j.status, array_agg(j.id order by j.id) as ids,
-            array_agg(j.lease_token order by j.id) as lease_tokens
-        from rota.jobs as j where j.id = any(_cancel_jobs.job_ids) and j.status <> 'running'
-        group by j.status
-    ) as s;
-end;
-$$;
-
 /* Delete ended jobs and what is told of their attempts, as retention does: to an archive. */
 create or replace function rota._purge_ended(job_ids bigint[])
     returns void language plpgsql as $$

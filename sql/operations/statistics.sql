@@ -186,20 +186,14 @@ begin
     end if;
 
     return query
-    select s.* from rota.job_stats as s
-    where s.step = 'day' and s.starts_at >= v_days_from and s.starts_at < v_days_to
-    union all
-    select s.* from rota.job_stats as s
-    where s.step = 'hour' and s.starts_at >= v_hours_from and s.starts_at < v_days_from
-    union all
-    select s.* from rota.job_stats as s
-    where s.step = 'hour' and s.starts_at >= v_days_to and s.starts_at < v_hours_to
-    union all
-    select s.* from rota.job_stats as s
-    where s.step = 'minute' and s.starts_at >= _stats_rows.since and s.starts_at < v_hours_from
-    union all
-    select s.* from rota.job_stats as s
-    where s.step = 'minute' and s.starts_at >= v_hours_to and s.starts_at < _stats_rows.until;
+    select s.*
+    from (
+        values ('day', v_days_from, v_days_to), ('hour', v_hours_from, v_days_from),
+            ('hour', v_days_to, v_hours_to), ('minute', _stats_rows.since, v_hours_from),
+            ('minute', v_hours_to, _stats_rows.until)
+    ) as p (step, since, until)
+    join rota.job_stats as s
+        on s.step = p.step and s.starts_at >= p.since and s.starts_at < p.until;
 end;
 $$;
 

@@ -35,8 +35,10 @@ declare
     v_skipped integer := extract(day from _next_day.day)::integer;
     v_first date;
     v_days bigint;
+    -- Months have 28 forms, by length and first weekday, and each comes about in 40 years.
+    c_until constant integer := least(9999, v_year + 41);
 begin
-    while v_year < 9999 loop
+    while v_year < c_until loop
         if parsed.months >> v_month & 1 = 1 then
             v_first := make_date(v_year, v_month, 1);
             v_days := rota._days_of_month(parsed, extract(dow from v_first)::integer,

@@ -50,7 +50,7 @@ begin
         rota._parse_field(schedule, 'weekday', v_words[6]),
         v_words[4] ^@ '*' or v_words[6] ^@ '*',
         not (v_words[2] ^@ '*' or v_words[3] ^@ '*'))::rota.parsed_schedule;
-    if not rota._is_possible(v_parsed) then
+    if rota._next_day(v_parsed, '2000-01-01') is null then
         perform rota._refuse_schedule(schedule, 'names a day that no month of it ever has');
     end if;
     return v_parsed;
@@ -215,26 +215,5 @@ begin
         when v_weekday <= 7 then 1::bigint << 7 * coalesce(v_parts[3], '6')::integer
             + v_weekday % 7
     end;
-end;
-$$;
-
-/* Months have 28 forms, by length and first weekday, and each comes about in 40 years. */
-create or replace function rota._is_possible(parsed rota.parsed_schedule)
-    returns boolean language plpgsql immutable as $$
-begin
-    for v_month in 1..12 loop
-        continue when parsed.months >> v_month & 1 = 0;
-        for v_length in 28..31 loop
-            continue when v_length <> all(case
-                when v_month = 2 then '{28,29}'
-                when v_month in (4, 6, 9, 11) then '{30}'
-                else '{31}'
-            end::integer[]);
-            for v_first in 0..6 loop
-                if rota._days_of_month(parsed, v_first, v_length) <> 0 then return true; end if;
-            end loop;
-        end loop;
-    end loop;
-    return false;
 end;
 $$;

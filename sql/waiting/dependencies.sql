@@ -356,7 +356,7 @@ begin
             ))
             returning d.job_id
         )
-        select array_agg(g.job_id) into v_cancelled from gone as g;
+        select coalesce(array_agg(g.job_id), '{}') into v_cancelled from gone as g;
         v_doubtful := v_doubtful || rota._open_children(v_cancelled) || array(
             select f.id from unnest(v_freed) as f (id)
             where cardinality(v_cancelled) < cardinality(v_freed) and f.id <> all(v_cancelled)

@@ -240,11 +240,19 @@ def _place_before(history: History, stay: Stay) -> int | None:
 
 
 def _given_back(history: History, stay: Stay) -> Iterator[int]:
-    """Give the places that the call's own jobs had when they were claimed."""
+    """Give the places that the call's own jobs had when they were claimed.
+
+    A job that was claimed before its queue had places stood at its run_at, and is given back
+    there.
+    """
     for step in history.steps_by_call[stay.since.name]:
         row = step.before or {}
-        if row.get("own_place") and (row["queue"], row["priority"]) == stay.lane:
-            yield _micros(row["own_place"])
+        if "own_place" in row and (row["queue"], row["priority"]) == stay.lane:
+            place = row["own_place"]
+            if not place and stay.since.function == "release_jobs":
+                place = row["run_at"]
+            if place:
+                yield _micros(place)
 
 
 def _has_batch(history: History, stay: Stay) -> bool:
