@@ -116,20 +116,14 @@ v_row ->> 'pause_name',
         "Each session leaps, and those that draw meanwhile meet.",
         "sql/base/test_ids.py",
         sql(
-            "base/ids",
-            "            perform setval('rota.id_timeline', _leap.timeline);\n",
-            "",
+            "base/ids", "            perform setval('rota.id_timeline', _leap.timeline);\n", ""
         ),
     ),
     mutant(
         "number-below",
         "A database that gets a number gives ids again.",
         "sql/base/test_ids.py",
-        sql(
-            "base/ids",
-            "(s.last_value / 1024 + 1) * 1024",
-            "(s.last_value / 1024) * 1024",
-        ),
+        sql("base/ids", "(s.last_value / 1024 + 1) * 1024", "(s.last_value / 1024) * 1024"),
     ),
     mutant(
         "arrived-twice",
@@ -213,20 +207,14 @@ v_row ->> 'pause_name',
         "moved-past-a-held-one",
         "A job moves before the one in front of it, which somebody holds.",
         "sql/maintenance/test_moves.py",
-        sql(
-            "maintenance/moves",
-            "where b.id < l.id and b.id <> all(v_locked)",
-            "where false",
-        ),
+        sql("maintenance/moves", "where b.id < l.id and b.id <> all(v_locked)", "where false"),
     ),
     mutant(
         "moved-past-a-running-one",
         "A job runs in another database while the one in front of it still runs here.",
         "sql/maintenance/test_moves.py",
         sql(
-            "maintenance/moves",
-            "and j.status = 'running'\n    ) then",
-            "and false\n    ) then",
+            "maintenance/moves", "and j.status = 'running'\n    ) then", "and false\n    ) then"
         ),
         sql("maintenance/moves", "return job.status <> 'running' and", "return"),
     ),
@@ -234,9 +222,7 @@ v_row ->> 'pause_name',
         "key-taken-while-it-comes",
         "A job with a key runs before those of its key that are still to come.",
         "sql/maintenance/test_moves.py",
-        sql(
-            "base/moving", "and m.direction = 'in' and m.state = 'moving'", "and false"
-        ),
+        sql("base/moving", "and m.direction = 'in' and m.state = 'moving'", "and false"),
     ),
     mutant(
         "late-job-keeps-its-id",
@@ -290,9 +276,7 @@ v_row ->> 'pause_name',
         "taken-past-a-held-one",
         "A job travels before the one in front of it, which somebody holds.",
         "sql/jobs/test_forward.py",
-        sql(
-            "jobs/forward", "where b.id < l.id and b.id <> all(v_locked)", "where false"
-        ),
+        sql("jobs/forward", "where b.id < l.id and b.id <> all(v_locked)", "where false"),
     ),
     mutant(
         "refused-for-a-while",
@@ -491,11 +475,7 @@ v_row ->> 'pause_name',
         "key-start-purged-without-a-lock",
         "The newest start of a key may go and leave an older one to count.",
         "sql/waiting/test_key_starts.py",
-        sql(
-            "waiting/key_starts",
-            "continue when not rota._try_lock_key(v_key, 1000);",
-            "",
-        ),
+        sql("waiting/key_starts", "continue when not rota._try_lock_key(v_key, 1000);", ""),
     ),
     mutant(
         "key-start-above-a-late-job",
@@ -511,11 +491,7 @@ v_row ->> 'pause_name',
         "key-start-written-over-another",
         "Who has searched from an older start writes over one that makes all search again.",
         "sql/waiting/test_key_starts.py",
-        sql(
-            "waiting/key_starts",
-            "and rota._key_start(ordering_key) = searched_from",
-            "",
-        ),
+        sql("waiting/key_starts", "and rota._key_start(ordering_key) = searched_from", ""),
     ),
     mutant(
         "key-start-purged-by-strangers",
@@ -542,9 +518,7 @@ v_row ->> 'pause_name',
         "The jobs behind a dead one go on, though nobody said so.",
         "sql/waiting/test_order.py",
         sql("waiting/order", "      and not e.skip_dead\n", "      and false\n"),
-        sql(
-            "waiting/order", "(_leave_keys.new_status <> 'dead' or e.skip_dead)", "true"
-        ),
+        sql("waiting/order", "(_leave_keys.new_status <> 'dead' or e.skip_dead)", "true"),
     ),
     mutant(
         "turn-not-passed-on",
@@ -668,21 +642,13 @@ v_row ->> 'pause_name',
         "held-row-counts-for-ever",
         "The slot of a job that ended before it was counted is not given back.",
         "races/test_limits.py",
-        sql(
-            "waiting/limits",
-            "        elsif v_new < 0 then\n",
-            "        elsif false then\n",
-        ),
+        sql("waiting/limits", "        elsif v_new < 0 then\n", "        elsif false then\n"),
     ),
     mutant(
         "held-row-asked-once",
         "A job whose row is held when a limit is set is not counted later.",
         "races/test_limits.py",
-        sql(
-            "waiting/limits",
-            "            when not v_is_counted then l.backfill_xid\n",
-            "",
-        ),
+        sql("waiting/limits", "            when not v_is_counted then l.backfill_xid\n", ""),
     ),
     mutant(
         "limit-issued-by-claims",
@@ -875,9 +841,7 @@ v_row ->> 'pause_name',
         "schedule-of-another-program",
         "A program changes, and then removes, the schedule of another one.",
         "sql/schedules/test_definitions.py client/test_schedule_sync.py",
-        sql(
-            "schedules/definitions", "if new.source <> old.source then", "if false then"
-        ),
+        sql("schedules/definitions", "if new.source <> old.source then", "if false then"),
     ),
     mutant(
         "result-notified-to-nobody",
@@ -900,29 +864,19 @@ v_row ->> 'pause_name',
         "front-without-a-time-limit",
         "A call through a front may last for ever.",
         "sql/access/test_front.py",
-        sql(
-            "front",
-            "if current_setting('statement_timeout') = '0' then",
-            "if false then",
-        ),
+        sql("front", "if current_setting('statement_timeout') = '0' then", "if false then"),
     ),
     mutant(
         "front-that-follows-no-key",
         "A key whose slot was handed over is live in two databases.",
         "sql/access/test_front.py",
-        sql(
-            "front",
-            "if v_slot.earlier <> '{}' and v_keys <> '{}' then",
-            "if false then",
-        ),
+        sql("front", "if v_slot.earlier <> '{}' and v_keys <> '{}' then", "if false then"),
     ),
     mutant(
         "front-slot-without-lock",
         "A slot is handed over while a call is on its way to its old database.",
         "sql/access/test_front.py",
-        sql(
-            "front", "perform pg_advisory_xact_lock_shared(1919907972, v_slots[1]);", ""
-        ),
+        sql("front", "perform pg_advisory_xact_lock_shared(1919907972, v_slots[1]);", ""),
     ),
     mutant(
         "front-of-keys-that-part",
@@ -934,9 +888,7 @@ v_row ->> 'pause_name',
         "front-return-unchecked",
         "A job that ended comes back beside a live one of its key in another database.",
         "sql/access/test_front.py",
-        sql(
-            "access/front", "perform rota_front.check_return(v_shard, job_id);", "null;"
-        ),
+        sql("access/front", "perform rota_front.check_return(v_shard, job_id);", "null;"),
     ),
     mutant(
         "front-follows-twice",

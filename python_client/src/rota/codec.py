@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import MISSING, fields, is_dataclass
@@ -29,6 +30,7 @@ from typing import (
 from uuid import UUID
 
 Decoder = Callable[[Any], Any]
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 _TEXTS: dict[Any, Callable[[str], Any]] = {
     UUID: UUID,
@@ -69,8 +71,14 @@ class Codec:
         if isinstance(value, timedelta):
             return value.total_seconds()
         if isinstance(value, Mapping):
-            return {_key(self.encode(key)): self.encode(item) for key, item in value.items()}
-        if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray):
+            items = {_key(self.encode(key)): self.encode(item) for key, item in value.items()}
+            if len(items) < len(value):
+                raise TypeError("two keys of a mapping are one key in JSON")
+            return items
+        if isinstance(value, Set):
+            # In an order that is the same in each process.
+            return sorted(map(self.encode, value), key=partial(json.dumps, sort_keys=True))
+        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
             return [self.encode(item) for item in value]
         if is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in fields(value) if field.init]
@@ -108,7 +116,7 @@ class Codec:
             alone = [self.decoder(part) for part in sorted(parts, key=_width)]
             return partial(_first, together + alone)
         if origin is Literal:
-            return partial(_literal, inner)
+            return partial(_literal, [(self.encode(choice), choice) for choice in inner])
         if is_typeddict(kind):
             return partial(decode_object, dict, self._parts(kind), _required_keys(kind))
         if inspect.isclass(origin or kind):
@@ -117,7 +125,7 @@ class Codec:
 
     def _decoder_of_class(self, kind: Any, plain: type, inner: tuple[Any, ...]) -> Decoder:
         if issubclass(plain, Enum):
-            return plain
+            return partial(_member, plain, [(self.encode(each), each) for each in plain])
         if _is_model(plain):
             return lambda value: kind.model_validate_json(json.dumps(value))
         if is_dataclass(plain):
@@ -127,8 +135,7 @@ class Codec:
                 if field.init and field.default is MISSING and field.default_factory is MISSING
             }
             names = {field.name for field in fields(plain) if field.init}
-            parts = {name: part for name, part in self._parts(plain).items() if name in names}
-            return partial(decode_object, plain, parts, required)
+            return partial(decode_object, plain, self._parts(plain, names), required)
         if plain is tuple and inner and inner[-1] is not Ellipsis:
             return partial(_tuple, [self.decoder(part) for part in inner])
         if issubclass(plain, Mapping) and issubclass(dict, plain):
@@ -140,11 +147,16 @@ class Codec:
         raise _unknown(kind)
 
     def _decoder_of_key(self, kind: Any) -> Decoder:
-        return int if kind is int else self.decoder(kind)
+        """Return what makes a key of a mapping from a text, as which an int stands in JSON."""
+        return partial(_key_of, self.decoder(kind))
 
-    def _parts(self, kind: Any) -> dict[str, Decoder]:
+    def _parts(self, kind: Any, names: Set[str] | None = None) -> dict[str, Decoder]:
         hints = get_type_hints(kind, include_extras=True)
-        return {name: self.decoder(part) for name, part in hints.items()}
+        return {
+            name: self.decoder(part)
+            for name, part in hints.items()
+            if names is None or name in names
+        }
 
 
 def _key(value: Any) -> str:
@@ -210,11 +222,26 @@ def _duration(value: Any) -> timedelta:
     return timedelta(seconds=_plain(float, value))
 
 
-def _literal(choices: tuple[Any, ...], value: Any) -> Any:
-    for choice in choices:
-        if type(choice) is type(value) and choice == value:
+def _literal(choices: Sequence[tuple[Any, Any]], value: Any) -> Any:
+    for encoded, choice in choices:
+        if type(encoded) is type(value) and encoded == value:
             return choice
-    raise ValueError(f"must be one of {', '.join(map(repr, choices))}")
+    raise ValueError(f"must be one of {', '.join(repr(encoded) for encoded, _ in choices)}")
+
+
+def _member(kind: type[Enum], members: Sequence[tuple[Any, Enum]], value: Any) -> Any:
+    found = next((each for encoded, each in members if encoded == value), None)
+    return kind(value) if found is None else found  # which knows what else is one of them
+
+
+def _key_of(decoder: Decoder, text: Any) -> Any:
+    """Decode the text of a key; if it is not one of its type, as the number that it may be."""
+    try:
+        return decoder(text)
+    except (ValueError, TypeError, ArithmeticError):
+        if not _INTEGER.fullmatch(text):
+            raise
+        return decoder(int(text))
 
 
 def _first(decoders: list[Decoder], value: Any) -> Any:

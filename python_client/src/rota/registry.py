@@ -139,6 +139,8 @@ class Registry:
             raise ValueError(f"{both[0].__name__} is in both retry_on and give_up_on")
         if isinstance(aliases, str):
             raise TypeError(f"aliases is a list of job types, as [{aliases!r}], not a text")
+        for alias in aliases:
+            check_name("aliases", alias)
 
         def make(function: Callable[..., object]) -> Task[..., ..., object]:
             name = job_type or str(getattr(function, "__name__", ""))
@@ -276,7 +278,7 @@ class Registry:
         async with AsyncExitStack() as stack:
             resources: dict[str, Any] = {}
             for function in self._lifespans:
-                opened = await stack.enter_async_context(asynccontextmanager(function)())
+                opened = await stack.enter_async_context(_lifespan(function))
                 resources |= opened or {}
             yield resources
 
@@ -364,6 +366,23 @@ def _errors(argument: str, errors: type[Exception] | Errors) -> Errors:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise TypeError(f"{argument} takes exception classes, got {kind!r}")
     return kinds
+
+
+@asynccontextmanager
+async def _lifespan(function: Resources) -> AsyncIterator[Any]:
+    """Run a function of `lifespan`; say of it, and not of the worker, what goes wrong."""
+    is_open = False
+    try:
+        async with asynccontextmanager(function)() as opened:
+            is_open = True
+            yield opened
+            is_open = False
+    except Exception as error:
+        if is_open:
+            raise
+        name = getattr(function, "__qualname__", repr(function))
+        said = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"the lifespan {name} failed: {said}") from error
 
 
 def _check_takes_a_job(job_type: str, function: Handler) -> None:

@@ -35,6 +35,7 @@ from .codec import Codec, decode, decode_object
 from .exceptions import InvalidArgumentError, JobCancelled, RetryIn, RotaError, Snooze
 from .job import AsyncJob, BaseJob, Job
 from .rows import EnqueuedJob
+from .worker.own_process import check_can_be_found
 
 P = ParamSpec("P")
 Call = ParamSpec("Call")
@@ -125,6 +126,8 @@ class Task(Generic[Call, P, R]):
                 f"{job_type}, of own_process, is a plain function without a job, which cannot "
                 "go there: let an async one call job.run_in_process()"
             )
+        if own_process:
+            check_can_be_found(function)
         self._templates = {
             name: self._check_template(name, options[name])
             for name in _TEMPLATES

@@ -25,6 +25,7 @@ from .output import (
     conninfos,
     hint_for,
     hint_to_connect,
+    hint_to_grant,
     printable,
 )
 from .parser import FOR_MANY, OWN_MANY, Misuse, make_parser
@@ -109,10 +110,12 @@ def _run(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], Any]
         return complain(_naming_option(error, arguments), hint, own or UsageError.code)
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable) as error:
         return complain(error, "Is rota installed in this database? Try: rota install")
-    except psycopg.errors.UndefinedFunction as error:
+    except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedColumn) as error:
         return complain(error, "Bring the database up to date with: rota install")
     except psycopg.errors.LockNotAvailable:
         return complain(CommandError(_holder(arguments)), LOCKED)
+    except psycopg.errors.InsufficientPrivilege as error:
+        return complain(error, error.diag.message_hint or hint_to_grant())
     except psycopg.OperationalError as error:
         return complain(error, error.diag.message_hint or hint_to_connect(arguments))
     except psycopg.Error as error:

@@ -21,6 +21,7 @@ KEYS = {
     "status": "status",
     "job_type": "job_type",
     "error": "error",
+    "error_text": "error_text",
     "error_type": "error_type",
     "worker": "worker",
     "key": "idempotency_key",
@@ -38,6 +39,7 @@ CONDITIONS: dict[str, LiteralString] = {
     "status": "status = any(%(status)s)",
     "job_type": "job_type = %(job_type)s",
     "error": "rota.fold_error(last_error) in (rota.fold_error(%(error)s), %(error)s)",
+    "error_text": "strpos(lower(last_error), lower(%(error_text)s)) > 0",
     "error_type": "error_type = %(error_type)s",
     "worker": "locked_by = %(worker)s",
     "idempotency_key": "idempotency_key = %(idempotency_key)s",
@@ -61,8 +63,10 @@ def add_filter(parser: argparse.ArgumentParser) -> Any:
     which.add_argument("--status", action="append", choices=STATUSES, metavar="STATUS",
                        help=f"{', '.join(STATUSES)}; may be repeated")  # fmt: skip
     which.add_argument("--type", dest="job_type")
-    what = "whose last error is of that kind: numbers and ids do not matter"
+    what = "whose last error is that, as `rota errors` shows it: numbers and ids do not matter"
     which.add_argument("--error", metavar="TEXT", help=what)
+    what = "whose last error has that in it"
+    which.add_argument("--error-text", metavar="TEXT", help=what)
     which.add_argument("--error-type", metavar="TYPE")
     what = "that has them, or had them last"
     which.add_argument("--worker", metavar="NAME", help=what)

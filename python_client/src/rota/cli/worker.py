@@ -87,9 +87,11 @@ def _workers(arguments: argparse.Namespace, registry: Registry) -> list[Worker]:
     shared: list[str] = []
     for word in arguments.queue or ["default"]:
         queue, sign, number = word.partition("=")
+        if queue in places or queue in shared:
+            raise UsageError(f"--queue {queue} is given twice")
         if not sign:
             shared.append(queue)
-        elif number.isascii() and number.isdigit() and queue not in places:
+        elif number.isascii() and number.isdigit():
             places[queue] = int(number)
         else:
             raise UsageError(f"--queue is NAME or NAME=PLACES, got {word!r}")

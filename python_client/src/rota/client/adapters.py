@@ -98,7 +98,7 @@ def adapt(connection: Caller) -> Callable[[], Connection[Any] | Psycopg2]:
         return lambda: _in_alchemy(source)
     if kinds & {"sqlalchemy.Session", "sqlalchemy.scoped_session"}:
         return lambda: _in_alchemy(source.connection())
-    raise TypeError(f"rota.Client cannot work on {_refusal(source, kinds)}")
+    raise TypeError(f"rota.Client cannot work on {_refusal(source, kinds, for_async=False)}")
 
 
 def adapt_async(
@@ -127,7 +127,9 @@ def adapt_async(
             return await _in_async_alchemy(await source.connection())
 
         return of_session
-    raise TypeError(f"rota.AsyncClient cannot work on {_refusal(source, kinds)}")
+    raise TypeError(
+        f"rota.AsyncClient cannot work on {_refusal(source, kinds, for_async=True)}"
+    )
 
 
 def is_async(connection: object) -> bool:
@@ -254,23 +256,36 @@ def _load(text: str | None) -> Any:
         return Unreadable(f"{type(error).__name__}: {error}")
 
 
-def _refusal(source: object, kinds: set[str]) -> str:
+def _refusal(source: object, kinds: set[str], *, for_async: bool) -> str:
     """Return what was given instead of a connection, what helps, and which page."""
     packages = {kind.partition(".")[0] for kind in kinds}
+    engines = {"sqlalchemy.Engine", "sqlalchemy.sessionmaker"}
     if isinstance(source, str):
         remedy = "open it first, psycopg.connect(...), or run a Worker, which opens its own"
     elif is_async(source):
         remedy = "use rota.AsyncClient with it"
     elif isinstance(source, Connection):
         remedy = "use rota.Client with it"
-    elif "django" in packages:
+    elif "django" in packages and for_async:
         remedy = "Django's connections are not async: use rota.Client, within sync_to_async()"
-    elif kinds & {"sqlalchemy.Engine", "sqlalchemy.AsyncEngine", "sqlalchemy.sessionmaker"}:
+    elif "django" in packages:
+        remedy = 'pass django.db.connection, or django.db.connections["default"]'
+    elif kinds & engines and not for_async:
         remedy = "pass one of its connections or sessions, as in `with engine.begin() as c`"
+    elif kinds & {"sqlalchemy.AsyncEngine", "sqlalchemy.async_sessionmaker"}:
+        remedy = (
+            "pass one of its connections or sessions to rota.AsyncClient, as in "
+            "`async with engine.begin() as c`"
+        )
     elif "sqlalchemy" in packages:
         remedy = "pass its Session or Connection, or with rota.AsyncClient the async ones"
     elif any("Pool" in kind for kind in kinds):
-        remedy = "pass one of its connections, as in `with pool.connection() as c`"
+        borrow = "`with pool.connection() as c`"
+        if "asyncpg" in packages:
+            borrow = "`async with pool.acquire() as c`"
+        elif "psycopg2" in packages:
+            borrow = "`c = pool.getconn()`"
+        remedy = f"pass one of its connections, as in {borrow}"
     else:
         remedy = "it takes connections of psycopg, Django, SQLAlchemy, psycopg2 and asyncpg"
     page = next((PAGES[package] for package in PAGES if package in packages), PAGE)

@@ -303,6 +303,8 @@ def to_job(job: Mapping[str, Any]) -> dict[str, Any]:
     Only its own values are turned: a duration into seconds, a moment into ISO text.
     A payload is never changed: one that Postgres would not take is refused.
     """
+    if not isinstance(job, Mapping):
+        raise InvalidArgumentError(f"each job must be a mapping of arguments, got {job!r:.80}")
     return {name: _plain(name, value) for name, value in job.items()}
 
 

@@ -107,11 +107,21 @@ class Ends:
                             await function(job, end)
                         else:
                             await asyncio.to_thread(function, job, end)
-                    except Exception:
+                    except BaseException as error:  # one that raises SystemExit ends no worker
+                        if _is_cancelled(error):
+                            raise
                         name = getattr(function, "__qualname__", repr(function))
                         logger.exception("job %s: %s, of on_end, failed", job.job_id, name)
         finally:
             self._telling = None
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether this task is cancelled, and not something that it awaited."""
+    task = asyncio.current_task()
+    return (
+        isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    )
 
 
 def log_start(

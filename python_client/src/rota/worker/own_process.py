@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import os
 import signal
 import struct
@@ -47,13 +48,16 @@ class Processes:
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Call *function* in a process; raise what it raises, ChildProcessError if it dies."""
-        names = function.__module__, function.__qualname__
-        if names[0] == "__main__" or "<" in names[1]:
+        check_can_be_found(function)
+        if function.__module__ == "__main__":
             raise TypeError(
-                f"{names[1]} of {names[0]} cannot run in a process, which finds it by name: "
-                "put it into a module, not into the script that is run or another function"
+                f"{function.__qualname__} of the script that is run cannot run in a process, "
+                "which finds it by name: put it into a module"
             )
+        names = function.__module__, function.__qualname__
         question = packed((*names, args, kwargs, sys.path))
+        # One may have died meanwhile, such as by the system when memory was short.
+        self._idle = [each for each in self._idle if each.returncode is None]
         process = self._idle.pop() if self._idle else await _start()
         try:
             body = await _ask(process, question)
@@ -99,8 +103,51 @@ async def _ask(process: Process, question: bytes) -> bytes:
 
 async def _kill(process: Process) -> None:
     with suppress(ProcessLookupError):
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # and what the function has started
     await process.wait()
+
+
+def check_can_be_found(function: Callable[..., Any]) -> None:
+    """Raise TypeError for a function that another process does not find by its name."""
+    name = getattr(function, "__qualname__", "<partial>")
+    if "<" in name or inspect.ismethod(function):
+        raise TypeError(
+            f"{function!r} cannot run in a process, which finds it by name: give it a function "
+            "of a module, not a method or one that another function or partial() made"
+        )
+
+
+class _Parts:
+    """An exception on its way, not to be made again by a call of its class.
+
+    That would need the arguments that it was made with, which `BaseException.args` need not be.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _put_together, (type(self._error), self._error.args, vars(self._error))
+
+
+def _put_together(
+    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return error
+
+
+def _portable(error: BaseException) -> Any:
+    """Return what arrives in another process as this exception, or at least as its text."""
+    for sent in (error, _Parts(error)):
+        with suppress(Exception):
+            arrived = ForkingPickler.loads(ForkingPickler.dumps(sent))
+            if type(arrived) is type(error) and arrived.args == error.args:
+                return sent
+    kind = type(error)
+    return RuntimeError(f"{kind.__module__}.{kind.__qualname__}: {error}")
 
 
 def answer_parent() -> None:
@@ -122,16 +169,10 @@ def answer(body: bytes) -> tuple[Any, ...]:
         module, name, args, kwargs, path = ForkingPickler.loads(body)
         sys.path[:] = path
         found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
-        result = (True, getattr(found, "__wrapped__", found)(*args, **kwargs))
+        result = (True, found(*args, **kwargs))  # a task that is called is its function
         ForkingPickler.dumps(result)
     except BaseException as error:  # also SystemExit: the parent shall know
-        stack = "".join(traceback.format_exception(error))
-        try:
-            ForkingPickler.loads(ForkingPickler.dumps(error))
-        except Exception:
-            kind = type(error)
-            error = RuntimeError(f"{kind.__module__}.{kind.__qualname__}: {error}")
-        return False, error, stack
+        return False, _portable(error), "".join(traceback.format_exception(error))
     return result
 
 

@@ -38,6 +38,7 @@ class Child:
         self.number = number
         self._command = command
         self._failures = 0
+        self._told = 0
         self.started_at = 0.0
         self._start_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,6 +47,7 @@ class Child:
         """Start the process if it does not run and its pause is over."""
         if self._process is None and time.monotonic() >= self._start_at:
             self.started_at = time.monotonic()
+            self._told = 0
             environment = dict(os.environ)
             environment.pop("NOTIFY_SOCKET", None)  # the parent speaks for all
             self._process = subprocess.Popen(  # noqa: S603
@@ -67,8 +69,9 @@ class Child:
         return code
 
     def stop(self) -> None:
-        """Let the process leave, or at once if it was told before."""
-        if self._process is not None:
+        """Let it leave, or at once if it was told before; a third signal would kill it."""
+        if self._process is not None and self._told < 2:
+            self._told += 1
             self._process.send_signal(signal.SIGTERM)
 
     def hold(self) -> None:

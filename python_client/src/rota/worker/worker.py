@@ -108,7 +108,7 @@ class Worker:
         self.name = name or f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._registry = registry
         self._queues = list(queues)
-        # Among others the database may be away, also from the start on.
+        # Among others the database may be away, from the start on, too.
         self._is_patient = places is not None
         self._share = Share(places or Places(concurrency))
         self._grace_period = grace_period
@@ -175,13 +175,33 @@ class Worker:
         if self._is_begun:
             raise RuntimeError("a Worker runs once: make another one")
         self._is_begun = True
-        self._context.loop = asyncio.get_running_loop()
-        async with self._registry.open_resources() as self._context.resources:
-            await self._work(drain=drain, once=once)
+        self._context.loop = loop = asyncio.get_running_loop()
+        limit = asyncio.timeout(None)
+        ending = asyncio.create_task(_expire_on(self._stop, limit))
+        resources = self._registry.open_resources()
+        try:
+            async with limit, resources as self._context.resources:
+                await end_task(ending)
+                limit.reschedule(None)
+                try:
+                    await self._work(drain=drain, once=once)
+                finally:
+                    if self._grace_period < inf:
+                        limit.reschedule(loop.time() + max(LEAVE_TIMEOUT, self._grace_period))
+                    ending = asyncio.create_task(_expire_on(self._stop_now, limit))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            text = (
+                "worker %s leaves, though a lifespan of its registry neither opens nor closes"
+            )
+            logger.warning(text, self.name)
+        finally:
+            ending.cancel()
 
     async def _work(self, *, drain: bool, once: bool) -> None:
         try:
-            await self._introduce()
+            await self._introduce(is_patient=self._is_patient and not (drain or once))
         except BaseException:
             await self._connection.close()
             raise
@@ -210,8 +230,8 @@ class Worker:
         if not fetching.cancelled():
             fetching.result()  # raises what ended the loop
 
-    async def _introduce(self) -> None:
-        """Reach the database; among others try again until it is there."""
+    async def _introduce(self, *, is_patient: bool) -> None:
+        """Reach the database; if the worker is patient, try again until it is there."""
         retry = Retry(None, self._state)
         while not self._stop.is_set():
             try:
@@ -219,7 +239,7 @@ class Worker:
                 await self._maintenance.introduce()
                 return
             except (psycopg.Error, RotaError) as error:
-                if not self._is_patient:
+                if not is_patient:
                     raise
                 if not retry.failures:
                     text = "%s cannot be used, trying again: %s"
@@ -357,7 +377,7 @@ class Worker:
         await self._executor.wait(self._grace_period, self._stop_now)
         await _try(self._executor.stop_running())
         await _try(self._context.processes.close())
-        await _try(self._executor.ends.close())
+        await _try(self._executor.ends.close(), "functions of on_end have not ended")
         self._heartbeat.stop()
         await _try(self._maintenance.leave())
         await self._connection.close()
@@ -387,8 +407,9 @@ def run_together(
 ) -> None:
     """Run workers in this process until all have left; if one fails, the others stop.
 
-    *health* is the address at which `serve_health` answers.  Meanwhile *forwarder*
-    carries jobs between the databases.
+    With *drain* or *once* the others do theirs before the failure is raised.  *health* is the
+    address at which `serve_health` answers.  Meanwhile *forwarder* carries jobs between the
+    databases.
     """
     if _is_in_loop():
         raise RuntimeError("an event loop runs here already: await worker.run_async()")
@@ -412,6 +433,8 @@ def run_together(
             )
             telling = asyncio.create_task(_tell_ready(workers))
             try:
+                if drain or once:
+                    await asyncio.wait(running)
                 await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             finally:
                 telling.cancel()
@@ -452,12 +475,17 @@ async def _tell_ready(workers: Sequence[Worker]) -> None:
     notify_service("READY=1")
 
 
-async def _try(action: Awaitable[None]) -> None:
-    """Do what needs the database, but not for long: leaving matters more."""
+async def _try(action: Awaitable[None], otherwise: str = "the database is away") -> None:
+    """Do what may take long, but not for long: leaving matters more."""
     try:
         await asyncio.wait_for(action, timeout=LEAVE_TIMEOUT)
     except (TimeoutError, psycopg.Error, RotaError) as error:
-        logger.warning("leaving without the database: %r", error)
+        logger.warning("leaving, though %s: %r", otherwise, error)
+
+
+async def _expire_on(event: asyncio.Event, limit: asyncio.Timeout) -> None:
+    await event.wait()
+    limit.reschedule(asyncio.get_running_loop().time())
 
 
 def _is_in_loop() -> bool:
